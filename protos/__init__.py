@@ -1,0 +1,3 @@
+"""The wire contract: taihu.v1 protobuf messages and services (generated code is committed)."""
+
+__distribution__ = "taihu"

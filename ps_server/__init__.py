@@ -1,0 +1,3 @@
+"""The server daemon: aggregation, optimizer shard, and the service around them."""
+
+__distribution__ = "taihu"

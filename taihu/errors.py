@@ -1,0 +1,58 @@
+"""The exception tree. A message names the thing, what was expected and seen, and the remedy, in one line."""
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "ExchangeError",
+    "FrameError",
+    "MemberLostError",
+    "ModelError",
+    "PeerUnreachableError",
+    "RunError",
+    "StaleError",
+    "TaihuError",
+]
+
+
+class TaihuError(Exception):
+    """Base of all errors that taihu raises on purpose; `exit_code` is what a command ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(TaihuError):
+    """A setting, flag, address or environment variable is wrong."""
+
+    exit_code = 2
+
+
+class DataError(ConfigError):
+    """A data set is missing, truncated or does not have the promised shape."""
+
+
+class ModelError(ConfigError):
+    """A model does not fit its data, the other workers' model, or a checkpoint."""
+
+
+class PeerUnreachableError(ConfigError):
+    """An address did not answer within its deadline."""
+
+
+class RunError(TaihuError):
+    """The run was under way and cannot go on."""
+
+
+class ExchangeError(RunError):
+    """The exchange of a step failed."""
+
+
+class MemberLostError(RunError):
+    """A server or worker process of this run died or went silent."""
+
+
+class FrameError(TaihuError):
+    """A frame is malformed: wrong size, range, dtype or layout. Nothing was changed by it."""
+
+
+class StaleError(TaihuError):
+    """A frame or call belongs to another job, incarnation, plan or step. Nothing was changed by it."""

@@ -1,0 +1,3 @@
+"""The worker daemon: engine, data, exchange, trainer."""
+
+__distribution__ = "taihu"
