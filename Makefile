@@ -1,0 +1,38 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := protos kernels taihu ps_server worker
+JOB ?=
+
+.PHONY: train test check protos bench clean help
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[demo,dev]'
+	@touch $@
+
+train: $(VENV)/installed ## train on this machine (JOB=file.toml for your own job)
+	$(BIN)/taihu train $(JOB)
+
+test: $(VENV)/installed ## run the test suite
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+check: $(VENV)/installed ## style, types, layers, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	PATH=$(CURDIR)/$(BIN):$$PATH ./protos/generate --check
+
+protos: $(VENV)/installed ## regenerate protobuf code
+	PATH=$(CURDIR)/$(BIN):$$PATH ./protos/generate
+
+bench: $(VENV)/installed ## time dense push and pull on loopback
+	$(BIN)/taihu bench exchange --model resnet50 --servers 1 --workers 3
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

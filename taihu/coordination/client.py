@@ -1,0 +1,175 @@
+"""A member's side of the coordinator: join, plan, heartbeats, finish."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorServiceStub
+from taihu.coordination import messages
+from taihu.coordination.membership import MemberId, Progress, RunState
+from taihu.coordination.plan import Plan
+from taihu.errors import TaihuError
+from taihu.job import Job
+from taihu.layout import Layout
+from taihu.wire.channel import open_channel
+from taihu.wire.clock import Clock, SystemClock
+from taihu.wire.codec import layout_to_message
+from taihu.wire.retry import call_until_reachable
+from taihu.wire.status import error_from_rpc
+
+__all__ = ["CoordinatorClient", "HeartbeatThread", "fetch_status"]
+
+_CALL_TIMEOUT_S = 10.0
+
+
+class CoordinatorClient:
+    """One member's calls; a context manager that closes the channel. Thread-safe."""
+
+    def __init__(
+        self, address: str, job: Job, member: MemberId, incarnation: int, clock: Clock | None = None
+    ) -> None:
+        self.peer = f"coordinator at {address}"
+        self.member = member
+        self._job = job
+        self._incarnation = incarnation
+        self._clock = clock or SystemClock()
+        self._channel = open_channel(address)
+        self._stub = CoordinatorServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def join(self, *, address: str = "", layout: Layout | None = None) -> tuple[str, ...]:
+        """Announce this member; a worker gets the servers' addresses as soon as all of them are there.
+
+        Raises:
+            PeerUnreachableError: the coordinator did not answer, or servers did not join, in time.
+            ConfigError, ModelError, StaleError: the coordinator refused; the message says why.
+        """
+        request = pb.JoinRequest(
+            job=self._job.name,
+            member=self._member(),
+            settings_digest=self._job.digest,
+            address=address,
+            layout=layout_to_message(layout) if layout is not None else None,
+        )
+        response = call_until_reachable(
+            lambda remaining_s: self._stub.Join(request, timeout=remaining_s),
+            peer=self.peer,
+            timeout_s=self._job.cluster.connect_timeout_s,
+            clock=self._clock,
+        )
+        return tuple(response.server_addresses)
+
+    def get_plan(self, timeout_s: float) -> Plan:
+        """The run's plan; waits until the first worker has brought the layout."""
+        request = pb.GetPlanRequest(job=self._job.name)
+        try:
+            return messages.plan_from_message(self._stub.GetPlan(request, timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.peer) from None
+
+    def heartbeat(self, progress: Progress) -> tuple[RunState, str]:
+        """Report progress; returns the state of the run and why it failed."""
+        request = pb.HeartbeatRequest(
+            job=self._job.name, member=self._member(), progress=messages.progress_to_message(progress)
+        )
+        try:
+            response = self._stub.Heartbeat(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.peer) from None
+        return messages.state_from_message(response.state), response.reason
+
+    def finish(self, *, progress: Progress | None = None, parameters_sha256: str = "", failure: str = "") -> RunState:
+        """Say that this member is done, or why it failed; returns the state of the run."""
+        request = pb.FinishRequest(
+            job=self._job.name,
+            member=self._member(),
+            progress=messages.progress_to_message(progress) if progress is not None else None,
+            parameters_sha256=parameters_sha256,
+            failure=failure,
+        )
+        try:
+            response = self._stub.Finish(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.peer) from None
+        return messages.state_from_message(response.state)
+
+    def _member(self) -> pb.Member:
+        return messages.member_to_message(self.member, self._incarnation)
+
+
+class HeartbeatThread:
+    """Sends heartbeats until closed, and calls `on_end(state, reason)` once when the run is over.
+
+    A coordinator that cannot be reached for `lost_after_s` ends the run as FAILED.
+    """
+
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        job: Job,
+        progress: Callable[[], Progress],
+        on_end: Callable[[RunState, str], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self._client = client
+        self._interval_s = job.cluster.heartbeat_s
+        self._lost_after_s = job.cluster.lost_after_s
+        self._progress = progress
+        self._on_end = on_end
+        self._clock = clock or SystemClock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join(timeout=_CALL_TIMEOUT_S)
+
+    def _run(self) -> None:
+        last_answer_s = self._clock.now()
+        while not self._closed.wait(self._interval_s):
+            try:
+                state, reason = self._client.heartbeat(self._progress())
+            except TaihuError as error:
+                if self._clock.now() - last_answer_s > self._lost_after_s:
+                    self._on_end(RunState.FAILED, f"lost the {self._client.peer}: {error}")
+                    return
+                continue
+            last_answer_s = self._clock.now()
+            if state in (RunState.FINISHED, RunState.FAILED):
+                self._on_end(state, reason)
+                return
+
+
+def fetch_status(address: str, timeout_s: float) -> pb.GetStatusResponse:
+    """Ask any run's coordinator for its status.
+
+    Raises:
+        PeerUnreachableError: nothing answers at `address` within `timeout_s`.
+    """
+    with open_channel(address) as channel:
+        stub = CoordinatorServiceStub(channel)
+        return call_until_reachable(
+            lambda remaining_s: stub.GetStatus(pb.GetStatusRequest(), timeout=remaining_s),
+            peer=f"coordinator at {address}",
+            timeout_s=timeout_s,
+            clock=SystemClock(),
+        )

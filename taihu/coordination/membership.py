@@ -1,0 +1,245 @@
+"""Who takes part in a run and what state it is in: a pure object, time comes in as an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from taihu.errors import ConfigError, ModelError, StaleError
+from taihu.layout import Layout
+
+__all__ = ["MemberId", "MemberRecord", "Membership", "Progress", "Role", "RunState"]
+
+
+class Role(Enum):
+    """What a process is."""
+
+    SERVER = "server"
+    WORKER = "worker"
+
+
+class RunState(Enum):
+    """Where a run stands; FINISHED and FAILED are final."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class MemberId:
+    """A worker by its rank, or a server by its index."""
+
+    role: Role
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.role.value} {self.rank}"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a worker is; times are means over its recent steps, `test_accuracy` is negative before the first test."""
+
+    step: int = 0
+    total_steps: int = 0
+    loss: float = 0.0
+    test_accuracy: float = -1.0
+    samples_per_second: float = 0.0
+    step_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    bytes_sent_per_step: int = 0
+    bytes_received_per_step: int = 0
+
+
+@dataclass
+class MemberRecord:
+    """What is known of one member."""
+
+    incarnation: int
+    address: str
+    last_seen_s: float
+    progress: Progress = field(default_factory=Progress)
+    finished: bool = False
+    parameters_sha256: str = ""
+
+
+class Membership:
+    """The members of one run.
+
+    A run waits until every server and worker has joined, runs until every worker has finished with the same
+    parameters, and fails with a one-line `reason` when a member fails, falls silent or never comes.
+    """
+
+    def __init__(
+        self, *, job: str, digest: str, servers: int, workers: int, lost_after_s: float, join_timeout_s: float
+    ) -> None:
+        self.job = job
+        self.sizes = {Role.SERVER: servers, Role.WORKER: workers}
+        self.state = RunState.WAITING
+        self.reason = ""
+        self.members: dict[MemberId, MemberRecord] = {}
+        self.layout: Layout | None = None
+        self._digest = digest
+        self._lost_after_s = lost_after_s
+        self._join_timeout_s = join_timeout_s
+        self._first_join_s: float | None = None
+
+    def join(
+        self,
+        member: MemberId,
+        incarnation: int,
+        *,
+        job: str,
+        digest: str,
+        now: float,
+        address: str = "",
+        layout: Layout | None = None,
+    ) -> None:
+        """Admit a member; the first worker's layout becomes the run's. The same incarnation may join again.
+
+        Raises:
+            ConfigError: the rank is outside the world, or the member's settings differ.
+            ModelError: the worker's layers differ from the run's.
+            StaleError: another job, or the rank is taken by another live process.
+        """
+        self._check(member, job)
+        if digest != self._digest:
+            raise ConfigError(
+                f"{member} was started with other settings than server 0; give every process the same job file, "
+                "--set and flags"
+            )
+        known = self.members.get(member)
+        if known is not None and known.incarnation != incarnation:
+            raise StaleError(f"{member} has already joined job {self.job!r}; give every process a rank of its own")
+        if member.role is Role.WORKER:
+            self._check_layout(member, layout)
+        if known is None:
+            self.members[member] = MemberRecord(incarnation, address, now)
+        if self._first_join_s is None:
+            self._first_join_s = now
+        if self.state is RunState.WAITING and not self.missing():
+            self.state = RunState.RUNNING
+
+    def heartbeat(self, member: MemberId, incarnation: int, progress: Progress, *, job: str, now: float) -> None:
+        """Note that a member lives and where it is.
+
+        Raises:
+            StaleError: no such member with this incarnation has joined.
+        """
+        record = self._record(member, incarnation, job)
+        record.last_seen_s = now
+        record.progress = progress
+
+    def finish(
+        self,
+        member: MemberId,
+        incarnation: int,
+        *,
+        job: str,
+        now: float,
+        progress: Progress | None = None,
+        parameters_sha256: str = "",
+        failure: str = "",
+    ) -> None:
+        """A member has done its part, or failed; the first failure becomes the run's reason.
+
+        Raises:
+            StaleError: no such member with this incarnation has joined.
+        """
+        record = self._record(member, incarnation, job)
+        record.last_seen_s = now
+        record.finished = True
+        record.parameters_sha256 = parameters_sha256
+        if progress is not None:
+            record.progress = progress
+        if failure:
+            self.fail(f"{member}: {failure}")
+        elif self.state is RunState.RUNNING and self._all_finished(Role.WORKER):
+            self._conclude()
+
+    def fail(self, reason: str) -> None:
+        """End the run as failed; a run that has ended keeps its state and first reason."""
+        if self.state in (RunState.WAITING, RunState.RUNNING):
+            self.state = RunState.FAILED
+            self.reason = reason
+
+    def lost(self, member: MemberId, how: str) -> None:
+        """A member's connection or process is gone; fails the run unless the member had finished."""
+        record = self.members.get(member)
+        if record is not None and not record.finished:
+            self.fail(f"{member} was lost after step {record.progress.step}: {how}")
+
+    def expire(self, now: float) -> None:
+        """Fail the run when a member has been silent, or missing, for too long."""
+        for member, record in self.members.items():
+            if now - record.last_seen_s > self._lost_after_s:
+                self.lost(member, f"no heartbeat for {self._lost_after_s:g} s")
+        waited = 0.0 if self._first_join_s is None else now - self._first_join_s
+        if self.state is RunState.WAITING and waited > self._join_timeout_s:
+            names = ", ".join(map(str, self.missing()))
+            self.fail(f"{names} did not join within {self._join_timeout_s:g} s; start all members of the job")
+
+    def missing(self) -> list[MemberId]:
+        """Members that have not joined, servers first."""
+        everyone = (MemberId(role, rank) for role, size in self.sizes.items() for rank in range(size))
+        return [member for member in everyone if member not in self.members]
+
+    def server_addresses(self) -> tuple[str, ...] | None:
+        """The address of every server by index; None until all have joined."""
+        servers = [MemberId(Role.SERVER, index) for index in range(self.sizes[Role.SERVER])]
+        if not all(server in self.members for server in servers):
+            return None
+        return tuple(self.members[server].address for server in servers)
+
+    def over(self) -> bool:
+        """Whether the run has ended and every other server knows (or has itself ended)."""
+        ended = self.state in (RunState.FINISHED, RunState.FAILED)
+        return ended and all(
+            record.finished
+            for member, record in self.members.items()
+            if member.role is Role.SERVER and member.rank != 0
+        )
+
+    def _conclude(self) -> None:
+        hashes = {str(m): r.parameters_sha256 for m, r in self.members.items() if m.role is Role.WORKER}
+        if len(set(hashes.values())) > 1:
+            shown = ", ".join(f"{name} {value[:12]}" for name, value in hashes.items())
+            self.fail(f"the workers' final parameters differ ({shown}); this is a defect of taihu, please report it")
+        else:
+            self.state = RunState.FINISHED
+
+    def _all_finished(self, role: Role) -> bool:
+        return all(record.finished for member, record in self.members.items() if member.role is role)
+
+    def _record(self, member: MemberId, incarnation: int, job: str) -> MemberRecord:
+        self._check(member, job)
+        record = self.members.get(member)
+        if record is None or record.incarnation != incarnation:
+            raise StaleError(f"{member} with incarnation {incarnation} has not joined job {self.job!r}")
+        return record
+
+    def _check(self, member: MemberId, job: str) -> None:
+        if job != self.job:
+            raise StaleError(f"{member} belongs to job {job!r}, this is job {self.job!r}; check the address")
+        size = self.sizes[member.role]
+        if not 0 <= member.rank < size:
+            raise ConfigError(
+                f"{member}: outside the world of {size} {member.role.value}s; "
+                f"expected 0 to {size - 1}, or raise cluster.{member.role.value}s"
+            )
+
+    def _check_layout(self, member: MemberId, layout: Layout | None) -> None:
+        if layout is None or not layout.elements:
+            raise ModelError(f"{member} joined without a model that has parameters")
+        if self.layout is None:
+            self.layout = layout
+        difference = layout.difference(self.layout)
+        if difference:
+            raise ModelError(
+                f"{member}'s model differs from the one the servers hold: {difference}; "
+                "give every worker the same model and data"
+            )

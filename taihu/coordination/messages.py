@@ -1,0 +1,79 @@
+"""The coordinator's messages to the words of `membership`, and back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+from protos import coordinator_pb2 as pb
+from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.plan import Plan
+from taihu.errors import FrameError
+from taihu.planner.groups import Group
+from taihu.wire.codec import layout_from_message, layout_to_message
+
+__all__ = [
+    "member_from_message",
+    "member_to_message",
+    "plan_from_message",
+    "plan_to_message",
+    "progress_from_message",
+    "progress_to_message",
+    "state_from_message",
+    "state_to_message",
+]
+
+
+def member_to_message(member: MemberId, incarnation: int) -> pb.Member:
+    """Convert a member."""
+    return pb.Member(role=pb.Role.Value(f"ROLE_{member.role.name}"), rank=member.rank, incarnation=incarnation)
+
+
+def member_from_message(message: pb.Member) -> tuple[MemberId, int]:
+    """The member and its incarnation; raises FrameError for a role that is not known."""
+    if message.role not in (pb.ROLE_SERVER, pb.ROLE_WORKER):
+        raise FrameError(f"member role {message.role}: expected ROLE_SERVER or ROLE_WORKER")
+    role = Role.SERVER if message.role == pb.ROLE_SERVER else Role.WORKER
+    return MemberId(role, message.rank), message.incarnation
+
+
+def progress_to_message(progress: Progress) -> pb.Progress:
+    """Convert a progress report."""
+    return pb.Progress(**asdict(progress))
+
+
+def progress_from_message(message: pb.Progress) -> Progress:
+    """Convert a progress report."""
+    return Progress(**{item.name: getattr(message, item.name) for item in fields(Progress)})
+
+
+def state_to_message(state: RunState) -> pb.RunState.ValueType:
+    """Convert the state of a run."""
+    return pb.RunState.Value(f"RUN_STATE_{state.name}")
+
+
+def state_from_message(state: pb.RunState.ValueType) -> RunState:
+    """Convert the state of a run; raises FrameError for one that is not known."""
+    name = pb.RunState.Name(state).removeprefix("RUN_STATE_")
+    if name not in RunState.__members__:
+        raise FrameError(f"run state {state}: not known to this version")
+    return RunState[name]
+
+
+def plan_to_message(plan: Plan) -> pb.GetPlanResponse:
+    """Convert a plan."""
+    return pb.GetPlanResponse(
+        version=plan.version,
+        from_step=plan.from_step,
+        groups=[pb.Group(first_layer=g.first_layer, last_layer=g.last_layer) for g in plan.groups],
+        layout=layout_to_message(plan.layout),
+    )
+
+
+def plan_from_message(message: pb.GetPlanResponse) -> Plan:
+    """Convert a plan; raises ConfigError when its groups do not cover its layout."""
+    return Plan(
+        version=message.version,
+        from_step=message.from_step,
+        groups=tuple(Group(g.first_layer, g.last_layer) for g in message.groups),
+        layout=layout_from_message(message.layout),
+    )

@@ -1,0 +1,23 @@
+"""The agreed way of merging layers into groups, from a step on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taihu.layout import Layout
+from taihu.planner.groups import Group, check_groups
+
+__all__ = ["Plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`groups` of `layout`, used from step `from_step` on; every frame carries `version`."""
+
+    version: int
+    from_step: int
+    groups: tuple[Group, ...]
+    layout: Layout
+
+    def __post_init__(self) -> None:
+        check_groups(self.layout, self.groups)

@@ -1,0 +1,180 @@
+"""`CoordinatorService`: the thin shell of locks and messages around `Membership`."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorServiceServicer
+from taihu.coordination import messages
+from taihu.coordination.membership import MemberId, Membership, Role, RunState
+from taihu.coordination.plan import Plan
+from taihu.errors import PeerUnreachableError, RunError, TaihuError
+from taihu.layout import Layout
+from taihu.wire.clock import Clock
+from taihu.wire.codec import layout_from_message
+from taihu.wire.status import abort
+
+__all__ = ["COORDINATOR_SERVICE", "Coordinator", "CoordinatorServicer", "new_incarnation"]
+
+COORDINATOR_SERVICE = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+_LONGEST_JOIN_S = 3600.0
+
+
+def new_incarnation() -> int:
+    """A number for this life of a process; 63 bits, never 0."""
+    return secrets.randbits(62) + 1
+
+
+class Coordinator:
+    """A `Membership` that threads may share, and the plan made from its layout.
+
+    `make_plan` turns the run's layout into its plan, once.
+    """
+
+    def __init__(self, membership: Membership, make_plan: Callable[[Layout], Plan], clock: Clock) -> None:
+        self._membership = membership
+        self._make_plan = make_plan
+        self._plan: Plan | None = None
+        self._clock = clock
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def changing(self) -> Iterator[tuple[Membership, float]]:
+        """The membership and the time, alone; whoever waits for a change looks again afterwards."""
+        with self._changed:
+            yield self._membership, self._clock.now()
+            self._changed.notify_all()
+
+    def wait_for(self, condition: Callable[[Membership], bool], timeout_s: float | None) -> bool:
+        """Wait until `condition` holds; False when `timeout_s` passed first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: condition(self._membership), timeout_s)
+
+    def plan(self, timeout_s: float | None = None) -> Plan:
+        """The run's plan; waits until a worker has brought the layout.
+
+        Raises:
+            RunError: the run failed first.
+            PeerUnreachableError: no worker joined within `timeout_s`.
+        """
+        self.wait_for(lambda m: m.layout is not None or m.state is RunState.FAILED, timeout_s)
+        with self._changed:
+            layout = self._membership.layout
+            if self._membership.state is RunState.FAILED:
+                raise RunError(self._membership.reason)
+            if layout is None:
+                raise PeerUnreachableError(f"no worker joined within {timeout_s:g} s, so there is no plan yet")
+            if self._plan is None:
+                self._plan = self._make_plan(layout)
+            return self._plan
+
+
+class CoordinatorServicer(CoordinatorServiceServicer):
+    """Converts messages, calls the coordinator, turns errors into statuses."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinResponse:  # noqa: N802
+        """Admit the member, and hold a worker until every server is there."""
+        with _errors_as_status(context):
+            member, incarnation = messages.member_from_message(request.member)
+            layout = layout_from_message(request.layout) if request.HasField("layout") else None
+            with self._coordinator.changing() as (membership, now):
+                membership.join(
+                    member,
+                    incarnation,
+                    job=request.job,
+                    digest=request.settings_digest,
+                    now=now,
+                    address=request.address,
+                    layout=layout,
+                )
+            if member.role is Role.WORKER:
+                self._await_servers(context)
+        with self._coordinator.changing() as (membership, _):
+            return pb.JoinResponse(server_addresses=membership.server_addresses() or ())
+
+    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatResponse:  # noqa: N802
+        """Note the progress; answer with the state of the run."""
+        with _errors_as_status(context), self._coordinator.changing() as (membership, now):
+            member, incarnation = messages.member_from_message(request.member)
+            progress = messages.progress_from_message(request.progress)
+            membership.heartbeat(member, incarnation, progress, job=request.job, now=now)
+            return pb.HeartbeatResponse(state=messages.state_to_message(membership.state), reason=membership.reason)
+
+    def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
+        """Wait for the plan within the caller's deadline."""
+        with _errors_as_status(context):
+            return messages.plan_to_message(self._coordinator.plan(_remaining_s(context)))
+
+    def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:  # noqa: N802
+        """Everything that is known."""
+        with self._coordinator.changing() as (membership, now):
+            return pb.GetStatusResponse(
+                job=membership.job,
+                state=messages.state_to_message(membership.state),
+                reason=membership.reason,
+                members=[
+                    pb.MemberStatus(
+                        member=messages.member_to_message(member, record.incarnation),
+                        address=record.address,
+                        progress=messages.progress_to_message(record.progress),
+                        seconds_since_heartbeat=now - record.last_seen_s,
+                        finished=record.finished,
+                    )
+                    for member, record in sorted(membership.members.items(), key=_by_role_and_rank)
+                ],
+                servers=membership.sizes[Role.SERVER],
+                workers=membership.sizes[Role.WORKER],
+            )
+
+    def Finish(self, request: pb.FinishRequest, context: grpc.ServicerContext) -> pb.FinishResponse:  # noqa: N802
+        """Note the end of a member."""
+        with _errors_as_status(context), self._coordinator.changing() as (membership, now):
+            member, incarnation = messages.member_from_message(request.member)
+            membership.finish(
+                member,
+                incarnation,
+                job=request.job,
+                now=now,
+                progress=messages.progress_from_message(request.progress) if request.HasField("progress") else None,
+                parameters_sha256=request.parameters_sha256,
+                failure=request.failure,
+            )
+            return pb.FinishResponse(state=messages.state_to_message(membership.state))
+
+    def _await_servers(self, context: grpc.ServicerContext) -> None:
+        self._coordinator.wait_for(
+            lambda m: m.server_addresses() is not None or m.state is RunState.FAILED, _remaining_s(context)
+        )
+        with self._coordinator.changing() as (membership, _):
+            if membership.state is RunState.FAILED:
+                raise RunError(membership.reason)
+            if membership.server_addresses() is None:
+                missing = ", ".join(str(m) for m in membership.missing() if m.role is Role.SERVER)
+                raise PeerUnreachableError(f"{missing} did not join in time; start all servers of the job")
+
+
+@contextmanager
+def _errors_as_status(context: grpc.ServicerContext) -> Iterator[None]:
+    try:
+        yield
+    except TaihuError as error:
+        abort(context, error)
+
+
+def _remaining_s(context: grpc.ServicerContext) -> float:
+    """Time until the caller gives up, less what the answer needs to get there."""
+    remaining = context.time_remaining()
+    return min(_LONGEST_JOIN_S, _LONGEST_JOIN_S if remaining is None else max(0.0, remaining - 0.2))
+
+
+def _by_role_and_rank(item: tuple[MemberId, object]) -> tuple[str, int]:
+    return item[0].role.value, item[0].rank

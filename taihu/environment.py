@@ -1,0 +1,60 @@
+"""Settings from the environment: taihu's own variables, and the aliases that other launchers set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from taihu.errors import ConfigError
+from taihu.job import parse_value
+
+__all__ = ["coordinator_from_environment", "environment_overrides", "rank_from_environment"]
+
+_PREFIX = "TAIHU_"
+_WORKERS = ("WORLD_SIZE", "DMLC_NUM_WORKER", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+_SERVERS = ("DMLC_NUM_SERVER",)
+_RANKS = ("RANK", "DMLC_WORKER_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
+_INDICES = ("DMLC_SERVER_ID", "JOB_COMPLETION_INDEX")
+_COORDINATORS = (("MASTER_ADDR", "MASTER_PORT"), ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"))
+
+
+def environment_overrides(environment: Mapping[str, str]) -> dict[str, dict[str, object]]:
+    """`TAIHU_SECTION__KEY=value` as overrides; before them the sizes that a launcher's aliases give."""
+    overrides: dict[str, dict[str, object]] = {}
+    for key, aliases in (("workers", _WORKERS), ("servers", _SERVERS)):
+        value = _first_number(environment, aliases)
+        if value is not None:
+            overrides.setdefault("cluster", {})[key] = value
+    address = coordinator_from_environment(environment)
+    if address is not None:
+        overrides.setdefault("cluster", {})["coordinator"] = address
+    for name, text in environment.items():
+        section, separator, key = name.removeprefix(_PREFIX).lower().partition("__")
+        if name.startswith(_PREFIX) and separator:
+            overrides.setdefault(section, {})[key] = parse_value(text)
+    return overrides
+
+
+def rank_from_environment(environment: Mapping[str, str], role: str) -> int | None:
+    """The rank of a worker, or index of a server, by a launcher's variable; None when no launcher set one."""
+    own = _first_number(environment, (f"{_PREFIX}RANK",))
+    return own if own is not None else _first_number(environment, _RANKS if role == "worker" else _INDICES)
+
+
+def coordinator_from_environment(environment: Mapping[str, str]) -> str | None:
+    """`host:port` of server 0 by a launcher's pair of variables."""
+    for host, port in _COORDINATORS:
+        if host in environment and port in environment:
+            return f"{environment[host]}:{environment[port]}"
+    return None
+
+
+def _first_number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        if name in environment:
+            try:
+                return int(environment[name])
+            except ValueError:
+                raise ConfigError(
+                    f"environment variable {name}: expected a number, got {environment[name]!r}"
+                ) from None
+    return None

@@ -1,0 +1,90 @@
+"""Which part of the arena each server owns, and how a group's part is cut into frames.
+
+Every layer is cut into S equal ranges, one for each server (ZeRO's partition, methods section 5): load is balanced
+for every group, and the partition does not move when the plan does. A server's own arena is the concatenation of
+its slices in the same backward order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from taihu.layout import Layout
+from taihu.planner.groups import Group
+
+__all__ = ["FrameSpec", "Piece", "Shard", "slice_bounds"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of the whole arena: elements [start, stop)."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class FrameSpec:
+    """One frame of a group for one server.
+
+    It covers elements [offset, offset + count) of the server's arena; `pieces` says which ranges of a worker's
+    arena these are, in order.
+    """
+
+    group: int
+    offset: int
+    count: int
+    pieces: tuple[Piece, ...]
+
+
+def slice_bounds(elements: int, parts: int, index: int) -> tuple[int, int]:
+    """Range `index` of `elements` values cut into `parts` ranges whose lengths differ by one at most."""
+    return elements * index // parts, elements * (index + 1) // parts
+
+
+class Shard:
+    """What server `index` of `servers` owns of a layout.
+
+    `offsets[i]` is where the slice of layer i begins in the server's arena; `elements` is its size.
+    """
+
+    def __init__(self, layout: Layout, servers: int, index: int) -> None:
+        self._slices: list[Piece] = []
+        self.offsets = [0]
+        for layer, begin in zip(layout.layers, layout.offsets, strict=False):
+            start, stop = slice_bounds(layer.elements, servers, index)
+            self._slices.append(Piece(begin + start, begin + stop))
+            self.offsets.append(self.offsets[-1] + stop - start)
+
+    @property
+    def elements(self) -> int:
+        """Number of values that this server owns."""
+        return self.offsets[-1]
+
+    def frames(self, groups: Sequence[Group], frame_elements: int) -> tuple[FrameSpec, ...]:
+        """Cut every group's part of this shard into frames of at most `frame_elements`, in backward order.
+
+        The frames of a group differ in size by one element at most; a group of which this server owns nothing has
+        none.
+        """
+        return tuple(
+            self._frame(number, start, stop)
+            for number, group in enumerate(groups)
+            for start, stop in self._cuts(group, frame_elements)
+        )
+
+    def _cuts(self, group: Group, frame_elements: int) -> Iterator[tuple[int, int]]:
+        begin, end = self.offsets[group.first_layer], self.offsets[group.last_layer + 1]
+        parts = -(-(end - begin) // frame_elements)
+        for part in range(parts):
+            start, stop = slice_bounds(end - begin, parts, part)
+            yield begin + start, begin + stop
+
+    def _frame(self, group: int, start: int, stop: int) -> FrameSpec:
+        pieces = []
+        for piece, begin in zip(self._slices, self.offsets, strict=False):
+            low, high = max(start, begin), min(stop, begin + piece.stop - piece.start)
+            if low < high:
+                pieces.append(Piece(piece.start + low - begin, piece.start + high - begin))
+        return FrameSpec(group, start, stop - start, tuple(pieces))

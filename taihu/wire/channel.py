@@ -1,0 +1,40 @@
+"""The one factory of channels, and the options that both ends share."""
+
+from __future__ import annotations
+
+import grpc
+
+from taihu.wire.codec import MAX_PAYLOAD_BYTES
+
+__all__ = ["SHARED_OPTIONS", "open_channel"]
+
+_MAX_MESSAGE_BYTES = MAX_PAYLOAD_BYTES + (1 << 20)
+
+SHARED_OPTIONS: tuple[tuple[str, int], ...] = (
+    # bytes: a frame and its header, or a plan with thousands of layers
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # bytes: one HTTP/2 DATA frame for a whole message instead of one for each 16 KiB
+    ("grpc.http2.max_frame_size", 4 << 20),
+    # ms: a silent peer is noticed although TCP would wait for minutes
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # a stream may be idle for long (evaluation), so pings are never too many
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """A channel to `host:port` with a connection of its own; connects on first use."""
+    options = (
+        *SHARED_OPTIONS,
+        # two channels to one address are two TCP connections
+        ("grpc.use_local_subchannel_pool", 1),
+        # ms: a server that is not there yet is tried again soon
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        # names of the environment's proxy do not apply inside a cluster
+        ("grpc.enable_http_proxy", 0),
+    )
+    return grpc.insecure_channel(address, options=options)

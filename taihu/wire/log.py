@@ -1,0 +1,31 @@
+"""Structured logs on stderr: for people on a terminal, JSON lines elsewhere or on demand."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+import structlog
+
+__all__ = ["LogFormat", "configure_logs"]
+
+LogFormat = Literal["auto", "text", "json"]
+
+
+def configure_logs(form: LogFormat = "auto", **context: object) -> None:
+    """Set up logging for this process; `context` (role, rank) is part of every line."""
+    as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    structlog.contextvars.bind_contextvars(**context)

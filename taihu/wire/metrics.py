@@ -1,0 +1,109 @@
+"""Prometheus metrics of a daemon: names, labels and the /metrics page.
+
+Every daemon owns a `Metrics` with its own registry; nothing is registered globally.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+
+from taihu.errors import ConfigError
+
+__all__ = ["MetricsPage", "ServerMetrics", "WorkerMetrics"]
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class WorkerMetrics:
+    """What a worker exports, labelled with its rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.registry = _registry()
+        labels = {"role": "worker", "rank": str(rank)}
+        self.step_seconds = _histogram(self.registry, "taihu_step_seconds", "Time of one step.", labels)
+        self.compute_seconds = _histogram(
+            self.registry, "taihu_compute_seconds", "Time of forward and backward in a step.", labels
+        )
+        self.exchange_seconds = _histogram(
+            self.registry, "taihu_exchange_seconds", "From the first push to the last pull of a step.", labels
+        )
+        self.wait_seconds = _histogram(
+            self.registry, "taihu_wait_seconds", "Time of a step that the compute thread waited for pulls.", labels
+        )
+        self.sent_bytes = _counter(self.registry, "taihu_sent_bytes", "Bytes pushed to servers.", labels)
+        self.received_bytes = _counter(self.registry, "taihu_received_bytes", "Bytes pulled from servers.", labels)
+        self.samples = _counter(self.registry, "taihu_samples", "Training samples seen.", labels)
+        self.step = _gauge(self.registry, "taihu_step", "Last completed step.", labels)
+        self.loss = _gauge(self.registry, "taihu_loss", "Training loss of the last step.", labels)
+        self.test_accuracy = _gauge(
+            self.registry, "taihu_test_accuracy_ratio", "Accuracy of the last evaluation on the test set.", labels
+        )
+
+
+class ServerMetrics:
+    """What a server exports, labelled with its index."""
+
+    def __init__(self, index: int) -> None:
+        self.registry = _registry()
+        labels = {"role": "server", "rank": str(index)}
+        self.update_seconds = _histogram(
+            self.registry, "taihu_update_seconds", "Summing and updating one complete frame.", labels
+        )
+        self.received_bytes = _counter(self.registry, "taihu_received_bytes", "Bytes pushed by workers.", labels)
+        self.sent_bytes = _counter(self.registry, "taihu_sent_bytes", "Bytes pulled by workers.", labels)
+        self.rejected_frames = _counter(
+            self.registry, "taihu_rejected_frames", "Frames refused because they were malformed or stale.", labels
+        )
+        self.duplicate_frames = _counter(
+            self.registry, "taihu_duplicate_frames", "Frames that had arrived before and changed nothing.", labels
+        )
+        self.step = _gauge(self.registry, "taihu_step", "Highest step of which a frame was updated.", labels)
+        self.state_bytes = _gauge(self.registry, "taihu_state_bytes", "Parameters and optimizer state held.", labels)
+        self.workers = _gauge(self.registry, "taihu_connected_workers", "Workers with an open exchange.", labels)
+
+
+class MetricsPage:
+    """The /metrics page of a registry; a context manager that closes the port."""
+
+    def __init__(self, registry: CollectorRegistry, port: int, host: str = "") -> None:
+        try:
+            self._server, self._thread = start_http_server(port, addr=host or "0.0.0.0", registry=registry)  # noqa: S104
+        except OSError as error:
+            raise ConfigError(
+                f"metrics port {port}: {error.strerror or error}; "
+                "choose another with --metrics-port, 0 takes a free one"
+            ) from None
+        except OverflowError:
+            raise ConfigError(f"metrics port {port}: expected a number from 0 to 65535") from None
+        self.port = int(self._server.server_port)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return registry
+
+
+def _histogram(registry: CollectorRegistry, name: str, text: str, labels: dict[str, str]) -> Histogram:
+    return Histogram(name, text, tuple(labels), registry=registry, buckets=_SECONDS).labels(**labels)
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str, labels: dict[str, str]) -> Counter:
+    return Counter(name, text, tuple(labels), registry=registry).labels(**labels)
+
+
+def _gauge(registry: CollectorRegistry, name: str, text: str, labels: dict[str, str]) -> Gauge:
+    return Gauge(name, text, tuple(labels), registry=registry).labels(**labels)

@@ -1,0 +1,53 @@
+"""Calling again what failed for a passing reason, until a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import TypeVar
+
+import grpc
+
+from taihu.errors import PeerUnreachableError
+from taihu.wire.clock import Clock
+from taihu.wire.status import error_class, error_from_rpc
+
+__all__ = ["backoff_seconds", "call_until_reachable"]
+
+T = TypeVar("T")
+
+_FIRST_DELAY_S = 0.05
+_LONGEST_DELAY_S = 2.0
+
+
+def backoff_seconds() -> Iterator[float]:
+    """Delays that double from 50 ms up to 2 s."""
+    for attempt in count():
+        yield min(_FIRST_DELAY_S * 2 ** min(attempt, 16), _LONGEST_DELAY_S)
+
+
+def call_until_reachable(call: Callable[[float], T], *, peer: str, timeout_s: float, clock: Clock) -> T:
+    """Call `call(remaining_seconds)` until its peer answers; only UNAVAILABLE is tried again.
+
+    Raises:
+        PeerUnreachableError: nobody answered within `timeout_s`; the message names `peer` and the time.
+        TaihuError: the peer answered with an error.
+    """
+    start = clock.now()
+    for delay in backoff_seconds():
+        remaining = timeout_s - (clock.now() - start)
+        if remaining <= 0:
+            break
+        try:
+            return call(remaining)
+        except grpc.RpcError as error:
+            code = error.code() if isinstance(error, grpc.Call) else None
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                break
+            if code is not grpc.StatusCode.UNAVAILABLE or error_class(error):
+                raise error_from_rpc(error, peer) from None
+        clock.sleep(min(delay, max(0.0, timeout_s - (clock.now() - start))))
+    raise PeerUnreachableError(
+        f"{peer}: no answer within {timeout_s:g} s; check the address and that it has been started, "
+        "or raise cluster.connect_timeout_s"
+    )

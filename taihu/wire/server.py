@@ -1,0 +1,74 @@
+"""The one factory of gRPC servers: health for every service, reflection on demand, a port of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from taihu.errors import ConfigError
+from taihu.wire.channel import SHARED_OPTIONS
+
+__all__ = ["RpcServer"]
+
+
+@dataclass
+class RpcServer:
+    """A gRPC server with health; call `listen`, register services on `grpc_server`, then `start`."""
+
+    grpc_server: grpc.Server
+    _health: health.HealthServicer
+    _services: tuple[str, ...] = ()
+
+    @classmethod
+    def create(cls, *, threads: int) -> RpcServer:
+        """A server that answers at most `threads` calls at a time; every open stream occupies one."""
+        server = grpc.server(
+            ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
+            options=(
+                *SHARED_OPTIONS,
+                # a port that is taken is an error, not a shared one
+                ("grpc.so_reuseport", 0),
+                # ms: clients ping every 10 s
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+            ),
+        )
+        servicer = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        return cls(server, servicer)
+
+    def listen(self, address: str) -> int:
+        """Bind `host:port` (port 0 takes a free one) and return the port.
+
+        Raises:
+            ConfigError: the port is in use, or the host is not this machine's.
+        """
+        try:
+            port = self.grpc_server.add_insecure_port(address)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise ConfigError(
+                f"cannot listen on {address}: the port is in use or the address is not this machine's; "
+                "choose another with --bind, port 0 takes a free one"
+            )
+        return port
+
+    def start(self, services: Iterable[str], *, with_reflection: bool = False) -> None:
+        """Serve; `services` are the full names that health reports as SERVING."""
+        self._services = tuple(services)
+        if with_reflection:
+            names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self.grpc_server)
+        self.grpc_server.start()
+        for name in ("", *self._services):
+            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Report NOT_SERVING, let calls end for `grace_s`, then cut them; returns when all is down."""
+        self._health.enter_graceful_shutdown()
+        self.grpc_server.stop(grace_s).wait()
