@@ -128,6 +128,7 @@ class Frame(_message.Message):
         OFFSET_FIELD_NUMBER: _builtins.int
         COUNT_FIELD_NUMBER: _builtins.int
         DATA_TYPE_FIELD_NUMBER: _builtins.int
+        PADDING_FIELD_NUMBER: _builtins.int
         job: _builtins.str
         incarnation: _builtins.int
         """The life of the sending process."""
@@ -142,6 +143,8 @@ class Frame(_message.Message):
         """First element in the server's arena, and number of elements."""
         count: _builtins.int
         data_type: Global___DataType.ValueType
+        padding: _builtins.bytes
+        """Ignored; lets a sender place the payload at an aligned offset of the message."""
         def __init__(
             self,
             *,
@@ -154,10 +157,11 @@ class Frame(_message.Message):
             offset: _builtins.int = ...,
             count: _builtins.int = ...,
             data_type: Global___DataType.ValueType = ...,
+            padding: _builtins.bytes = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "sender", b"sender"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "count", b"count", "data_type", b"data_type", "group", b"group", "incarnation", b"incarnation", "job", b"job", "offset", b"offset", "plan", b"plan", "sender", b"sender", "step", b"step"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "count", b"count", "data_type", b"data_type", "group", b"group", "incarnation", b"incarnation", "job", b"job", "offset", b"offset", "padding", b"padding", "plan", b"plan", "sender", b"sender", "step", b"step"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         _WhichOneofReturnType__sender: _TypeAlias = _typing.Literal["sender"]  # noqa: Y015
         _WhichOneofArgType__sender: _TypeAlias = _typing.Literal["_sender", b"_sender"]  # noqa: Y015

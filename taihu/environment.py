@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from taihu.errors import ConfigError
-from taihu.job import parse_value
+from taihu.job import Job, Overrides, load_job, parse_assignments, parse_value
 
-__all__ = ["coordinator_from_environment", "environment_overrides", "rank_from_environment"]
+__all__ = [
+    "coordinator_from_environment",
+    "environment_overrides",
+    "rank_from_environment",
+    "resolve_job",
+    "without_settings",
+]
 
 _PREFIX = "TAIHU_"
 _WORKERS = ("WORLD_SIZE", "DMLC_NUM_WORKER", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
@@ -58,3 +66,17 @@ def _first_number(environment: Mapping[str, str], names: tuple[str, ...]) -> int
                     f"environment variable {name}: expected a number, got {environment[name]!r}"
                 ) from None
     return None
+
+
+def resolve_job(path: Path | None, assignments: Iterable[str], flags: Overrides) -> Job:
+    """The job of this process: the file, the environment, `--set` and flags, in rising precedence."""
+    given = {section: {k: v for k, v in values.items() if v is not None} for section, values in flags.items()}
+    return load_job(path, environment_overrides(os.environ), parse_assignments(assignments), given)
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without everything that could change a job: for processes that get a resolved job file."""
+    aliases = {*_WORKERS, *_SERVERS, *_RANKS, *_INDICES, *(name for pair in _COORDINATORS for name in pair)}
+    return {
+        name: value for name, value in environment.items() if name not in aliases and not name.startswith(_PREFIX)
+    }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,9 +25,12 @@ __all__ = [
     "Job",
     "ModelSettings",
     "OptimizerSettings",
+    "Overrides",
     "TrainSettings",
+    "job_to_toml",
     "load_job",
     "parse_assignments",
+    "parse_value",
 ]
 
 Overrides = Mapping[str, Mapping[str, object]]
@@ -128,7 +132,7 @@ class ClusterSettings(Section):
 class Job(Section):
     """A whole job; every key has a default, so that an empty file is a job."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200)] = "taihu"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "taihu"
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
@@ -222,3 +226,13 @@ def _suggestion(location: tuple[int | str, ...]) -> str:
     full = ".".join(map(str, location))
     near = exact or difflib.get_close_matches(full, home, n=1) or difflib.get_close_matches(full, everywhere, n=1)
     return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(home)}"
+
+
+def job_to_toml(job: Job) -> str:
+    """The job as a file that `load_job` reads back to an equal job."""
+    tables = job.model_dump(mode="json", exclude_none=True)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    for section, values in tables.items():
+        if isinstance(values, dict):
+            lines += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"

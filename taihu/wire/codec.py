@@ -24,6 +24,7 @@ __all__ = [
     "FrameHeader",
     "decode_frame",
     "encode_frame",
+    "frame_from_message",
     "layout_from_message",
     "layout_to_message",
 ]
@@ -33,6 +34,8 @@ BYTES_PER_VALUE = 4
 _WIRE_TYPE = np.dtype("<f4")
 _HEADER_TAG = 0x0A
 _PAYLOAD_TAG = 0x12
+_PADDING_TAG = 0x7A
+_ALIGNMENT = 16
 _MAX_HEADER_BYTES = 1 << 16
 
 
@@ -74,7 +77,9 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[np.float32]]) -> 
 
 
 def decode_frame(message: bytes) -> tuple[FrameHeader, NDArray[np.float32]]:
-    """Read one frame; the returned values are a read-only view into `message`, of any alignment.
+    """Read one frame; the returned values are an aligned, read-only view into `message`.
+
+    The payload of a foreign sender that does not lie aligned is copied.
 
     Raises:
         FrameError: `message` is no Frame, its type is not fp32, or its payload does not hold `count` values.
@@ -83,14 +88,12 @@ def decode_frame(message: bytes) -> tuple[FrameHeader, NDArray[np.float32]]:
         header, payload = _split(message)
     except (DecodeError, IndexError, ValueError) as error:
         raise FrameError(f"not a Frame message of {len(message)} bytes: {error}") from None
-    if header.data_type != tensor_pb2.DATA_TYPE_FLOAT32:
-        raise FrameError(f"frame data type {header.data_type}: expected {tensor_pb2.DATA_TYPE_FLOAT32} (float32)")
-    if len(payload) != header.count * BYTES_PER_VALUE or len(payload) > MAX_PAYLOAD_BYTES:
-        raise FrameError(
-            f"frame payload of {len(payload)} bytes: expected {header.count} float32 values, "
-            f"at most {MAX_PAYLOAD_BYTES} bytes"
-        )
-    return _header(header), np.frombuffer(payload, dtype=_WIRE_TYPE)
+    return _checked(header, payload)
+
+
+def frame_from_message(frame: tensor_pb2.Frame) -> tuple[FrameHeader, NDArray[np.float32]]:
+    """Like `decode_frame`, for a frame that is part of another message."""
+    return _checked(frame.header, frame.payload)
 
 
 def layout_to_message(layout: Layout) -> tensor_pb2.Layout:
@@ -135,6 +138,31 @@ def _split(message: bytes) -> tuple[tensor_pb2.Frame.Header, memoryview | bytes]
                 return tensor_pb2.Frame.Header.FromString(message[start:stop]), memoryview(message)[begin:]
     frame = tensor_pb2.Frame.FromString(message)
     return frame.header, frame.payload
+
+
+def _aligned_prefix(header: bytes, payload_bytes: int) -> bytes:
+    """Everything before the payload, padded so that the payload lies at a multiple of 16 bytes.
+
+    CPython places the contents of a bytes object at such a multiple too, so the receiver's view is aligned.
+    """
+    after = bytes((_PAYLOAD_TAG,)) + _varint(payload_bytes)
+    for padding in range(_ALIGNMENT):
+        size = _varint(len(header) + 2 + padding)
+        if (1 + len(size) + len(header) + 2 + padding + len(after)) % _ALIGNMENT == 0:
+            break
+    return b"".join((bytes((_HEADER_TAG,)), size, header, bytes((_PADDING_TAG, padding)), bytes(padding), after))
+
+
+def _checked(header: tensor_pb2.Frame.Header, payload: memoryview | bytes) -> tuple[FrameHeader, NDArray[np.float32]]:
+    if header.data_type != tensor_pb2.DATA_TYPE_FLOAT32:
+        raise FrameError(f"frame data type {header.data_type}: expected {tensor_pb2.DATA_TYPE_FLOAT32} (float32)")
+    if len(payload) != header.count * BYTES_PER_VALUE or len(payload) > MAX_PAYLOAD_BYTES:
+        raise FrameError(
+            f"frame payload of {len(payload)} bytes: expected {header.count} float32 values, "
+            f"at most {MAX_PAYLOAD_BYTES} bytes"
+        )
+    values = np.frombuffer(payload, dtype=_WIRE_TYPE)
+    return _header(header), values if values.flags.aligned else values.copy()
 
 
 def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:

@@ -1,0 +1,133 @@
+"""Collects the frames of all workers: a pure object, no gRPC, threads or clocks.
+
+Every frame of the plan is summed on its own, so that its answer starts on the way back while the rest of its group is
+still being pushed. Steps of one frame follow each other without gaps: a worker pushes step t + 1 only after it has
+pulled step t, so anything else is stale or a defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, TypeVar
+
+from taihu.errors import FrameError, StaleError
+from taihu.planner.partition import FrameSpec
+from taihu.wire.codec import FrameHeader
+
+__all__ = ["Aggregator", "Complete", "Outcome"]
+
+Payload = TypeVar("Payload")
+
+
+class Outcome(Enum):
+    """What an offered frame led to, when it did not complete its sum."""
+
+    PENDING = "pending"
+    """Kept; other workers' frames are missing."""
+    DUPLICATE = "duplicate"
+    """Had arrived before; nothing changed, and its answer is still to come."""
+    ANSWERED = "answered"
+    """Had arrived before and was answered; the sender may be answered again."""
+
+
+@dataclass(frozen=True)
+class Complete(Generic[Payload]):
+    """All workers' contributions to one frame of one step, in rank order."""
+
+    frame: FrameSpec
+    step: int
+    contributions: tuple[Payload, ...]
+
+
+class _Slot(Generic[Payload]):
+    """The state of one frame: contributions to the step after `step`."""
+
+    def __init__(self, frame: FrameSpec, step: int) -> None:
+        self.frame = frame
+        self.step = step
+        self.applied = True
+        self.pending: dict[int, Payload] = {}
+
+
+class Aggregator(Generic[Payload]):
+    """Collects contributions to the frames of one plan, starting after `last_step`."""
+
+    def __init__(self, *, job: str, plan: int, workers: int, frames: Sequence[FrameSpec], last_step: int = 0) -> None:
+        self._job = job
+        self._plan = plan
+        self._workers = workers
+        self._slots: Mapping[int, _Slot[Payload]] = {frame.offset: _Slot(frame, last_step) for frame in frames}
+        self._incarnations: dict[int, int] = {}
+
+    def admit(self, rank: int, incarnation: int) -> None:
+        """From now on frames of worker `rank` must carry `incarnation`.
+
+        Raises:
+            StaleError: the rank is outside the world.
+        """
+        if not 0 <= rank < self._workers:
+            raise StaleError(f"worker {rank}: outside the world of {self._workers} workers")
+        self._incarnations[rank] = incarnation
+
+    def offer(self, header: FrameHeader, payload: Payload) -> Outcome | Complete[Payload]:
+        """Take one frame in; only a frame that is not refused changes anything.
+
+        Raises:
+            FrameError: the frame is not one of the plan's, or claims the wrong size or group.
+            StaleError: another job, plan, incarnation, an unknown sender, or a step that is not the next one.
+        """
+        sender = self._check_sender(header)
+        slot = self._find(header)
+        if header.step == slot.step and header.step > 0:
+            return Outcome.ANSWERED if slot.applied else Outcome.DUPLICATE
+        if header.step != slot.step + 1 or not slot.applied:
+            raise StaleError(
+                f"worker {sender}, group {header.group}, offset {header.offset}: step {header.step}, "
+                f"expected {slot.step + 1}"
+            )
+        if sender in slot.pending:
+            return Outcome.DUPLICATE
+        slot.pending[sender] = payload
+        if len(slot.pending) < self._workers:
+            return Outcome.PENDING
+        contributions = tuple(slot.pending[rank] for rank in range(self._workers))
+        slot.pending.clear()
+        slot.step = header.step
+        slot.applied = False
+        return Complete(slot.frame, header.step, contributions)
+
+    def applied(self, frame: FrameSpec) -> None:
+        """The last complete sum of `frame` is in the parameters."""
+        self._slots[frame.offset].applied = True
+
+    def missing(self) -> dict[int, tuple[int, ...]]:
+        """For every frame that waits, by offset, the ranks whose contribution is missing."""
+        return {
+            offset: tuple(rank for rank in range(self._workers) if rank not in slot.pending)
+            for offset, slot in self._slots.items()
+            if slot.pending
+        }
+
+    def _check_sender(self, header: FrameHeader) -> int:
+        if header.job != self._job:
+            raise StaleError(f"frame of job {header.job!r}, this is job {self._job!r}")
+        if header.plan != self._plan:
+            raise StaleError(f"frame of plan {header.plan}, this server is at plan {self._plan}")
+        sender = header.sender
+        if sender is None or sender not in self._incarnations:
+            raise StaleError(f"frame of worker {sender}, which has no open exchange with this server")
+        if self._incarnations[sender] != header.incarnation:
+            raise StaleError(f"frame of an earlier incarnation of worker {sender}")
+        return sender
+
+    def _find(self, header: FrameHeader) -> _Slot[Payload]:
+        slot = self._slots.get(header.offset)
+        if slot is None or slot.frame.count != header.count or slot.frame.group != header.group:
+            seen = f"group {header.group}, offset {header.offset}, {header.count} values"
+            expected = "a frame of the plan"
+            if slot is not None:
+                expected = f"group {slot.frame.group}, {slot.frame.count} values at this offset"
+            raise FrameError(f"frame of worker {header.sender}: {seen}; expected {expected}")
+        return slot

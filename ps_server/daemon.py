@@ -1,0 +1,208 @@
+"""The life of a server process: listen, join, serve, and end when the run ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
+from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
+from ps_server.store import ParameterStore
+from taihu.coordination.client import CoordinatorClient, HeartbeatThread
+from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
+from taihu.coordination.plan import Plan
+from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, CoordinatorServicer, new_incarnation
+from taihu.errors import ConfigError, RunError
+from taihu.job import Job
+from taihu.layout import Layout
+from taihu.planner.groups import plan_groups
+from taihu.wire.address import advertised_host, join_address, split_address
+from taihu.wire.clock import SystemClock
+from taihu.wire.metrics import MetricsPage, ServerMetrics
+from taihu.wire.server import RpcServer
+
+__all__ = ["ServerDaemon", "ServerOptions"]
+
+LostCallback = Callable[[int, str], None]
+
+_TICK_S = 0.2
+_FAREWELL_S = 5.0
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What differs between the servers of a job.
+
+    `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for server 0, a
+    free one for the others); `advertise` is the host that workers are told; `metrics_port` None serves no metrics.
+    """
+
+    index: int
+    bind: str = ""
+    advertise: str = ""
+    metrics_port: int | None = None
+
+
+class ServerDaemon:
+    """One server process; a context manager around `run`."""
+
+    def __init__(self, job: Job, options: ServerOptions) -> None:
+        servers = job.cluster.servers
+        if not 0 <= options.index < servers:
+            raise ConfigError(
+                f"server {options.index}: outside the world of {servers} servers; "
+                f"expected --index 0 to {servers - 1}, or raise cluster.servers"
+            )
+        self._job = job
+        self._options = options
+        self._member = MemberId(Role.SERVER, options.index)
+        self._incarnation = new_incarnation()
+        self._log = structlog.get_logger().bind(role="server", rank=options.index)
+        self._ended = threading.Event()
+        self._outcome = (RunState.FAILED, "the server stopped before the run ended")
+        self.metrics = ServerMetrics(options.index)
+        self._page: MetricsPage | None = None
+        self._rpc = RpcServer.create(threads=4 * job.cluster.workers + servers + 8)
+        self.address = self._listen()
+        if options.metrics_port is not None:
+            self._page = MetricsPage(self.metrics.registry, options.metrics_port)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._rpc.stop()
+        if self._page is not None:
+            self._page.__exit__(kind, value, trace)
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of /metrics, when served."""
+        return self._page.port if self._page is not None else None
+
+    def run(self) -> None:
+        """Serve until the run has ended.
+
+        Raises:
+            RunError: the run failed.
+            ConfigError, PeerUnreachableError: this server could not join.
+        """
+        if self._options.index == 0:
+            self._host()
+        else:
+            self._follow()
+        state, reason = self._outcome
+        if state is not RunState.FINISHED:
+            raise RunError(reason)
+        self._log.info("finished")
+
+    def stop(self, reason: str) -> None:
+        """End the run from a signal handler or another thread."""
+        self._end(RunState.FAILED, reason)
+
+    def _host(self) -> None:
+        """Server 0: be the coordinator too."""
+        cluster = self._job.cluster
+        membership = Membership(
+            job=self._job.name,
+            digest=self._job.digest,
+            servers=cluster.servers,
+            workers=cluster.workers,
+            lost_after_s=cluster.lost_after_s,
+            join_timeout_s=cluster.connect_timeout_s,
+        )
+        coordinator = Coordinator(membership, self._make_plan, SystemClock())
+        add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), self._rpc.grpc_server)
+        servicer = self._serve(
+            ParameterStore(self._job, 0, self._incarnation, lambda: coordinator.plan(cluster.connect_timeout_s)),
+            lambda rank, how: _report_lost(coordinator, rank, how),
+            COORDINATOR_SERVICE,
+        )
+        with coordinator.changing() as (members, now):
+            members.join(
+                self._member,
+                self._incarnation,
+                job=self._job.name,
+                digest=self._job.digest,
+                now=now,
+                address=self.address,
+            )
+        self._watch(coordinator)
+        self._stop_serving(servicer)
+        coordinator.wait_for(Membership.over, _FAREWELL_S)
+
+    def _watch(self, coordinator: Coordinator) -> None:
+        """Let time pass in the membership until the run or this process ends."""
+        while not self._ended.wait(_TICK_S):
+            with coordinator.changing() as (members, now):
+                members.heartbeat(self._member, self._incarnation, Progress(), job=self._job.name, now=now)
+                members.expire(now)
+                if members.state in (RunState.FINISHED, RunState.FAILED):
+                    self._end(members.state, members.reason)
+        with coordinator.changing() as (members, now):
+            members.fail(self._outcome[1])
+
+    def _follow(self) -> None:
+        """Servers 1 and up: join server 0."""
+        cluster = self._job.cluster
+        if cluster.coordinator is None:
+            raise ConfigError(
+                "server address unknown: give --coordinator HOST:PORT of server 0, or cluster.coordinator"
+            )
+        with CoordinatorClient(cluster.coordinator, self._job, self._member, self._incarnation) as client:
+            servicer = self._serve(
+                ParameterStore(
+                    self._job,
+                    self._options.index,
+                    self._incarnation,
+                    lambda: client.get_plan(cluster.connect_timeout_s),
+                ),
+                lambda rank, how: self._log.warning("worker lost", worker=rank, how=how),
+            )
+            client.join(address=self.address)
+            with HeartbeatThread(client, self._job, Progress, self._end):
+                self._ended.wait()
+            self._stop_serving(servicer)
+            state, reason = self._outcome
+            client.finish(failure="" if state is RunState.FINISHED else reason)
+
+    def _serve(self, store: ParameterStore, on_lost: LostCallback, *services: str) -> ParameterServerServicer:
+        servicer = ParameterServerServicer(self._job.name, store, self.metrics, on_lost)
+        servicer.register(self._rpc.grpc_server)
+        self._rpc.start((PARAMETER_SERVER_SERVICE, *services), with_reflection=self._job.cluster.reflection)
+        self._log.info("listening", address=self.address, metrics_port=self.metrics_port)
+        return servicer
+
+    def _stop_serving(self, servicer: ParameterServerServicer) -> None:
+        state, reason = self._outcome
+        if state is not RunState.FINISHED:
+            servicer.fail(RunError(reason))
+
+    def _end(self, state: RunState, reason: str) -> None:
+        if not self._ended.is_set():
+            self._outcome = (state, reason)
+            self._ended.set()
+
+    def _listen(self) -> str:
+        coordinator = self._job.cluster.coordinator
+        bind = self._options.bind
+        if not bind and self._options.index == 0 and coordinator is not None:
+            bind = join_address("0.0.0.0", split_address(coordinator)[1])  # noqa: S104
+        host, port = split_address(bind or "0.0.0.0:0")
+        bound = self._rpc.listen(join_address(host, port))
+        return join_address(self._options.advertise or advertised_host(host, coordinator), bound)
+
+    def _make_plan(self, layout: Layout) -> Plan:
+        return Plan(1, 1, plan_groups(layout, self._job.exchange.plan), layout)
+
+
+def _report_lost(coordinator: Coordinator, rank: int, how: str) -> None:
+    with coordinator.changing() as (members, _):
+        members.lost(MemberId(Role.WORKER, rank), how)

@@ -1,0 +1,5 @@
+"""The `taihu` command."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

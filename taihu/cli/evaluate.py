@@ -1,0 +1,45 @@
+"""`taihu evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from taihu.errors import ModelError
+from taihu.options import JsonOption
+from taihu.results import write_json
+from worker.data import load_dataset
+from worker.saving import load_model, parameters_sha256
+from worker.trainer import evaluate
+
+__all__ = ["evaluate_file"]
+
+
+def evaluate_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="What `taihu train --save` wrote.")],
+    data: Annotated[str | None, typer.Option(metavar="D", help="Data set; by default the one trained on.")] = None,
+    data_path: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data set's files lie.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    r"""Test a saved model on the test set of its data.
+
+    \b
+    Example:
+      taihu evaluate model.safetensors
+    """
+    model, saved = load_model(file)
+    dataset = load_dataset(data or saved.data, data_path)
+    if (dataset.image_shape, dataset.classes) != (saved.input_shape, saved.classes):
+        raise ModelError(
+            f"{file}: the model takes images {saved.input_shape} of {saved.classes} classes, "
+            f"{dataset.name} has {dataset.image_shape} of {dataset.classes}; give --data what it was trained on"
+        )
+    tested = evaluate(model, dataset)
+    digest = parameters_sha256(model.parameters)
+    typer.echo(f"{saved.model} after {saved.steps} steps on {dataset.name}: test accuracy {tested.accuracy:.2%}")
+    typer.echo(f"test loss {tested.loss:.4f}, parameters sha256 {digest}")
+    if json_file is not None:
+        results = {"test_accuracy": tested.accuracy, "test_loss": tested.loss, "parameters_sha256": digest}
+        write_json(json_file, results)

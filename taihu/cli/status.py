@@ -1,0 +1,84 @@
+"""`taihu status`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from protos import coordinator_pb2 as pb
+from taihu.coordination.client import fetch_status
+from taihu.coordination.messages import member_from_message, state_from_message
+from taihu.options import JsonOption
+from taihu.results import write_json
+from taihu.wire.address import split_address
+
+__all__ = ["status"]
+
+
+def status(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where server 0 listens.")],
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to try.")] = 5.0,
+    json_file: JsonOption = None,
+) -> None:
+    r"""Show the members of a running job and where each of them is.
+
+    \b
+    Example:
+      taihu status 10.0.0.1:7070
+    """
+    split_address(address)
+    answer = fetch_status(address, timeout)
+    state = state_from_message(answer.state).value
+    console = Console()
+    console.print(f"job {answer.job}: {state}{' - ' + answer.reason if answer.reason else ''}", markup=False)
+    if console.is_terminal:
+        console.print(_table(answer))
+    else:
+        for row in _rows(answer):
+            console.print("  ".join(row), markup=False, highlight=False, soft_wrap=True)
+    if json_file is not None:
+        write_json(json_file, _as_json(answer, state))
+
+
+_COLUMNS = ("member", "address", "step", "loss", "ms/step", "heartbeat", "state")
+
+
+def _rows(answer: pb.GetStatusResponse) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for entry in answer.members:
+        member, _ = member_from_message(entry.member)
+        progress = entry.progress
+        training = progress.total_steps > 0
+        rows.append(
+            (
+                str(member),
+                entry.address or "-",
+                f"{progress.step}/{progress.total_steps}" if training else "-",
+                f"{progress.loss:.4f}" if training else "-",
+                f"{progress.step_seconds * 1e3:.1f}" if training else "-",
+                f"{entry.seconds_since_heartbeat:.1f} s ago",
+                "finished" if entry.finished else "alive",
+            )
+        )
+    return rows
+
+
+def _table(answer: pb.GetStatusResponse) -> Table:
+    table = Table(*_COLUMNS)
+    for row in _rows(answer):
+        table.add_row(*row)
+    return table
+
+
+def _as_json(answer: pb.GetStatusResponse, state: str) -> dict[str, object]:
+    return {
+        "job": answer.job,
+        "state": state,
+        "reason": answer.reason,
+        "servers": answer.servers,
+        "workers": answer.workers,
+        "members": [dict(zip(_COLUMNS, row, strict=True)) for row in _rows(answer)],
+    }

@@ -1,0 +1,92 @@
+"""`taihu train`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from taihu.display import Display, human_bytes, make_display
+from taihu.entry import raise_on_terminate
+from taihu.environment import resolve_job
+from taihu.job import Job
+from taihu.options import JobArgument, JsonOption, ServersOption, SetOption, WorkersOption
+from taihu.results import check_writable, write_json
+from taihu.training import LocalTraining
+
+__all__ = ["train"]
+
+
+def train(
+    job_file: JobArgument = None,
+    servers: ServersOption = None,
+    workers: WorkersOption = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="M", help="Model of the zoo, or path/to/file.py:build.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(metavar="D", help="Data set.")] = None,
+    data_path: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data set's files lie.")] = None,
+    batch: Annotated[int | None, typer.Option(metavar="B", help="Samples per worker and step.")] = None,
+    epochs: Annotated[int | None, typer.Option(metavar="E", help="Passes over the data.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Steps, instead of epochs.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    assignments: SetOption = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="Save the trained model.")] = None,
+    logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the daemons' logs here.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    r"""Train on this machine: start the server and worker daemons, show progress, end with a summary.
+
+    \b
+    Examples:
+      taihu train
+      taihu train job.toml --workers 4 --json result.json
+      taihu train --model cifar10_quick --data fashion-mnist --epochs 5 --save model.safetensors
+      taihu train --set optimizer.name=adam --set optimizer.learning_rate=0.001
+    """
+    flags: dict[str, dict[str, object]] = {
+        "cluster": {"servers": servers, "workers": workers},
+        "model": {"name": model},
+        "data": {"name": data, "path": data_path},
+        "train": {"batch": batch, "epochs": epochs, "steps": steps, "seed": seed},
+    }
+    job = resolve_job(job_file, assignments or (), flags)
+    check_writable(json_file, save)
+    raise_on_terminate()
+    start = time.monotonic()
+    with make_display(Console()) as display:
+        display.say(_opening(job))
+        results = LocalTraining(job, save, logs).run(display)
+        _summarise(display, results, time.monotonic() - start, save)
+    if json_file is not None:
+        write_json(json_file, results)
+
+
+def _opening(job: Job) -> str:
+    cluster = job.cluster
+    return (
+        f"training {job.model.name} on {job.data.name}: {cluster.servers} servers, {cluster.workers} workers, "
+        f"batch {job.train.batch} each (the first run compiles kernels, which takes a while)"
+    )
+
+
+def _summarise(display: Display, results: dict[str, Any], elapsed_s: float, save: Path | None) -> None:
+    step, compute, exchange, wait = (
+        results[name]["median"] * 1e3
+        for name in ("seconds_per_step", "seconds_compute", "seconds_exchange", "seconds_wait")
+    )
+    accuracy = results["test_accuracy"]
+    display.say(f"done in {elapsed_s:.1f} s: {results['steps']} steps, final loss {results['final_loss']:.4f}")
+    if accuracy is not None:
+        display.say(f"test accuracy   {accuracy:.2%}")
+    display.say(
+        f"time per step   {step:.1f} ms: compute {compute:.1f}, wait {wait:.1f} (exchange took {exchange:.1f})"
+    )
+    sent, received = (human_bytes(results[f"bytes_{way}_per_step"]) for way in ("sent", "received"))
+    display.say(f"bytes per step  {sent} pushed, {received} pulled by all workers together")
+    display.say(f"parameters      sha256 {results['parameters_sha256']}")
+    if save is not None:
+        display.say(f"saved           {save}")

@@ -1,0 +1,62 @@
+"""How every command ends: one line on stderr for what went wrong, and an exit code.
+
+0 done, 1 the run failed, 2 bad usage or configuration, 130 interrupted by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+import click
+import typer
+
+from taihu.errors import RunError, TaihuError
+
+__all__ = ["EXIT_INTERRUPTED", "InterruptedRunError", "raise_on_terminate", "run_app"]
+
+EXIT_INTERRUPTED = 130
+
+
+class InterruptedRunError(RunError):
+    """The process was asked to end by SIGTERM or Ctrl-C."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line and exit."""
+    sys.exit(_exit_code(app, arguments))
+
+
+def raise_on_terminate() -> None:
+    """Turn SIGTERM and SIGINT into `InterruptedRunError` in the main thread, so that all is closed in order."""
+    signal.signal(signal.SIGTERM, _raise_interrupted)
+    signal.signal(signal.SIGINT, _raise_interrupted)
+
+
+def _exit_code(app: typer.Typer, arguments: Sequence[str] | None) -> int:
+    try:
+        result = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "taihu"
+        return _say(f"{error.format_message().rstrip('.')}; see '{command} --help'", 2)
+    except click.ClickException as error:
+        return _say(error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        return _say("interrupted", EXIT_INTERRUPTED)
+    except TaihuError as error:
+        return _say(str(error), error.exit_code)
+    return result if isinstance(result, int) else 0
+
+
+def _say(message: str, code: int) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)  # noqa: T201
+    return code
+
+
+def _raise_interrupted(number: int, frame: FrameType | None) -> None:
+    raise InterruptedRunError(f"interrupted by {signal.Signals(number).name}")

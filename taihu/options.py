@@ -1,0 +1,66 @@
+"""Command-line options that several commands share, and the job they lead to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+__all__ = [
+    "BindOption",
+    "CoordinatorOption",
+    "JobArgument",
+    "JsonOption",
+    "LogFormatOption",
+    "MetricsPortOption",
+    "ServersOption",
+    "SetOption",
+    "StopWithStdinOption",
+    "WorkersOption",
+    "stop_with_stdin",
+]
+
+JobArgument = Annotated[
+    Path | None, typer.Argument(metavar="[JOB.toml]", help="Job file; without one, the demo job.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set any key of the job file; may be repeated."),
+]
+ServersOption = Annotated[int | None, typer.Option("--servers", metavar="S", help="Number of servers.")]
+WorkersOption = Annotated[int | None, typer.Option("--workers", metavar="N", help="Number of workers.")]
+CoordinatorOption = Annotated[
+    str | None, typer.Option("--coordinator", metavar="HOST:PORT", help="Where server 0 listens.")
+]
+BindOption = Annotated[
+    str, typer.Option("--bind", metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+]
+MetricsPortOption = Annotated[
+    int,
+    typer.Option("--metrics-port", envvar="TAIHU_METRICS_PORT", help="Port of /metrics; 0 takes a free one, logged."),
+]
+JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")]
+LogFormatOption = Annotated[
+    Literal["auto", "text", "json"],
+    typer.Option("--log-format", metavar="auto|text|json", help="Form of the log lines on stderr."),
+]
+StopWithStdinOption = Annotated[
+    bool,
+    typer.Option("--stop-with-stdin", hidden=True, help="End when stdin closes: with the process that started it."),
+]
+
+
+def stop_with_stdin() -> None:
+    """Send this process SIGTERM as soon as its stdin is closed."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()

@@ -1,0 +1,133 @@
+"""A whole run on this machine: real daemons, watched to the end, and their results put together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from taihu.coordination.client import fetch_status
+from taihu.coordination.membership import Role
+from taihu.coordination.messages import member_from_message, progress_from_message
+from taihu.display import Display, view_of
+from taihu.errors import PeerUnreachableError, TaihuError
+from taihu.job import Job, job_to_toml
+from taihu.local import LocalProcesses
+from taihu.results import read_json
+
+__all__ = ["LocalTraining"]
+
+_LOOK_S = 0.1
+_STATUS_S = 0.5
+_CONSEQUENCES_S = 2.0
+_FAREWELL_S = 10.0
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """`taihu train`: `job.cluster.servers` servers and `job.cluster.workers` workers on this machine.
+
+    Logs go to `logs`, or to a temporary folder that is kept only when the run fails.
+    """
+
+    job: Job
+    save: Path | None = None
+    logs: Path | None = None
+
+    def run(self, display: Display) -> dict[str, Any]:
+        """Train to the end and return the results.
+
+        Raises:
+            DaemonFailedError: a daemon ended before its time; all others have been ended.
+        """
+        folder = self._log_folder()
+        with LocalProcesses(folder) as processes:
+            coordinator = self._start(processes, folder)
+            self._watch(processes, coordinator, display)
+        results = self._results([read_json(path) for path in self._result_files(folder)])
+        if self.logs is None:
+            shutil.rmtree(folder)
+        return results
+
+    def _start(self, processes: LocalProcesses, folder: Path) -> str:
+        """Start everything; returns the coordinator's address."""
+        threads = self.job.cluster.threads or max(1, (os.cpu_count() or 1) // self.job.cluster.workers)
+        local = self.job.cluster.model_copy(update={"coordinator": None, "threads": threads})
+        job_file = folder / "job.toml"
+        job_file.write_text(job_to_toml(self.job.model_copy(update={"cluster": local})))
+        common = [str(job_file), "--log-format", "json"]
+        bind = ["--bind", "127.0.0.1:0"]
+        coordinator = processes.start_listening("server 0", "ps_server", [*common, "--index", "0", *bind])
+        common += ["--coordinator", coordinator]
+        for index in range(1, self.job.cluster.servers):
+            processes.start(f"server {index}", "ps_server", [*common, "--index", str(index), *bind])
+        for rank, result in enumerate(self._result_files(folder)):
+            save = ["--save", str(self.save.absolute())] if self.save is not None and rank == 0 else []
+            processes.start(f"worker {rank}", "worker", [*common, "--rank", str(rank), "--json", str(result), *save])
+        return coordinator
+
+    def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
+        start = looked = time.monotonic()
+        try:
+            while not processes.check():
+                time.sleep(_LOOK_S)
+                if time.monotonic() - looked > _STATUS_S:
+                    looked = time.monotonic()
+                    _show(coordinator, display, looked - start)
+        except TaihuError:
+            # What one failure leads to elsewhere ends within a moment; the cause is told, not the consequence.
+            processes.wait(_CONSEQUENCES_S)
+            processes.check()
+            raise
+
+    def _results(self, workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        first = workers[0]
+        evaluations = first["evaluations"]
+        return {
+            "test_accuracy": evaluations[-1]["test_accuracy"] if evaluations else None,
+            "final_loss": fmean(worker["final_loss"] for worker in workers),
+            "parameters_sha256": first["parameters_sha256"],
+            "steps": first["steps"],
+            "servers": self.job.cluster.servers,
+            "workers": self.job.cluster.workers,
+            "exchange": self.job.exchange.kind,
+            "compression": "none",
+            "density": 1.0,
+            "bytes_sent_per_step": sum(worker["bytes_sent_per_step"] for worker in workers),
+            "bytes_received_per_step": sum(worker["bytes_received_per_step"] for worker in workers),
+            **{name: value for name, value in first.items() if name.startswith("seconds_")},
+            "predicted_seconds_per_step": None,
+            "groups": first["groups"],
+            "evaluations": evaluations,
+        }
+
+    def _result_files(self, folder: Path) -> list[Path]:
+        return [folder / f"worker-{rank}.json" for rank in range(self.job.cluster.workers)]
+
+    def _log_folder(self) -> Path:
+        if self.logs is None:
+            return Path(tempfile.mkdtemp(prefix="taihu-"))
+        self.logs.mkdir(parents=True, exist_ok=True)
+        return self.logs
+
+
+def _show(coordinator: str, display: Display, elapsed_s: float) -> None:
+    """Show the run's status, when its coordinator still answers."""
+    try:
+        status = fetch_status(coordinator, timeout_s=_STATUS_S)
+    except PeerUnreachableError:
+        return
+    workers = [
+        progress_from_message(member.progress)
+        for member in status.members
+        if member_from_message(member.member)[0].role is Role.WORKER
+    ]
+    view = view_of(workers) if len(workers) == status.workers else None
+    if view is not None:
+        display.update(view, elapsed_s)

@@ -1,0 +1,42 @@
+"""`host:port` texts, and which of this machine's addresses others can reach."""
+
+from __future__ import annotations
+
+import socket
+
+from taihu.errors import ConfigError
+
+__all__ = ["advertised_host", "join_address", "split_address"]
+
+_EVERY_HOST = ("", "0.0.0.0", "::")  # noqa: S104
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port; raises ConfigError for anything that is not `host:port`."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"address {address!r}: expected host:port with a port from 0 to 65535")
+    return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def advertised_host(bound: str, coordinator: str | None) -> str:
+    """The host to tell others: the bound one, or the address by which this machine reaches the coordinator."""
+    if bound not in _EVERY_HOST:
+        return bound
+    if coordinator is None:
+        return "127.0.0.1"
+    host, port = split_address(coordinator)
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"coordinator {coordinator}: {error.strerror or error}; check the name, or give --advertise HOST"
+        ) from None

@@ -1,0 +1,73 @@
+"""The exchange of gradients for parameters, in three verbs: begin a step, push a group, wait for a group."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from taihu.planner.groups import Group
+
+__all__ = ["ExchangeTotals", "GradientExchange"]
+
+
+@dataclass(frozen=True)
+class ExchangeTotals:
+    """What has crossed the network so far, headers included, in bytes."""
+
+    sent_bytes: int
+    received_bytes: int
+
+
+class GradientExchange(ABC):
+    """Turns the gradient arena of this worker into the updated parameter arena, group by group.
+
+    Ordering: groups may be pushed in any order, each once per step. Ownership: from `push` until `wait` returns, the
+    group's range of both arenas belongs to the exchange. Completion: when `wait` returns, the group's parameters are
+    those of the step just pushed. Threads: `begin`, `push` and `wait` are called by one thread.
+    """
+
+    groups: tuple[Group, ...]
+
+    @abstractmethod
+    def begin(self, step: int) -> None:
+        """Start step `step` (from 1); every group of the step before has been waited for."""
+
+    @abstractmethod
+    def push(self, group: int) -> None:
+        """Send the group's gradients; returns at once."""
+
+    @abstractmethod
+    def wait(self, group: int) -> None:
+        """Return when the group's updated parameters are in the arena.
+
+        Raises:
+            ExchangeError, MemberLostError, RunError: the step cannot be completed; the message says why.
+        """
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """Make every present and later `wait` raise `error`; may be called by any thread."""
+
+    @abstractmethod
+    def totals(self) -> ExchangeTotals:
+        """Bytes so far."""
+
+    @abstractmethod
+    def last_exchange_seconds(self) -> float:
+        """From the first push to the last answer of the last complete step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the exchange in good order; nothing may be under way."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if value is not None:
+            self.fail(value)
+        self.close()
