@@ -1,0 +1,142 @@
+"""Embedded and synthetic data sets, finding a set by its name, and the statistics that normalise."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taihu.errors import DataError
+from worker.data import load_dataset, normalise
+from worker.data.dataset import build_dataset
+
+
+def test_digits_are_scikit_learns_digits() -> None:
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - takes a second to import
+
+    source = load_digits()
+    dataset = load_dataset("digits")
+    assert (dataset.image_shape, dataset.classes) == ((8, 8, 1), 10)
+    assert (len(dataset.train_labels), len(dataset.test_labels)) == (1437, 360)
+    images = np.concatenate([dataset.train_images, dataset.test_images])
+    labels = np.concatenate([dataset.train_labels, dataset.test_labels])
+    assert images.max() == 255
+    back = np.rint(images[..., 0] * (16 / 255))
+    ours = sorted(zip(map(bytes, back.astype(np.uint8)), labels.tolist(), strict=True))
+    theirs = sorted(zip(map(bytes, source.images.astype(np.uint8)), source.target.tolist(), strict=True))
+    assert ours == theirs
+    assert set(dataset.test_labels.tolist()) == set(range(10))
+
+
+def test_the_split_of_digits_is_fixed() -> None:
+    first, second = load_dataset("digits"), load_dataset("digits")
+    np.testing.assert_array_equal(first.train_images, second.train_images)
+    np.testing.assert_array_equal(first.test_labels, second.test_labels)
+
+
+def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(DataError, match=r"^digits: needs scikit-learn; pip install taihu\[demo\]$"):
+        load_dataset("digits")
+
+
+def test_synthetic_shape_and_options() -> None:
+    dataset = load_dataset("synthetic:3x7x5:classes=4:samples=40")
+    assert (dataset.image_shape, dataset.classes) == ((7, 5, 3), 4)
+    assert (dataset.train_images.shape, dataset.test_images.shape) == ((40, 7, 5, 3), (10, 7, 5, 3))
+    assert dataset.train_images.dtype == np.uint8
+    assert dataset.train_labels.dtype == np.int64
+    assert 0 <= dataset.train_labels.min() <= dataset.train_labels.max() < 4
+
+
+def test_synthetic_defaults_and_repeatability() -> None:
+    first, second = load_dataset("synthetic:1x4x4"), load_dataset("synthetic:1x4x4")
+    assert (len(first.train_labels), len(first.test_labels), first.classes) == (2048, 512, 10)
+    np.testing.assert_array_equal(first.train_images, second.train_images)
+    np.testing.assert_array_equal(first.test_images, second.test_images)
+    assert len(np.unique(first.train_images.reshape(2048, -1), axis=0)) == 2048
+
+
+def test_synthetic_classes_can_be_learned() -> None:
+    """The nearest class mean of the training images names the class of most test images."""
+    dataset = load_dataset("synthetic:1x8x8")
+    train, test = (normalise(dataset, x).reshape(len(x), -1) for x in (dataset.train_images, dataset.test_images))
+    means = np.stack([train[dataset.train_labels == label].mean(axis=0) for label in range(10)])
+    nearest = ((test[:, None] - means) ** 2).sum(axis=2).argmin(axis=1)
+    assert (nearest == dataset.test_labels).mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("name", "fragment"),
+    [
+        ("synthetic", "no image shape"),
+        ("synthetic:", "no image shape"),
+        ("synthetic:3x32", "no image shape"),
+        ("synthetic:3x32x-1", "no image shape"),
+        ("synthetic:3x8x8:class=3", "unknown option 'class=3'"),
+        ("synthetic:3x8x8:samples=", "unknown option 'samples='"),
+        ("synthetic:3x0x8", "at least 1"),
+        ("synthetic:3x8x8:samples=0", "at least 1"),
+    ],
+)
+def test_synthetic_names_that_are_none(name: str, fragment: str) -> None:
+    with pytest.raises(DataError, match=fragment) as caught:
+        load_dataset(name)
+    assert str(caught.value).startswith(f"{name}: ")
+    assert "synthetic:CxHxW[:classes=K][:samples=N]" in str(caught.value)
+
+
+def test_a_synthetic_set_that_would_fill_the_memory() -> None:
+    with pytest.raises(DataError, match=r"MiB of images, at most 4096; try samples=\d+$"):
+        load_dataset("synthetic:3x2000x2000:classes=10:samples=2048")
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("digit", "digits"),
+        ("digits:", "digits"),
+        ("fashion_mnist", "fashion-mnist"),
+        ("CIFAR-10", "cifar10"),
+        ("syntetic:3x8x8", "synthetic:CxHxW"),
+    ],
+)
+def test_the_nearest_name_is_suggested(name: str, suggestion: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load_dataset(name)
+    message = str(caught.value)
+    assert f"did you mean {suggestion}?" in message
+    assert message.endswith("known: digits, fashion-mnist, cifar10, synthetic:CxHxW")
+
+
+def test_a_name_near_to_nothing_lists_the_names() -> None:
+    with pytest.raises(DataError, match=r"^unknown data set 'qqqq'; known: digits"):
+        load_dataset("qqqq")
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    count=st.integers(1, 1200),
+    channels=st.integers(1, 4),
+    seed=st.integers(0, 99),
+    low=st.integers(0, 254),
+)
+def test_statistics_and_normalise_follow_the_formula(count: int, channels: int, seed: int, low: int) -> None:
+    rng = np.random.default_rng(seed)
+    images = rng.integers(low, 256, (count, 2, 3, channels), np.uint8)
+    images[..., 0] = low
+    labels = np.zeros(count, np.int64)
+    dataset = build_dataset("random", (images, labels), (images[:1], labels[:1]), classes=1)
+    exact = images.astype(np.float64).reshape(-1, channels)
+    std = exact.std(axis=0)
+    scale = np.where(np.ptp(exact, axis=0) == 0, 1.0, std)
+    np.testing.assert_allclose(dataset.mean, exact.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(dataset.scale, scale, rtol=1e-6)
+    assert dataset.mean.dtype == dataset.scale.dtype == np.float32
+    normalised = normalise(dataset, images)
+    assert normalised.dtype == np.float32
+    assert normalised.flags.c_contiguous
+    np.testing.assert_allclose(normalised, (images - exact.mean(axis=0)) / scale, rtol=1e-4, atol=1e-4)

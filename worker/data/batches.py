@@ -1,0 +1,130 @@
+"""The batches of one rank, drawn so that they do not depend on how many workers share the global batch."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.errors import ConfigError, DataError
+from worker.data.dataset import Dataset, Labels, standardise
+
+__all__ = ["Augment", "Batches"]
+
+Augment = Literal["none", "flip", "crop-flip"]
+
+# As for CIFAR-10 in the ResNet paper, section 4.2; the padding is black here.
+_PAD = 4
+# Keeps the generator of a step's augmentation apart from the generator of an epoch's order.
+_AUGMENT_STREAM = 1
+
+
+class Batches:
+    """The batches of one rank; a pure function of (seed, step), with steps counted from 1.
+
+    The global batch of G = workers * batch samples is cut from the epoch's random order, and rank r gets its rows
+    r*batch..(r+1)*batch: 1 worker with batch 3b sees the same samples, augmented alike, as 3 workers with batch b.
+    What does not fill a global batch at the end of an epoch is left out of that epoch.
+
+    Raises:
+        ConfigError: `batch` or `workers` is below 1, `rank` is not in 0..workers-1, or `augment` is unknown.
+        DataError: the training set has fewer than G images.
+    """
+
+    def __init__(
+        self, dataset: Dataset, *, batch: int, workers: int, rank: int, seed: int, augment: Augment = "none"
+    ) -> None:
+        _check(dataset, batch, workers, rank, augment)
+        self._dataset = dataset
+        self._global_batch = batch * workers
+        self._share = slice(rank * batch, (rank + 1) * batch)
+        self._seed = seed
+        self._augment = augment
+        self._order: tuple[int, NDArray[np.int64]] | None = None
+        self._shape = (batch, *dataset.image_shape)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of global batches in one pass over the training set."""
+        return len(self._dataset.train_labels) // self._global_batch
+
+    def batch(self, step: int, out: NDArray[np.float32] | None = None) -> tuple[NDArray[np.float32], Labels]:
+        """Return this rank's normalised images (batch, H, W, C) float32 and labels (batch,) int64 of `step`.
+
+        The images are written to `out` where it is given, which then is what is returned.
+
+        Raises:
+            ValueError: `step` is below 1, or `out` does not have this shape and dtype.
+        """
+        if step < 1:
+            raise ValueError(f"step {step}: steps count from 1")
+        pixels = np.empty(self._shape, np.float32) if out is None else out
+        if pixels.shape != self._shape or pixels.dtype != np.float32:
+            raise ValueError(f"out is {pixels.dtype} {pixels.shape}, expected float32 {self._shape}")
+        rows = self._rows(step)
+        if self._augment == "none":
+            pixels[...] = self._dataset.train_images[rows]
+        else:
+            self._place(rows, step, pixels)
+        standardise(self._dataset, pixels)
+        return pixels, self._dataset.train_labels[rows]
+
+    def _rows(self, step: int) -> NDArray[np.int64]:
+        epoch, index = divmod(step - 1, self.steps_per_epoch)
+        # Read once and replaced as a whole: a thread that loads ahead may be in another epoch.
+        known = self._order
+        if known is None or known[0] != epoch:
+            samples = len(self._dataset.train_labels)
+            known = self._order = epoch, np.random.default_rng([self._seed, epoch]).permutation(samples)
+        first = index * self._global_batch
+        return known[1][first : first + self._global_batch][self._share]
+
+    def _place(self, rows: NDArray[np.int64], step: int, pixels: NDArray[np.float32]) -> None:
+        """Write the images `rows` into `pixels`, each moved by up to 4 pixels and perhaps mirrored.
+
+        Moving by (dy, dx) with black moving in is the crop at (4 + dy, 4 + dx) of the image padded by 4.
+        """
+        shifts, flips = self._parameters(step)
+        _, height, width, _ = self._shape
+        pixels.fill(0)
+        for row, image, (dy, dx), flip in zip(rows, pixels, shifts.tolist(), flips.tolist(), strict=True):
+            target = image[:, ::-1] if flip else image
+            from_y, to_y = _overlap(dy, height)
+            from_x, to_x = _overlap(dx, width)
+            target[to_y, to_x] = self._dataset.train_images[row, from_y, from_x]
+
+    def _parameters(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Shifts (batch, 2) in -4..4 and flips (batch,), this rank's rows of those of the global batch."""
+        rng = np.random.default_rng([self._seed, step, _AUGMENT_STREAM])
+        flips = rng.random(self._global_batch) < 0.5
+        shifts = np.zeros((self._global_batch, 2), np.int64)
+        if self._augment == "crop-flip":
+            shifts = rng.integers(-_PAD, _PAD + 1, shifts.shape)
+        return shifts[self._share], flips[self._share]
+
+
+def _overlap(shift: int, size: int) -> tuple[slice, slice]:
+    """The part of an axis that stays in the picture: where it is read, and where it is written."""
+    length = max(0, size - abs(shift))
+    start, target = max(0, shift), max(0, -shift)
+    return slice(start, start + length), slice(target, target + length)
+
+
+def _check(dataset: Dataset, batch: int, workers: int, rank: int, augment: str) -> None:
+    if batch < 1:
+        raise ConfigError(f"batch {batch}: must be at least 1")
+    if workers < 1:
+        raise ConfigError(f"workers {workers}: must be at least 1")
+    if not 0 <= rank < workers:
+        raise ConfigError(f"rank {rank}: must be in 0..{workers - 1} with {workers} workers")
+    if augment not in get_args(Augment):
+        raise ConfigError(f"augment {augment!r}: must be one of {', '.join(get_args(Augment))}")
+    samples = len(dataset.train_labels)
+    if batch * workers > samples:
+        largest = samples // workers
+        remedy = f"the largest batch that fits is {largest}" if largest else f"use at most {samples} workers"
+        raise DataError(
+            f"{dataset.name}: batch {batch} of {workers} workers needs {batch * workers} images, "
+            f"the training set has {samples}; {remedy}"
+        )

@@ -1,0 +1,47 @@
+"""CIFAR-10 from its binary version: records of one label byte and 3 planes (red, green, blue) of 32x32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from taihu.errors import DataError
+from worker.data.dataset import Dataset, Images, Labels, build_dataset, check_labels
+from worker.data.files import check_size, exists, read_file
+
+__all__ = ["load_cifar10"]
+
+_REMEDY = (
+    "unpack cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html "
+    "and give its folder with --data-path"
+)
+_RECORD_BYTES = 1 + 3 * 32 * 32
+
+
+def load_cifar10(path: Path | None, records: int = 10_000) -> Dataset:
+    """Read CIFAR-10, (32, 32, 3) and 10 classes, from the folder `path` or its `cifar-10-batches-bin`.
+
+    Each of the six files must hold exactly `records` images: the format has no header that would tell a file
+    cut off between two images from a whole one.
+
+    Raises:
+        DataError: no folder was given, or a file is missing, of the wrong size, or has a label above 9.
+    """
+    if path is None:
+        raise DataError(f"cifar10: no folder given; {_REMEDY}")
+    unpacked = path / "cifar-10-batches-bin"
+    folder = unpacked if exists(unpacked) else path
+    parts = [_read_batch(folder / f"data_batch_{number}.bin", records) for number in range(1, 6)]
+    train = np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+    return build_dataset("cifar10", train, _read_batch(folder / "test_batch.bin", records), classes=10)
+
+
+def _read_batch(path: Path, records: int) -> tuple[Images, Labels]:
+    content = read_file(path, _REMEDY)
+    meaning = f"{records} records of {_RECORD_BYTES}"
+    check_size(path, len(content), records * _RECORD_BYTES, meaning, _REMEDY)
+    table = np.frombuffer(content, np.uint8).reshape(records, _RECORD_BYTES)
+    planes = table[:, 1:].reshape(records, 3, 32, 32)
+    labels = check_labels(table[:, 0], records, 10, str(path), _REMEDY)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels

@@ -1,0 +1,48 @@
+"""Reading the files of a data set so that whatever is wrong with one is said in one line."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from pathlib import Path
+
+from taihu.errors import DataError
+
+__all__ = ["check_size", "exists", "read_file"]
+
+
+def exists(path: Path) -> bool:
+    """Whether `path` exists; unlike `Path.exists` this is False, no exception, in a folder one may not search."""
+    return os.access(path, os.F_OK)
+
+
+def read_file(path: Path, remedy: str) -> bytes:
+    """Return the bytes of `path`, decompressed when its name ends in `.gz`.
+
+    Raises:
+        DataError: the file is missing, cannot be read, or is not valid gzip.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path}: not found; {remedy}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
+    if path.suffix != ".gz":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: corrupt gzip ({error}); {remedy}") from None
+
+
+def check_size(path: Path, seen: int, expected: int, meaning: str, remedy: str) -> None:
+    """Check that `path` holds `expected` bytes after decompression.
+
+    Raises:
+        DataError: it holds fewer or more.
+    """
+    if seen != expected:
+        fault = "truncated" if seen < expected else "too long"
+        raise DataError(f"{path}: {fault}: expected {expected} bytes ({meaning}), found {seen}; {remedy}")
