@@ -15,7 +15,7 @@ from taihu.layout import Layout
 from taihu.measure import spread
 from taihu.wire.clock import SystemClock
 from taihu.wire.identity import WorkerIdentity
-from worker.saving import parameters_sha256
+from worker.hashing import parameters_sha256
 from worker.server_exchange import ServerExchange
 from worker.server_link import Arenas
 

@@ -23,8 +23,9 @@ from taihu.wire.metrics import MetricsPage, WorkerMetrics
 from worker.data import Batches, Dataset, load_dataset
 from worker.engine import Model, build_model
 from worker.exchange import GradientExchange
+from worker.hashing import parameters_sha256
 from worker.progress import ProgressMeter, StepSample
-from worker.saving import SavedModel, parameters_sha256, save_model
+from worker.saving import SavedModel, save_model
 from worker.server_exchange import ServerExchange
 from worker.server_link import Arenas
 from worker.trainer import Trainer, evaluate

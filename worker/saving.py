@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors.numpy import save_file
 from taihu.errors import ModelError
 from worker.engine import Model, build_model
 
-__all__ = ["SavedModel", "load_model", "parameters_sha256", "save_model"]
+__all__ = ["SavedModel", "load_model", "save_model"]
 
 _METADATA_KEY = "taihu"
 _BUFFER_PREFIX = "buffers/"
@@ -30,11 +29,6 @@ class SavedModel:
     classes: int
     data: str
     steps: int
-
-
-def parameters_sha256(parameters: NDArray[np.float32]) -> str:
-    """SHA-256 over a parameter arena: equal for runs with bit-identical parameters."""
-    return hashlib.sha256(parameters.data).hexdigest()
 
 
 def save_model(path: Path, model: Model, saved: SavedModel) -> None:

@@ -67,11 +67,11 @@ class Trainer:
         self._group_of_layer = group_of_layer(exchange.groups)
         self._last_layers = [group.last_layer for group in exchange.groups]
         self._waited_s = 0.0
+        self._counted = exchange.totals()
 
     def step(self, step: int) -> None:
         """Run one step; its last pulls end during the next step's forward, or in `finish`."""
         start = self._clock.now()
-        before = self._exchange.totals()
         self._waited_s = 0.0
         images, labels = self._batches.batch(step)
         context = StepContext(
@@ -91,9 +91,10 @@ class Trainer:
             compute_seconds=seconds - self._waited_s,
             exchange_seconds=exchange_seconds,
             wait_seconds=self._waited_s,
-            sent_bytes=after.sent_bytes - before.sent_bytes,
-            received_bytes=after.received_bytes - before.received_bytes,
+            sent_bytes=after.sent_bytes - self._counted.sent_bytes,
+            received_bytes=after.received_bytes - self._counted.received_bytes,
         )
+        self._counted = after
         self._meter.add(step, sample)
         self._on_step(step, sample)
 

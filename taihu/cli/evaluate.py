@@ -11,7 +11,8 @@ from taihu.errors import ModelError
 from taihu.options import JsonOption
 from taihu.results import write_json
 from worker.data import load_dataset
-from worker.saving import load_model, parameters_sha256
+from worker.hashing import parameters_sha256
+from worker.saving import load_model
 from worker.trainer import evaluate
 
 __all__ = ["evaluate_file"]

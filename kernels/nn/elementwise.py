@@ -1,0 +1,94 @@
+"""Rectifier, bias and dropout: one pass over an activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.jit import kernel
+
+__all__ = ["add_bias", "column_sums", "dropout", "dropout_key", "relu", "relu_gradient"]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+
+
+@kernel
+def relu(x: NDArray[Any], y: NDArray[Any]) -> None:
+    """Rectify, y = max(x, 0); NaN stays NaN; one-dimensional, `y` may be `x`."""
+    zero = x.dtype.type(0)
+    for i in range(x.size):
+        value = x[i]
+        y[i] = zero if value < zero else value
+
+
+@kernel
+def relu_gradient(y: NDArray[Any], dy: NDArray[Any], dx: NDArray[Any]) -> None:
+    """Dx = dy where the rectified output `y` is positive, else 0; one-dimensional, `dx` may be `dy`."""
+    zero = dy.dtype.type(0)
+    for i in range(y.size):
+        # An unconditional load: a conditional one would keep the loop from being vectorised.
+        gradient = dy[i]
+        dx[i] = zero if y[i] <= zero else gradient
+
+
+@kernel
+def add_bias(y: NDArray[Any], bias: NDArray[Any]) -> None:
+    """Add `bias` (N,) to every row of `y` (M, N)."""
+    for row in range(y.shape[0]):
+        line = y[row]
+        for i in range(bias.size):
+            line[i] += bias[i]
+
+
+@kernel
+def column_sums(x: NDArray[Any], sums: NDArray[np.float64]) -> None:
+    """Write the sum of every column of `x` (M, N) into `sums` (N,), from the first row to the last, in float64."""
+    sums[:] = 0
+    for row in range(x.shape[0]):
+        line = x[row]
+        for i in range(sums.size):
+            sums[i] += line[i]
+
+
+@kernel
+def _mix(value: np.uint64) -> np.uint64:
+    """The output function of splitmix64: every input bit flips half of the output bits."""
+    value = (value ^ (value >> _SHIFTS[0])) * _MULTIPLIER_1
+    value = (value ^ (value >> _SHIFTS[1])) * _MULTIPLIER_2
+    return value ^ (value >> _SHIFTS[2])
+
+
+@kernel
+def dropout_key(seed: int, step: int, layer: int) -> int:
+    """The key of the masks of one layer in one step; all arguments are int64, and so is the result."""
+    key = _mix(_mix(_mix(np.uint64(seed) + _GOLDEN) + np.uint64(step)) + np.uint64(layer))
+    return int(np.int64(key))
+
+
+@kernel
+def dropout(x: NDArray[Any], y: NDArray[Any], rate: float, key: int, first_sample: int) -> None:
+    """Zero elements with probability `rate` and divide the others by 1 - rate.
+
+    The fate of an element depends on the key, the index of its sample in the global batch and its index in the sample
+    alone: neither on the number of workers nor on earlier calls. The map is linear: the same call takes dy to dx.
+
+    Args:
+        x: (B, E), C-contiguous.
+        y: written, like `x`; may be `x`.
+        rate: 0 <= rate < 1.
+        key: from `dropout_key`.
+        first_sample: index of row 0 in the global batch.
+    """
+    zero = x.dtype.type(0)
+    scale = x.dtype.type(1.0 / (1.0 - rate))
+    threshold = np.uint64(rate * 2.0**64)
+    for b in range(x.shape[0]):
+        state = _mix(np.uint64(key) + _GOLDEN * np.uint64(first_sample + b + 1))
+        for e in range(x.shape[1]):
+            state += _GOLDEN
+            y[b, e] = x[b, e] * scale if _mix(state) >= threshold else zero

@@ -1,0 +1,148 @@
+"""The optimizer of one server's arena: its part of all parameters, and the optimizer state of that part (ZeRO)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum
+from ps_server.schedule import learning_rate
+from taihu.errors import ConfigError, FrameError, ModelError
+from taihu.job import OptimizerSettings
+
+__all__ = ["OptimizerShard"]
+
+Values = NDArray[np.float32]
+
+
+class OptimizerShard:
+    """Updates `parameters` in place and owns the optimizer state that belongs to them.
+
+    Disjoint ranges may be updated at the same time from different threads, in any order: how the arena is cut into
+    ranges changes no bit of the result. ZeRO's optimizer state partition, methods section 5.
+
+    Args:
+        settings: the update rule and its schedule.
+        parameters: shape (n,), fp32, contiguous and writable; kept, not copied.
+
+    Raises:
+        ModelError: `parameters` is not such an array.
+    """
+
+    def __init__(self, settings: OptimizerSettings, parameters: Values) -> None:
+        flags = parameters.flags
+        if parameters.ndim != 1 or parameters.dtype != np.float32 or not (flags.c_contiguous and flags.writeable):
+            raise ModelError(
+                f"parameters of an optimizer shard: got {parameters.dtype}{list(parameters.shape)}; "
+                "expected one contiguous, writable float32 dimension"
+            )
+        self._settings = settings
+        self._parameters = parameters
+        self._state = {name: np.zeros_like(parameters) for name in _state_names(settings)}
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state, without the parameters."""
+        return sum(array.nbytes for array in self._state.values())
+
+    def update(self, start: int, stop: int, gradient: Values, step: int, scale: float = 1.0) -> None:
+        """Update elements [start, stop); every element must be updated exactly once in every step.
+
+        Args:
+            start: first element.
+            stop: one past the last element.
+            gradient: shape (stop - start,), fp32.
+            step: number of this step, counted from 1; it sets learning rate and bias correction.
+            scale: multiplies the gradient first; 1 / workers when `gradient` is a sum.
+
+        Raises:
+            FrameError: the range is outside the shard, `gradient` is not fp32 of its length, or the step is below 1.
+                Nothing was changed.
+        """
+        self._check(start, stop, gradient, step)
+        parameters = self._parameters[start:stop]
+        state = {name: array[start:stop] for name, array in self._state.items()}
+        if self._settings.name != "sgd":
+            adam(parameters, gradient, state["exp_avg"], state["exp_avg_sq"], _adam_rule(self._settings, step, scale))
+        elif self._settings.momentum:
+            sgd_momentum(parameters, gradient, state["momentum"], _sgd_rule(self._settings, step, scale))
+        else:
+            sgd(parameters, gradient, _sgd_rule(self._settings, step, scale))
+
+    def state(self) -> dict[str, Values]:
+        """Live views of the state by name, each of shape (n,): `momentum`, or `exp_avg` and `exp_avg_sq`."""
+        return dict(self._state)
+
+    def load_state(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Take over copies of `arrays`, as `state` gave them.
+
+        Raises:
+            ConfigError: the names are those of another optimizer. Nothing was changed.
+            ModelError: an array has another shape or type than the shard. Nothing was changed.
+        """
+        if set(arrays) != set(self._state):
+            raise ConfigError(
+                f"optimizer state has {_listed(arrays)}, optimizer {self._settings.name!r} needs "
+                f"{_listed(self._state)}; continue with the optimizer settings that wrote it"
+            )
+        for name, array in arrays.items():
+            if array.shape != self._parameters.shape or array.dtype != np.float32:
+                raise ModelError(
+                    f"optimizer state {name}: got {array.dtype}{list(array.shape)}, expected "
+                    f"float32{list(self._parameters.shape)}; use the model and number of servers that wrote it"
+                )
+        for name, array in arrays.items():
+            np.copyto(self._state[name], array)
+
+    def warm_up(self) -> None:
+        """Compile the kernels that this shard will use, or load them from the disk cache; changes nothing."""
+        one = np.zeros(1, dtype=np.float32)
+        OptimizerShard(self._settings, one.copy()).update(0, 1, one, step=1)
+
+    def _check(self, start: int, stop: int, gradient: Values, step: int) -> None:
+        elements = len(self._parameters)
+        if not 0 <= start <= stop <= elements:
+            raise FrameError(f"update of elements [{start}, {stop}): outside the shard of {elements} elements")
+        if gradient.shape != (stop - start,) or gradient.dtype != np.float32:
+            raise FrameError(
+                f"gradient of elements [{start}, {stop}): got {gradient.dtype}{list(gradient.shape)}, "
+                f"expected float32[{stop - start}]"
+            )
+        if step < 1:
+            raise FrameError(f"update of elements [{start}, {stop}) at step {step}: steps count from 1")
+
+
+def _state_names(settings: OptimizerSettings) -> tuple[str, ...]:
+    if settings.name != "sgd":
+        return ("exp_avg", "exp_avg_sq")
+    return ("momentum",) if settings.momentum else ()
+
+
+def _sgd_rule(settings: OptimizerSettings, step: int, scale: float) -> SgdRule:
+    return SgdRule(
+        scale=float(scale),
+        learning_rate=learning_rate(settings, step),
+        weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+    )
+
+
+def _adam_rule(settings: OptimizerSettings, step: int, scale: float) -> AdamRule:
+    decoupled = settings.name == "adamw"
+    return AdamRule(
+        scale=float(scale),
+        learning_rate=learning_rate(settings, step),
+        l2_decay=0.0 if decoupled else settings.weight_decay,
+        decoupled_decay=settings.weight_decay if decoupled else 0.0,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        epsilon=settings.epsilon,
+        step=step,
+    )
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,38 @@
+"""The CPU training engine: layers over NHWC activations, models, and the zoo."""
+
+from taihu.layout import Layout
+from worker.engine.batch_norm import BatchNorm
+from worker.engine.containers import PaddedShortcut, Residual, Sequential
+from worker.engine.convolution import Conv2d
+from worker.engine.dense import Dropout, Flatten, Linear, ReLU
+from worker.engine.layer import Layer, ParameterLayer, Run, StepContext, Workspace
+from worker.engine.loading import build_model
+from worker.engine.loss import softmax_cross_entropy
+from worker.engine.model import Model
+from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from worker.engine.zoo import MODELS
+
+__all__ = [
+    "MODELS",
+    "AvgPool2d",
+    "BatchNorm",
+    "Conv2d",
+    "Dropout",
+    "Flatten",
+    "GlobalAvgPool",
+    "Layer",
+    "Layout",
+    "Linear",
+    "MaxPool2d",
+    "Model",
+    "PaddedShortcut",
+    "ParameterLayer",
+    "ReLU",
+    "Residual",
+    "Run",
+    "Sequential",
+    "StepContext",
+    "Workspace",
+    "build_model",
+    "softmax_cross_entropy",
+]

@@ -1,0 +1,104 @@
+"""Batch normalisation (Ioffe and Szegedy 2015) over all axes but the last."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels.nn.batch_norm import channel_moments, gradient_moments, normalize_gradient, scale_and_shift
+from taihu.layout import TensorSpec
+from worker.engine.layer import Array, ParameterLayer, Run, Shape
+
+__all__ = ["BatchNorm"]
+
+
+class BatchNorm(ParameterLayer):
+    """y = (x - mean) / sqrt(variance + epsilon) * scale + shift per channel, over the worker's own batch.
+
+    Training uses the moments of the batch and moves the running ones towards them (the variance unbiased);
+    evaluation uses the running ones.
+
+    Args:
+        momentum: part of the running moments that stays in a step.
+        epsilon: added to the variance.
+    """
+
+    output_is_free = True
+    gradient_is_free = True
+
+    def __init__(self, momentum: float = 0.9, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        self._momentum, self._epsilon = momentum, epsilon
+        self._running_mean = self._running_variance = np.empty(0, np.float32)
+        self._input = self._mean = self._deviation_inverse = np.empty(0)
+
+    @property
+    def kind(self) -> str:
+        """`norm`."""
+        return "norm"
+
+    def build(self, name: str, input_shape: Shape) -> Shape:
+        """Any shape with channels last, unchanged."""
+        self.name = name
+        channels = input_shape[-1]
+        self.tensors = (TensorSpec("scale", (channels,)), TensorSpec("shift", (channels,)))
+        self._running_mean = np.zeros(channels, np.float32)
+        self._running_variance = np.ones(channels, np.float32)
+        return input_shape
+
+    def fill(self, generator: np.random.Generator) -> None:
+        """Scale 1, shift 0, and running moments of a standard normal input."""
+        self.parameters["scale"][...] = 1
+        self.parameters["shift"][...] = 0
+        self._running_mean[...] = 0
+        self._running_variance[...] = 1
+
+    def buffers(self) -> dict[str, Array]:
+        """The running moments, float32."""
+        return {"running_mean": self._running_mean, "running_variance": self._running_variance}
+
+    def compute(self, x: Array, run: Run) -> Array:
+        """Fold the moments, scale and shift into one multiplication and addition per element."""
+        self._input = x
+        rows = x.reshape(-1, x.shape[-1])
+        if run.context.training:
+            mean, variance = self._batch_moments(rows, run)
+        else:
+            mean, variance = self._running_mean.astype(np.float64), self._running_variance.astype(np.float64)
+        self._mean, self._deviation_inverse = mean, 1.0 / np.sqrt(variance + self._epsilon)
+        factor = self.parameters["scale"] * self._deviation_inverse
+        offset = self.parameters["shift"] - mean * factor
+        y = self.workspace.take("output", x.shape, x.dtype)
+        scale_and_shift(rows, factor.astype(x.dtype), offset.astype(x.dtype), y.reshape(rows.shape))
+        return y
+
+    def _batch_moments(self, rows: Array, run: Run) -> tuple[Array, Array]:
+        count, channels = rows.shape
+        sums = run.scratch.take("sums", (channels,), np.float64)
+        squares = run.scratch.take("squares", (channels,), np.float64)
+        channel_moments(rows, sums, squares)
+        mean = sums / count
+        variance = np.maximum(squares / count - mean * mean, 0.0)
+        kept = self._momentum
+        self._running_mean[...] = kept * self._running_mean + (1 - kept) * mean
+        unbiased = variance * (count / max(count - 1, 1))
+        self._running_variance[...] = kept * self._running_variance + (1 - kept) * unbiased
+        return mean, variance
+
+    def differentiate(self, dy: Array, run: Run) -> Array:
+        """With n = (x - mean) / deviation: dx = scale / deviation * (dy - mean(dy) - n mean(dy n))."""
+        x = self._input
+        rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, x.shape[-1])
+        count, channels = rows.shape
+        sums = run.scratch.take("sums", (channels,), np.float64)
+        products = run.scratch.take("squares", (channels,), np.float64)
+        mean = self._mean
+        gradient_moments(rows, dy_rows, mean.astype(x.dtype), sums, products)
+        inverse = self._deviation_inverse
+        self.gradients["scale"][...] = products * inverse
+        self.gradients["shift"][...] = sums
+        factor = self.parameters["scale"] * inverse
+        x_factor = -factor * inverse**2 * products / count
+        factors = np.stack((factor, x_factor, -factor * sums / count - x_factor * mean))
+        dx = self.workspace.take("input_gradient", x.shape, x.dtype)
+        normalize_gradient(rows, dy_rows, factors.astype(x.dtype), dx.reshape(rows.shape))
+        return dx

@@ -1,0 +1,160 @@
+"""Layers made of layers: a chain, and a residual block with its shortcuts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from taihu.errors import ModelError
+from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, shape_error
+
+__all__ = ["PaddedShortcut", "Residual", "Sequential"]
+
+
+class Sequential(Layer):
+    """Layers one after another; its children are named by kind and count, for example `conv1`, `conv2`."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        super().__init__()
+        self._layers = tuple(layers)
+        if not self._layers:
+            raise ModelError("Sequential: expected at least one layer, seen none")
+        for layer in self._layers:
+            if not isinstance(layer, Layer):
+                raise ModelError(f"Sequential: expected layers, seen {type(layer).__name__}")
+        self.output_is_free = self._layers[-1].output_is_free
+        self.gradient_is_free = self._layers[0].gradient_is_free
+        self._first_differentiated = 0
+
+    def build(self, name: str, input_shape: Shape) -> Shape:
+        """Build the children in order; names are prefixed with `name` unless it is empty."""
+        self.name = name
+        counts: Counter[str] = Counter()
+        shape = input_shape
+        for layer in self._layers:
+            counts[layer.kind] += 1
+            shape = layer.build(_child(name, f"{layer.kind}{counts[layer.kind]}"), shape)
+        # The ends of the chain are seen from outside: only what lies between two children is theirs alone.
+        for layer, following in pairwise(self._layers):
+            following.may_overwrite_input = layer.output_is_free
+            layer.may_overwrite_gradient = following.gradient_is_free
+        return shape
+
+    def leaves(self) -> Iterator[Layer]:
+        """The leaves of all children in forward order."""
+        for layer in self._layers:
+            yield from layer.leaves()
+
+    def skip_input_gradient(self) -> None:
+        """Backward ends with the first child that has parameters."""
+        super().skip_input_gradient()
+        for i, layer in enumerate(self._layers):
+            if any(isinstance(leaf, ParameterLayer) for leaf in layer.leaves()):
+                self._first_differentiated = i
+                layer.skip_input_gradient()
+                return
+
+    def forward(self, x: Array, run: Run) -> Array:
+        """First to last."""
+        for layer in self._layers:
+            x = layer.forward(x, run)
+        return x
+
+    def backward(self, dy: Array, run: Run) -> Array:
+        """Last to first."""
+        for layer in reversed(self._layers[self._first_differentiated :]):
+            dy = layer.backward(dy, run)
+        return dy
+
+
+class Residual(Layer):
+    """y = body(x) + shortcut(x) (He et al. 2015, section 3.2); without a shortcut, y = body(x) + x.
+
+    The body runs first in the forward, and so last in the backward: its layers lie behind the shortcut's in the
+    layout.
+    """
+
+    output_is_free = True
+    gradient_is_free = True
+
+    def __init__(self, body: Layer, shortcut: Layer | None = None) -> None:
+        super().__init__()
+        self._body, self._shortcut = body, shortcut
+
+    def build(self, name: str, input_shape: Shape) -> Shape:
+        """Both branches must have the same output shape."""
+        self.name = name
+        output = self._body.build(_child(name, "body"), input_shape)
+        shortcut = input_shape
+        if self._shortcut is not None:
+            shortcut = self._shortcut.build(_child(name, "shortcut"), input_shape)
+        if output != shortcut:
+            raise ModelError(
+                f"{name}: expected the same shape from body and shortcut, seen {output} and {shortcut}; "
+                "give Residual a shortcut that changes the shape as the body does"
+            )
+        return output
+
+    def leaves(self) -> Iterator[Layer]:
+        """Body, then shortcut."""
+        yield from self._body.leaves()
+        if self._shortcut is not None:
+            yield from self._shortcut.leaves()
+
+    def forward(self, x: Array, run: Run) -> Array:
+        """Add the branches."""
+        body = self._body.forward(x, run)
+        shortcut = x if self._shortcut is None else self._shortcut.forward(x, run)
+        return np.add(body, shortcut, out=self.workspace.take("output", body.shape, body.dtype))
+
+    def backward(self, dy: Array, run: Run) -> Array:
+        """Add the gradients of the branches."""
+        shortcut = dy if self._shortcut is None else self._shortcut.backward(dy, run)
+        body = self._body.backward(dy, run)
+        return np.add(body, shortcut, out=self.workspace.take("input_gradient", body.shape, body.dtype))
+
+
+class PaddedShortcut(Layer):
+    """The parameter-free shortcut of He et al. 2015, option A: every `stride`-th pixel, zeros for new channels."""
+
+    output_is_free = True
+    gradient_is_free = True
+
+    def __init__(self, channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self._channels, self._stride = channels, stride
+        self._input_shape: Shape = ()
+        self._output_shape: Shape = ()
+
+    def build(self, name: str, input_shape: Shape) -> Shape:
+        """(H, W, C) -> (ceil(H / stride), ceil(W / stride), channels)."""
+        self.name = name
+        if len(input_shape) != 3 or input_shape[2] > self._channels:
+            expected = f"(height, width, at most {self._channels} channels)"
+            raise shape_error(name, expected, input_shape, "use a Conv2d with a 1 x 1 kernel as the shortcut")
+        self._input_shape = input_shape
+        height, width = (-(-side // self._stride) for side in input_shape[:2])
+        self._output_shape = (height, width, self._channels)
+        return self._output_shape
+
+    def forward(self, x: Array, run: Run) -> Array:
+        """Copy the pixels that stay."""
+        channels = self._input_shape[2]
+        y = self.workspace.take("output", (len(x), *self._output_shape), x.dtype)
+        y[..., :channels] = x[:, :: self._stride, :: self._stride]
+        y[..., channels:] = 0
+        return y
+
+    def backward(self, dy: Array, run: Run) -> Array:
+        """Copy their gradients back."""
+        dx = self.workspace.take("input_gradient", (len(dy), *self._input_shape), dy.dtype)
+        dx[...] = 0
+        dx[:, :: self._stride, :: self._stride] = dy[..., : self._input_shape[2]]
+        return dx
+
+
+def _child(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent else name

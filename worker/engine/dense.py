@@ -1,0 +1,165 @@
+"""Fully connected layer, rectifier, flattening and dropout."""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import numpy as np
+
+from kernels.nn.elementwise import add_bias, column_sums, dropout, dropout_key, relu, relu_gradient
+from taihu.errors import ModelError
+from taihu.layout import TensorSpec
+from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, fill_normal, shape_error
+
+__all__ = ["Dropout", "Flatten", "Linear", "ReLU"]
+
+
+class Linear(ParameterLayer):
+    """y = x W + b with W (inputs, units).
+
+    Args:
+        units: number of outputs.
+        bias: whether there is a b.
+        gain: the initial weights have the variance gain / inputs: 2 before a rectifier (He et al. 2015), 1 otherwise.
+    """
+
+    output_is_free = True
+    gradient_is_free = True
+
+    def __init__(self, units: int, *, bias: bool = True, gain: float = 2.0) -> None:
+        super().__init__()
+        if units < 1:
+            raise ModelError(f"Linear: expected at least 1 unit, seen {units}")
+        self._units, self._has_bias, self._gain = units, bias, gain
+        self._input = np.empty(0)
+
+    @property
+    def kind(self) -> str:
+        """`fc`."""
+        return "fc"
+
+    def build(self, name: str, input_shape: Shape) -> Shape:
+        """(inputs,) -> (units,)."""
+        self.name = name
+        if len(input_shape) != 1:
+            raise shape_error(name, "(features,)", input_shape, "put Flatten or GlobalAvgPool before Linear")
+        bias = (TensorSpec("bias", (self._units,)),) if self._has_bias else ()
+        self.tensors = (TensorSpec("weight", (input_shape[0], self._units)), *bias)
+        return (self._units,)
+
+    def fill(self, generator: np.random.Generator) -> None:
+        """Normal weights of the variance gain / inputs; zero bias."""
+        weight = self.parameters["weight"]
+        fill_normal(weight, generator, math.sqrt(self._gain / len(weight)))
+        if self._has_bias:
+            self.parameters["bias"][...] = 0
+
+    def compute(self, x: Array, run: Run) -> Array:
+        """One matrix product."""
+        self._input = x
+        y = self.workspace.take("output", (len(x), self._units), x.dtype)
+        np.matmul(x, self.parameters["weight"], out=y)
+        if self._has_bias:
+            add_bias(y, self.parameters["bias"])
+        return y
+
+    def differentiate(self, dy: Array, run: Run) -> Array:
+        """DW = x^T dy, db = column sums of dy, dx = dy W^T."""
+        x = self._input
+        np.matmul(x.T, dy, out=self.gradients["weight"])
+        if self._has_bias:
+            sums = run.scratch.take("sums", (self._units,), np.float64)
+            column_sums(dy, sums)
+            self.gradients["bias"][...] = sums
+        if not self.needs_input_gradient:
+            return x[:0]
+        dx = self.workspace.take("input_gradient", x.shape, x.dtype)
+        return np.matmul(dy, self.parameters["weight"].T, out=dx)
+
+
+class ReLU(Layer):
+    """y = max(x, 0)."""
+
+    output_is_free = True
+    gradient_is_free = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._output = np.empty(0)
+
+    def build(self, name: str, input_shape: Shape) -> Shape:
+        """Any shape, unchanged."""
+        self.name = name
+        return input_shape
+
+    def forward(self, x: Array, run: Run) -> Array:
+        """Rectify."""
+        y = x if self.may_overwrite_input else self.workspace.take("output", x.shape, x.dtype)
+        relu(x.reshape(-1), y.reshape(-1))
+        self._output = y
+        return y
+
+    def backward(self, dy: Array, run: Run) -> Array:
+        """Pass the gradient where the output is positive."""
+        dx = dy if self.may_overwrite_gradient else self.workspace.take("input_gradient", dy.shape, dy.dtype)
+        relu_gradient(self._output.reshape(-1), dy.reshape(-1), dx.reshape(-1))
+        return dx
+
+
+class Flatten(Layer):
+    """(H, W, C) -> (H * W * C,), a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._input_shape: Shape = ()
+
+    def build(self, name: str, input_shape: Shape) -> Shape:
+        """Any shape -> (elements,)."""
+        self.name = name
+        self._input_shape = input_shape
+        return (math.prod(input_shape),)
+
+    def forward(self, x: Array, run: Run) -> Array:
+        """Drop the shape."""
+        return x.reshape(len(x), -1)
+
+    def backward(self, dy: Array, run: Run) -> Array:
+        """Restore the shape."""
+        return dy.reshape(len(dy), *self._input_shape)
+
+
+class Dropout(Layer):
+    """Zero elements with probability `rate` in training and scale the others by 1 / (1 - rate).
+
+    The mask is a function of (seed, step, layer, sample of the global batch, element), so that one worker with the
+    whole batch and many workers with its parts drop the same elements.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        if not 0.0 <= rate < 1.0:
+            raise ModelError(f"Dropout: expected a rate of 0 or more and below 1, seen {rate}")
+        self._rate = rate
+
+    def build(self, name: str, input_shape: Shape) -> Shape:
+        """Any shape, unchanged."""
+        self.name = name
+        return input_shape
+
+    def forward(self, x: Array, run: Run) -> Array:
+        """Drop elements in training; pass the input on otherwise."""
+        return self._apply("output", x, run)
+
+    def backward(self, dy: Array, run: Run) -> Array:
+        """Drop the same elements of the gradient."""
+        return self._apply("input_gradient", dy, run)
+
+    def _apply(self, buffer: str, x: Array, run: Run) -> Array:
+        context = run.context
+        if not context.training:
+            return x
+        y = self.workspace.take(buffer, x.shape, x.dtype)
+        key = dropout_key(context.seed, context.step, zlib.crc32(self.name.encode()))
+        dropout(x.reshape(len(x), -1), y.reshape(len(x), -1), self._rate, key, context.first_sample)
+        return y

@@ -1,0 +1,229 @@
+"""What every layer is: shape inference, forward, backward, and views into the arenas."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from taihu.errors import ModelError
+from taihu.layout import TensorSpec
+
+__all__ = [
+    "Array",
+    "Layer",
+    "ParameterLayer",
+    "Run",
+    "Shape",
+    "StepContext",
+    "Workspace",
+    "fill_normal",
+    "shape_error",
+]
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+
+_CACHE_LINE = 64
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """Everything that randomness in a step may depend on.
+
+    Attributes:
+        training: batch statistics and dropout when true, running statistics and no dropout otherwise.
+        seed: the seed of the run.
+        step: index of the step.
+        first_sample: index of this worker's first sample within the global batch (rank * batch).
+    """
+
+    training: bool
+    seed: int
+    step: int
+    first_sample: int
+
+
+class Workspace:
+    """Buffers that are allocated once and handed out again.
+
+    A buffer's content lasts until the same key is taken again, with whatever shape; a smaller batch, as in the last
+    step of an evaluation, uses the front of the memory of the larger one.
+    """
+
+    def __init__(self) -> None:
+        self._storage: dict[str, Array] = {}
+
+    def take(self, key: str, shape: Shape, dtype: DTypeLike) -> Array:
+        """Return a C-contiguous buffer aligned to a cache line; its content is arbitrary."""
+        dtype = np.dtype(dtype)
+        size = int(np.prod(shape)) * dtype.itemsize
+        storage = self._storage.get(key)
+        if storage is None or storage.size < size:
+            storage = _aligned_bytes(size)
+            self._storage[key] = storage
+        return storage[:size].view(dtype).reshape(shape)
+
+
+def _aligned_bytes(size: int) -> Array:
+    raw = np.empty(size + _CACHE_LINE, dtype=np.uint8)
+    offset = -raw.ctypes.data % _CACHE_LINE
+    return raw[offset : offset + size]
+
+
+def _ignore(index: int) -> None:
+    """The hook of whoever does not listen."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One forward or backward pass: what a layer may know about the step.
+
+    Attributes:
+        context: the step's identity.
+        scratch: buffers shared by all layers, valid within one call of one layer only.
+        before_layer: called with a layer's index in the layout right before its parameters are read in the forward.
+        gradient_ready: called with it when its gradient is complete and its parameters are not needed any more.
+    """
+
+    context: StepContext
+    scratch: Workspace = field(default_factory=Workspace)
+    before_layer: Callable[[int], None] = _ignore
+    gradient_ready: Callable[[int], None] = _ignore
+
+
+class Layer(ABC):
+    """A step of the computation, or a container of such steps; it computes in the dtype of its input.
+
+    Activations are C-contiguous, (batch, height, width, channels) or (batch, features). A layer keeps what its
+    backward needs from its latest forward. Arrays that it receives belong to others: it may read them until its
+    backward is done, and writes to them only where its container allowed that.
+
+    Attributes:
+        name: unique in the model, set by `build`; "" before.
+        needs_input_gradient: when false, nobody looks at what `backward` returns.
+        output_is_free: the layer itself does not read again what `forward` returned: the next one may overwrite it.
+        gradient_is_free: the same for what `backward` returned.
+        may_overwrite_input: set by the container: `forward` may write its result over its input.
+        may_overwrite_gradient: set by the container: `backward` may write its result over `dy`.
+    """
+
+    output_is_free: bool = False
+    gradient_is_free: bool = False
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.workspace = Workspace()
+        self.needs_input_gradient = True
+        self.may_overwrite_input = False
+        self.may_overwrite_gradient = False
+
+    @property
+    def kind(self) -> str:
+        """What the layer is called when its container names it, for example `conv`."""
+        return type(self).__name__.lower()
+
+    @abstractmethod
+    def build(self, name: str, input_shape: Shape) -> Shape:
+        """Take the name, infer the shapes and name the children.
+
+        Args:
+            name: unique in the model.
+            input_shape: shape of one sample, without the batch axis.
+
+        Returns:
+            The shape of one sample of the output.
+
+        Raises:
+            ModelError: the layer cannot take such an input.
+        """
+
+    @abstractmethod
+    def forward(self, x: Array, run: Run) -> Array:
+        """Return the output for the batch `x`; the result is valid until the next forward."""
+
+    @abstractmethod
+    def backward(self, dy: Array, run: Run) -> Array:
+        """Write the parameter gradients and return the gradient of the input, both for the latest forward."""
+
+    def leaves(self) -> Iterator[Layer]:
+        """The layers without children below this one, in forward order."""
+        yield self
+
+    def skip_input_gradient(self) -> None:
+        """Say that nobody needs the gradient of the input: what `backward` returns is not looked at."""
+        self.needs_input_gradient = False
+
+    def buffers(self) -> dict[str, Array]:
+        """State that is saved with the parameters but not trained, by name within the layer."""
+        return {}
+
+
+class ParameterLayer(Layer):
+    """A layer with parameters; subclasses write `compute` and `differentiate`, and `tensors` in `build`.
+
+    Attributes:
+        tensors: the parameters in the order in which they lie in the arena.
+        index: place of the layer in the layout, set by the model.
+        parameters: views into the parameter arena, by tensor name.
+        gradients: views into the gradient arena, by tensor name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: tuple[TensorSpec, ...] = ()
+        self.index = -1
+        self.parameters: dict[str, Array] = {}
+        self.gradients: dict[str, Array] = {}
+
+    def bind(self, parameters: Array, gradients: Array) -> None:
+        """Keep views of this layer's part of the two arenas, both one-dimensional."""
+        offset = 0
+        for tensor in self.tensors:
+            part = slice(offset, offset + tensor.elements)
+            self.parameters[tensor.name] = parameters[part].reshape(tensor.shape)
+            self.gradients[tensor.name] = gradients[part].reshape(tensor.shape)
+            offset += tensor.elements
+
+    def initialize(self, seed: int) -> None:
+        """Write the bound parameters; what is written depends on `seed` and the layer's name only."""
+        generator = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
+        self.fill(generator)
+
+    def forward(self, x: Array, run: Run) -> Array:
+        """Announce the read of the parameters, then compute."""
+        run.before_layer(self.index)
+        return self.compute(x, run)
+
+    def backward(self, dy: Array, run: Run) -> Array:
+        """Differentiate, then announce the gradient."""
+        dx = self.differentiate(dy, run)
+        run.gradient_ready(self.index)
+        return dx
+
+    @abstractmethod
+    def fill(self, generator: np.random.Generator) -> None:
+        """Write initial values into `parameters`."""
+
+    @abstractmethod
+    def compute(self, x: Array, run: Run) -> Array:
+        """The forward pass."""
+
+    @abstractmethod
+    def differentiate(self, dy: Array, run: Run) -> Array:
+        """Overwrite `gradients` and return the gradient of the input."""
+
+
+def fill_normal(target: Array, generator: np.random.Generator, deviation: float) -> None:
+    """Write normal values; they are drawn in float32, so that both dtypes start from the same ones."""
+    target[...] = generator.standard_normal(target.shape, dtype=np.float32) * np.float32(deviation)
+
+
+def shape_error(name: str, expected: str, seen: Sequence[int], remedy: str) -> ModelError:
+    """The error of a layer that cannot take an input of the shape `seen`, without the batch axis."""
+    return ModelError(f"{name}: expected an input of {expected}, seen {tuple(seen)}; {remedy}")

@@ -1,0 +1,164 @@
+"""A tree of layers bound to a parameter and a gradient arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from taihu.errors import ModelError
+from taihu.layout import LayerSpec, Layout
+from worker.engine.containers import Sequential
+from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, Workspace
+
+__all__ = ["Model"]
+
+
+class Model:
+    """A classifier of NHWC images.
+
+    Args:
+        root: the layers; a chain or any other layer.
+        input_shape: (height, width, channels) of an image.
+        classes: number of logits that the last layer must have.
+
+    Attributes:
+        layout: the layers with parameters in backward order.
+
+    Raises:
+        ModelError: shapes do not fit, or a layer object occurs twice.
+    """
+
+    def __init__(self, root: Layer, input_shape: Shape, classes: int) -> None:
+        self._root = root if isinstance(root, Sequential) else Sequential([root])
+        self._input_shape = tuple(input_shape)
+        if len(self._input_shape) != 3 or min(self._input_shape) < 1:
+            raise ModelError(f"expected images of (height, width, channels), seen {self._input_shape}")
+        output = self._root.build("", self._input_shape)
+        if output != (classes,):
+            raise ModelError(
+                f"model: expected an output of ({classes},) for {classes} classes, seen {output}; "
+                f"end it with Linear({classes})"
+            )
+        leaves = list(self._root.leaves())
+        if len({id(leaf) for leaf in leaves}) != len(leaves):
+            raise ModelError("model: a layer object occurs twice; make one object for each place")
+        self._leaves = leaves
+        self._layers = [leaf for leaf in reversed(leaves) if isinstance(leaf, ParameterLayer)]
+        for index, layer in enumerate(self._layers):
+            layer.index = index
+        self.layout = Layout(tuple(LayerSpec(layer.name, layer.tensors) for layer in self._layers))
+        self._root.skip_input_gradient()
+        self._scratch = Workspace()
+        self._dtype: np.dtype[np.floating] | None = None
+        self._context: StepContext | None = None
+
+    def bind(self, parameters: Array, gradients: Array) -> None:
+        """Use two arenas, of which the layers keep views.
+
+        Args:
+            parameters: (layout.elements,), contiguous, float32 (float64 for gradient checks).
+            gradients: like `parameters`, another array.
+
+        Raises:
+            ModelError: an arena has another shape or dtype.
+        """
+        for name, arena in (("parameter", parameters), ("gradient", gradients)):
+            fits = arena.shape == (self.layout.elements,) and arena.flags.c_contiguous
+            if not fits or arena.dtype != parameters.dtype or arena.dtype not in (np.float32, np.float64):
+                raise ModelError(
+                    f"{name} arena: expected ({self.layout.elements},) contiguous float32, seen {arena.shape} "
+                    f"{arena.dtype}; allocate it from this model's layout"
+                )
+        offsets = self.layout.offsets
+        for layer, start, stop in zip(self._layers, offsets, offsets[1:], strict=False):
+            layer.bind(parameters[start:stop], gradients[start:stop])
+        self._dtype = parameters.dtype
+
+    def initialize(self, seed: int) -> None:
+        """Write the bound parameters and reset the buffers; the same seed gives the same bits."""
+        for layer in self._layers:
+            layer.initialize(seed)
+
+    def forward(
+        self, images: Array, context: StepContext, before_layer: Callable[[int], None] | None = None
+    ) -> Array:
+        """Compute the logits.
+
+        Args:
+            images: (B, height, width, channels); converted to the dtype of the arenas, left alone until `backward`.
+            context: the step.
+            before_layer: called with i right before layout.layers[i] reads its parameters, for i = n-1, ..., 0.
+
+        Returns:
+            (B, classes), valid until the next forward.
+
+        Raises:
+            ModelError: no arena is bound, or the images have another shape.
+        """
+        if self._dtype is None:
+            raise ModelError("model: expected bound arenas, seen none; call bind() first")
+        if images.shape[1:] != self._input_shape or not len(images):
+            expected = ", ".join(map(str, self._input_shape))
+            raise ModelError(f"model: expected images of (batch, {expected}), seen {images.shape}; convert the data")
+        self._context = context
+        x = np.ascontiguousarray(images, dtype=self._dtype)
+        return self._root.forward(x, _run(context, self._scratch, before_layer=before_layer))
+
+    def backward(self, dlogits: Array, gradient_ready: Callable[[int], None] | None = None) -> None:
+        """Write the gradients of the latest forward, which must have been a training one, into the gradient arena.
+
+        Args:
+            dlogits: (B, classes), gradient of the loss.
+            gradient_ready: called with i = 0, 1, 2, ... when the gradient of layout.layers[i] is complete and its
+                parameters are not needed any more in this step.
+
+        Raises:
+            ModelError: there was no training forward to differentiate.
+        """
+        context = self._context
+        if context is None or not context.training:
+            raise ModelError("model: expected a training forward before backward, seen none; run forward() first")
+        self._context = None
+        dy = np.ascontiguousarray(dlogits, dtype=self._dtype)
+        self._root.backward(dy, _run(context, self._scratch, gradient_ready=gradient_ready))
+
+    def buffers(self) -> dict[str, Array]:
+        """Live views of the running statistics, "layer/buffer" -> array."""
+        return dict(self._buffers())
+
+    def _buffers(self) -> Iterator[tuple[str, Array]]:
+        for leaf in self._leaves:
+            for name, buffer in leaf.buffers().items():
+                yield f"{leaf.name}/{name}", buffer
+
+    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
+        """Copy saved running statistics into the layers, all or none.
+
+        Raises:
+            ModelError: a name is missing or unknown, or a shape differs.
+        """
+        own = self.buffers()
+        if difference := sorted(own.keys() ^ buffers.keys()):
+            where = "missing" if difference[0] in own else "not in this model"
+            raise ModelError(f"buffer {difference[0]} is {where}; load the checkpoint of the same model")
+        for name, buffer in own.items():
+            if buffers[name].shape != buffer.shape:
+                raise ModelError(
+                    f"buffer {name}: expected shape {buffer.shape}, seen {buffers[name].shape}; "
+                    "load the checkpoint of the same model"
+                )
+        for name, buffer in own.items():
+            buffer[...] = buffers[name]
+
+    def parameters_by_name(self) -> dict[str, Array]:
+        """Views of the bound parameters, "layer/tensor" -> array, in layout order."""
+        return {
+            f"{layer.name}/{name}": parameter
+            for layer in self._layers
+            for name, parameter in layer.parameters.items()
+        }
+
+
+def _run(context: StepContext, scratch: Workspace, **hooks: Callable[[int], None] | None) -> Run:
+    return Run(context, scratch, **{name: hook for name, hook in hooks.items() if hook is not None})
