@@ -1,70 +1,22 @@
-"""`taihu server`, also `python -m ps_server`."""
+"""`python -m ps_server`: the same as `taihu server`."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
 
 import typer
 
-from ps_server.daemon import ServerDaemon, ServerOptions
-from taihu.entry import raise_on_terminate, run_app
-from taihu.environment import rank_from_environment, resolve_job
-from taihu.options import (
-    BindOption,
-    CoordinatorOption,
-    JobArgument,
-    LogFormatOption,
-    MetricsPortOption,
-    ServersOption,
-    SetOption,
-    StopWithStdinOption,
-    WorkersOption,
-    stop_with_stdin,
-)
-from taihu.wire.log import configure_logs
+from taihu.blas import prefer_widest_vectors
+from taihu.entry import run_app
 
-__all__ = ["server"]
-
-
-def server(
-    job_file: JobArgument = None,
-    index: Annotated[int | None, typer.Option("--index", help="Index of this server; 0 coordinates the run.")] = None,
-    bind: BindOption = "",
-    advertise: Annotated[
-        str, typer.Option(metavar="HOST", help="The host that workers are told to connect to.")
-    ] = "",
-    coordinator: CoordinatorOption = None,
-    servers: ServersOption = None,
-    workers: WorkersOption = None,
-    assignments: SetOption = None,
-    metrics_port: MetricsPortOption = 0,
-    log_format: LogFormatOption = "auto",
-    stop_with_parent: StopWithStdinOption = False,
-) -> None:
-    r"""Run one parameter server until its run has ended.
-
-    \b
-    Examples:
-      taihu server job.toml --index 0 --coordinator 10.0.0.1:7070
-      taihu server job.toml --index 1 --coordinator 10.0.0.1:7070
-    """
-    flags = {"cluster": {"coordinator": coordinator, "servers": servers, "workers": workers}}
-    job = resolve_job(job_file, assignments or (), flags)
-    if index is None:
-        index = rank_from_environment(os.environ, "server") or 0
-    configure_logs(log_format, role="server", rank=index)
-    raise_on_terminate()
-    if stop_with_parent:
-        stop_with_stdin()
-    options = ServerOptions(index=index, bind=bind, advertise=advertise, metrics_port=metrics_port)
-    with ServerDaemon(job, options) as daemon:
-        typer.echo(f"listening on {daemon.address}, metrics on port {daemon.metrics_port}")
-        daemon.run()
+__all__ = ["main"]
 
 
 def main() -> None:
-    """Entry of `python -m ps_server`."""
+    """Run the command; NumPy is imported after its BLAS has been chosen."""
+    prefer_widest_vectors(os.environ)
+    from ps_server.command import server  # noqa: PLC0415
+
     app = typer.Typer(add_completion=False)
     app.command()(server)
     run_app(app)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.reduce import all_finite, sum_in_rank_order
+from kernels.reduce import all_finite, sum_in_rank_order, warm_up
 from ps_server.aggregator import Aggregator, Complete, Outcome
 from ps_server.optimizer import OptimizerShard
 from taihu.coordination.plan import Plan
@@ -101,6 +101,7 @@ class ParameterStore:
         initial.check_complete()
         optimizer = OptimizerShard(self._job.optimizer, initial.parameters)
         optimizer.warm_up()
+        warm_up()
         with self._changed:
             if self._plan is not None:
                 raise StaleError("the parameters have been initialized already; only worker 0 does so, once")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
+from taihu.blas import prefer_widest_vectors
 from taihu.guard import check_installation
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Check that the packages are taihu's before anything of them is used, then run the command line."""
+    """Check whose packages these are and choose NumPy's BLAS, before anything of either is imported."""
     check_installation()
-    from taihu.cli.main import run  # noqa: PLC0415 - after the check
+    prefer_widest_vectors(os.environ)
+    from taihu.cli.main import run  # noqa: PLC0415
 
     run()
 

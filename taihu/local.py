@@ -93,7 +93,7 @@ class LocalProcesses:
         failed = [daemon for daemon, code in zip(self._daemons, codes, strict=True) if code]
         if failed:
             # Prefer the cause to its consequences: a kill first, then a wrong setting, then a failed run.
-            raise _failure(min(failed, key=_rank_as_cause))
+            raise _failure(min(failed, key=_rank_as_cause), self._daemons)
         return all(code == 0 for code in codes)
 
     def wait(self, timeout_s: float) -> None:
@@ -123,11 +123,16 @@ def _rank_as_cause(daemon: _Daemon) -> int:
     return 0 if code < 0 else 1 if code == 2 else 2
 
 
-def _failure(daemon: _Daemon) -> DaemonFailedError:
+def _failure(daemon: _Daemon, daemons: Sequence[_Daemon]) -> DaemonFailedError:
     code = daemon.process.returncode
     if code < 0:
         return DaemonFailedError(f"{daemon.name} was killed by {signal.Signals(-code).name}; log: {daemon.log}", 1)
-    return DaemonFailedError(f"{daemon.name}: {_last_words(daemon.log)}; log: {daemon.log}", code)
+    words = _last_words(daemon.log)
+    # Server 0 tells for which member's sake the run failed; that member's log has the rest.
+    culprit = next((other for other in daemons if words.startswith(f"{other.name}: ")), None)
+    if culprit is None:
+        return DaemonFailedError(f"{daemon.name}: {words}; log: {daemon.log}", code)
+    return DaemonFailedError(f"{words}; log: {culprit.log}", code)
 
 
 def _last_words(log: Path) -> str:

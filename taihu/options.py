@@ -21,6 +21,7 @@ __all__ = [
     "ServersOption",
     "SetOption",
     "StopWithStdinOption",
+    "VerboseOption",
     "WorkersOption",
     "stop_with_stdin",
 ]
@@ -49,6 +50,7 @@ LogFormatOption = Annotated[
     Literal["auto", "text", "json"],
     typer.Option("--log-format", metavar="auto|text|json", help="Form of the log lines on stderr."),
 ]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")]
 StopWithStdinOption = Annotated[
     bool,
     typer.Option("--stop-with-stdin", hidden=True, help="End when stdin closes: with the process that started it."),

@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
 from taihu.coordination.membership import MemberId, Role, RunState
+from taihu.coordination.plan import Plan
 from taihu.coordination.service import new_incarnation
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
@@ -92,7 +93,8 @@ class WorkerDaemon:
             )
             addresses = client.join(layout=replica.model.layout)
             with _failure_reported(client):
-                return self._take_part(client, addresses, replica)
+                plan = client.get_plan(self._job.cluster.connect_timeout_s)
+            return self._take_part(client, addresses, plan, replica)
 
     def _build(self) -> Replica:
         """Load the data and build the model; worker 0's parameters are the job's."""
@@ -105,20 +107,24 @@ class WorkerDaemon:
             model.initialize(self._job.train.seed)
         return Replica(model, arenas, dataset, batches)
 
-    def _take_part(self, client: CoordinatorClient, addresses: tuple[str, ...], replica: Replica) -> dict[str, Any]:
+    def _take_part(
+        self, client: CoordinatorClient, addresses: tuple[str, ...], plan: Plan, replica: Replica
+    ) -> dict[str, Any]:
         """From joining to finishing."""
         total = self._job.train.steps or self._job.train.epochs * replica.batches.steps_per_epoch
         meter = ProgressMeter(total_steps=total, batch=self._job.train.batch)
         exchange = ServerExchange(
             job=self._job,
-            plan=client.get_plan(self._job.cluster.connect_timeout_s),
+            plan=plan,
             addresses=addresses,
             identity=WorkerIdentity(self._job.name, self._options.rank, self._incarnation),
             arenas=replica.arenas,
             clock=self._clock,
         )
         on_end = _fail_exchange_on(exchange)
-        with exchange, HeartbeatThread(client, self._job, lambda: meter.progress, on_end, self._clock):
+        heartbeats = HeartbeatThread(client, self._job, lambda: meter.progress, on_end, self._clock)
+        # The failure is reported while the streams are open: a stream that breaks first would become the reason.
+        with exchange, heartbeats, _failure_reported(client):
             exchange.start()
             self._log.info(
                 "training", steps=total, parameters=replica.model.layout.elements, groups=len(exchange.groups)

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from taihu.errors import ModelError
 from worker.engine import Model, build_model
 
-__all__ = ["SavedModel", "load_model", "save_model"]
+__all__ = ["LoadedModel", "SavedModel", "load_model", "save_model"]
 
 _METADATA_KEY = "taihu"
 _BUFFER_PREFIX = "buffers/"
@@ -48,7 +48,16 @@ def save_model(path: Path, model: Model, saved: SavedModel) -> None:
         raise ModelError(f"cannot save {path}: {error}") from None
 
 
-def load_model(path: Path) -> tuple[Model, SavedModel]:
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its parameters in place; `parameters` is the arena that it is bound to."""
+
+    model: Model
+    parameters: NDArray[np.float32]
+    saved: SavedModel
+
+
+def load_model(path: Path) -> LoadedModel:
     """Build the model of a file again, with its parameters and buffers in place.
 
     Raises:
@@ -64,7 +73,7 @@ def load_model(path: Path) -> tuple[Model, SavedModel]:
             raise ModelError(f"{path}: tensor {name}: expected shape {target.shape} of {saved.model}, found {found}")
         target[...] = tensors[name]
     model.load_buffers({name.removeprefix(_BUFFER_PREFIX): t for name, t in tensors.items() if _is_buffer(name)})
-    return model, saved
+    return LoadedModel(model, arena, saved)
 
 
 def _is_buffer(name: str) -> bool:

@@ -30,15 +30,16 @@ def evaluate_file(
     Example:
       taihu evaluate model.safetensors
     """
-    model, saved = load_model(file)
+    loaded = load_model(file)
+    saved = loaded.saved
     dataset = load_dataset(data or saved.data, data_path)
     if (dataset.image_shape, dataset.classes) != (saved.input_shape, saved.classes):
         raise ModelError(
             f"{file}: the model takes images {saved.input_shape} of {saved.classes} classes, "
             f"{dataset.name} has {dataset.image_shape} of {dataset.classes}; give --data what it was trained on"
         )
-    tested = evaluate(model, dataset)
-    digest = parameters_sha256(model.parameters)
+    tested = evaluate(loaded.model, dataset)
+    digest = parameters_sha256(loaded.parameters)
     typer.echo(f"{saved.model} after {saved.steps} steps on {dataset.name}: test accuracy {tested.accuracy:.2%}")
     typer.echo(f"test loss {tested.loss:.4f}, parameters sha256 {digest}")
     if json_file is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import typer
 
 import taihu
-from ps_server.__main__ import server
+from ps_server.command import server
 from taihu.cli.bench import bench_app
 from taihu.cli.evaluate import evaluate_file
 from taihu.cli.status import status
 from taihu.cli.train import train
 from taihu.entry import run_app
-from worker.__main__ import worker
+from worker.command import worker
 
 __all__ = ["make_app", "run"]
 

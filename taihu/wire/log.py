@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Literal
 
@@ -12,8 +13,8 @@ __all__ = ["LogFormat", "configure_logs"]
 LogFormat = Literal["auto", "text", "json"]
 
 
-def configure_logs(form: LogFormat = "auto", **context: object) -> None:
-    """Set up logging for this process; `context` (role, rank) is part of every line."""
+def configure_logs(form: LogFormat = "auto", *, verbose: bool = False, **context: object) -> None:
+    """Set up logging for this process; `context` (role, rank) is part of every line, `verbose` shows every step."""
     as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
@@ -26,6 +27,7 @@ def configure_logs(form: LogFormat = "auto", **context: object) -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     structlog.contextvars.bind_contextvars(**context)

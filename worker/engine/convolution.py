@@ -18,7 +18,7 @@ from worker.engine.layer import Array, ParameterLayer, Run, Shape, fill_normal, 
 __all__ = ["Conv2d"]
 
 # The column matrix of a block of samples stays in the second-level cache between im2col and the product.
-_COLUMN_BYTES = 1 << 20
+_COLUMN_BYTES = 1 << 21
 
 
 class Conv2d(ParameterLayer):
@@ -47,10 +47,12 @@ class Conv2d(ParameterLayer):
         groups: int = 1,
     ) -> None:
         super().__init__()
-        if min(filters, kernel, stride, groups) < 1 or filters % groups:
+        border = 0 if padding == "same" else padding
+        if min(filters, kernel, stride, groups) < 1 or border < 0 or filters % groups:
             raise ModelError(
-                f"Conv2d: expected positive filters, kernel, stride and groups that divide the filters, seen "
-                f"filters={filters}, kernel={kernel}, stride={stride}, groups={groups}"
+                "Conv2d: expected positive filters, kernel and stride, padding of at least 0 and groups that divide "
+                f"the filters, seen filters={filters}, kernel={kernel}, stride={stride}, padding={padding}, "
+                f"groups={groups}"
             )
         if padding == "same" and kernel % 2 == 0:
             raise ModelError(

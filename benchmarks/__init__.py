@@ -1,0 +1,1 @@
+"""Long runs whose results are committed in docs/."""

@@ -1,0 +1,33 @@
+"""What several test folders use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from taihu.environment import without_settings
+
+Taihu = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def taihu(tmp_path: Path) -> Taihu:
+    """Run the command line in an empty folder: `taihu("train", "--steps", "5")`."""
+
+    def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "taihu", *arguments],
+            cwd=tmp_path,
+            env={**without_settings(os.environ), **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run

@@ -1,0 +1,102 @@
+"""Whatever dies or is interrupted: the run ends with the cause in one line, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from taihu.environment import without_settings
+
+ENDLESS = ("--steps", "1000000", "--set", "train.evaluate=false")
+
+
+@contextmanager
+def endless_training(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run that is under way: every worker has made a step."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "taihu", "train", *ENDLESS, "--logs", str(folder / "logs")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=without_settings(os.environ),
+    )
+    assert process.stdout is not None
+    try:
+        while (line := process.stdout.readline()) and "step " not in line:
+            pass
+        assert line, "the run ended before its first step"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def children(process: subprocess.Popen[str]) -> dict[int, str]:
+    """The daemons by pid, with their command lines."""
+    pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in pids}
+
+
+def wait_until_gone(pids: list[int], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, "daemons are still there"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("victim", ["worker", "ps_server"])
+def test_a_killed_daemon_ends_the_run_and_is_named(tmp_path: Path, victim: str) -> None:
+    with endless_training(tmp_path) as process:
+        daemons = children(process)
+        assert len(daemons) == 5
+        pid = next(pid for pid, command in daemons.items() if f"-m {victim} " in command)
+        os.kill(pid, signal.SIGKILL)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert errors.count("\n") == 1
+        assert "was killed by SIGKILL" in errors
+        assert victim.removeprefix("ps_") in errors
+        wait_until_gone(list(daemons))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130)])
+def test_ctrl_c_ends_all_daemons(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with endless_training(tmp_path) as process:
+        daemons = list(children(process))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == code
+        assert errors == f"error: interrupted by {number.name}\n"
+        wait_until_gone(daemons)
+
+
+def test_daemons_do_not_outlive_the_process_that_started_them(tmp_path: Path) -> None:
+    with endless_training(tmp_path) as process:
+        daemons = list(children(process))
+        process.kill()
+        process.wait()
+        wait_until_gone(daemons)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_and_names_layer_and_step(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "taihu", "train", "--steps", "500", "--set", "optimizer.learning_rate=1e6"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        env=without_settings(os.environ),
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "optimizer.learning_rate" in done.stderr
+    assert " step " in done.stderr
+    assert done.stderr.count("\n") == 1

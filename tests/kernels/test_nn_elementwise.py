@@ -1,0 +1,88 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from kernels.nn.elementwise import add_bias, column_sums, dropout, dropout_key, relu, relu_gradient
+
+_WORD = 1 << 64
+_GOLDEN = 0x9E3779B97F4A7C15
+_DTYPES = st.sampled_from([np.float32, np.float64])
+_INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+@settings(deadline=None, max_examples=50)
+@given(_DTYPES, st.data(), st.booleans())
+def test_relu_and_its_gradient(dtype: Any, data: st.DataObject, in_place: bool) -> None:
+    size = data.draw(st.integers(0, 70))
+    x, dy = (data.draw(hnp.arrays(dtype, size)) for _ in range(2))
+    expected_y = [value if not value < 0 else 0 for value in x]
+    expected_dx = [g if not value <= 0 else 0 for value, g in zip(x, dy, strict=True)]
+    y = x if in_place else np.empty_like(x)
+    dx = dy if in_place else np.empty_like(dy)
+    relu(x, y)
+    relu_gradient(y, dy, dx)
+    assert np.array_equal(y, expected_y, equal_nan=True)
+    assert np.array_equal(dx, expected_dx, equal_nan=True)
+
+
+@settings(deadline=None, max_examples=50)
+@given(_DTYPES, st.integers(1, 40), st.integers(1, 40), st.integers(0, 9))
+def test_add_bias_and_column_sums(dtype: Any, rows: int, columns: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    x, bias = generator.standard_normal((rows, columns)).astype(dtype), generator.random(columns).astype(dtype)
+    sums = np.full(columns, np.nan)
+    column_sums(x, sums)
+    np.testing.assert_allclose(sums, [sum(float(v) for v in x[:, c]) for c in range(columns)], rtol=1e-12, atol=1e-12)
+    y = x.copy()
+    add_bias(y, bias)
+    assert np.array_equal(y, x + bias)
+
+
+def _mix(value: int) -> int:
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % _WORD
+    return value ^ (value >> 31)
+
+
+def _kept(rate: float, identity: tuple[int, int, int], sample: int, element: int) -> bool:
+    """The definition, in Python's integers; the identity is (seed, step, layer)."""
+    seed, step, layer = identity
+    key = _mix((_mix((_mix((seed + _GOLDEN) % _WORD) + step) % _WORD) + layer) % _WORD)
+    state = _mix((key + _GOLDEN * (sample + 1)) % _WORD)
+    return _mix((state + _GOLDEN * (element + 1)) % _WORD) >= int(rate * 2.0**64)
+
+
+@settings(deadline=None, max_examples=60)
+@given(_DTYPES, st.floats(0, 0.99), st.tuples(_INT64, _INT64, _INT64), st.integers(0, 1 << 40))
+def test_dropout_follows_its_definition(dtype: Any, rate: float, identity: tuple[int, int, int], first: int) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 7)).astype(dtype)
+    y = np.full_like(x, np.nan)
+    dropout(x, y, rate, dropout_key(*identity), first)
+    scale = dtype(1 / (1 - rate))
+    for b, e in np.ndindex(x.shape):
+        assert y[b, e] == (x[b, e] * scale if _kept(rate, identity, first + b, e) else 0)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
+def test_dropout_zeroes_at_its_rate_and_keeps_the_mean(rate: float) -> None:
+    x = np.ones((100, 1000), np.float32)
+    y = np.empty_like(x)
+    dropout(x, y, rate, dropout_key(1, 2, 3), 0)
+    deviation = np.sqrt(rate * (1 - rate) / x.size)
+    assert abs(np.mean(y == 0) - rate) <= 5 * deviation
+    assert abs(y.mean(dtype=np.float64) - 1) <= 5 * deviation / (1 - rate) + 1e-6
+
+
+def test_dropout_masks_differ_between_seeds_steps_layers_and_samples() -> None:
+    x = np.ones((2, 64), np.float32)
+    keys = [dropout_key(*numbers) for numbers in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2))]
+    masks = []
+    for key in keys:
+        y = np.empty_like(x)
+        dropout(x, y, 0.5, key, 0)
+        masks += [row.tobytes() for row in y]
+    assert len(set(masks)) == len(masks)

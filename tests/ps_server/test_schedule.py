@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ps_server.schedule import learning_rate
+from taihu.job import OptimizerSettings
+
+schedules = st.one_of(
+    st.just(OptimizerSettings(learning_rate=0.3)),
+    st.just(OptimizerSettings(learning_rate=0.3, schedule="step", milestones=(5, 9), gamma=0.5)),
+    st.just(OptimizerSettings(learning_rate=0.3, schedule="cosine", decay_steps=37, final_learning_rate=0.01)),
+)
+
+
+@given(st.integers(1, 10**9))
+def test_constant_is_constant(step: int) -> None:
+    assert learning_rate(OptimizerSettings(learning_rate=0.07), step) == 0.07
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"), [(1, 0.8), (800, 0.8), (801, 0.08), (1200, 0.08), (1201, 0.008), (10**6, 0.008)]
+)
+def test_a_milestone_is_the_number_of_steps_before_the_drop(step: int, expected: float) -> None:
+    settings = OptimizerSettings(learning_rate=0.8, schedule="step", milestones=(800, 1200), gamma=0.1)
+    assert learning_rate(settings, step) == pytest.approx(expected, rel=1e-15)
+
+
+def test_the_order_of_milestones_does_not_matter_and_equal_ones_count_twice() -> None:
+    settings = OptimizerSettings(learning_rate=1.0, schedule="step", milestones=(9, 4, 4), gamma=0.5)
+    assert [learning_rate(settings, step) for step in (4, 5, 9, 10)] == [1.0, 0.25, 0.25, 0.125]
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (1, 0.5),
+        (26, 0.3 + 0.2 * math.sqrt(0.5)),
+        (51, 0.3),
+        (76, 0.3 - 0.2 * math.sqrt(0.5)),
+        (101, 0.1),
+        (102, 0.1),
+        (10**7, 0.1),
+    ],
+)
+def test_cosine_at_its_quarters(step: int, expected: float) -> None:
+    settings = OptimizerSettings(learning_rate=0.5, schedule="cosine", decay_steps=100, final_learning_rate=0.1)
+    assert learning_rate(settings, step) == pytest.approx(expected, rel=1e-12)
+
+
+def test_cosine_of_a_single_step() -> None:
+    settings = OptimizerSettings(learning_rate=0.5, schedule="cosine", decay_steps=1)
+    assert [learning_rate(settings, step) for step in (1, 2, 3)] == [0.5, 0.0, 0.0]
+
+
+@given(st.integers(2, 400))
+def test_cosine_falls_all_the_way(decay_steps: int) -> None:
+    settings = OptimizerSettings(learning_rate=0.5, schedule="cosine", decay_steps=decay_steps)
+    rates = [learning_rate(settings, step) for step in range(1, decay_steps + 2)]
+    assert rates == sorted(rates, reverse=True)
+    assert len(set(rates)) == len(rates)
+
+
+@given(schedules, st.integers(1, 60), st.integers(1, 200))
+def test_warmup_multiplies_any_schedule(settings: OptimizerSettings, warmup_steps: int, step: int) -> None:
+    warming = settings.model_copy(update={"warmup_steps": warmup_steps})
+    full = learning_rate(settings, step)
+    if step >= warmup_steps:
+        assert learning_rate(warming, step) == full
+    else:
+        assert learning_rate(warming, step) == pytest.approx(full * step / warmup_steps, rel=1e-15)
+
+
+@pytest.mark.parametrize("step", [0, -1])
+def test_steps_count_from_one(step: int) -> None:
+    with pytest.raises(ValueError, match="steps count from 1"):
+        learning_rate(OptimizerSettings(), step)

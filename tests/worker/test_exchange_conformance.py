@@ -1,0 +1,192 @@
+"""What every `GradientExchange` must do; the exchange through servers is held to it here."""
+
+from __future__ import annotations
+
+import threading
+
+import grpc
+import numpy as np
+import pytest
+from cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job, momentum_sgd
+
+from taihu.coordination.client import CoordinatorClient
+from taihu.coordination.membership import MemberId, Role
+from taihu.errors import ModelError, RunError, StaleError
+from taihu.wire.codec import FrameHeader, encode_frame
+from taihu.wire.identity import identity_to_metadata
+
+LAYERS = (1, 700, 3, 4096, 2500, 2)
+
+
+def gradients(rank: int, step: int, elements: int) -> Values:
+    return np.random.default_rng([rank, step]).standard_normal(elements, dtype=np.float32)
+
+
+@pytest.mark.parametrize("plan", ["single", "per-layer", "bucket:5kB"])
+@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (1, 3), (2, 2), (3, 4), (5, 1)])
+def test_all_workers_hold_the_bits_of_the_mean_update(servers: int, workers: int, plan: str) -> None:
+    layout = layout_of(*LAYERS)
+    job = make_job(servers, workers, exchange={"plan": plan, "frame_bytes": 4096, "window_frames": 2})
+    ends: dict[int, Values] = {}
+
+    def work(member: Member) -> None:
+        for step in range(1, 5):
+            ends[member.rank] = member.step(step, gradients(member.rank, step, layout.elements))
+
+    with Cluster(job) as cluster:
+        cluster.run(layout, work)
+        cluster.join()
+        assert cluster.outcomes == dict.fromkeys(range(servers))
+    steps = [[gradients(rank, step, layout.elements) for rank in range(workers)] for step in range(1, 5)]
+    expected = momentum_sgd(initial_parameters(layout), steps, rate=0.05, momentum=0.9)
+    np.testing.assert_allclose(ends[0], expected, rtol=1e-5, atol=1e-6)
+    for rank in range(workers):
+        assert ends[rank].tobytes() == ends[0].tobytes()
+
+
+def test_groups_come_back_while_others_have_not_been_pushed() -> None:
+    layout = layout_of(*LAYERS)
+    job = make_job(2, 2, exchange={"plan": "per-layer"})
+
+    def work(member: Member) -> None:
+        before = member.arenas.parameters.copy()
+        member.arenas.gradients[:] = 1
+        member.exchange.begin(1)
+        for group in range(len(LAYERS)):
+            member.exchange.push(group)
+            member.exchange.wait(group)
+            stop = layout.offsets[group + 1]
+            assert (member.arenas.parameters[:stop] < before[:stop]).all()
+            assert (member.arenas.parameters[stop:] == before[stop:]).all()
+
+    with Cluster(job) as cluster:
+        cluster.run(layout, work)
+
+
+def test_bytes_are_counted_with_their_headers() -> None:
+    layout = layout_of(*LAYERS)
+
+    def work(member: Member) -> None:
+        member.step(1, gradients(0, 1, layout.elements))
+        totals = member.exchange.totals()
+        payload = layout.elements * 4
+        assert payload < totals.sent_bytes < payload + 2000
+        assert payload < totals.received_bytes < payload + 2000
+        assert member.exchange.last_exchange_seconds() > 0
+
+    with Cluster(make_job(2, 1)) as cluster:
+        cluster.run(layout, work)
+
+
+def test_a_worker_that_fails_wakes_the_others_with_its_reason() -> None:
+    layout = layout_of(*LAYERS)
+    with Cluster(make_job(2, 2)) as cluster:
+        reasons: list[str] = []
+
+        def survivor() -> None:
+            try:
+                with cluster.member(0, layout) as member:
+                    member.exchange.start()
+                    member.step(1, gradients(0, 1, layout.elements))
+            except RunError as error:
+                reasons.append(str(error))
+
+        thread = threading.Thread(target=survivor)
+        thread.start()
+        with cluster.member(1, layout) as member:
+            member.exchange.start()
+            member.client.finish(failure="out of paper")
+        thread.join(timeout=20)
+        assert reasons == ["worker 1: out of paper"]
+        cluster.join()
+        assert {str(outcome) for outcome in cluster.outcomes.values()} == {"worker 1: out of paper"}
+
+
+def test_a_worker_with_another_model_is_refused_and_told_where_it_differs() -> None:
+    with Cluster(make_job(1, 2)) as cluster, cluster.member(0, layout_of(3, 4)) as member:
+        with pytest.raises(ModelError, match=r"layer1 \(weight 5\) here, layer1 \(weight 4\) there"):
+            cluster.member(1, layout_of(3, 5))
+        member.exchange.start()
+
+
+MALFORMED = {
+    "garbage": b"garbage",
+    "empty": b"",
+    "half a frame": b"half",
+    "wrong count": FrameHeader("taihu", 1001, 1, 1, 0, 0, 5, 1),
+    "wrong group": FrameHeader("taihu", 1001, 1, 1, 3, 0, 8, 1),
+    "wrong offset": FrameHeader("taihu", 1001, 1, 1, 0, 1, 8, 1),
+    "foreign sender": FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 0),
+    "foreign job": FrameHeader("other", 1001, 1, 1, 0, 0, 8, 1),
+    "foreign plan": FrameHeader("taihu", 1001, 2, 1, 0, 0, 8, 1),
+    "old incarnation": FrameHeader("taihu", 1, 1, 1, 0, 0, 8, 1),
+    "step ahead": FrameHeader("taihu", 1001, 1, 2, 0, 0, 8, 1),
+    "not finite": FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1),
+}
+STALE = ("foreign job", "foreign plan", "old incarnation", "step ahead")
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_frame_gets_a_status_and_changes_nothing(kind: str) -> None:
+    layout = layout_of(8)
+    good = FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1)
+    bad = MALFORMED[kind]
+    if isinstance(bad, FrameHeader):
+        values = np.full(bad.count, np.nan if kind == "not finite" else 1, dtype=np.float32)
+        message = encode_frame(bad, [values])
+    else:
+        message = encode_frame(good, [np.ones(8, dtype=np.float32)])[:40] if kind == "half a frame" else bad
+    with Cluster(make_job(1, 2)) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
+        first.exchange.start()
+        with grpc.insecure_channel(first.addresses[0]) as channel:
+            exchange = channel.stream_stream("/taihu.v1.ParameterServerService/Exchange")
+            with pytest.raises(grpc.RpcError) as caught:
+                list(exchange(iter([message]), metadata=identity_to_metadata(second.identity), timeout=20))
+        expected = grpc.StatusCode.FAILED_PRECONDITION if kind in STALE else grpc.StatusCode.INVALID_ARGUMENT
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is expected
+        assert "\n" not in str(caught.value.details())
+        second.exchange.start()
+        ends = []
+        thread = threading.Thread(target=lambda: ends.append(first.step(1, gradients(0, 1, 8))))
+        thread.start()
+        ends.append(second.step(1, gradients(1, 1, 8)))
+        thread.join(timeout=20)
+        expected_end = momentum_sgd(
+            initial_parameters(layout), [[gradients(0, 1, 8), gradients(1, 1, 8)]], rate=0.05, momentum=0.9
+        )
+        np.testing.assert_allclose(ends[0], expected_end, rtol=1e-5, atol=1e-6)
+        assert ends[0].tobytes() == ends[1].tobytes()
+
+
+def test_a_rank_has_one_exchange() -> None:
+    layout = layout_of(8)
+    with Cluster(make_job(1, 1)) as cluster, cluster.member(0, layout) as member:
+        member.exchange.start()
+        member.step(1, gradients(0, 1, 8))
+        with grpc.insecure_channel(member.addresses[0]) as channel:
+            exchange = channel.stream_stream("/taihu.v1.ParameterServerService/Exchange")
+            with pytest.raises(grpc.RpcError, match="open exchange already"):
+                list(exchange(iter([]), metadata=identity_to_metadata(member.identity), timeout=20))
+
+
+def test_pushing_before_the_parameters_are_there_is_refused() -> None:
+    with (
+        Cluster(make_job(1, 1)) as cluster,
+        cluster.member(0, layout_of(8)) as member,
+        grpc.insecure_channel(member.addresses[0]) as channel,
+    ):
+        exchange = channel.stream_stream("/taihu.v1.ParameterServerService/Exchange")
+        with pytest.raises(grpc.RpcError, match="no parameters yet"):
+            list(exchange(iter([]), metadata=identity_to_metadata(member.identity), timeout=20))
+
+
+def test_joining_twice_under_one_rank_is_refused() -> None:
+    layout = layout_of(8)
+    with Cluster(make_job(1, 2)) as cluster, cluster.member(0, layout):
+        assert cluster.job.cluster.coordinator is not None
+        with (
+            CoordinatorClient(cluster.job.cluster.coordinator, cluster.job, MemberId(Role.WORKER, 0), 5) as client,
+            pytest.raises(StaleError, match="worker 0 has already joined"),
+        ):
+            client.join(layout=layout)

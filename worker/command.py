@@ -1,0 +1,67 @@
+"""The command `taihu worker`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from taihu.entry import raise_on_terminate
+from taihu.environment import rank_from_environment, resolve_job
+from taihu.errors import ConfigError
+from taihu.options import (
+    CoordinatorOption,
+    JobArgument,
+    JsonOption,
+    LogFormatOption,
+    MetricsPortOption,
+    ServersOption,
+    SetOption,
+    StopWithStdinOption,
+    VerboseOption,
+    WorkersOption,
+    stop_with_stdin,
+)
+from taihu.wire.log import configure_logs
+from worker.daemon import WorkerDaemon, WorkerOptions
+
+__all__ = ["worker"]
+
+
+def worker(
+    job_file: JobArgument = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="Rank of this worker, from 0.")] = None,
+    coordinator: CoordinatorOption = None,
+    servers: ServersOption = None,
+    workers: WorkersOption = None,
+    assignments: SetOption = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="Worker 0 saves the model.")] = None,
+    metrics_port: MetricsPortOption = 0,
+    json_file: JsonOption = None,
+    log_format: LogFormatOption = "auto",
+    verbose: VerboseOption = False,
+    stop_with_parent: StopWithStdinOption = False,
+) -> None:
+    r"""Run one worker until its run has ended.
+
+    \b
+    Examples:
+      taihu worker job.toml --rank 0 --coordinator 10.0.0.1:7070
+      RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml
+    """
+    flags = {"cluster": {"coordinator": coordinator, "servers": servers, "workers": workers}}
+    job = resolve_job(job_file, assignments or (), flags)
+    if rank is None:
+        rank = rank_from_environment(os.environ, "worker")
+    if rank is None:
+        raise ConfigError("rank unknown: give --rank, or RANK in the environment")
+    configure_logs(log_format, verbose=verbose, role="worker", rank=rank)
+    raise_on_terminate()
+    if stop_with_parent:
+        stop_with_stdin()
+    results = WorkerDaemon(job, WorkerOptions(rank=rank, metrics_port=metrics_port, save=save)).run()
+    if json_file is not None:
+        json_file.write_text(json.dumps(results, indent=2) + "\n")
