@@ -6,15 +6,15 @@ import os
 
 import typer
 
-from taihu.blas import prefer_widest_vectors
 from taihu.entry import run_app
+from taihu.process import prepare_process
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command; NumPy is imported after its BLAS has been chosen."""
-    prefer_widest_vectors(os.environ)
+    """Run the command; the process is prepared before NumPy and gRPC are imported."""
+    prepare_process(os.environ)
     from ps_server.command import server  # noqa: PLC0415
 
     app = typer.Typer(add_completion=False)

@@ -44,13 +44,13 @@ def server(
     verbose: VerboseOption = False,
     stop_with_parent: StopWithStdinOption = False,
 ) -> None:
-    r"""Run one parameter server until its run has ended.
+    """Run one parameter server until its run has ended.
 
     \b
     Examples:
       taihu server job.toml --index 0 --coordinator 10.0.0.1:7070
       taihu server job.toml --index 1 --coordinator 10.0.0.1:7070
-    """
+    """  # noqa: D301
     flags = {"cluster": {"coordinator": coordinator, "servers": servers, "workers": workers}}
     job = resolve_job(job_file, assignments or (), flags)
     if index is None:

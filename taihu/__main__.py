@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 
-from taihu.blas import prefer_widest_vectors
 from taihu.guard import check_installation
+from taihu.process import prepare_process
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Check whose packages these are and choose NumPy's BLAS, before anything of either is imported."""
+    """Check whose packages these are and prepare the process, before anything else is imported."""
     check_installation()
-    prefer_widest_vectors(os.environ)
+    prepare_process(os.environ)
     from taihu.cli.main import run  # noqa: PLC0415
 
     run()

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-import click
 import typer
 
 from taihu.errors import RunError, TaihuError
@@ -41,16 +40,20 @@ def raise_on_terminate() -> None:
 def _exit_code(app: typer.Typer, arguments: Sequence[str] | None) -> int:
     try:
         result = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
-    except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx is not None else "taihu"
-        return _say(f"{error.format_message().rstrip('.')}; see '{command} --help'", 2)
-    except click.ClickException as error:
-        return _say(error.format_message(), 2)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         return _say("interrupted", EXIT_INTERRUPTED)
+    except typer.TyperException as error:
+        return _say(_usage_message(error), 2)
     except TaihuError as error:
         return _say(str(error), error.exit_code)
     return result if isinstance(result, int) else 0
+
+
+def _usage_message(error: typer.TyperException) -> str:
+    """What is wrong with the command line, and where its help is."""
+    message = error.format_message().rstrip(".") if hasattr(error, "format_message") else str(error)
+    context = getattr(error, "ctx", None)
+    return f"{message}; see '{context.command_path} --help'" if context is not None else message
 
 
 def _say(message: str, code: int) -> int:

@@ -45,13 +45,13 @@ def worker(
     verbose: VerboseOption = False,
     stop_with_parent: StopWithStdinOption = False,
 ) -> None:
-    r"""Run one worker until its run has ended.
+    """Run one worker until its run has ended.
 
     \b
     Examples:
       taihu worker job.toml --rank 0 --coordinator 10.0.0.1:7070
       RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml
-    """
+    """  # noqa: D301
     flags = {"cluster": {"coordinator": coordinator, "servers": servers, "workers": workers}}
     job = resolve_job(job_file, assignments or (), flags)
     if rank is None:

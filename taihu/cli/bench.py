@@ -62,14 +62,14 @@ def exchange(
     json_file: JsonOption = None,
     stop_with_parent: StopWithStdinOption = False,
 ) -> None:
-    r"""Time dense push and pull rounds with a model's true layer shapes between real processes.
+    """Time dense push and pull rounds with a model's true layer shapes between real processes.
 
     \b
     Examples:
       taihu bench exchange --model resnet50 --servers 1 --workers 3
       taihu bench exchange --role server --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
       taihu bench exchange --role worker --rank 0 --coordinator 10.0.0.1:7070     (on each worker's host)
-    """
+    """  # noqa: D301
     flags: dict[str, dict[str, object]] = {
         "cluster": {"servers": servers, "workers": workers, "coordinator": coordinator},
         "optimizer": {"momentum": 0.0, "learning_rate": 1e-3},

@@ -24,12 +24,12 @@ def evaluate_file(
     data_path: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data set's files lie.")] = None,
     json_file: JsonOption = None,
 ) -> None:
-    r"""Test a saved model on the test set of its data.
+    """Test a saved model on the test set of its data.
 
     \b
     Example:
       taihu evaluate model.safetensors
-    """
+    """  # noqa: D301
     loaded = load_model(file)
     saved = loaded.saved
     dataset = load_dataset(data or saved.data, data_path)

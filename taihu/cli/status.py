@@ -23,12 +23,12 @@ def status(
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to try.")] = 5.0,
     json_file: JsonOption = None,
 ) -> None:
-    r"""Show the members of a running job and where each of them is.
+    """Show the members of a running job and where each of them is.
 
     \b
     Example:
       taihu status 10.0.0.1:7070
-    """
+    """  # noqa: D301
     split_address(address)
     answer = fetch_status(address, timeout)
     state = state_from_message(answer.state).value

@@ -38,7 +38,7 @@ def train(
     logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the daemons' logs here.")] = None,
     json_file: JsonOption = None,
 ) -> None:
-    r"""Train on this machine: start the server and worker daemons, show progress, end with a summary.
+    """Train on this machine: start the server and worker daemons, show progress, end with a summary.
 
     \b
     Examples:
@@ -46,7 +46,7 @@ def train(
       taihu train job.toml --workers 4 --json result.json
       taihu train --model cifar10_quick --data fashion-mnist --epochs 5 --save model.safetensors
       taihu train --set optimizer.name=adam --set optimizer.learning_rate=0.001
-    """
+    """  # noqa: D301
     flags: dict[str, dict[str, object]] = {
         "cluster": {"servers": servers, "workers": workers},
         "model": {"name": model},

@@ -109,7 +109,11 @@ def test_a_worker_with_another_model_is_refused_and_told_where_it_differs() -> N
         member.exchange.start()
 
 
-MALFORMED = {
+def raw_exchange(channel: grpc.Channel) -> grpc.StreamStreamMultiCallable[bytes, bytes]:
+    return channel.stream_stream("/taihu.v1.ParameterServerService/Exchange")
+
+
+MALFORMED: dict[str, bytes | FrameHeader] = {
     "garbage": b"garbage",
     "empty": b"",
     "half a frame": b"half",
@@ -139,7 +143,7 @@ def test_a_malformed_frame_gets_a_status_and_changes_nothing(kind: str) -> None:
     with Cluster(make_job(1, 2)) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
         first.exchange.start()
         with grpc.insecure_channel(first.addresses[0]) as channel:
-            exchange = channel.stream_stream("/taihu.v1.ParameterServerService/Exchange")
+            exchange = raw_exchange(channel)
             with pytest.raises(grpc.RpcError) as caught:
                 list(exchange(iter([message]), metadata=identity_to_metadata(second.identity), timeout=20))
         expected = grpc.StatusCode.FAILED_PRECONDITION if kind in STALE else grpc.StatusCode.INVALID_ARGUMENT
@@ -165,7 +169,7 @@ def test_a_rank_has_one_exchange() -> None:
         member.exchange.start()
         member.step(1, gradients(0, 1, 8))
         with grpc.insecure_channel(member.addresses[0]) as channel:
-            exchange = channel.stream_stream("/taihu.v1.ParameterServerService/Exchange")
+            exchange = raw_exchange(channel)
             with pytest.raises(grpc.RpcError, match="open exchange already"):
                 list(exchange(iter([]), metadata=identity_to_metadata(member.identity), timeout=20))
 
@@ -176,7 +180,7 @@ def test_pushing_before_the_parameters_are_there_is_refused() -> None:
         cluster.member(0, layout_of(8)) as member,
         grpc.insecure_channel(member.addresses[0]) as channel,
     ):
-        exchange = channel.stream_stream("/taihu.v1.ParameterServerService/Exchange")
+        exchange = raw_exchange(channel)
         with pytest.raises(grpc.RpcError, match="no parameters yet"):
             list(exchange(iter([]), metadata=identity_to_metadata(member.identity), timeout=20))
 
