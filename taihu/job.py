@@ -110,8 +110,8 @@ class ExchangeSettings(Section):
 
     kind: Literal["server"] = "server"
     plan: Annotated[str, Field(pattern=r"^(per-layer|single|bucket:\d+(\.\d+)?[kMG]?B)$")] = "bucket:1MB"
-    frame_bytes: Annotated[int, Field(ge=4096, le=4 << 20, multiple_of=4)] = 1 << 20
-    window_frames: PositiveInt = 8
+    frame_bytes: Annotated[int, Field(ge=4096, le=4 << 20, multiple_of=4)] = 1 << 19
+    window_frames: PositiveInt = 6
     timeout_s: PositiveFloat = 600.0
     non_finite: Literal["error", "allow"] = "error"
 

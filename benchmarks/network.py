@@ -1,0 +1,75 @@
+"""Hosts as network namespaces on one Linux machine, joined by a bridge, every link shaped in both directions.
+
+Needs root and iproute2. Each host's egress is limited on its own interface and its ingress on the bridge's port
+towards it, so a link is full duplex at the given rate.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from types import TracebackType
+from typing import Self
+
+__all__ = ["ShapedNetwork"]
+
+_SUBNET = "10.98.0"
+_QUEUE_MS = 50
+_SMALLEST_BURST_BYTES = 128 << 10
+_BURST_S = 0.0002
+
+
+class ShapedNetwork:
+    """`hosts` hosts named 0, 1, ... with `rate_bits` per second each; a context manager."""
+
+    def __init__(self, hosts: int, rate_bits: float) -> None:
+        self.hosts = hosts
+        self._rate_bits = rate_bits
+        self._prefix = f"th{os.getpid()}"
+        self._switch = f"{self._prefix}sw"
+
+    def __enter__(self) -> Self:
+        self._ip("netns", "add", self._switch)
+        self._ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
+        self._ip("-n", self._switch, "link", "set", "br0", "up")
+        for host in range(self.hosts):
+            self._add_host(host)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in (*map(self._namespace, range(self.hosts)), self._switch):
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)  # noqa: S607
+
+    def address(self, host: int) -> str:
+        """The host's IPv4 address."""
+        return f"{_SUBNET}.{host + 1}"
+
+    def command(self, host: int, *command: str) -> list[str]:
+        """`command` as it runs on `host`."""
+        return ["ip", "netns", "exec", self._namespace(host), *command]
+
+    def _add_host(self, host: int) -> None:
+        namespace, port = self._namespace(host), f"port{host}"
+        self._ip("netns", "add", namespace)
+        self._ip("-n", namespace, "link", "set", "lo", "up")
+        veth = ("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        self._ip("-n", self._switch, *veth)
+        self._ip("-n", self._switch, "link", "set", port, "master", "br0", "up")
+        self._ip("-n", namespace, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+        self._ip("-n", namespace, "link", "set", "eth0", "up", "txqueuelen", "10000")
+        self._shape(namespace, "eth0")
+        self._shape(self._switch, port)
+
+    def _shape(self, namespace: str, device: str) -> None:
+        burst = max(_SMALLEST_BURST_BYTES, round(self._rate_bits / 8 * _BURST_S))
+        shape = f"rate {self._rate_bits:.0f}bit burst {burst}b latency {_QUEUE_MS}ms"
+        words = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *shape.split()]
+        subprocess.run(words, check=True)
+
+    def _namespace(self, host: int) -> str:
+        return f"{self._prefix}h{host}"
+
+    def _ip(self, *arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True)  # noqa: S607
