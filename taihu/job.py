@@ -143,7 +143,8 @@ class Job(Section):
     @property
     def digest(self) -> str:
         """SHA-256 over the settings that all members of a run must share (not paths or addresses)."""
-        own = {"data": {"path"}, "cluster": {"coordinator", "connect_timeout_s", "threads", "reflection"}}
+        local = {"coordinator", "connect_timeout_s", "threads", "reflection"}
+        own = {"data": {"path"}, "train": {"evaluate"}, "cluster": local}
         return hashlib.sha256(self.model_dump_json(exclude=own).encode()).hexdigest()
 
 

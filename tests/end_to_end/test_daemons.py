@@ -1,0 +1,154 @@
+"""Daemons started by hand, as a launcher would: in any order, found by the environment, watched from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from taihu.environment import without_settings
+
+Taihu = Callable[..., subprocess.CompletedProcess[str]]
+Start = Callable[..., subprocess.Popen[str]]
+
+QUICK = ("--set", "train.evaluate=false", "--set", "cluster.threads=1")
+STEPS = ("--set", "train.steps=60", *QUICK)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def launch(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        with (tmp_path / f"{len(processes)}.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                cwd=tmp_path,
+                env={**without_settings(os.environ), **(environment or {})},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        processes.append(process)
+        return process
+
+    yield launch
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def listening(process: subprocess.Popen[str]) -> tuple[str, int]:
+    """The address and metrics port that a server tells."""
+    assert process.stdout is not None
+    address, metrics = process.stdout.readline().removeprefix("listening on ").split(", metrics on port ")
+    return address, int(metrics)
+
+
+def status(taihu: Taihu, folder: Path, address: str) -> dict[str, object]:
+    done = taihu("status", address, "--json", "status.json", "--timeout", "30")
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, object] = json.loads((folder / "status.json").read_text())
+    return answer
+
+
+def test_workers_may_start_before_servers_and_be_found_by_a_launchers_environment(
+    start: Start, tmp_path: Path
+) -> None:
+    address = free_address()
+    host, port = address.split(":")
+    world = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": "2", "TAIHU_CLUSTER__SERVERS": "2"}
+    workers = [
+        start("worker", *STEPS, "--json", f"{rank}.json", environment={**world, "RANK": str(rank)}) for rank in (0, 1)
+    ]
+    servers = [start("ps_server", *STEPS, environment={**world, "DMLC_SERVER_ID": str(index)}) for index in (1, 0)]
+    assert [process.wait(timeout=90) for process in (*workers, *servers)] == [0, 0, 0, 0]
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert results[0]["parameters_sha256"] == results[1]["parameters_sha256"]
+    assert results[0]["steps"] == 60
+
+
+def test_a_run_can_be_watched_from_outside(start: Start, taihu: Taihu, tmp_path: Path) -> None:
+    flags = ("--servers", "1", "--workers", "1", "--set", "train.steps=1000000", *QUICK)
+    flags += ("--set", "cluster.reflection=true")
+    server = start("ps_server", *flags, "--bind", "127.0.0.1:0")
+    address, server_metrics = listening(server)
+    assert status(taihu, tmp_path, address)["state"] == "waiting"
+    worker_metrics = int(free_address().split(":")[1])
+    start(
+        "worker",
+        *flags,
+        "--rank",
+        "0",
+        "--coordinator",
+        address,
+        "--metrics-port",
+        str(worker_metrics),
+        "--set=train.evaluate=false",
+    )
+    wait_for(lambda: status(taihu, tmp_path, address)["state"] == "running")
+    wait_for(lambda: "taihu_step{" in page(worker_metrics) and value(page(worker_metrics), "taihu_step") > 5)
+    shown = page(server_metrics)
+    assert value(shown, "taihu_step") > 0
+    assert value(shown, "taihu_received_bytes_total") > 0
+    assert value(shown, "taihu_state_bytes") > 0
+    assert value(shown, "taihu_connected_workers") == 1
+    assert value(page(worker_metrics), "taihu_wait_seconds_count") > 0
+    with grpc.insecure_channel(address) as channel:
+        for service in ("", "taihu.v1.ParameterServerService", "taihu.v1.CoordinatorService"):
+            request = health_pb2.HealthCheckRequest(service=service)
+            check = channel.unary_unary(
+                "/grpc.health.v1.Health/Check",
+                health_pb2.HealthCheckRequest.SerializeToString,
+                health_pb2.HealthCheckResponse.FromString,
+            )
+            answer = check(request, timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        listing = reflection_pb2.ServerReflectionRequest(list_services="")
+        info = channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            reflection_pb2.ServerReflectionRequest.SerializeToString,
+            reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        names = {s.name for r in info(iter([listing])) for s in r.list_services_response.service}
+        assert "taihu.v1.ParameterServerService" in names
+    server.terminate()
+    assert server.wait(timeout=30) == 130
+
+
+def page(port: int) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+            return text
+    except OSError:
+        return ""
+
+
+def value(text: str, name: str) -> float:
+    line = next(line for line in text.splitlines() if line.startswith(f"{name}{{"))
+    return float(line.rpartition(" ")[2])
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)
