@@ -86,7 +86,7 @@ def test_workers_may_start_before_servers_and_be_found_by_a_launchers_environmen
 
 
 def test_a_run_can_be_watched_from_outside(start: Start, taihu: Taihu, tmp_path: Path) -> None:
-    flags = ("--servers", "1", "--workers", "1", "--set", "train.steps=1000000", *QUICK)
+    flags: tuple[str, ...] = ("--servers", "1", "--workers", "1", "--set", "train.steps=1000000", *QUICK)
     flags += ("--set", "cluster.reflection=true")
     server = start("ps_server", *flags, "--bind", "127.0.0.1:0")
     address, server_metrics = listening(server)
