@@ -144,7 +144,7 @@ class WorkerDaemon:
             self._save(replica, total)
             client.finish(progress=meter.progress, parameters_sha256=digest)
         self._log.info("finished", parameters_sha256=digest)
-        return self._results(meter, digest, len(exchange.groups))
+        return self._results(meter, digest, exchange)
 
     def _train(self, trainer: Trainer, meter: ProgressMeter, replica: Replica, total: int) -> None:
         per_epoch = replica.batches.steps_per_epoch
@@ -185,12 +185,13 @@ class WorkerDaemon:
             saved = SavedModel(self._job.model.name, data.image_shape, data.classes, data.name, steps)
             save_model(self._options.save, replica.model, saved)
 
-    def _results(self, meter: ProgressMeter, digest: str, groups: int) -> dict[str, Any]:
+    def _results(self, meter: ProgressMeter, digest: str, exchange: GradientExchange) -> dict[str, Any]:
+        totals = exchange.totals()
         return {
             "rank": self._options.rank,
-            **meter.results(),
+            **meter.results(sent_bytes=totals.sent_bytes, received_bytes=totals.received_bytes),
             "parameters_sha256": digest,
-            "groups": groups,
+            "groups": len(exchange.groups),
             "evaluations": [asdict(evaluation) for evaluation in meter.evaluations],
         }
 

@@ -46,8 +46,6 @@ class ProgressMeter:
         self._batch = batch
         self._recent: deque[StepSample] = deque(maxlen=_RECENT_STEPS)
         self._times: dict[str, list[float]] = {"step": [], "compute": [], "exchange": [], "wait": []}
-        self._sent: list[int] = []
-        self._received: list[int] = []
         self._losses: list[float] = []
         self.evaluations: list[Evaluation] = []
         self.progress = Progress(total_steps=total_steps)
@@ -56,8 +54,6 @@ class ProgressMeter:
         """Note a completed step."""
         self._recent.append(sample)
         self._losses.append(sample.loss)
-        self._sent.append(sample.sent_bytes)
-        self._received.append(sample.received_bytes)
         for name, times in self._times.items():
             times.append(getattr(sample, f"{name}_seconds"))
         step_seconds = fmean(s.step_seconds for s in self._recent)
@@ -89,14 +85,17 @@ class ProgressMeter:
         self.progress = replace(self.progress, test_accuracy=test_accuracy)
         return evaluation
 
-    def results(self) -> dict[str, object]:
-        """Times without the first step, which compiles and connects, when there is another one."""
+    def results(self, *, sent_bytes: int, received_bytes: int) -> dict[str, object]:
+        """What `--json` holds, given the bytes of the whole run.
+
+        Times are without the first step, which compiles and connects, when there is another one.
+        """
         skipped = 1 if len(self._losses) > 1 else 0
         return {
             "steps": self.progress.step,
             "final_loss": self._losses[-1],
-            "bytes_sent_per_step": round(fmean(self._sent[skipped:])),
-            "bytes_received_per_step": round(fmean(self._received[skipped:])),
+            "bytes_sent_per_step": round(sent_bytes / self.progress.step),
+            "bytes_received_per_step": round(received_bytes / self.progress.step),
             "seconds_per_step": spread(self._times["step"][skipped:]),
             **{f"seconds_{name}": spread(self._times[name][skipped:]) for name in ("compute", "exchange", "wait")},
         }
