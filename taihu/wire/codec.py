@@ -70,10 +70,8 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[np.float32]]) -> 
     )
     if header.sender is not None:
         message.sender = header.sender
-    encoded = message.SerializeToString()
-    size = header.count * BYTES_PER_VALUE
-    start = b"".join((bytes((_HEADER_TAG,)), _varint(len(encoded)), encoded, bytes((_PAYLOAD_TAG,)), _varint(size)))
-    return b"".join((start, *(piece.view(np.uint8).data for piece in pieces)))
+    prefix = _aligned_prefix(message.SerializeToString(), header.count * BYTES_PER_VALUE)
+    return b"".join((prefix, *(piece.view(np.uint8).data for piece in pieces)))
 
 
 def decode_frame(message: bytes) -> tuple[FrameHeader, NDArray[np.float32]]:
