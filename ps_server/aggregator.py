@@ -83,9 +83,10 @@ class Aggregator(Generic[Payload]):
         if header.step == slot.step and header.step > 0:
             return Outcome.ANSWERED if slot.applied else Outcome.DUPLICATE
         if header.step != slot.step + 1 or not slot.applied:
+            expected = slot.step + 1 if slot.applied else f"none before the answer to step {slot.step}"
             raise StaleError(
                 f"worker {sender}, group {header.group}, offset {header.offset}: step {header.step}, "
-                f"expected {slot.step + 1}"
+                f"expected {expected}"
             )
         if sender in slot.pending:
             return Outcome.DUPLICATE

@@ -118,6 +118,7 @@ class Membership:
         if member.role is Role.WORKER:
             self._check_layout(member, layout)
         if known is None:
+            self._hold_workers(now)
             self.members[member] = MemberRecord(incarnation, address, now)
         if self._first_join_s is None:
             self._first_join_s = now
@@ -175,6 +176,7 @@ class Membership:
 
     def expire(self, now: float) -> None:
         """Fail the run when a member has been silent, or missing, for too long."""
+        self._hold_workers(now)
         for member, record in self.members.items():
             if now - record.last_seen_s > self._lost_after_s:
                 self.lost(member, f"no heartbeat for {self._lost_after_s:g} s")
@@ -203,6 +205,13 @@ class Membership:
             for member, record in self.members.items()
             if member.role is Role.SERVER and member.rank != 0
         )
+
+    def _hold_workers(self, now: float) -> None:
+        """A worker's call to join is held until every server is there; it cannot send heartbeats before."""
+        if self.server_addresses() is None:
+            for member, record in self.members.items():
+                if member.role is Role.WORKER:
+                    record.last_seen_s = now
 
     def _conclude(self) -> None:
         hashes = {str(m): r.parameters_sha256 for m, r in self.members.items() if m.role is Role.WORKER}

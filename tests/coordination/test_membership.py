@@ -1,0 +1,149 @@
+"""The membership of a run against recorded scenarios."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from scenarios import check_scenario, parse_options, scenario_paths
+
+from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
+from taihu.layout import LayerSpec, Layout, TensorSpec
+
+_RUN = {"servers": "1", "workers": "1", "lost-after": "5", "join-timeout": "30"}
+_MEMBER = {"incarnation": "1", "job": "demo"}
+_JOIN = {**_MEMBER, "settings": "same", "address": "", "model": "fc1:3x2 fc2:2"}
+_FINISH = {**_MEMBER, "parameters": "", "step": ""}
+
+
+class Interpreter:
+    """Scenario commands on the membership of job `demo`: `run ...`, questions, and `<seconds>s <who> <does> ...`.
+
+    A command is answered with the state of the run. Unless it says otherwise a member is incarnation 1, has the
+    settings `same` and, if it is a worker, a model of the layers fc1 (3x2) and fc2 (2).
+    """
+
+    def __init__(self) -> None:
+        self._membership = Membership(job="", digest="", servers=0, workers=0, lost_after_s=0, join_timeout_s=0)
+
+    def __call__(self, line: str) -> str:
+        first, *words = shlex.split(line)
+        if first == "run":
+            self._start(parse_options(words, _RUN))
+        elif not words:
+            return self._answer(first)
+        else:
+            self._at(float(first.removesuffix("s")), words)
+        return describe_run(self._membership)
+
+    def _start(self, options: Mapping[str, str]) -> None:
+        self._membership = Membership(
+            job="demo",
+            digest="same",
+            servers=int(options["servers"]),
+            workers=int(options["workers"]),
+            lost_after_s=float(options["lost-after"]),
+            join_timeout_s=float(options["join-timeout"]),
+        )
+
+    def _answer(self, question: str) -> str:
+        match question:
+            case "state":
+                return describe_members(self._membership)
+            case "addresses?":
+                return ", ".join(self._membership.server_addresses() or ["not known yet"])
+            case "over?":
+                return "yes" if self._membership.over() else "no"
+        raise ValueError(f"unknown question {question!r}")
+
+    def _at(self, now: float, words: Sequence[str]) -> None:
+        match words:
+            case ["nothing", "happens"]:
+                self._membership.expire(now)
+            case ["run", "fails", reason]:
+                self._membership.fail(reason)
+            case [role, rank, action, *rest]:
+                self._act(now, MemberId(Role(role), int(rank)), action, rest)
+            case _:
+                raise ValueError(f"unknown command {words}")
+
+    def _act(self, now: float, member: MemberId, action: str, rest: Sequence[str]) -> None:
+        match action:
+            case "joins":
+                self._join(now, member, parse_options(rest, _JOIN))
+            case "beats":
+                options = parse_options(rest, {**_MEMBER, "step": "0"})
+                progress = Progress(step=int(options["step"]))
+                self._membership.heartbeat(member, int(options["incarnation"]), progress, job=options["job"], now=now)
+            case "finishes":
+                self._finish(now, member, parse_options(rest, _FINISH), "")
+            case "fails":
+                self._finish(now, member, parse_options(rest[1:], _FINISH), rest[0])
+            case "vanishes":
+                self._membership.lost(member, rest[0])
+            case _:
+                raise ValueError(f"unknown action {action!r}")
+
+    def _join(self, now: float, member: MemberId, options: Mapping[str, str]) -> None:
+        self._membership.join(
+            member,
+            int(options["incarnation"]),
+            job=options["job"],
+            digest=options["settings"],
+            now=now,
+            address=options["address"],
+            layout=layout_from_text(options["model"]) if member.role is Role.WORKER else None,
+        )
+
+    def _finish(self, now: float, member: MemberId, options: Mapping[str, str], failure: str) -> None:
+        self._membership.finish(
+            member,
+            int(options["incarnation"]),
+            job=options["job"],
+            now=now,
+            progress=Progress(step=int(options["step"])) if options["step"] else None,
+            parameters_sha256=options["parameters"],
+            failure=failure,
+        )
+
+
+def layout_from_text(text: str) -> Layout | None:
+    """`fc1:3x2 fc2:2` as a layout of one tensor per layer; `none` for a worker that brings none."""
+    if text == "none":
+        return None
+    layers = [layer.split(":") for layer in text.split() if layer != "without-parameters"]
+    return Layout(
+        tuple(
+            LayerSpec(name, (TensorSpec("weight", tuple(int(size) for size in shape.split("x"))),))
+            for name, shape in layers
+        )
+    )
+
+
+def describe_run(membership: Membership) -> str:
+    missing = ", ".join(map(str, membership.missing()))
+    match membership.state:
+        case RunState.WAITING:
+            return f"waiting for {missing}"
+        case RunState.FAILED:
+            return f"failed: {membership.reason}"
+        case RunState.RUNNING | RunState.FINISHED:
+            return str(membership.state.value)
+
+
+def describe_members(membership: Membership) -> str:
+    lines = [describe_run(membership)]
+    for member, record in membership.members.items():
+        finished = f", finished with parameters {record.parameters_sha256!r}" if record.finished else ""
+        lines.append(
+            f"  {member}: incarnation {record.incarnation}, seen at {record.last_seen_s:g}s, "
+            f"step {record.progress.step}{finished}"
+        )
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("path", scenario_paths("membership"), ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    check_scenario(path, Interpreter())

@@ -1,0 +1,224 @@
+"""What the membership of a run promises under any sequence of commands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from strategies import weighted
+
+from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
+from taihu.errors import TaihuError
+from taihu.layout import LayerSpec, Layout, TensorSpec
+
+
+@dataclass(frozen=True)
+class Command:
+    """Something that a member, or time, does. `detail` is what is wrong with a join, or a finishing worker's hash."""
+
+    action: str
+    member: MemberId = field(default_factory=lambda: MemberId(Role.SERVER, 0))
+    incarnation: int = 1
+    job: str = "demo"
+    detail: str = ""
+    seconds: float = 0.0
+
+
+LOST_AFTER_S, JOIN_TIMEOUT_S = 5.0, 12.0
+ORDER = {RunState.WAITING: 0, RunState.RUNNING: 1, RunState.FINISHED: 2, RunState.FAILED: 2}
+MODELS = {
+    "": Layout((LayerSpec("fc", (TensorSpec("weight", (2, 3)),)),)),
+    "model": Layout((LayerSpec("fc", (TensorSpec("weight", (3, 2)),)),)),
+    "no model": None,
+}
+
+
+class Trial:
+    """A membership, and beside it what its members have told it; `run` checks what must hold after any command."""
+
+    def __init__(self, servers: int, workers: int) -> None:
+        self.everyone = [MemberId(Role.SERVER, index) for index in range(servers)]
+        self.everyone += [MemberId(Role.WORKER, rank) for rank in range(workers)]
+        self._now = 100.0
+        self._joined: dict[MemberId, int] = {}
+        self._contact: dict[MemberId, float] = {}
+        self._hashes: dict[MemberId, str] = {}
+        self._first_join_s: float | None = None
+        self._layout: Layout | None = None
+        self._membership = Membership(
+            job="demo",
+            digest="same",
+            servers=servers,
+            workers=workers,
+            lost_after_s=LOST_AFTER_S,
+            join_timeout_s=JOIN_TIMEOUT_S,
+        )
+
+    def run(self, command: Command) -> str:
+        """What the command led to: `refused`, or the state of the run."""
+        before = self._snapshot()
+        must_refuse = self._must_refuse(command)
+        self._now += command.seconds
+        try:
+            self._perform(command)
+        except TaihuError:
+            assert must_refuse
+            assert self._snapshot() == before
+            return "refused"
+        assert not must_refuse
+        self._note(command)
+        self._check_state(before[0], before[1])
+        if command.action == "wait":
+            self._check_silence(before[0])
+        return self._membership.state.value
+
+    def _snapshot(self) -> tuple[RunState, str, Layout | None, object]:
+        run = self._membership
+        return run.state, run.reason, run.layout, {member: replace(r) for member, r in run.members.items()}
+
+    def _must_refuse(self, command: Command) -> bool:
+        member = command.member
+        if command.action in ("wait", "stop", "vanish"):
+            return False
+        if command.job != "demo" or member not in self.everyone:
+            return True
+        if command.action != "join":
+            return self._joined.get(member) != command.incarnation
+        if command.detail == "settings" or self._joined.get(member, command.incarnation) != command.incarnation:
+            return True
+        model = MODELS.get(command.detail)
+        return member.role is Role.WORKER and (model is None or model != (self._layout or model))
+
+    def _perform(self, command: Command) -> None:
+        run, member, incarnation, job = self._membership, command.member, command.incarnation, command.job
+        detail = command.detail
+        actions: dict[str, Callable[[], None]] = {
+            "join": lambda: run.join(
+                member,
+                incarnation,
+                job=job,
+                digest="other" if detail == "settings" else "same",
+                now=self._now,
+                layout=MODELS.get(detail) if member.role is Role.WORKER else None,
+            ),
+            "beat": lambda: run.heartbeat(member, incarnation, Progress(), job=job, now=self._now),
+            "finish": lambda: run.finish(member, incarnation, job=job, now=self._now, parameters_sha256=detail),
+            "fail": lambda: run.finish(member, incarnation, job=job, now=self._now, failure="broken"),
+            "vanish": lambda: run.lost(member, "its connection broke"),
+            "stop": lambda: run.fail("interrupted"),
+            "wait": lambda: run.expire(self._now),
+        }
+        actions[command.action]()
+
+    def _note(self, command: Command) -> None:
+        member, held = command.member, self._is_held()
+        if command.action == "join" and member not in self._joined:
+            self._joined[member] = command.incarnation
+            self._first_join_s = self._first_join_s or self._now
+            self._contact[member] = self._now
+            if member.role is Role.WORKER:
+                self._layout = MODELS[command.detail]
+        if held and not self._is_held():
+            self._contact.update({other: self._now for other in self._joined if other.role is Role.WORKER})
+        if command.action in ("beat", "finish", "fail"):
+            self._contact[member] = self._now
+        if command.action in ("finish", "fail"):
+            self._hashes[member] = command.detail if command.action == "finish" else ""
+
+    def _is_held(self) -> bool:
+        """Whether servers are missing, so that workers wait in their call to join."""
+        return any(member.role is Role.SERVER and member not in self._joined for member in self.everyone)
+
+    def _check_state(self, before: RunState, reason: str) -> None:
+        run = self._membership
+        assert run.state is before or ORDER[run.state] > ORDER[before]
+        assert bool(run.reason) == (run.state is RunState.FAILED)
+        assert before is not RunState.FAILED or run.reason == reason
+        assert run.missing() == [member for member in self.everyone if member not in self._joined]
+        assert run.state is not RunState.WAITING or run.missing()
+        assert run.state is not RunState.RUNNING or not run.missing()
+        assert (run.server_addresses() is None) == self._is_held()
+        if run.state is RunState.FINISHED and before is not RunState.FINISHED:
+            workers = [member for member in self.everyone if member.role is Role.WORKER]
+            assert all(worker in self._hashes for worker in workers)
+            assert len({self._hashes[worker] for worker in workers}) == 1
+        others = [member for member in self._joined if member.role is Role.SERVER and member.rank > 0]
+        ended = run.state in (RunState.FINISHED, RunState.FAILED)
+        assert run.over() == (ended and all(server in self._hashes for server in others))
+
+    def _check_silence(self, before: RunState) -> None:
+        """The passing of time fails a run that has not ended if and only if somebody is overdue."""
+        if before in (RunState.FINISHED, RunState.FAILED):
+            return
+        silent = [
+            member
+            for member, seen in self._contact.items()
+            if self._now - seen > LOST_AFTER_S
+            and member not in self._hashes
+            and not (self._is_held() and member.role is Role.WORKER)
+        ]
+        since = self._now - (self._first_join_s or self._now)
+        late = self._membership.missing() and since > JOIN_TIMEOUT_S
+        assert (self._membership.state is RunState.FAILED) == bool(silent or late)
+        if silent:
+            assert self._membership.reason.startswith(tuple(f"{member} was lost" for member in silent))
+        elif late:
+            assert all(str(member) in self._membership.reason for member in self._membership.missing())
+
+
+def commands(servers: int, workers: int) -> SearchStrategy[Command]:
+    one_server, one_worker = (
+        st.builds(MemberId, st.just(role), weighted((15, st.integers(0, size - 1)), (1, st.sampled_from([-1, size]))))
+        for role, size in ((Role.SERVER, servers), (Role.WORKER, workers))
+    )
+    anyone = st.one_of(one_server, one_worker)
+    life = (st.sampled_from([1] * 15 + [2]), st.sampled_from(["demo"] * 15 + ["other"]))
+    return weighted(
+        (4, st.builds(Command, st.just("join"), anyone, *life, st.just(""), st.sampled_from([0.0, 0.0, 1.0, 4.0]))),
+        (2, st.builds(Command, st.just("join"), anyone, *life, st.sampled_from(sorted([*MODELS, "settings"])))),
+        (10, st.builds(Command, st.just("beat"), anyone, *life)),
+        (4, st.builds(Command, st.just("finish"), one_worker, *life, st.sampled_from(["c0ffee"] * 9 + ["beef"]))),
+        (1, st.builds(Command, st.just("finish"), one_server, *life)),
+        (8, st.builds(Command, st.just("wait"), seconds=st.sampled_from([0.25] * 6 + [1.0, 2.5, 5.0, 6.0]))),
+        (1, st.builds(Command, st.sampled_from(["fail", "vanish", "beat", "beat", "stop"]), anyone, *life)),
+    )
+
+
+def test_any_sequence_of_commands_keeps_the_promises() -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(deadline=None, max_examples=300)
+    @given(st.integers(1, 3), st.integers(1, 3), st.booleans(), st.randoms(), st.data())
+    def check(servers: int, workers: int, everyone_joins: bool, random: Random, data: st.DataObject) -> None:
+        script = data.draw(st.lists(commands(servers, workers), min_size=10, max_size=60))
+        trial = Trial(servers, workers)
+        joins = [Command("join", member) for member in trial.everyone if everyone_joins]
+        random.shuffle(joins)
+        for command in [*joins, *script]:
+            seen[trial.run(command)] += 1
+
+    check()
+    assert set(seen) == {"refused", "waiting", "running", "finished", "failed"}
+
+
+def test_the_run_ends_with_its_last_worker() -> None:
+    """Whatever order the workers finish in, only the last one ends the run: finished if and only if all agree."""
+
+    @settings(deadline=None, max_examples=100)
+    @given(st.lists(st.sampled_from(["c0ffee", "c0ffee", "beef"]), min_size=1, max_size=4), st.randoms())
+    def check(final: list[str], random: Random) -> None:
+        trial = Trial(1, len(final))
+        for member in trial.everyone:
+            trial.run(Command("join", member))
+        finishing = [Command("finish", MemberId(Role.WORKER, rank), detail=h) for rank, h in enumerate(final)]
+        random.shuffle(finishing)
+        states = [trial.run(command) for command in finishing]
+        verdict = "finished" if len(set(final)) == 1 else "failed"
+        assert states == [*["running"] * (len(final) - 1), verdict]
+
+    check()

@@ -1,0 +1,279 @@
+"""The aggregator against recorded scenarios, and against a second implementation that forgets nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from scenarios import check_scenario, parse_options, scenario_paths
+from strategies import weighted
+
+from ps_server.aggregator import Aggregator, Complete
+from taihu.errors import StaleError, TaihuError
+from taihu.planner.partition import FrameSpec, Piece
+from taihu.wire.codec import FrameHeader
+
+_HEADER = {"step": "", "group": "", "offset": "", "count": "", "job": "demo", "plan": "1", "incarnation": ""}
+
+
+class Interpreter:
+    """Scenario commands on an aggregator of job `demo`, plan 1.
+
+    A push carries the incarnation that its worker was last admitted with, and its worker's rank as payload, unless
+    it says otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._incarnations: dict[str, str] = {}
+        self._frames: dict[int, FrameSpec] = {}
+        self._aggregator: Aggregator[str] = Aggregator(job="", plan=0, workers=0, frames=())
+
+    def __call__(self, line: str) -> str:
+        command, *words = line.split()
+        match command:
+            case "workers":
+                return self._start(parse_options([command, *words], {"workers": "", "frames": "", "after-step": "0"}))
+            case "admit":
+                rank, _, incarnation = words
+                self._aggregator.admit(int(rank), int(incarnation))
+                self._incarnations[rank] = incarnation
+                return "ok"
+            case "push":
+                return self._push(parse_options(words, {"worker": "", "payload": "", **_HEADER}))
+            case "applied":
+                self._aggregator.applied(self._frames[int(words[1])])
+                return "ok"
+            case "state":
+                return describe_missing(self._aggregator.missing())
+        raise ValueError(f"unknown command {command!r}")
+
+    def _start(self, options: Mapping[str, str]) -> str:
+        numbers = [map(int, frame.split(":")) for frame in options["frames"].split()]
+        frames = [FrameSpec(group, offset, count, ()) for group, offset, count in numbers]
+        self._frames = {frame.offset: frame for frame in frames}
+        self._aggregator = Aggregator(
+            job="demo",
+            plan=1,
+            workers=int(options["workers"]),
+            frames=frames,
+            last_step=int(options["after-step"]),
+        )
+        return "ok"
+
+    def _push(self, options: Mapping[str, str]) -> str:
+        worker = options["worker"]
+        header = FrameHeader(
+            job=options["job"],
+            incarnation=int(options["incarnation"] or self._incarnations.get(worker, "0")),
+            plan=int(options["plan"]),
+            step=int(options["step"]),
+            group=int(options["group"]),
+            offset=int(options["offset"]),
+            count=int(options["count"]),
+            sender=None if worker == "nobody" else int(worker),
+        )
+        outcome = self._aggregator.offer(header, options["payload"] or worker)
+        if not isinstance(outcome, Complete):
+            return outcome.value
+        return (
+            f"complete step {outcome.step} group {outcome.frame.group} offset {outcome.frame.offset}: "
+            f"{', '.join(outcome.contributions)}"
+        )
+
+
+def describe_missing(missing: Mapping[int, Sequence[int]]) -> str:
+    lines = [f"offset {offset} waits for {', '.join(map(str, ranks))}" for offset, ranks in sorted(missing.items())]
+    return "\n".join(lines) or "nothing waits"
+
+
+@pytest.mark.parametrize("path", scenario_paths("aggregator"), ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    check_scenario(path, Interpreter())
+
+
+@dataclass
+class Ledger:
+    """The same rules, read off a list of everything that was ever accepted."""
+
+    workers: int
+    frames: Sequence[FrameSpec]
+    last_step: int
+    admitted: dict[int, int] = field(default_factory=dict)
+    accepted: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    applied: set[tuple[int, int]] = field(default_factory=set)
+
+    def newest(self, offset: int) -> int:
+        """The last step of which the frame at `offset` has come from everybody."""
+        step = self.last_step
+        while self.contributions(step + 1, offset):
+            step += 1
+        return step
+
+    def contributions(self, step: int, offset: int) -> list[str]:
+        """What all workers sent, in rank order; empty unless everybody did."""
+        keys = [(step, offset, rank) for rank in range(self.workers)]
+        return [self.accepted[key] for key in keys] if all(key in self.accepted for key in keys) else []
+
+    def offer(self, header: FrameHeader, payload: str) -> object:
+        sender = header.sender
+        if sender is None or self.admitted.get(sender) != header.incarnation:
+            return "StaleError"
+        if (header.job, header.plan) != ("demo", 1):
+            return "StaleError"
+        if not any((f.group, f.offset, f.count) == (header.group, header.offset, header.count) for f in self.frames):
+            return "FrameError"
+        return self._take(header.step, header.offset, sender, payload)
+
+    def _take(self, step: int, offset: int, sender: int, payload: str) -> object:
+        newest = self.newest(offset)
+        waits = newest > self.last_step and (newest, offset) not in self.applied
+        if step == newest and newest > 0:
+            return "duplicate" if waits else "answered"
+        if step != newest + 1 or waits:
+            return "StaleError"
+        if (step, offset, sender) in self.accepted:
+            return "duplicate"
+        self.accepted[step, offset, sender] = payload
+        return (step, offset, self.contributions(step, offset) or "pending")
+
+    def missing(self) -> dict[int, tuple[int, ...]]:
+        missing = {}
+        for frame in self.frames:
+            step = self.newest(frame.offset) + 1
+            there = [rank for rank in range(self.workers) if (step, frame.offset, rank) in self.accepted]
+            if there:
+                missing[frame.offset] = tuple(rank for rank in range(self.workers) if rank not in there)
+        return missing
+
+
+@dataclass(frozen=True)
+class Admit:
+    rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Push:
+    """A push of frame number `frame`, `ahead` steps after the last complete one, with some fields replaced."""
+
+    rank: int
+    frame: int
+    ahead: int
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Applied:
+    frame: int
+
+
+FRAMES = (
+    FrameSpec(0, 0, 4, (Piece(0, 4),)),
+    FrameSpec(0, 4, 4, (Piece(4, 8),)),
+    FrameSpec(1, 8, 2, (Piece(8, 10),)),
+)
+DEFECTS: list[dict[str, Any]] = [
+    {"job": "other"},
+    {"plan": 2},
+    {"incarnation": 4},
+    {"incarnation": 9},
+    {"sender": None},
+    {"sender": -1},
+    {"sender": 3},
+    {"group": 7},
+    {"offset": 2},
+    {"count": 3},
+]
+NO_DEFECT: dict[str, Any] = {}
+
+
+def commands(workers: int) -> SearchStrategy[Admit | Push | Applied]:
+    numbers, ranks = st.integers(0, len(FRAMES) - 1), st.integers(0, workers - 1)
+    good = st.builds(Push, ranks, numbers, st.just(1), st.just(NO_DEFECT))
+    bad = st.builds(Push, ranks, numbers, st.sampled_from([0, 1]), st.sampled_from(DEFECTS))
+    elsewhen = st.builds(Push, ranks, numbers, st.integers(-1, 2), st.just(NO_DEFECT))
+    admissions = st.builds(Admit, st.integers(-1, workers), st.integers(5, 6))
+    return weighted((12, good), (8, st.builds(Applied, numbers)), (3, elsewhen), (2, bad), (1, admissions))
+
+
+class Pair:
+    """An aggregator and its ledger, given the same commands; they must answer alike."""
+
+    def __init__(self, workers: int, last_step: int) -> None:
+        self._aggregator: Aggregator[str] = Aggregator(
+            job="demo", plan=1, workers=workers, frames=FRAMES, last_step=last_step
+        )
+        self._ledger = Ledger(workers, FRAMES, last_step)
+        self._pushed = 0
+
+    def run(self, command: Admit | Push | Applied) -> str:
+        match command:
+            case Admit(rank, incarnation):
+                return self._admit(rank, incarnation)
+            case Applied(number):
+                frame = FRAMES[number]
+                self._aggregator.applied(frame)
+                self._ledger.applied.add((self._ledger.newest(frame.offset), frame.offset))
+                return "applied"
+            case Push():
+                return self._push(command)
+
+    def check_missing(self) -> None:
+        assert self._aggregator.missing() == self._ledger.missing()
+
+    def _admit(self, rank: int, incarnation: int) -> str:
+        if rank in range(self._ledger.workers):
+            self._aggregator.admit(rank, incarnation)
+            self._ledger.admitted[rank] = incarnation
+            return "admitted"
+        with pytest.raises(StaleError, match=f"worker {rank}: outside the world"):
+            self._aggregator.admit(rank, incarnation)
+        return "not admitted"
+
+    def _push(self, push: Push) -> str:
+        self._pushed += 1
+        payload = f"payload {self._pushed}"
+        frame = FRAMES[push.frame]
+        step = self._ledger.newest(frame.offset) + push.ahead
+        incarnation = self._ledger.admitted.get(push.rank, 5)
+        header = replace(
+            FrameHeader("demo", incarnation, 1, step, frame.group, frame.offset, frame.count, push.rank),
+            **push.changes,
+        )
+        outcome = self._offer(header, payload)
+        assert outcome == self._ledger.offer(header, payload)
+        return outcome if isinstance(outcome, str) else "pending" if outcome[2] == "pending" else "complete"
+
+    def _offer(self, header: FrameHeader, payload: str) -> str | tuple[int, int, object]:
+        try:
+            outcome = self._aggregator.offer(header, payload)
+        except TaihuError as error:
+            return type(error).__name__
+        if isinstance(outcome, Complete):
+            assert outcome.frame in FRAMES
+            return outcome.step, outcome.frame.offset, list(outcome.contributions)
+        return (header.step, header.offset, "pending") if outcome.value == "pending" else outcome.value
+
+
+def test_any_sequence_of_commands_has_the_outcomes_of_the_ledger() -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(deadline=None, max_examples=300)
+    @given(st.integers(1, 3), st.sampled_from([0, 0, 7]), st.data())
+    def check(workers: int, last_step: int, data: st.DataObject) -> None:
+        script = data.draw(st.lists(commands(workers), min_size=20, max_size=60))
+        pair = Pair(workers, last_step)
+        everyone = [Admit(rank, 5) for rank in range(workers)]
+        for command in [*everyone, *script]:
+            seen[pair.run(command)] += 1
+            pair.check_missing()
+
+    check()
+    assert {"pending", "complete", "duplicate", "answered", "StaleError", "FrameError"} <= set(seen)
