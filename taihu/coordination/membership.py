@@ -175,7 +175,10 @@ class Membership:
             self.fail(f"{member} was lost after step {record.progress.step}: {how}")
 
     def expire(self, now: float) -> None:
-        """Fail the run when a member has been silent, or missing, for too long."""
+        """Fail the run when a member has been silent, or missing, for too long.
+
+        Workers are not silent while servers are missing.
+        """
         self._hold_workers(now)
         for member, record in self.members.items():
             if now - record.last_seen_s > self._lost_after_s:

@@ -192,7 +192,7 @@ def commands(servers: int, workers: int) -> SearchStrategy[Command]:
 def test_any_sequence_of_commands_keeps_the_promises() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(deadline=None, max_examples=300)
+    @settings(deadline=None, max_examples=200)
     @given(st.integers(1, 3), st.integers(1, 3), st.booleans(), st.randoms(), st.data())
     def check(servers: int, workers: int, everyone_joins: bool, random: Random, data: st.DataObject) -> None:
         script = data.draw(st.lists(commands(servers, workers), min_size=10, max_size=60))
