@@ -54,7 +54,8 @@ class ParameterServerServicer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PARAMETER_SERVER_SERVICE, handlers),))
 
     def fail(self, error: TaihuError) -> None:
-        """End every open exchange, and every later one, with `error`."""
+        """End every open exchange, and every later one, with `error`; nobody waits for parameters any longer."""
+        self._store.fail(error)
         with self._lock:
             self._failure = self._failure or error
             outboxes = list(self._outboxes.values())

@@ -12,7 +12,7 @@ from kernels.reduce import all_finite, sum_in_rank_order, warm_up
 from ps_server.aggregator import Aggregator, Complete, Outcome
 from ps_server.optimizer import OptimizerShard
 from taihu.coordination.plan import Plan
-from taihu.errors import FrameError, ModelError, PeerUnreachableError, StaleError
+from taihu.errors import FrameError, ModelError, PeerUnreachableError, StaleError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.partition import FrameSpec, Shard
@@ -26,14 +26,25 @@ Values = NDArray[np.float32]
 class Initialization:
     """Initial parameters on their way in; `ParameterStore.adopt` takes them when every frame has come."""
 
-    def __init__(self, plan: Plan, shard: Shard, frames: tuple[FrameSpec, ...]) -> None:
+    def __init__(self, job: str, plan: Plan, shard: Shard, frames: tuple[FrameSpec, ...]) -> None:
+        self.job = job
         self.plan = plan
         self.frames = frames
         self.parameters = np.zeros(shard.elements, dtype=np.float32)
         self._missing = {frame.offset: frame for frame in frames}
 
     def write(self, header: FrameHeader, values: Values) -> None:
-        """Take in one frame; raises FrameError unless it is a frame of the plan that has not come yet."""
+        """Take in one frame.
+
+        Raises:
+            StaleError: the frame belongs to another job or plan.
+            FrameError: it is not one of the plan's frames that have not come yet.
+        """
+        if header.job != self.job or header.plan != self.plan.version:
+            raise StaleError(
+                f"initial frame of job {header.job!r}, plan {header.plan}; "
+                f"expected job {self.job!r}, plan {self.plan.version}"
+            )
         frame = self._missing.get(header.offset)
         if frame is None or frame.count != header.count or header.step != 0 or header.sender != 0:
             raise FrameError(
@@ -69,6 +80,7 @@ class ParameterStore:
         self._aggregator: Aggregator[Values] | None = None
         self._optimizer: OptimizerShard | None = None
         self._step = 0
+        self._failure: TaihuError | None = None
 
     @property
     def step(self) -> int:
@@ -94,7 +106,7 @@ class ParameterStore:
         if self._plan is not None:
             raise StaleError("the parameters have been initialized already; only worker 0 does so, once")
         shard = Shard(layout, self._job.cluster.servers, self._index)
-        return Initialization(plan, shard, shard.frames(plan.groups, self._frame_elements))
+        return Initialization(self._job.name, plan, shard, shard.frames(plan.groups, self._frame_elements))
 
     def adopt(self, initial: Initialization) -> int:
         """Make complete initial parameters this shard's; returns their number of values."""
@@ -119,10 +131,24 @@ class ParameterStore:
         return len(initial.parameters)
 
     def wait_until_initialized(self, timeout_s: float) -> None:
-        """Return when there are parameters; raises PeerUnreachableError when they do not come in time."""
+        """Return when there are parameters.
+
+        Raises:
+            PeerUnreachableError: they did not come in time.
+            TaihuError: what `fail` was told.
+        """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._plan is not None, timeout_s):
+            self._changed.wait_for(lambda: self._plan is not None or self._failure is not None, timeout_s)
+            if self._failure is not None:
+                raise self._failure
+            if self._plan is None:
                 raise PeerUnreachableError(f"worker 0 brought no initial parameters within {timeout_s:g} s")
+
+    def fail(self, error: TaihuError) -> None:
+        """Make every present and later `wait_until_initialized` raise `error`."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
 
     def check_layout(self, digest: str) -> None:
         """Raise ModelError unless `digest` is that of the layout held here."""

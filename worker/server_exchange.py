@@ -59,13 +59,17 @@ class ServerExchange(GradientExchange):
         Raises:
             ModelError: this worker's model differs from the servers'.
             PeerUnreachableError: a server does not answer.
+            TaihuError: what `fail` was told meanwhile.
         """
-        for link in self._links:
+        try:
+            for link in self._links:
+                if self._rank == 0:
+                    link.initialize()
+                else:
+                    link.fetch()
+        except TaihuError:
             self._raise_failure()
-            if self._rank == 0:
-                link.initialize()
-            else:
-                link.fetch()
+            raise
         for link in self._links:
             link.open()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
@@ -29,12 +29,8 @@ __all__ = ["Arenas", "ServerLink"]
 _SERVICE = f"/{pb.DESCRIPTOR.services_by_name['ParameterServerService'].full_name}"
 
 
-class Stream(Protocol):
-    """The side of a gRPC call that answers arrive on."""
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Messages as they arrive."""
-        ...
+class Call(Protocol):
+    """A gRPC call that is under way."""
 
     def cancel(self) -> bool:
         """Cut the call."""
@@ -90,20 +86,25 @@ class ServerLink:
         self._window = threading.Semaphore(job.exchange.window_frames)
         self._queue: SimpleQueue[FrameSpec | None] = SimpleQueue()
         self._channel = open_channel(address)
-        self._call: Stream | None = None
-        self._receiver = threading.Thread(target=self._receive, name=f"pull-{index}", daemon=True)
+        self._call: Call | None = None
+        self._receiver: threading.Thread | None = None
 
     def initialize(self) -> None:
         """Send the parameter arena's values as the job's initial parameters."""
         initialize = self._channel.stream_unary(
             f"{_SERVICE}/Initialize", pb.InitializeRequest.SerializeToString, pb.InitializeResponse.FromString
         )
-        call_until_reachable(
-            lambda _: initialize(self._initial_requests(), timeout=self._job.exchange.timeout_s),
-            peer=self.peer,
-            timeout_s=self._job.cluster.connect_timeout_s,
-            clock=SystemClock(),
-        )
+        timeout_s = self._job.exchange.timeout_s
+
+        def call(_: float) -> None:
+            under_way = initialize.future(self._initial_requests(), timeout=timeout_s)
+            self._track(under_way)
+            try:
+                under_way.result()
+            except grpc.FutureCancelledError:
+                raise ExchangeError(f"{self.peer}: the call that brings the parameters was cut") from None
+
+        call_until_reachable(call, peer=self.peer, timeout_s=self._job.cluster.connect_timeout_s, clock=SystemClock())
 
     def fetch(self) -> None:
         """Write the server's current parameters into the arena; waits until worker 0 has initialized them.
@@ -119,7 +120,7 @@ class ServerLink:
         )
         missing = set(self._by_offset)
         call = fetch(request, timeout=self._job.exchange.timeout_s)
-        self._call = call
+        self._track(call)
         try:
             for message in call:
                 header, values = decode_frame(message)
@@ -135,7 +136,9 @@ class ServerLink:
     def open(self) -> None:
         """Open the exchange."""
         exchange: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(f"{_SERVICE}/Exchange")
-        self._call = exchange(self._requests(), metadata=identity_to_metadata(self._identity))
+        answers = exchange(self._requests(), metadata=identity_to_metadata(self._identity))
+        self._track(answers)
+        self._receiver = threading.Thread(target=self._receive, args=(answers,), name="pull", daemon=True)
         self._receiver.start()
 
     def begin(self, step: int) -> None:
@@ -164,7 +167,7 @@ class ServerLink:
         """End the stream in good order and close the connection."""
         self._closed = True
         self._queue.put(None)
-        if self._receiver.is_alive():
+        if self._receiver is not None:
             self._receiver.join()
         self._channel.close()
 
@@ -198,11 +201,16 @@ class ServerLink:
         )
         return encode_frame(header, [arena[piece.start : piece.stop] for piece in frame.pieces])
 
-    def _receive(self) -> None:
+    def _track(self, call: Call) -> None:
+        """`abandon` cuts `call` from now on, also when it came first."""
+        self._call = call
+        if self._abandoned:
+            call.cancel()
+
+    def _receive(self, answers: Iterable[bytes]) -> None:
         """Write answers until the stream ends; runs in the link's own thread."""
-        assert self._call is not None  # noqa: S101
         try:
-            for message in self._call:
+            for message in answers:
                 self._take(message)
             if not self._closed:
                 self._on_error(ExchangeError(f"{self.peer} ended the exchange at step {self._step}"))

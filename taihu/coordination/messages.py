@@ -53,10 +53,10 @@ def state_to_message(state: RunState) -> pb.RunState.ValueType:
 
 def state_from_message(state: pb.RunState.ValueType) -> RunState:
     """Convert the state of a run; raises FrameError for one that is not known."""
-    name = pb.RunState.Name(state).removeprefix("RUN_STATE_")
-    if name not in RunState.__members__:
+    known = {state_to_message(known): known for known in RunState}
+    if state not in known:
         raise FrameError(f"run state {state}: not known to this version")
-    return RunState[name]
+    return known[state]
 
 
 def plan_to_message(plan: Plan) -> pb.GetPlanResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 from taihu.errors import ConfigError
@@ -9,14 +10,15 @@ from taihu.errors import ConfigError
 __all__ = ["advertised_host", "join_address", "split_address"]
 
 _EVERY_HOST = ("", "0.0.0.0", "::")  # noqa: S104
+_ADDRESS = re.compile(r"(?:\[([^\[\]\s]*)\]|([^\[\]:\s]*)):([0-9]{1,5})")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port; raises ConfigError for anything that is not `host:port`."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    """Host and port; raises ConfigError for anything that is not `host:port` or `[ipv6]:port`."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or int(match[3]) > 65535:
         raise ConfigError(f"address {address!r}: expected host:port with a port from 0 to 65535")
-    return host.strip("[]"), int(port)
+    return match[1] or match[2] or "", int(match[3])
 
 
 def join_address(host: str, port: int) -> str:
@@ -36,7 +38,6 @@ def advertised_host(bound: str, coordinator: str | None) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(
-            f"coordinator {coordinator}: {error.strerror or error}; check the name, or give --advertise HOST"
-        ) from None
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"coordinator {coordinator}: {reason}; check the name, or give --advertise HOST") from None

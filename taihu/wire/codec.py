@@ -37,6 +37,7 @@ _PAYLOAD_TAG = 0x12
 _PADDING_TAG = 0x7A
 _ALIGNMENT = 16
 _MAX_HEADER_BYTES = 1 << 16
+_MAX_LENGTH_BYTES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +189,11 @@ def _varint(value: int) -> bytes:
 def _read_varint(message: bytes, position: int) -> tuple[int, int]:
     """The value at `position` and the position after it."""
     value = shift = 0
-    while shift < 64:
+    while shift < _MAX_LENGTH_BYTES * 7:
         byte = message[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
         shift += 7
-    raise ValueError("a length of more than 64 bits")
+    raise ValueError(f"a length of more than {_MAX_LENGTH_BYTES} bytes")

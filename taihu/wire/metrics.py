@@ -69,6 +69,8 @@ class MetricsPage:
     """The /metrics page of a registry; a context manager that closes the port."""
 
     def __init__(self, registry: CollectorRegistry, port: int, host: str = "") -> None:
+        if not 0 <= port <= 65535:
+            raise ConfigError(f"metrics port {port}: expected a number from 0 to 65535")
         try:
             self._server, self._thread = start_http_server(port, addr=host or "0.0.0.0", registry=registry)  # noqa: S104
         except OSError as error:
@@ -76,8 +78,6 @@ class MetricsPage:
                 f"metrics port {port}: {error.strerror or error}; "
                 "choose another with --metrics-port, 0 takes a free one"
             ) from None
-        except OverflowError:
-            raise ConfigError(f"metrics port {port}: expected a number from 0 to 65535") from None
         self.port = int(self._server.server_port)
 
     def __enter__(self) -> Self:

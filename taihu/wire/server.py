@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from taihu.errors import ConfigError
+from taihu.wire.address import split_address
 from taihu.wire.channel import SHARED_OPTIONS
 
 __all__ = ["RpcServer"]
@@ -45,8 +46,10 @@ class RpcServer:
         """Bind `host:port` (port 0 takes a free one) and return the port.
 
         Raises:
-            ConfigError: the port is in use, or the host is not this machine's.
+            ConfigError: the address is not `host:port`, the port is in use, or the host is not this machine's.
         """
+        # gRPC itself takes a port modulo 65536
+        split_address(address)
         try:
             port = self.grpc_server.add_insecure_port(address)
         except RuntimeError:

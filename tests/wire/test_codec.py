@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
 
 from protos import tensor_pb2
 from taihu.errors import FrameError
@@ -16,67 +18,116 @@ from taihu.wire.codec import (
     FrameHeader,
     decode_frame,
     encode_frame,
+    frame_from_message,
     layout_from_message,
     layout_to_message,
 )
 
+Values = NDArray[np.float32]
+
+quick = settings(deadline=None)
+
 UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
-PIECES = st.lists(arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32)), max_size=5)
+SPECIAL = st.sampled_from([0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x80000000, 1])
+BITS = arrays(np.uint32, st.integers(0, 40), elements=UINT32 | SPECIAL)
+PIECES = st.lists(BITS.map(lambda bits: bits.view(np.float32)), max_size=6)
 
 
-def header_of(draw: st.DrawFn, count: int) -> FrameHeader:
-    return FrameHeader(
-        job=draw(st.text(max_size=150)),
-        incarnation=draw(UINT64),
-        plan=draw(UINT32),
-        step=draw(UINT64),
-        group=draw(UINT32),
-        offset=draw(UINT64),
-        count=count,
-        sender=draw(st.none() | UINT32),
+def header_of(count: int) -> st.SearchStrategy[FrameHeader]:
+    return st.builds(
+        FrameHeader,
+        job=st.text(max_size=150),
+        incarnation=UINT64,
+        plan=UINT32,
+        step=UINT64,
+        group=UINT32,
+        offset=UINT64,
+        count=st.just(count),
+        sender=st.none() | UINT32,
     )
 
 
 @st.composite
-def frames(draw: st.DrawFn) -> tuple[FrameHeader, list[np.typing.NDArray[np.float32]]]:
+def frames(draw: st.DrawFn) -> tuple[FrameHeader, list[Values]]:
     pieces = draw(PIECES)
-    return header_of(draw, sum(map(len, pieces))), pieces
+    return draw(header_of(sum(map(len, pieces)))), pieces
 
 
+def small_frame() -> bytes:
+    return encode_frame(FrameHeader("job", 1, 1, 1, 0, 0, 9, 2), [np.arange(9, dtype=np.float32)])
+
+
+def read_by_protobuf(message: bytes) -> tuple[FrameHeader, bytes] | None:
+    """What `message` says by protobuf's own parser and the rules of `tensor.proto`; None when it is no frame."""
+    try:
+        frame = tensor_pb2.Frame.FromString(message)
+    except DecodeError:
+        return None
+    header = frame.header
+    if header.data_type != tensor_pb2.DATA_TYPE_FLOAT32 or len(frame.payload) != 4 * header.count:
+        return None
+    sender = header.sender if header.HasField("sender") else None
+    names = ("job", "incarnation", "plan", "step", "group", "offset", "count")
+    return FrameHeader(**{name: getattr(header, name) for name in names}, sender=sender), frame.payload
+
+
+def check_against_protobuf(message: bytes) -> None:
+    expected = read_by_protobuf(message)
+    if expected is None:
+        with pytest.raises(FrameError) as caught:
+            decode_frame(message)
+        assert len(str(caught.value).splitlines()) == 1
+        return
+    header, values = decode_frame(message)
+    assert expected == (header, values.tobytes())
+    assert values.flags.aligned
+    assert values.dtype == np.float32
+
+
+def length_prefixed(tag: int, content: bytes, padded_to: int = 1) -> bytes:
+    """A field as protobuf writes it, its length in at least `padded_to` bytes."""
+    return bytes([tag]) + varint(len(content), padded_to) + content
+
+
+def varint(value: int, padded_to: int = 1) -> bytes:
+    out = bytearray()
+    while value > 0x7F or len(out) < padded_to - 1:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+@quick
 @given(frames())
-def test_decoding_gives_back_the_bits_as_an_aligned_view(
-    frame: tuple[FrameHeader, list[np.typing.NDArray[np.float32]]],
-) -> None:
+def test_decoding_gives_back_every_bit_as_an_aligned_view(frame: tuple[FrameHeader, list[Values]]) -> None:
     header, pieces = frame
     message = encode_frame(header, pieces)
     seen, values = decode_frame(message)
     assert seen == header
     assert values.tobytes() == b"".join(piece.tobytes() for piece in pieces)
-    assert values.ctypes.data % 4 == 0 or not len(values)
-    assert not values.flags.owndata
+    assert values.dtype == np.float32
     assert not values.flags.writeable
+    if header.count:
+        assert values.ctypes.data % 4 == 0
+        assert np.shares_memory(values, np.frombuffer(message, dtype=np.uint8))
 
 
+@quick
 @given(frames())
-def test_protobuf_reads_what_the_codec_writes(
-    frame: tuple[FrameHeader, list[np.typing.NDArray[np.float32]]],
-) -> None:
+def test_protobuf_reads_what_the_codec_writes(frame: tuple[FrameHeader, list[Values]]) -> None:
     header, pieces = frame
-    parsed = tensor_pb2.Frame.FromString(encode_frame(header, pieces))
-    assert parsed.payload == b"".join(piece.tobytes() for piece in pieces)
-    assert parsed.header.job == header.job
-    assert (parsed.header.step, parsed.header.offset, parsed.header.count) == (
-        header.step,
-        header.offset,
-        header.count,
-    )
-    assert parsed.header.HasField("sender") == (header.sender is not None)
+    message = encode_frame(header, pieces)
+    assert read_by_protobuf(message) == (header, b"".join(piece.tobytes() for piece in pieces))
+    parsed = tensor_pb2.Frame.FromString(message)
+    assert frame_from_message(parsed)[0] == header
+    assert frame_from_message(parsed)[1].tobytes() == parsed.payload
 
 
-@given(frames(), st.booleans())
+@quick
+@given(frames(), st.booleans(), st.integers(0, 2))
 def test_the_codec_reads_what_protobuf_writes_in_any_order(
-    frame: tuple[FrameHeader, list[np.typing.NDArray[np.float32]]], payload_first: bool
+    frame: tuple[FrameHeader, list[Values]], payload_first: bool, unknown_at: int
 ) -> None:
     header, pieces = frame
     whole = tensor_pb2.Frame.FromString(encode_frame(header, pieces))
@@ -85,67 +136,145 @@ def test_the_codec_reads_what_protobuf_writes_in_any_order(
         tensor_pb2.Frame(header=whole.header).SerializeToString(),
         tensor_pb2.Frame(payload=whole.payload).SerializeToString(),
     ]
+    if payload_first:
+        parts.reverse()
     unknown_field = b"\xfa\x3f\x01x"
-    message = b"".join(reversed(parts) if payload_first else parts) + unknown_field
-    seen, values = decode_frame(message)
-    assert seen == header
-    assert values.tobytes() == whole.payload
+    parts.insert(unknown_at, unknown_field)
+    for message in (whole.SerializeToString(), b"".join(parts)):
+        seen, values = decode_frame(message)
+        assert seen == header
+        assert values.tobytes() == whole.payload
+        assert values.flags.aligned
+
+
+@quick
+@given(st.integers(0, 15))
+def test_a_payload_at_any_offset_of_a_foreign_message_is_read(shift: int) -> None:
+    whole = tensor_pb2.Frame.FromString(small_frame())
+    whole.header.padding = bytes(shift)
+    seen, values = decode_frame(whole.SerializeToString())
+    assert seen.count == 9
     assert values.flags.aligned
+    np.testing.assert_array_equal(values, np.arange(9, dtype=np.float32))
 
 
 def test_a_frame_cut_off_anywhere_is_refused() -> None:
-    message = encode_frame(FrameHeader("job", 1, 1, 1, 0, 0, 9, 2), [np.arange(9, dtype=np.float32)])
+    message = small_frame()
     for length in range(len(message)):
+        assert read_by_protobuf(message[:length]) is None
         with pytest.raises(FrameError):
             decode_frame(message[:length])
 
 
-@given(st.binary(max_size=80))
+def test_a_frame_that_goes_on_is_read_as_protobuf_reads_it() -> None:
+    for last in range(256):
+        check_against_protobuf(small_frame() + bytes([last]))
+        check_against_protobuf(small_frame() + bytes([0x12, last]))
+
+
+def test_every_corruption_of_one_byte_is_read_as_protobuf_reads_it() -> None:
+    message = bytearray(small_frame())
+    payload_start = len(message) - 36
+    for position in range(payload_start):
+        right = message[position]
+        for wrong in range(256):
+            message[position] = wrong
+            check_against_protobuf(bytes(message))
+        message[position] = right
+
+
+@quick
+@given(st.binary(max_size=120))
 def test_random_bytes_are_refused(message: bytes) -> None:
+    check_against_protobuf(message)
     with pytest.raises(FrameError):
         decode_frame(message)
 
 
-@given(st.integers(0, 60), st.integers(0, 255))
-def test_a_corrupted_byte_never_raises_anything_else(position: int, value: int) -> None:
-    message = bytearray(encode_frame(FrameHeader("job", 1, 1, 1, 0, 0, 9, 2), [np.arange(9, dtype=np.float32)]))
-    message[position % len(message)] = value
-    try:
-        header, values = decode_frame(bytes(message))
-    except FrameError:
-        return
-    assert len(values) == header.count
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0x0A, 0x12, 0x7A, 0x0B, 0x10]), st.integers(0, 2), st.integers(1, 11)), max_size=5
+    )
+)
+def test_repeated_shuffled_and_oddly_written_fields_are_read_as_protobuf_reads_them(
+    fields: list[tuple[int, int, int]],
+) -> None:
+    """A length may be written in more bytes than it needs, a header may come in parts, the last payload wins."""
+    whole = tensor_pb2.Frame.FromString(small_frame())
+    headers = [
+        whole.header.SerializeToString(),
+        tensor_pb2.Frame.Header(job="other", sender=7).SerializeToString(),
+        b"\x0a\x02\xff\xfe",
+    ]
+    payloads = [whole.payload, whole.payload[4:], b""]
+    message = b"".join(
+        length_prefixed(tag, (headers if tag == 0x0A else payloads)[choice], padded_to)
+        for tag, choice, padded_to in fields
+    )
+    check_against_protobuf(message)
 
 
-def test_wrong_sizes_and_types_name_what_was_expected() -> None:
-    values = np.zeros(4, dtype=np.float32)
-    frame = tensor_pb2.Frame.FromString(encode_frame(FrameHeader("job", 1, 1, 1, 0, 0, 4), [values]))
-    frame.header.count = 5
-    with pytest.raises(FrameError, match="16 bytes: expected 5 float32 values"):
+@quick
+@given(st.integers(1, 11), st.integers(1, 11))
+def test_lengths_in_more_bytes_than_needed_are_read_as_protobuf_reads_them(header_size: int, payload: int) -> None:
+    whole = tensor_pb2.Frame.FromString(small_frame())
+    check_against_protobuf(
+        length_prefixed(0x0A, whole.header.SerializeToString(), header_size)
+        + length_prefixed(0x12, whole.payload, payload)
+    )
+
+
+@quick
+@given(st.integers(0, 2**64 - 1).filter(lambda count: count != 4))
+def test_a_count_that_is_not_the_payloads_is_refused(count: int) -> None:
+    frame = tensor_pb2.Frame.FromString(
+        encode_frame(FrameHeader("job", 1, 1, 1, 0, 0, 4), [np.zeros(4, dtype=np.float32)])
+    )
+    frame.header.count = count
+    with pytest.raises(FrameError, match=f"16 bytes: expected {count} float32 values"):
         decode_frame(frame.SerializeToString())
-    frame.header.count = 4
-    frame.header.data_type = tensor_pb2.DATA_TYPE_UNSPECIFIED
-    with pytest.raises(FrameError, match="expected 1"):
-        decode_frame(frame.SerializeToString())
-    many = MAX_PAYLOAD_BYTES // 4 + 1
-    with pytest.raises(FrameError, match="at most"):
-        decode_frame(encode_frame(FrameHeader("job", 1, 1, 1, 0, 0, many), [np.zeros(many, dtype=np.float32)]))
+    with pytest.raises(FrameError, match=f"expected {count} float32 values"):
+        frame_from_message(frame)
+
+
+@quick
+@given(st.integers(-(2**31), 2**31 - 1).filter(lambda kind: kind != tensor_pb2.DATA_TYPE_FLOAT32))
+def test_another_data_type_is_refused(kind: int) -> None:
+    frame = tensor_pb2.Frame.FromString(small_frame())
+    typed = frame.header.SerializeToString() + b"\x48" + varint(kind % 2**64)
+    message = length_prefixed(0x0A, typed) + length_prefixed(0x12, frame.payload)
+    with pytest.raises(FrameError, match=rf"data type {kind}: expected 1 \(float32\)"):
+        decode_frame(message)
+
+
+def test_a_payload_of_the_largest_size_passes_and_one_value_more_does_not() -> None:
+    most = MAX_PAYLOAD_BYTES // 4
+    values = np.arange(most + 1, dtype=np.float32)
+    _, seen = decode_frame(encode_frame(FrameHeader("job", 1, 1, 1, 0, 0, most), [values[:most]]))
+    np.testing.assert_array_equal(seen, values[:most])
+    message = encode_frame(FrameHeader("job", 1, 1, 1, 0, 0, most + 1), [values])
+    with pytest.raises(FrameError, match=f"at most {MAX_PAYLOAD_BYTES} bytes"):
+        decode_frame(message)
+    with pytest.raises(FrameError, match=f"at most {MAX_PAYLOAD_BYTES} bytes"):
+        frame_from_message(tensor_pb2.Frame.FromString(message))
+
+
+def test_a_header_of_any_size_is_read() -> None:
+    header = FrameHeader("x" * 200_000, 1, 1, 1, 0, 0, 1)
+    seen, values = decode_frame(encode_frame(header, [np.ones(1, dtype=np.float32)]))
+    assert seen == header
+    assert values.tolist() == [1.0]
 
 
 NAMES = st.text(min_size=1, max_size=8)
-LAYOUTS = st.builds(
-    lambda layers: Layout(tuple(layers)),
-    st.lists(
-        st.builds(
-            lambda name, tensors: LayerSpec(name, tuple(tensors)),
-            NAMES,
-            st.lists(st.builds(TensorSpec, NAMES, st.lists(st.integers(0, 9), max_size=4).map(tuple)), max_size=3),
-        ),
-        max_size=5,
-    ),
+TENSORS = st.builds(TensorSpec, NAMES, st.lists(st.integers(0, 2**40), max_size=4).map(tuple))
+LAYOUTS = st.lists(st.builds(LayerSpec, NAMES, st.lists(TENSORS, max_size=3).map(tuple)), max_size=5).map(
+    lambda layers: Layout(tuple(layers))
 )
 
 
+@quick
 @given(LAYOUTS)
 def test_layouts_come_back_equal(layout: Layout) -> None:
     again = layout_from_message(tensor_pb2.Layout.FromString(layout_to_message(layout).SerializeToString()))
@@ -154,8 +283,11 @@ def test_layouts_come_back_equal(layout: Layout) -> None:
     assert layout.difference(again) is None
 
 
-def test_a_negative_dimension_is_refused() -> None:
-    spec = tensor_pb2.TensorSpec(name="weight", shape=[3, -1])
+@quick
+@given(st.lists(st.integers(0, 9), max_size=3), st.integers(-(2**63), -1), st.integers(0, 3))
+def test_a_negative_dimension_is_refused(shape: list[int], negative: int, at: int) -> None:
+    shape.insert(at, negative)
+    spec = tensor_pb2.TensorSpec(name="weight", shape=shape)
     message = tensor_pb2.Layout(layers=[tensor_pb2.LayerSpec(name="conv1", tensors=[spec])])
-    with pytest.raises(FrameError, match="conv1/weight"):
+    with pytest.raises(FrameError, match=r"conv1/weight.*-"):
         layout_from_message(message)

@@ -1,0 +1,159 @@
+"""Calls that are made again: over real gRPC, with time that the test moves."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loopback import Loopback, loopback_method
+
+from taihu.errors import ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
+from taihu.wire.channel import open_channel
+from taihu.wire.retry import backoff_seconds, call_until_reachable
+from taihu.wire.status import abort
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+OTHERS = [code for code in grpc.StatusCode if code not in {grpc.StatusCode.OK, UNAVAILABLE}]
+
+
+class MovedClock:
+    """Time that passes when somebody sleeps, or when the test says so."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.slept.append(seconds)
+        self.time += seconds
+
+
+class Peer:
+    """Fails `failures` times with a status, then answers; every call takes `call_s` and is recorded."""
+
+    def __init__(
+        self, loopback: Loopback, clock: MovedClock, *, failures: int, code: grpc.StatusCode, call_s: float = 0.0
+    ) -> None:
+        self.remaining: list[float] = []
+        self._loopback = loopback
+        self._clock = clock
+        self._failures = failures
+        self._code = code
+        self._call_s = call_s
+
+    def call(self, remaining: float) -> bytes:
+        self.remaining.append(remaining)
+        self._clock.time += self._call_s
+        self._loopback.behave = self._behave
+        return self._loopback.call(30, b"hello")
+
+    def _behave(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        if len(self.remaining) <= self._failures:
+            context.abort(self._code, "not now")
+        return request
+
+
+@pytest.fixture(scope="module")
+def loopback() -> Iterator[Loopback]:
+    with Loopback() as running:
+        yield running
+
+
+@pytest.fixture
+def clock() -> MovedClock:
+    return MovedClock()
+
+
+def reach(call: Callable[[float], bytes], clock: MovedClock, timeout_s: float) -> bytes:
+    return call_until_reachable(call, peer="server 3 at 10.0.0.3:7070", timeout_s=timeout_s, clock=clock)
+
+
+def test_delays_double_from_50_ms_to_2_s() -> None:
+    delays = list(islice(backoff_seconds(), 2000))
+    assert delays[:8] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert set(delays[6:]) == {2.0}
+
+
+@pytest.mark.parametrize("failures", [0, 1, 7])
+def test_a_peer_that_comes_up_in_time_is_reached(loopback: Loopback, clock: MovedClock, failures: int) -> None:
+    peer = Peer(loopback, clock, failures=failures, code=UNAVAILABLE)
+    assert reach(peer.call, clock, 60) == b"hello"
+    assert clock.slept == list(islice(backoff_seconds(), failures))
+    assert peer.remaining == pytest.approx([60 - sum(clock.slept[:i]) for i in range(failures + 1)])
+
+
+@settings(deadline=None, max_examples=40)
+@given(timeout_s=st.floats(0.01, 30), call_s=st.just(0.0) | st.floats(0.001, 3))
+def test_a_peer_that_stays_away_is_named_with_the_time_tried(
+    loopback: Loopback, timeout_s: float, call_s: float
+) -> None:
+    clock = MovedClock()
+    peer = Peer(loopback, clock, failures=10**9, code=UNAVAILABLE, call_s=call_s)
+    with pytest.raises(PeerUnreachableError, match=r"server 3 at 10\.0\.0\.3:7070") as caught:
+        reach(peer.call, clock, timeout_s)
+    assert f"within {timeout_s:g} s" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(peer.remaining) > 0
+    assert min(peer.remaining) > 0
+    assert timeout_s <= clock.time + 1e-9 <= timeout_s + call_s + 1e-6
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0])
+def test_without_time_nothing_is_called(loopback: Loopback, clock: MovedClock, timeout_s: float) -> None:
+    peer = Peer(loopback, clock, failures=0, code=UNAVAILABLE)
+    with pytest.raises(PeerUnreachableError, match="within"):
+        reach(peer.call, clock, timeout_s)
+    assert (peer.remaining, clock.slept) == ([], [])
+
+
+@pytest.mark.parametrize("code", OTHERS, ids=lambda code: code.name)
+def test_another_status_is_not_tried_again(loopback: Loopback, clock: MovedClock, code: grpc.StatusCode) -> None:
+    peer = Peer(loopback, clock, failures=1, code=code)
+    expected = {"DEADLINE_EXCEEDED": PeerUnreachableError, "FAILED_PRECONDITION": StaleError, "ABORTED": RunError}
+    with pytest.raises(expected.get(code.name, TaihuError), match=r"server 3 at 10\.0\.0\.3:7070"):
+        reach(peer.call, clock, 60)
+    assert len(peer.remaining) == 1
+    assert clock.slept == []
+
+
+@pytest.mark.parametrize(
+    "error", [PeerUnreachableError("server 2: no answer within 5 s"), ModelError("conv1 differs")]
+)
+def test_an_error_that_the_peer_itself_sent_is_final(
+    loopback: Loopback, clock: MovedClock, error: PeerUnreachableError | ModelError
+) -> None:
+    loopback.behave = lambda _, context: abort(context, error)
+    with pytest.raises(type(error)) as caught:
+        reach(loopback.call, clock, 60)
+    assert str(caught.value) == str(error)
+    assert clock.slept == []
+
+
+def test_an_address_where_nobody_listens_is_tried_until_the_deadline(clock: MovedClock) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        with open_channel(address) as channel:
+            method = loopback_method(channel)
+            with pytest.raises(PeerUnreachableError, match=r"10\.0\.0\.3:7070: no answer within 10 s"):
+                reach(lambda _: method(b"", timeout=30), clock, 10)
+    assert clock.time == pytest.approx(10)
+    assert clock.slept[:6] == list(islice(backoff_seconds(), 6))
+
+
+def test_what_is_no_rpc_error_is_not_caught(clock: MovedClock) -> None:
+    def call(_: float) -> bytes:
+        raise StaleError("another job")
+
+    with pytest.raises(StaleError, match="another job"):
+        reach(call, clock, 60)
+    assert clock.slept == []

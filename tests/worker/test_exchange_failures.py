@@ -1,0 +1,87 @@
+"""A run that fails before the first step: whoever waits for a server is told the cause, and nobody keeps waiting."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+from cluster import Cluster, initial_parameters, layout_of, make_job
+
+from protos import parameter_server_pb2 as pb
+from taihu.coordination.messages import state_from_message
+from taihu.errors import FrameError, RunError
+from taihu.wire.codec import FrameHeader, encode_frame, layout_to_message
+from worker.server_exchange import ServerExchange
+
+LAYOUT = layout_of(8, 3)
+SERVICE = "/taihu.v1.ParameterServerService"
+
+
+def test_a_worker_that_waits_for_initial_parameters_is_told_why_they_do_not_come() -> None:
+    with Cluster(make_job(2, 2)) as cluster, cluster.member(1, LAYOUT) as waiting:
+        with ThreadPoolExecutor(1) as pool, cluster.member(0, LAYOUT) as failing:
+            started = pool.submit(waiting.exchange.start)
+            failing.client.finish(failure="out of paper")
+            with pytest.raises(RunError, match=r"^worker 0: out of paper$"):
+                started.result(timeout=20)
+        cluster.join()
+
+
+def test_a_call_for_initial_parameters_ends_with_the_run() -> None:
+    with Cluster(make_job(1, 2)) as cluster, cluster.member(1, LAYOUT) as waiting:
+        with grpc.insecure_channel(waiting.addresses[0]) as channel:
+            fetch: grpc.UnaryStreamMultiCallable[pb.FetchRequest, bytes] = channel.unary_stream(
+                f"{SERVICE}/Fetch", pb.FetchRequest.SerializeToString
+            )
+            call = fetch(pb.FetchRequest(job="taihu", rank=1, layout_digest=LAYOUT.digest), timeout=600)
+            waiting.client.finish(failure="out of paper")
+            with pytest.raises(grpc.RpcError, match="out of paper"):
+                list(call)
+        cluster.join()
+
+
+def test_a_worker_that_initializes_a_mute_server_is_told_why_the_run_failed() -> None:
+    with Cluster(make_job(1, 1)) as cluster, cluster.member(0, LAYOUT) as member, socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        with (
+            ServerExchange(
+                job=cluster.job, plan=member.plan, addresses=[address], identity=member.identity, arenas=member.arenas
+            ) as exchange,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            started = pool.submit(exchange.start)
+            connection, _ = mute.accept()
+            with connection:
+                exchange.fail(RunError("server 0 was lost"))
+                with pytest.raises(RunError, match=r"^server 0 was lost$"):
+                    started.result(timeout=10)
+
+
+@pytest.mark.parametrize(("job", "plan"), [("other", 1), ("taihu", 2)])
+def test_initial_parameters_of_another_job_or_plan_are_refused(job: str, plan: int) -> None:
+    layout = layout_of(8)
+    header = FrameHeader(job, 1000, plan, 0, 0, 0, 8, 0)
+    frame = pb.InitializeRequest()
+    frame.frame.MergeFromString(encode_frame(header, [np.zeros(8, dtype=np.float32)]))
+    requests = [pb.InitializeRequest(layout=layout_to_message(layout)), frame]
+    with Cluster(make_job(1, 1)) as cluster, cluster.member(0, layout) as member:
+        with grpc.insecure_channel(member.addresses[0]) as channel:
+            initialize: grpc.StreamUnaryMultiCallable[pb.InitializeRequest, bytes] = channel.stream_unary(
+                f"{SERVICE}/Initialize", pb.InitializeRequest.SerializeToString
+            )
+            with pytest.raises(grpc.RpcError) as caught:
+                initialize(iter(requests), timeout=20)
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        member.exchange.start()
+        assert (member.step(1, np.zeros(8, dtype=np.float32)) == initial_parameters(layout)).all()
+
+
+def test_a_state_of_a_later_version_is_refused() -> None:
+    with pytest.raises(FrameError, match="run state 99"):
+        state_from_message(99)  # type: ignore[arg-type]
