@@ -7,6 +7,7 @@ order (output side first), so that the layers whose gradients are ready at any m
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,11 +66,7 @@ class Layout:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over names and shapes: equal digests mean interchangeable arenas."""
-        text = "\n".join(
-            f"{layer.name}/{tensor.name}:{','.join(map(str, tensor.shape))}"
-            for layer in self.layers
-            for tensor in layer.tensors
-        )
+        text = json.dumps([[layer.name, [[t.name, t.shape] for t in layer.tensors]] for layer in self.layers])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def difference(self, other: Layout) -> str | None:

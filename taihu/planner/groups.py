@@ -5,6 +5,7 @@ Layers are numbered in backward order (0 is the output side), as in `taihu.layou
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from taihu.errors import ConfigError
@@ -13,6 +14,7 @@ from taihu.layout import Layout
 __all__ = ["Group", "check_groups", "group_of_layer", "plan_groups"]
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(B|kB|MB|GB)")
 _BYTES_PER_VALUE = 4
 
 
@@ -76,11 +78,7 @@ def _buckets(layout: Layout, size_bytes: float) -> tuple[Group, ...]:
 
 
 def _parse_size(text: str) -> float:
-    for unit in ("GB", "MB", "kB", "B"):
-        number = text.removesuffix(unit)
-        if number != text:
-            try:
-                return float(number) * _UNITS[unit]
-            except ValueError:
-                break
-    raise ConfigError(f"bucket size {text!r}: expected a number with B, kB, MB or GB, for example 4MB")
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"bucket size {text!r}: expected a number with B, kB, MB or GB, for example 4MB")
+    return float(match[1]) * _UNITS[match[2]]

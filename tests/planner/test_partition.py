@@ -5,20 +5,25 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group, group_of_layer, plan_groups
-from taihu.planner.partition import FrameSpec, Shard
+from taihu.planner.groups import Group, plan_groups
+from taihu.planner.partition import FrameSpec, Shard, slice_bounds
+
+quick = settings(deadline=None)
 
 LAYOUTS = st.lists(st.integers(0, 60), min_size=1, max_size=8).map(
     lambda sizes: Layout(tuple(LayerSpec(f"l{i}", (TensorSpec("w", (n,)),)) for i, n in enumerate(sizes)))
 )
+SERVERS = st.integers(1, 7)
+FRAME_ELEMENTS = st.integers(1, 30) | st.just(10**6)
+Grouping = tuple[Layout, tuple[Group, ...]]
 
 
 @st.composite
-def groupings(draw: st.DrawFn) -> tuple[Layout, tuple[Group, ...]]:
+def groupings(draw: st.DrawFn) -> Grouping:
     layout = draw(LAYOUTS)
     layers = len(layout.layers)
     cuts = sorted(draw(st.sets(st.integers(1, layers - 1)))) if layers > 1 else []
@@ -26,71 +31,124 @@ def groupings(draw: st.DrawFn) -> tuple[Layout, tuple[Group, ...]]:
     return layout, tuple(Group(a, b - 1) for a, b in pairwise(bounds))
 
 
-def all_frames(layout: Layout, groups: tuple[Group, ...], servers: int, size: int) -> list[tuple[FrameSpec, ...]]:
+def all_frames(grouping: Grouping, servers: int, size: int) -> list[tuple[FrameSpec, ...]]:
+    layout, groups = grouping
     return [Shard(layout, servers, index).frames(groups, size) for index in range(servers)]
 
 
-@given(groupings(), st.integers(1, 5), st.integers(1, 30))
-def test_every_value_is_in_one_frame_of_its_own_group(
-    grouping: tuple[Layout, tuple[Group, ...]], servers: int, frame_elements: int
-) -> None:
-    layout, groups = grouping
-    owner = np.zeros(layout.elements, dtype=int)
-    for frames in all_frames(layout, groups, servers, frame_elements):
-        for frame in frames:
-            start = layout.offsets[groups[frame.group].first_layer]
-            stop = layout.offsets[groups[frame.group].last_layer + 1]
-            assert 0 < frame.count <= frame_elements
-            assert sum(piece.stop - piece.start for piece in frame.pieces) == frame.count
-            for piece in frame.pieces:
-                assert start <= piece.start < piece.stop <= stop
-                owner[piece.start : piece.stop] += 1
-    assert (owner == 1).all()
+def arena_positions(frame: FrameSpec) -> list[int]:
+    """Which elements of a worker's arena a frame carries, in order."""
+    return [position for piece in frame.pieces for position in range(piece.start, piece.stop)]
 
 
-@given(groupings(), st.integers(1, 5), st.integers(1, 30))
-def test_a_servers_frames_lie_one_after_another_in_its_arena(
-    grouping: tuple[Layout, tuple[Group, ...]], servers: int, frame_elements: int
-) -> None:
+def owned_positions(layout: Layout, servers: int, index: int) -> list[int]:
+    """By the definition: of every layer the elements whose place in it, scaled to the servers, is this server's."""
+    return [
+        begin + element
+        for layer, begin in zip(layout.layers, layout.offsets, strict=False)
+        for element in range(layer.elements)
+        if layer.elements * index // servers <= element < layer.elements * (index + 1) // servers
+    ]
+
+
+@quick
+@given(st.integers(0, 10**12), st.integers(1, 1000))
+def test_ranges_follow_one_another_and_differ_by_one_at_most(elements: int, parts: int) -> None:
+    bounds = [slice_bounds(elements, parts, index) for index in range(parts)]
+    assert (bounds[0][0], bounds[-1][1]) == (0, elements)
+    assert all(left[1] == right[0] for left, right in pairwise(bounds))
+    assert {stop - start for start, stop in bounds} <= {elements // parts, -(-elements // parts)}
+
+
+@quick
+@given(groupings(), SERVERS, FRAME_ELEMENTS)
+def test_every_value_is_in_one_frame_of_its_own_group(grouping: Grouping, servers: int, frame_elements: int) -> None:
     layout, groups = grouping
-    for index, frames in enumerate(all_frames(layout, groups, servers, frame_elements)):
+    owners = np.zeros(layout.elements, dtype=int)
+    for frame in (frame for frames in all_frames(grouping, servers, frame_elements) for frame in frames):
+        start = layout.offsets[groups[frame.group].first_layer]
+        stop = layout.offsets[groups[frame.group].last_layer + 1]
+        positions = arena_positions(frame)
+        assert 0 < frame.count == len(positions) <= frame_elements
+        assert start <= min(positions)
+        assert max(positions) < stop
+        np.add.at(owners, positions, 1)
+    assert (owners == 1).all()
+
+
+@quick
+@given(groupings(), SERVERS, FRAME_ELEMENTS)
+def test_a_servers_frames_cover_its_arena_one_after_another(
+    grouping: Grouping, servers: int, frame_elements: int
+) -> None:
+    for index, frames in enumerate(all_frames(grouping, servers, frame_elements)):
         following = 0
         for frame in frames:
             assert frame.offset == following
             following += frame.count
-        assert following == Shard(layout, servers, index).elements
+        assert following == Shard(grouping[0], servers, index).elements
 
 
-@given(LAYOUTS, st.integers(1, 5))
-def test_layers_are_cut_equally_whatever_the_plan(layout: Layout, servers: int) -> None:
+@quick
+@given(groupings(), SERVERS, FRAME_ELEMENTS)
+def test_the_frames_carry_the_servers_slices_in_backward_order(
+    grouping: Grouping, servers: int, frame_elements: int
+) -> None:
+    """Whatever groups and frame size are: value i of a server's arena is always the same value of the model."""
+    layout, _ = grouping
+    for index, frames in enumerate(all_frames(grouping, servers, frame_elements)):
+        carried = [position for frame in frames for position in arena_positions(frame)]
+        assert carried == owned_positions(layout, servers, index)
+
+
+@quick
+@given(LAYOUTS, SERVERS)
+def test_the_partition_does_not_move_when_the_plan_does(layout: Layout, servers: int) -> None:
+    plans = [plan_groups(layout, plan) for plan in ("per-layer", "single", "bucket:100B")]
+    carried = [
+        [
+            [position for frame in frames for position in arena_positions(frame)]
+            for frames in all_frames((layout, groups), servers, 7)
+        ]
+        for groups in plans
+    ]
+    assert carried[0] == carried[1] == carried[2]
+
+
+@quick
+@given(groupings(), SERVERS)
+def test_load_is_balanced_in_every_layer_and_group(grouping: Grouping, servers: int) -> None:
+    layout, groups = grouping
     shards = [Shard(layout, servers, index) for index in range(servers)]
-    for layer in range(len(layout.layers)):
-        sizes = [shard.offsets[layer + 1] - shard.offsets[layer] for shard in shards]
-        assert max(sizes) - min(sizes) <= 1
-    mapping = []
-    for plan in ("per-layer", "single", "bucket:100B"):
-        frames = all_frames(layout, plan_groups(layout, plan), servers, 7)
-        pairs = {
-            (index, frame.offset + at): piece.start + i
-            for index, own in enumerate(frames)
-            for frame in own
-            for at, (piece, i) in enumerate((p, i) for p in frame.pieces for i in range(p.stop - p.start))
-        }
-        mapping.append(pairs)
-    assert mapping[0] == mapping[1] == mapping[2]
+    assert sum(shard.elements for shard in shards) == layout.elements
+    for first, last in [(i, i) for i in range(len(layout.layers))] + [(g.first_layer, g.last_layer) for g in groups]:
+        sizes = [shard.offsets[last + 1] - shard.offsets[first] for shard in shards]
+        assert max(sizes) - min(sizes) <= last - first + 1
 
 
-@given(LAYOUTS, st.integers(1, 400))
-def test_a_bucket_closes_as_soon_as_it_is_full(layout: Layout, size: int) -> None:
-    groups = plan_groups(layout, f"bucket:{size}B")
-    expected, held = [], []
-    for index, layer in enumerate(layout.layers):
-        held.append(index)
-        if sum(4 * layout.layers[i].elements for i in held) >= size or layer is layout.layers[-1]:
-            expected.append(Group(held[0], held[-1]))
-            held = []
-    assert groups == tuple(expected)
-    assert group_of_layer(groups) == tuple(
-        next(g for g, group in enumerate(groups) if group.first_layer <= i <= group.last_layer)
-        for i in range(len(layout.layers))
-    )
+@quick
+@given(groupings(), SERVERS, FRAME_ELEMENTS)
+def test_a_groups_frames_are_as_few_as_possible_and_equal(
+    grouping: Grouping, servers: int, frame_elements: int
+) -> None:
+    layout, groups = grouping
+    for index, frames in enumerate(all_frames(grouping, servers, frame_elements)):
+        shard = Shard(layout, servers, index)
+        for number, group in enumerate(groups):
+            counts = [frame.count for frame in frames if frame.group == number]
+            share = shard.offsets[group.last_layer + 1] - shard.offsets[group.first_layer]
+            assert len(counts) == -(-share // frame_elements)
+            assert not counts or max(counts) - min(counts) <= 1
+
+
+@quick
+@given(groupings(), SERVERS, FRAME_ELEMENTS)
+def test_a_frame_is_one_piece_of_each_layer_at_most(grouping: Grouping, servers: int, frame_elements: int) -> None:
+    layout, _ = grouping
+    for frame in (frame for frames in all_frames(grouping, servers, frame_elements) for frame in frames):
+        layers = [
+            next(i for i, stop in enumerate(layout.offsets[1:]) if piece.start < stop) for piece in frame.pieces
+        ]
+        assert layers == sorted(set(layers))
+        for piece, layer in zip(frame.pieces, layers, strict=True):
+            assert piece.stop <= layout.offsets[layer + 1]

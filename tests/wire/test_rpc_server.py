@@ -110,7 +110,7 @@ def test_two_servers_do_not_share_a_port() -> None:
 
 
 def test_an_address_that_is_not_ours_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cannot listen on 192.0.2.1:0: .* not this machine's"):
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0: .* not this machine's"):
         RpcServer.create(threads=1).listen("192.0.2.1:0")
 
 

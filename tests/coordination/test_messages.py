@@ -1,0 +1,128 @@
+"""The coordinator's words survive the wire, and what this version does not know is refused."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protos import coordinator_pb2 as pb
+from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.messages import (
+    member_from_message,
+    member_to_message,
+    plan_from_message,
+    plan_to_message,
+    progress_from_message,
+    progress_to_message,
+    state_from_message,
+    state_to_message,
+)
+from taihu.coordination.plan import Plan
+from taihu.errors import ConfigError, FrameError
+from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.planner.groups import Group
+
+quick = settings(deadline=None)
+
+UINT32 = st.integers(0, 2**32 - 1)
+UINT64 = st.integers(0, 2**64 - 1)
+INT32 = st.integers(-(2**31), 2**31 - 1)
+FLOAT32 = st.floats(width=32, allow_nan=False)
+NAMES = st.text(max_size=8)
+TENSORS = st.builds(TensorSpec, NAMES, st.lists(st.integers(0, 9), max_size=4).map(tuple))
+LAYERS = st.builds(LayerSpec, NAMES, st.lists(TENSORS, max_size=3).map(tuple))
+WHOLE = {"step", "total_steps", "bytes_sent_per_step", "bytes_received_per_step"}
+PROGRESS = st.builds(Progress, **{f.name: UINT64 if f.name in WHOLE else FLOAT32 for f in fields(Progress)})
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    layers = draw(st.lists(LAYERS, max_size=6))
+    cuts = draw(st.sets(st.integers(1, len(layers) - 1))) if len(layers) > 1 else set()
+    bounds = sorted({0, *cuts, len(layers)})
+    groups = tuple(Group(first, following - 1) for first, following in pairwise(bounds))
+    return Plan(draw(UINT32), draw(UINT64), groups, Layout(tuple(layers)))
+
+
+@quick
+@given(st.sampled_from(Role), UINT32, UINT64)
+def test_members_come_back_equal(role: Role, rank: int, incarnation: int) -> None:
+    message = member_to_message(MemberId(role, rank), incarnation)
+    assert member_from_message(pb.Member.FromString(message.SerializeToString())) == (
+        MemberId(role, rank),
+        incarnation,
+    )
+
+
+@quick
+@given(INT32.filter(lambda role: role not in (pb.ROLE_SERVER, pb.ROLE_WORKER)))
+def test_a_role_that_is_not_known_is_refused(role: int) -> None:
+    message = pb.Member(role=pb.Role.ValueType(role), rank=1)
+    with pytest.raises(FrameError, match=f"member role {role}: expected ROLE_SERVER or ROLE_WORKER"):
+        member_from_message(message)
+
+
+@quick
+@given(PROGRESS)
+def test_progress_comes_back_equal(progress: Progress) -> None:
+    message = progress_to_message(progress)
+    assert progress_from_message(pb.Progress.FromString(message.SerializeToString())) == progress
+
+
+def test_every_field_of_progress_has_its_place_on_the_wire() -> None:
+    assert {item.name for item in fields(Progress)} == {item.name for item in pb.Progress.DESCRIPTOR.fields}
+
+
+@pytest.mark.parametrize("state", RunState)
+def test_states_come_back_equal(state: RunState) -> None:
+    message = pb.HeartbeatResponse(state=state_to_message(state))
+    assert state_from_message(pb.HeartbeatResponse.FromString(message.SerializeToString()).state) is state
+
+
+@quick
+@given(INT32.filter(lambda state: state not in {state_to_message(known) for known in RunState}))
+def test_a_state_that_is_not_known_is_refused(state: int) -> None:
+    """proto3 hands on the number of a state that a newer version sent."""
+    message = pb.HeartbeatResponse(state=pb.RunState.ValueType(state))
+    with pytest.raises(FrameError, match=f"run state {state}: not known"):
+        state_from_message(message.state)
+
+
+def test_every_state_on_the_wire_but_the_unspecified_is_known() -> None:
+    known = {state_from_message(number) for number in pb.RunState.values() if number}
+    assert known == set(RunState)
+
+
+@quick
+@given(plans())
+def test_plans_come_back_equal(plan: Plan) -> None:
+    message = plan_to_message(plan)
+    again = plan_from_message(pb.GetPlanResponse.FromString(message.SerializeToString()))
+    assert again == plan
+    assert again.layout.digest == plan.layout.digest
+
+
+@quick
+@given(plans(), st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=4))
+def test_a_plan_that_does_not_cover_its_layers_is_refused(plan: Plan, bounds: list[tuple[int, int]]) -> None:
+    message = plan_to_message(plan)
+    del message.groups[:]
+    message.groups.extend(pb.Group(first_layer=first, last_layer=last) for first, last in bounds)
+    covered = [layer for first, last in bounds for layer in range(first, last + 1)]
+    if covered == list(range(len(plan.layout.layers))) and all(first <= last for first, last in bounds):
+        assert plan_from_message(message).groups == tuple(Group(first, last) for first, last in bounds)
+        return
+    with pytest.raises(ConfigError, match="every layer belongs to one"):
+        plan_from_message(message)
+
+
+def test_a_plan_with_a_negative_dimension_is_refused() -> None:
+    layout = Layout((LayerSpec("fc", (TensorSpec("weight", (2, 3)),)),))
+    message = plan_to_message(Plan(1, 1, (Group(0, 0),), layout))
+    message.layout.layers[0].tensors[0].shape[1] = -3
+    with pytest.raises(FrameError, match="fc/weight has a negative dimension"):
+        plan_from_message(message)
