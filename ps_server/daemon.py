@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -13,11 +14,11 @@ import structlog
 from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from ps_server.store import ParameterStore
-from taihu.coordination.client import CoordinatorClient, HeartbeatThread
+from taihu.coordination.client import CoordinatorClient, HeartbeatThread, coordinator_address, failure_reported
 from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
 from taihu.coordination.plan import Plan
 from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, CoordinatorServicer, new_incarnation
-from taihu.errors import ConfigError, RunError
+from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.groups import plan_groups
@@ -93,14 +94,12 @@ class ServerDaemon:
         Raises:
             RunError: the run failed.
             ConfigError, PeerUnreachableError: this server could not join.
+            BaseException: what interrupted this; all others of the run have been told.
         """
         if self._options.index == 0:
             self._host()
         else:
             self._follow()
-        state, reason = self._outcome
-        if state is not RunState.FINISHED:
-            raise RunError(reason)
         self._log.info("finished")
 
     def stop(self, reason: str) -> None:
@@ -120,23 +119,24 @@ class ServerDaemon:
         )
         coordinator = Coordinator(membership, self._make_plan, SystemClock())
         add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), self._rpc.grpc_server)
-        servicer = self._serve(
-            ParameterStore(self._job, 0, self._incarnation, lambda: coordinator.plan(cluster.connect_timeout_s)),
-            lambda rank, how: _report_lost(coordinator, rank, how),
-            COORDINATOR_SERVICE,
-        )
-        with coordinator.changing() as (members, now):
-            members.join(
-                self._member,
-                self._incarnation,
-                job=self._job.name,
-                digest=self._job.digest,
-                now=now,
-                address=self.address,
-            )
-        self._watch(coordinator)
-        self._stop_serving(servicer)
-        coordinator.wait_for(Membership.over, _FAREWELL_S)
+        store = ParameterStore(self._job, 0, self._incarnation, lambda: coordinator.plan(cluster.connect_timeout_s))
+        try:
+            with (
+                self._serving(store, lambda rank, how: _report_lost(coordinator, rank, how), COORDINATOR_SERVICE),
+                _failing(coordinator, self._member),
+            ):
+                with coordinator.changing() as (members, now):
+                    members.join(
+                        self._member,
+                        self._incarnation,
+                        job=self._job.name,
+                        digest=self._job.digest,
+                        now=now,
+                        address=self.address,
+                    )
+                self._watch(coordinator)
+        finally:
+            coordinator.wait_for(Membership.over, _FAREWELL_S + cluster.heartbeat_s)
 
     def _watch(self, coordinator: Coordinator) -> None:
         """Let time pass in the membership until the run or this process ends."""
@@ -146,44 +146,42 @@ class ServerDaemon:
                 members.expire(now)
                 if members.state in (RunState.FINISHED, RunState.FAILED):
                     self._end(members.state, members.reason)
-        with coordinator.changing() as (members, now):
-            members.fail(self._outcome[1])
+        self._raise_unless_finished()
 
     def _follow(self) -> None:
         """Servers 1 and up: join server 0."""
-        cluster = self._job.cluster
-        if cluster.coordinator is None:
-            raise ConfigError(
-                "server address unknown: give --coordinator HOST:PORT of server 0, or cluster.coordinator"
+        timeout_s = self._job.cluster.connect_timeout_s
+        address = coordinator_address(self._job)
+        with CoordinatorClient(address, self._job, self._member, self._incarnation) as client:
+            store = ParameterStore(
+                self._job, self._options.index, self._incarnation, lambda: client.get_plan(timeout_s)
             )
-        with CoordinatorClient(cluster.coordinator, self._job, self._member, self._incarnation) as client:
-            servicer = self._serve(
-                ParameterStore(
-                    self._job,
-                    self._options.index,
-                    self._incarnation,
-                    lambda: client.get_plan(cluster.connect_timeout_s),
-                ),
-                lambda rank, how: self._log.warning("worker lost", worker=rank, how=how),
-            )
-            client.join(address=self.address)
-            with HeartbeatThread(client, self._job, Progress, self._end):
-                self._ended.wait()
-            self._stop_serving(servicer)
-            state, reason = self._outcome
-            client.finish(failure="" if state is RunState.FINISHED else reason)
+            with self._serving(store, lambda rank, how: self._log.warning("worker lost", worker=rank, how=how)):
+                client.join(address=self.address)
+                with failure_reported(client), HeartbeatThread(client, self._job, Progress, self._end):
+                    self._ended.wait()
+                    self._raise_unless_finished()
+            with suppress(TaihuError):  # the run has finished, whether or not the coordinator hears the farewell
+                client.finish()
 
-    def _serve(self, store: ParameterStore, on_lost: LostCallback, *services: str) -> ParameterServerServicer:
+    @contextmanager
+    def _serving(self, store: ParameterStore, on_lost: LostCallback, *services: str) -> Iterator[None]:
+        """Serve; when the block fails, whoever waits for this server is told why."""
         servicer = ParameterServerServicer(self._job.name, store, self.metrics, on_lost)
         servicer.register(self._rpc.grpc_server)
         self._rpc.start((PARAMETER_SERVER_SERVICE, *services), with_reflection=self._job.cluster.reflection)
         self._log.info("listening", address=self.address, metrics_port=self.metrics_port)
-        return servicer
+        try:
+            yield
+        except BaseException as error:
+            self._end(RunState.FAILED, f"{self._member}: {error}")
+            servicer.fail(RunError(self._outcome[1]))
+            raise
 
-    def _stop_serving(self, servicer: ParameterServerServicer) -> None:
+    def _raise_unless_finished(self) -> None:
         state, reason = self._outcome
         if state is not RunState.FINISHED:
-            servicer.fail(RunError(reason))
+            raise RunError(reason)
 
     def _end(self, state: RunState, reason: str) -> None:
         if not self._ended.is_set():
@@ -206,3 +204,14 @@ class ServerDaemon:
 def _report_lost(coordinator: Coordinator, rank: int, how: str) -> None:
     with coordinator.changing() as (members, _):
         members.lost(MemberId(Role.WORKER, rank), how)
+
+
+@contextmanager
+def _failing(coordinator: Coordinator, member: MemberId) -> Iterator[None]:
+    """When the block fails, so does the run, with `member` as the reason; whoever waits for the run is told."""
+    try:
+        yield
+    except BaseException as error:
+        with coordinator.changing() as (members, _):
+            members.fail(f"{member}: {error}")
+        raise

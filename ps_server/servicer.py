@@ -13,6 +13,7 @@ from protos import parameter_server_pb2 as pb
 from ps_server.aggregator import Outcome
 from ps_server.store import Initialization, ParameterStore
 from taihu.errors import FrameError, RunError, StaleError, TaihuError
+from taihu.wire.clock import SystemClock
 from taihu.wire.codec import decode_frame, frame_from_message, layout_from_message
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.metrics import ServerMetrics
@@ -38,6 +39,7 @@ class ParameterServerServicer:
         self._store = store
         self._metrics = metrics
         self._on_lost = on_lost
+        self._clock = SystemClock()
         self._lock = threading.Lock()
         self._outboxes: dict[int, Outbox] = {}
         self._failure: TaihuError | None = None
@@ -122,9 +124,10 @@ class ParameterServerServicer:
         header, values = decode_frame(message)
         if header.sender != identity.rank:
             raise FrameError(f"frame of sender {header.sender} in the exchange of worker {identity.rank}")
-        with self._metrics.update_seconds.time():
-            outcome = self._store.push(header, values)
+        start = self._clock.now()
+        outcome = self._store.push(header, values)
         if isinstance(outcome, bytes):
+            self._metrics.update_seconds.observe(self._clock.now() - start)
             self._broadcast(outcome)
             self._metrics.step.set(self._store.step)
         elif outcome is Outcome.ANSWERED:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -39,9 +40,9 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """A table of the job file: frozen, typed, and without unknown keys."""
+    """A table of the job file: frozen, typed, finite, and without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelSettings(Section):
@@ -109,7 +110,7 @@ class ExchangeSettings(Section):
     """
 
     kind: Literal["server"] = "server"
-    plan: Annotated[str, Field(pattern=r"^(per-layer|single|bucket:\d+(\.\d+)?[kMG]?B)$")] = "bucket:1MB"
+    plan: Annotated[str, Field(pattern=r"^(per-layer|single|bucket:[0-9]+(\.[0-9]+)?[kMG]?B)$")] = "bucket:1MB"
     frame_bytes: Annotated[int, Field(ge=4096, le=4 << 20, multiple_of=4)] = 1 << 19
     window_frames: PositiveInt = 6
     timeout_s: PositiveFloat = 600.0
@@ -121,7 +122,7 @@ class ClusterSettings(Section):
 
     servers: PositiveInt = 2
     workers: PositiveInt = 3
-    coordinator: Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$")] | None = None
+    coordinator: Annotated[str, Field(pattern=r"^[^:\s]+:[0-9]{1,5}$")] | None = None
     connect_timeout_s: PositiveFloat = 60.0
     heartbeat_s: PositiveFloat = 0.5
     lost_after_s: PositiveFloat = 15.0
@@ -156,15 +157,17 @@ def load_job(path: Path | None, *overrides: Overrides) -> Job:
             of the wrong type or out of range.
     """
     tables: dict[str, Any] = {} if path is None else _read(path)
+    source = str(path) if path else "job"
     for layer in overrides:
         for section, values in layer.items():
-            tables.setdefault(section, {})
-            if isinstance(tables[section], dict):
-                tables[section].update(values)
+            table = tables.setdefault(section, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{source}: {_one_line(section)}: expected a table, got {table!r}")
+            table.update(values)
     try:
         return Job.model_validate(tables)
     except ValidationError as error:
-        raise ConfigError(_describe(error, str(path) if path else "job")) from None
+        raise ConfigError(_describe(error, source)) from None
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, dict[str, object]]:
@@ -178,7 +181,9 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, dict[str, object]
         key, equals, text = assignment.partition("=")
         section, dot, name = key.strip().partition(".")
         if not (equals and dot and section and name):
-            raise ConfigError(f"--set {assignment}: expected section.key=value, for example train.steps=100")
+            raise ConfigError(
+                f"--set {_one_line(assignment)}: expected section.key=value, for example train.steps=100"
+            )
         overrides.setdefault(section, {})[name] = parse_value(text.strip())
     return overrides
 
@@ -186,25 +191,26 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, dict[str, object]
 def parse_value(text: str) -> object:
     """One TOML value, or the text itself when it is none."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    return table["value"] if len(table) == 1 else text
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"job file {path}: not found; give the path of a TOML file, or none for the demo") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"job file {path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"job file {path}: not valid TOML: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"job file {path}: cannot be read: {error}") from None
 
 
 def _describe(error: ValidationError, source: str) -> str:
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = _one_line(".".join(str(part) for part in first["loc"]))
     if first["type"] == "extra_forbidden":
         return f"{source}: unknown key {where}{_suggestion(first['loc'])}"
     seen = "" if first["type"] == "value_error" else f", got {first['input']!r}"
@@ -229,11 +235,23 @@ def _suggestion(location: tuple[int | str, ...]) -> str:
     return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(home)}"
 
 
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def job_to_toml(job: Job) -> str:
-    """The job as a file that `load_job` reads back to an equal job."""
+    """The job as a file, all ASCII, that `load_job` reads back to an equal job."""
     tables = job.model_dump(mode="json", exclude_none=True)
-    lines = [f"{key} = {json.dumps(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    lines = [f"{key} = {_to_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
     for section, values in tables.items():
         if isinstance(values, dict):
-            lines += ["", f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+            lines += ["", f"[{section}]", *(f"{key} = {_to_toml(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"
+
+
+def _to_toml(value: object) -> str:
+    """One TOML value; all but texts are written as in JSON, whose escapes stop at 16 bits."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    escaped = re.sub(r"[^ !#-\[\]-~]", lambda match: f"\\U{ord(match[0]):08X}", value)
+    return f'"{escaped}"'

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from daemons import Start, daemons
 
 from taihu.environment import without_settings
 
@@ -31,3 +32,10 @@ def taihu(tmp_path: Path) -> Taihu:
         )
 
     return run
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start daemons in the test's folder."""
+    with daemons(tmp_path) as launch:
+        yield launch

@@ -1,119 +1,443 @@
-"""Job files: what is given where wins, and what is wrong is said in one line."""
+"""Job files: what is written is read back, and what is wrong is said in one line."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from taihu.environment import environment_overrides, rank_from_environment, without_settings
 from taihu.errors import ConfigError
-from taihu.job import Job, job_to_toml, load_job, parse_assignments
-
-JOBS = st.builds(
-    lambda steps, batch, rate, path, milestones: Job.model_validate(
-        {
-            "train": {"steps": steps, "batch": batch},
-            "optimizer": {"learning_rate": rate, "schedule": "step", "milestones": milestones},
-            "data": {"path": path},
-        }
-    ),
-    st.none() | st.integers(1, 10**9),
-    st.integers(1, 4096),
-    st.floats(1e-12, 1e6),
-    st.none() | st.sampled_from(["/data/here", 'a "quoted" path', "umlaut-ä"]),
-    st.lists(st.integers(1, 10**6), min_size=1, max_size=4),
+from taihu.job import (
+    ClusterSettings,
+    DataSettings,
+    ExchangeSettings,
+    Job,
+    ModelSettings,
+    OptimizerSettings,
+    TrainSettings,
+    job_to_toml,
+    load_job,
+    parse_assignments,
+    parse_value,
 )
 
+quick = settings(deadline=None)
 
-@given(JOBS)
-def test_a_job_survives_its_file(job: Job) -> None:
+Tables = dict[str, Any]
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "model": ModelSettings,
+    "data": DataSettings,
+    "train": TrainSettings,
+    "optimizer": OptimizerSettings,
+    "exchange": ExchangeSettings,
+    "cluster": ClusterSettings,
+}
+KEYS = [(section, key) for section, model in SECTIONS.items() for key in model.model_fields]
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+COUNT = st.integers(1, 10**12)
+WHOLE = st.integers(0, 10**12)
+POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False)
+NOT_NEGATIVE = st.floats(0, allow_infinity=False)
+FRACTION = st.floats(0, 1, exclude_max=True)
+
+VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
+    "model": {"name": TEXT},
+    "data": {"name": TEXT, "path": TEXT, "augment": st.sampled_from(["none", "flip", "crop-flip"])},
+    "train": {
+        "batch": COUNT,
+        "epochs": COUNT,
+        "steps": COUNT,
+        "seed": st.integers(0, 2**63 - 1),
+        "evaluate": st.booleans(),
+    },
+    "optimizer": {
+        "name": st.sampled_from(["sgd", "adam", "adamw"]),
+        "learning_rate": POSITIVE,
+        "momentum": FRACTION,
+        "nesterov": st.booleans(),
+        "weight_decay": NOT_NEGATIVE,
+        "beta1": FRACTION,
+        "beta2": FRACTION,
+        "epsilon": POSITIVE,
+        "schedule": st.sampled_from(["constant", "step", "cosine"]),
+        "milestones": st.lists(COUNT, max_size=4),
+        "gamma": POSITIVE,
+        "decay_steps": WHOLE,
+        "final_learning_rate": NOT_NEGATIVE,
+        "warmup_steps": WHOLE,
+    },
+    "exchange": {
+        "kind": st.just("server"),
+        "plan": st.sampled_from(["per-layer", "single", "bucket:4MB", "bucket:0.5kB", "bucket:7B", "bucket:1GB"]),
+        "frame_bytes": st.integers(1024, 1 << 20).map(lambda values: 4 * values),
+        "window_frames": COUNT,
+        "timeout_s": POSITIVE,
+        "non_finite": st.sampled_from(["error", "allow"]),
+    },
+    "cluster": {
+        "servers": COUNT,
+        "workers": COUNT,
+        "coordinator": st.from_regex(r"[a-z][a-z0-9.-]{0,20}:[0-9]{1,5}", fullmatch=True),
+        "connect_timeout_s": POSITIVE,
+        "heartbeat_s": POSITIVE,
+        "lost_after_s": POSITIVE,
+        "threads": WHOLE,
+        "reflection": st.booleans(),
+    },
+}
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True)
+
+
+def is_consistent(optimizer: Tables) -> bool:
+    """Whether the optimizer's settings belong together, by the words of the error messages."""
+    complete = OptimizerSettings.model_fields
+    of = {key: optimizer.get(key, complete[key].default) for key in complete}
+    schedule = {"constant": True, "step": bool(of["milestones"]), "cosine": of["decay_steps"] > 0}
+    return schedule[of["schedule"]] and (not of["nesterov"] or (of["name"] == "sgd" and of["momentum"] > 0))
+
+
+def tables() -> st.SearchStrategy[Tables]:
+    """Valid job files as TOML reads them, any keys left out."""
+    sections: dict[str, st.SearchStrategy[Any]] = {
+        name: st.fixed_dictionaries({}, optional=values) for name, values in VALUES.items()
+    }
+    sections["optimizer"] = sections["optimizer"].filter(is_consistent)
+    return st.fixed_dictionaries({}, optional={"name": NAMES, **sections})
+
+
+def load(toml: str | bytes, *overrides: dict[str, dict[str, object]]) -> Job:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.toml"
-        path.write_text(job_to_toml(job))
-        assert load_job(path) == job
+        path.write_bytes(toml.encode() if isinstance(toml, str) else toml)
+        return load_job(path, *overrides)
 
 
-def test_flags_win_over_set_over_environment_over_file(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text("[train]\nsteps = 1\nbatch = 1\nepochs = 1\nseed = 1\n")
-    environment = environment_overrides({f"TAIHU_TRAIN__{key}": "2" for key in ("BATCH", "EPOCHS", "SEED")})
-    assigned = parse_assignments(["train.epochs=3", "train.seed=3"])
-    train = load_job(path, environment, assigned, {"train": {"seed": 4}}).train
-    assert (train.steps, train.batch, train.epochs, train.seed) == (1, 2, 3, 4)
+def refusal(toml: str | bytes, *overrides: dict[str, dict[str, object]]) -> str:
+    """The one line that says why a job file is refused."""
+    with pytest.raises(ConfigError) as caught:
+        load(toml, *overrides)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+def test_every_key_of_the_job_file_is_drawn() -> None:
+    assert {(section, key) for section, values in VALUES.items() for key in values} == set(KEYS)
+    assert set(Job.model_fields) == {"name", *SECTIONS}
+
+
+@quick
+@given(tables())
+def test_a_job_survives_its_file(given_tables: Tables) -> None:
+    job = Job.model_validate(given_tables)
+    again = load(job_to_toml(job))
+    assert again == job
+    assert again.digest == job.digest
+    for section, values in given_tables.items():
+        if isinstance(values, dict):
+            shown = getattr(again, section).model_dump()
+            expected = {
+                k: Path(v) if k == "path" else tuple(v) if k == "milestones" else v for k, v in values.items()
+            }
+            assert {key: shown[key] for key in values} == expected
+
+
+@quick
+@given(tables())
+def test_a_job_file_that_is_written_is_ascii(given_tables: Tables) -> None:
+    assert job_to_toml(Job.model_validate(given_tables)).isascii()
+
+
+def test_a_job_file_is_utf_8_whatever_the_locale() -> None:
+    assert load('[data]\npath = "/daten/größe-😀"'.encode()).data.path == Path("/daten/größe-😀")
+
+
+def test_no_file_and_an_empty_file_are_the_default_job() -> None:
+    assert load_job(None) == Job() == load("")
+
+
+@pytest.mark.parametrize(("section", "key"), KEYS)
+def test_a_key_with_a_letter_missing_suggests_a_near_one(section: str, key: str) -> None:
+    wrong = key[:1] + key[2:]
+    message = refusal(f"[{section}]\n{wrong} = 1")
+    assert f"unknown key {section}.{wrong}; did you mean " in message
+    suggested = message.partition("did you mean ")[2].removesuffix("?")
+    assert suggested.startswith(f"{section}.")
+    if len(key) > 5 and not key.startswith("beta"):
+        assert suggested == f"{section}.{key}"
+
+
+@pytest.mark.parametrize(("section", "key"), KEYS)
+@pytest.mark.parametrize("other", SECTIONS)
+def test_a_key_in_the_wrong_section_suggests_its_home(section: str, key: str, other: str) -> None:
+    if key in SECTIONS[other].model_fields:
+        assert load(f"[{other}]") == Job()
+        return
+    suggested = refusal(f"[{other}]\n{key} = 1").partition("did you mean ")[2].removesuffix("?")
+    assert suggested in {f"{name}.{key}" for name, model in SECTIONS.items() if key in model.model_fields}
+
+
+@pytest.mark.parametrize(("section", "key"), [pair for pair in KEYS if pair[1] != "name"])
+def test_a_key_without_a_section_suggests_its_home(section: str, key: str) -> None:
+    assert f"unknown key {key}; did you mean {section}.{key}?" in refusal(f"{key} = 1")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_with_letters_exchanged_suggests_the_right_one(section: str) -> None:
+    wrong = section[0] + section[2] + section[1] + section[3:]
+    assert f"unknown key {wrong}; did you mean {section}?" in refusal(f"[{wrong}]")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("value", ["3", "'resnet20'", "[1, 2]", "true", "1979-05-27", "[{steps = 3}]", "[]"])
+def test_a_section_that_is_no_table_is_named(section: str, value: str) -> None:
+    assert f": {section}: " in refusal(f"{section} = {value}")
+
+
+def test_a_setting_cannot_go_into_what_is_no_table() -> None:
+    for given_name in ("", 'name = "mine"'):
+        assert "name" in refusal(given_name, {"name": {"first": "x"}})
+    settings_given: list[dict[str, object]] = [{"steps": 3}, {}]
+    for values in settings_given:
+        assert ": train: expected a table, got 3" in refusal("train = 3", {"train": values})
 
 
 @pytest.mark.parametrize(
     ("toml", "words"),
     [
-        ("[train]\nstesp = 3", ["train.stesp", "train.steps"]),
-        ("[trian]\nsteps = 3", ["trian", "train"]),
-        ("[train]\nmomentum = 0.9", ["train.momentum", "optimizer.momentum"]),
-        ("[train]\nsteps = 'many'", ["train.steps", "integer", "many"]),
-        ("[train]\nsteps = 0", ["train.steps", "greater than 0"]),
-        ("train = 3", ["train"]),
-        ("[cluster]\ncoordinator = 'here'", ["cluster.coordinator", "here"]),
+        ("[train]\nsteps = 'many'", ["train.steps", "integer", "'many'"]),
+        ("[train]\nsteps = 2.5", ["train.steps", "integer", "2.5"]),
+        ("[train]\nsteps = []", ["train.steps", "integer"]),
+        ("[train]\nsteps = 1979-05-27", ["train.steps", "integer", "1979"]),
+        ("[train.steps]\nx = 1", ["train.steps", "integer"]),
+        ("[train]\nsteps = 'two\\nlines'", ["train.steps", "two"]),
+        ("[train]\nevaluate = 'maybe'", ["train.evaluate", "boolean", "'maybe'"]),
+        ("[model]\nname = 20", ["model.name", "string", "20"]),
+        ("[data]\npath = 3", ["data.path", "3"]),
+        ("[optimizer]\nlearning_rate = 'fast'", ["optimizer.learning_rate", "number", "'fast'"]),
+        ("[optimizer]\nmilestones = 800", ["optimizer.milestones", "800"]),
+        ("[optimizer]\nmilestones = [800, 0]", ["optimizer.milestones.1", "greater than 0"]),
+        ("[optimizer]\nname = 'lion'", ["optimizer.name", "'sgd'", "'adamw'", "'lion'"]),
         ("[exchange]\nplan = 'bucket:big'", ["exchange.plan", "bucket:big"]),
+        ("[exchange]\nplan = 'bucket:\N{ARABIC-INDIC DIGIT FOUR}MB'", ["exchange.plan"]),
+        ("[exchange]\nkind = 'ring'", ["exchange.kind", "'server'", "'ring'"]),
+        ("[cluster]\ncoordinator = 'here'", ["cluster.coordinator", "here"]),
+        ("[cluster]\ncoordinator = 'here:\N{ARABIC-INDIC DIGIT FOUR}'", ["cluster.coordinator"]),
+        ("[optimizer]\nschedule = 'step'", ["optimizer.milestones"]),
         ("[optimizer]\nschedule = 'cosine'", ["optimizer.decay_steps"]),
-        ("[optimizer]\nname = 'adam'\nnesterov = true", ["nesterov"]),
+        ("[optimizer]\nname = 'adam'\nnesterov = true", ["nesterov", "sgd"]),
+        ("[optimizer]\nmomentum = 0\nnesterov = true", ["nesterov", "momentum"]),
         ("name = 'two words'", ["name", "two words"]),
-        ("[train", ["TOML"]),
+        ("name = ''", ["name"]),
+        ("name = 'two\\nlines'", ["name"]),
+        ("name = '" + "a" * 101 + "'", ["name"]),
+        ('"two\\nlines" = 1', ["unknown key", "two"]),
+        ('[train]\n"two\\nlines" = 1', ["unknown key train.two"]),
+        ("[train", ["not valid TOML"]),
+        ("steps: 3", ["not valid TOML", "line 1"]),
+        ("[train]\nsteps = 1\nsteps = 2", ["not valid TOML", "overwrite"]),
+        ("a = " + "[" * 10_000, ["job.toml"]),
+        ("a = " + "9" * 5_000, ["job.toml"]),
+        (b"\xff\xfe", ["job.toml", "cannot be read"]),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, toml: str, words: list[str]) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(toml)
-    with pytest.raises(ConfigError) as caught:
-        load_job(path)
-    message = str(caught.value)
-    assert "\n" not in message
+def test_what_is_wrong_is_said_in_one_line(toml: str | bytes, words: list[str]) -> None:
+    message = refusal(toml)
+    assert "job.toml" in message
     for word in words:
-        assert word in message, message
-
-
-def test_the_digest_covers_what_members_share_and_nothing_local() -> None:
-    job = Job()
-
-    def digest(section: str, **values: object) -> str:
-        return load_job(None, {section: values}).digest
-
-    assert digest("train", batch=7) != job.digest
-    assert digest("optimizer", learning_rate=0.1) != job.digest
-    assert digest("cluster", workers=7) != job.digest
-    assert digest("exchange", plan="single") != job.digest
-    assert digest("data", path="/elsewhere") == job.digest
-    assert digest("cluster", coordinator="host:1", threads=3, connect_timeout_s=1) == job.digest
+        assert word in message
 
 
 @pytest.mark.parametrize(
-    ("environment", "role", "rank"),
+    ("key", "outside", "inside"),
     [
-        ({"RANK": "3"}, "worker", 3),
-        ({"SLURM_PROCID": "2"}, "worker", 2),
-        ({"OMPI_COMM_WORLD_RANK": "1"}, "worker", 1),
-        ({"JOB_COMPLETION_INDEX": "5"}, "worker", 5),
-        ({"JOB_COMPLETION_INDEX": "5"}, "server", 5),
-        ({"DMLC_SERVER_ID": "1", "RANK": "9"}, "server", 1),
-        ({"TAIHU_RANK": "4", "RANK": "9"}, "worker", 4),
-        ({}, "worker", None),
+        ("train.batch", ["0", "-1"], ["1"]),
+        ("train.steps", ["0"], ["1"]),
+        ("train.seed", ["-1", str(2**63)], ["0", str(2**63 - 1)]),
+        ("optimizer.learning_rate", ["0.0", "-0.1", "nan", "inf", "-inf"], ["1", "1e-300"]),
+        ("optimizer.momentum", ["-0.1", "1.0", "nan"], ["0", "0.999"]),
+        ("optimizer.weight_decay", ["-1e-9", "nan", "inf"], ["0"]),
+        ("optimizer.beta1", ["1", "-1"], ["0"]),
+        ("optimizer.warmup_steps", ["-1"], ["0"]),
+        ("exchange.frame_bytes", ["4092", "4098", "4194308", "0"], ["4096", "4194304"]),
+        ("exchange.timeout_s", ["0", "inf", "nan"], ["0.5"]),
+        ("cluster.threads", ["-1"], ["0"]),
+        ("cluster.servers", ["0"], ["1"]),
+        ("cluster.lost_after_s", ["0", "-5", "inf"], ["0.1"]),
     ],
 )
-def test_launchers_give_the_rank(environment: dict[str, str], role: str, rank: int | None) -> None:
-    assert rank_from_environment(environment, role) == rank
+def test_ranges_end_where_they_say(key: str, outside: list[str], inside: list[str]) -> None:
+    section, _, name = key.partition(".")
+    for value in outside:
+        assert f"{key}: Input should be" in refusal(f"[{section}]\n{name} = {value}")
+    for value in inside:
+        assert getattr(getattr(load(f"[{section}]\n{name} = {value}"), section), name) == parse_value(value)
 
 
-def test_launchers_give_the_world_and_the_coordinator() -> None:
-    torchrun = {"WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7070"}
-    assert environment_overrides(torchrun) == {"cluster": {"workers": 4, "coordinator": "10.0.0.1:7070"}}
-    dmlc = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "3", "DMLC_PS_ROOT_URI": "h", "DMLC_PS_ROOT_PORT": "1"}
-    assert environment_overrides(dmlc) == {"cluster": {"workers": 2, "servers": 3, "coordinator": "h:1"}}
-    with pytest.raises(ConfigError, match=r"WORLD_SIZE.*'four'"):
-        environment_overrides({"WORLD_SIZE": "four"})
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no-such\.toml: not found"):
+        load_job(tmp_path / "no-such.toml")
+    for path in (tmp_path, Path("job\0.toml")):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_job(path)
 
 
-def test_a_resolved_job_is_not_changed_by_what_its_children_inherit() -> None:
-    environment = {"PATH": "/bin", "RANK": "1", "WORLD_SIZE": "9", "TAIHU_TRAIN__STEPS": "1", "MASTER_ADDR": "x"}
-    assert without_settings(environment) == {"PATH": "/bin"}
+SCALARS = st.one_of(st.integers(), st.floats(), st.booleans(), TEXT, st.none(), st.lists(st.integers(), max_size=2))
+ANY_KEY = st.sampled_from([key for _, key in KEYS]) | TEXT
+ANY_SECTION = st.sampled_from(["name", *SECTIONS]) | TEXT
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.dictionaries(ANY_SECTION, st.dictionaries(ANY_KEY, SCALARS, max_size=3), max_size=3))
+def test_any_settings_are_a_job_or_one_line(overrides: dict[str, dict[str, object]]) -> None:
+    try:
+        job = load_job(None, overrides)
+    except ConfigError as error:
+        line = str(error)
+    else:
+        line = load(job_to_toml(job)).digest
+    assert len(line.splitlines()) == 1
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.binary(max_size=40) | st.text(alphabet="[]{}=\"'.#\n tru1e_", max_size=30).map(str.encode))
+def test_any_file_is_a_job_or_one_line(content: bytes) -> None:
+    try:
+        line = load(content).digest
+    except ConfigError as error:
+        line = str(error)
+    assert len(line.splitlines()) == 1
+
+
+OTHER_VALUES: dict[str, dict[str, object]] = {
+    "model": {"name": "resnet20"},
+    "data": {"name": "cifar10", "path": "/elsewhere", "augment": "flip"},
+    "train": {"batch": 7, "epochs": 7, "steps": 7, "seed": 7, "evaluate": False},
+    "optimizer": {
+        "name": "adam",
+        "learning_rate": 0.7,
+        "momentum": 0.7,
+        "nesterov": True,
+        "weight_decay": 0.7,
+        "beta1": 0.7,
+        "beta2": 0.7,
+        "epsilon": 0.7,
+        "schedule": "step",
+        "milestones": [7],
+        "gamma": 0.7,
+        "decay_steps": 7,
+        "final_learning_rate": 0.7,
+        "warmup_steps": 7,
+    },
+    "exchange": {
+        "plan": "single",
+        "frame_bytes": 8192,
+        "window_frames": 7,
+        "timeout_s": 7,
+        "non_finite": "allow",
+    },
+    "cluster": {
+        "servers": 7,
+        "workers": 7,
+        "coordinator": "host:7",
+        "connect_timeout_s": 7,
+        "heartbeat_s": 7,
+        "lost_after_s": 7,
+        "threads": 7,
+        "reflection": True,
+    },
+}
+ONE_VALUE_ONLY = {("exchange", "kind")}
+LOCAL = {
+    ("data", "path"),
+    ("train", "evaluate"),
+    ("cluster", "coordinator"),
+    ("cluster", "connect_timeout_s"),
+    ("cluster", "threads"),
+    ("cluster", "reflection"),
+}
+
+
+def test_every_key_is_checked_for_the_digest() -> None:
+    covered = {(section, key) for section, values in OTHER_VALUES.items() for key in values}
+    assert covered | ONE_VALUE_ONLY == set(KEYS)
+
+
+@pytest.mark.parametrize(("section", "key"), [pair for pair in KEYS if pair not in ONE_VALUE_ONLY])
+def test_the_digest_covers_what_members_share_and_nothing_local(section: str, key: str) -> None:
+    base: dict[str, dict[str, object]] = {"optimizer": {"milestones": [800]}}
+    changed = load_job(None, base, {section: {key: OTHER_VALUES[section][key]}})
+    assert changed != load_job(None, base)
+    assert (changed.digest == load_job(None, base).digest) == ((section, key) in LOCAL)
+
+
+def test_the_digest_covers_the_name() -> None:
+    assert load("name = 'other'").digest != Job().digest
+
+
+@quick
+@given(tables(), tables())
+def test_jobs_with_equal_digests_are_equal_but_for_local_settings(left: Tables, right: Tables) -> None:
+    jobs = [Job.model_validate(each) for each in (left, right)]
+    shared = []
+    for job in jobs:
+        values = job.model_dump()
+        for section, key in LOCAL:
+            del values[section][key]
+        shared.append(values)
+    assert (jobs[0].digest == jobs[1].digest) == (shared[0] == shared[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("-1", -1),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("'quoted'", "quoted"),
+        ("[800, 1200]", [800, 1200]),
+        ("resnet20", "resnet20"),
+        ("/data/here", "/data/here"),
+        ("10.0.0.1:7070", "10.0.0.1:7070"),
+        ("a = b", "a = b"),
+        ("", ""),
+        ("[1, 2", "[1, 2"),
+        ("1\nother = 2", "1\nother = 2"),
+        ("1\n[other]", "1\n[other]"),
+        ("9" * 5_000, "9" * 5_000),
+        ("[" * 10_000, "[" * 10_000),
+    ],
+)
+def test_a_value_is_toml_or_text(text: str, value: object) -> None:
+    assert parse_value(text) == value
+
+
+@quick
+@given(TEXT)
+def test_any_text_is_a_value(text: str) -> None:
+    parse_value(text)
+
+
+def test_assignments_are_gathered_by_section() -> None:
+    assigned = parse_assignments(["train.steps=3", "model.name = vgg16", "train.steps=4", "train.batch=5"])
+    assert assigned == {"train": {"steps": 4, "batch": 5}, "model": {"name": "vgg16"}}
+    assert parse_assignments(["data.path=a=b"]) == {"data": {"path": "a=b"}}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "train", "train.steps", "train=3", ".steps=3", "train.=3", "=", " . = 3", "a\nb=1"]
+)
+def test_what_is_no_assignment_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--set .*expected section\.key=value, for example train\.steps=100"
+    ) as caught:
+        parse_assignments([text])
+    assert len(str(caught.value).splitlines()) == 1

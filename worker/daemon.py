@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,10 @@ import numpy as np
 import structlog
 from threadpoolctl import threadpool_limits
 
-from taihu.coordination.client import CoordinatorClient, HeartbeatThread
-from taihu.coordination.membership import MemberId, Role, RunState
-from taihu.coordination.plan import Plan
-from taihu.coordination.service import new_incarnation
-from taihu.errors import ConfigError, RunError, TaihuError
+from taihu.coordination.client import coordinator_address
+from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.wire.clock import SystemClock
-from taihu.wire.identity import WorkerIdentity
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
 from worker.data import Batches, Dataset, load_dataset
 from worker.engine import Model, build_model
@@ -27,8 +22,8 @@ from worker.exchange import GradientExchange
 from worker.hashing import parameters_sha256
 from worker.progress import ProgressMeter, StepSample
 from worker.saving import SavedModel, save_model
-from worker.server_exchange import ServerExchange
 from worker.server_link import Arenas
+from worker.session import take_part
 from worker.trainer import Trainer, evaluate
 
 __all__ = ["WorkerDaemon", "WorkerOptions"]
@@ -62,15 +57,9 @@ class WorkerDaemon:
                 f"worker {options.rank}: outside the world of {job.cluster.workers} workers; expected --rank 0 to "
                 f"{job.cluster.workers - 1}, or raise cluster.workers"
             )
-        if job.cluster.coordinator is None:
-            raise ConfigError(
-                "server address unknown: give --coordinator HOST:PORT of server 0, or cluster.coordinator"
-            )
+        coordinator_address(job)  # says what is missing before the data is loaded
         self._job = job
         self._options = options
-        self._coordinator = job.cluster.coordinator
-        self._member = MemberId(Role.WORKER, options.rank)
-        self._incarnation = new_incarnation()
         self._log = structlog.get_logger().bind(role="worker", rank=options.rank)
         self._clock = SystemClock()
         self._metrics = WorkerMetrics(options.rank)
@@ -88,13 +77,7 @@ class WorkerDaemon:
             if self._options.metrics_port is not None:
                 page = stack.enter_context(MetricsPage(self._metrics.registry, self._options.metrics_port))
                 self._log.info("metrics", port=page.port)
-            client = stack.enter_context(
-                CoordinatorClient(self._coordinator, self._job, self._member, self._incarnation)
-            )
-            addresses = client.join(layout=replica.model.layout)
-            with _failure_reported(client):
-                plan = client.get_plan(self._job.cluster.connect_timeout_s)
-            return self._take_part(client, addresses, plan, replica)
+            return self._take_part(replica)
 
     def _build(self) -> Replica:
         """Load the data and build the model; worker 0's parameters are the job's."""
@@ -107,28 +90,14 @@ class WorkerDaemon:
             model.initialize(self._job.train.seed)
         return Replica(model, arenas, dataset, batches)
 
-    def _take_part(
-        self, client: CoordinatorClient, addresses: tuple[str, ...], plan: Plan, replica: Replica
-    ) -> dict[str, Any]:
+    def _take_part(self, replica: Replica) -> dict[str, Any]:
         """From joining to finishing."""
+        layout, arenas = replica.model.layout, replica.arenas
         total = self._job.train.steps or self._job.train.epochs * replica.batches.steps_per_epoch
         meter = ProgressMeter(total_steps=total, batch=self._job.train.batch)
-        exchange = ServerExchange(
-            job=self._job,
-            plan=plan,
-            addresses=addresses,
-            identity=WorkerIdentity(self._job.name, self._options.rank, self._incarnation),
-            arenas=replica.arenas,
-            clock=self._clock,
-        )
-        on_end = _fail_exchange_on(exchange)
-        heartbeats = HeartbeatThread(client, self._job, lambda: meter.progress, on_end, self._clock)
-        # The failure is reported while the streams are open: a stream that breaks first would become the reason.
-        with exchange, heartbeats, _failure_reported(client):
-            exchange.start()
-            self._log.info(
-                "training", steps=total, parameters=replica.model.layout.elements, groups=len(exchange.groups)
-            )
+        with take_part(self._job, self._options.rank, layout, arenas, lambda: meter.progress) as session:
+            exchange = session.exchange
+            self._log.info("training", steps=total, parameters=layout.elements, groups=len(exchange.groups))
             trainer = Trainer(
                 job=self._job,
                 rank=self._options.rank,
@@ -140,9 +109,9 @@ class WorkerDaemon:
                 on_step=self._observe,
             )
             self._train(trainer, meter, replica, total)
-            digest = parameters_sha256(replica.arenas.parameters)
+            digest = parameters_sha256(arenas.parameters)
             self._save(replica, total)
-            client.finish(progress=meter.progress, parameters_sha256=digest)
+            session.client.finish(progress=meter.progress, parameters_sha256=digest)
         self._log.info("finished", parameters_sha256=digest)
         return self._results(meter, digest, exchange)
 
@@ -204,24 +173,3 @@ class WorkerDaemon:
             seed=self._job.train.seed,
             augment=self._job.data.augment,
         )
-
-
-@contextmanager
-def _failure_reported(client: CoordinatorClient) -> Iterator[None]:
-    """Tell the coordinator why this worker fails, so that no other one waits for it."""
-    try:
-        yield
-    except BaseException as error:
-        try:
-            client.finish(failure=str(error) or repr(error))
-        except TaihuError:
-            structlog.get_logger().warning("the coordinator could not be told", reason=str(error))
-        raise
-
-
-def _fail_exchange_on(exchange: GradientExchange) -> Callable[[RunState, str], None]:
-    def on_end(state: RunState, reason: str) -> None:
-        if state is RunState.FAILED:
-            exchange.fail(RunError(reason))
-
-    return on_end

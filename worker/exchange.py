@@ -23,9 +23,10 @@ class ExchangeTotals:
 class GradientExchange(ABC):
     """Turns the gradient arena of this worker into the updated parameter arena, group by group.
 
-    Ordering: groups may be pushed in any order, each once per step. Ownership: from `push` until `wait` returns, the
-    group's range of both arenas belongs to the exchange. Completion: when `wait` returns, the group's parameters are
-    those of the step just pushed. Threads: `begin`, `push` and `wait` are called by one thread.
+    Ordering: groups may be pushed in any order, each once per step; all workers use the same order, because a bounded
+    number of frames is under way and each is answered when it has come from everybody. Ownership: from `push` until
+    `wait` returns, the group's range of both arenas belongs to the exchange. Completion: when `wait` returns, the
+    group's parameters are those of the step just pushed. Threads: one thread calls `begin`, `push` and `wait`.
     """
 
     groups: tuple[Group, ...]

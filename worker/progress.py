@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -45,8 +46,9 @@ class ProgressMeter:
     def __init__(self, *, total_steps: int, batch: int) -> None:
         self._batch = batch
         self._recent: deque[StepSample] = deque(maxlen=_RECENT_STEPS)
-        self._times: dict[str, list[float]] = {"step": [], "compute": [], "exchange": [], "wait": []}
-        self._losses: list[float] = []
+        # 8 bytes a number: a run of millions of steps keeps all of them
+        self._times = {name: array("d") for name in ("step", "compute", "exchange", "wait")}
+        self._losses = array("d")
         self.evaluations: list[Evaluation] = []
         self.progress = Progress(total_steps=total_steps)
 

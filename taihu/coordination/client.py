@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 import grpc
+import structlog
 
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.coordination import messages
 from taihu.coordination.membership import MemberId, Progress, RunState
 from taihu.coordination.plan import Plan
-from taihu.errors import TaihuError
+from taihu.errors import ConfigError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.wire.channel import open_channel
@@ -23,7 +25,7 @@ from taihu.wire.codec import layout_to_message
 from taihu.wire.retry import call_until_reachable
 from taihu.wire.status import error_from_rpc
 
-__all__ = ["CoordinatorClient", "HeartbeatThread", "fetch_status"]
+__all__ = ["CoordinatorClient", "HeartbeatThread", "coordinator_address", "failure_reported", "fetch_status"]
 
 _CALL_TIMEOUT_S = 10.0
 
@@ -157,6 +159,27 @@ class HeartbeatThread:
             if state in (RunState.FINISHED, RunState.FAILED):
                 self._on_end(state, reason)
                 return
+
+
+@contextmanager
+def failure_reported(client: CoordinatorClient) -> Iterator[None]:
+    """Tell the coordinator why this member fails, so that no other one waits for it."""
+    try:
+        yield
+    except BaseException as error:
+        reason = str(error) or repr(error)
+        try:
+            client.finish(failure=reason)
+        except TaihuError:
+            structlog.get_logger().warning("the coordinator could not be told", reason=reason)
+        raise
+
+
+def coordinator_address(job: Job) -> str:
+    """Where server 0 listens; raises ConfigError when the job does not say."""
+    if job.cluster.coordinator is None:
+        raise ConfigError("server address unknown: give --coordinator HOST:PORT of server 0, or cluster.coordinator")
+    return job.cluster.coordinator
 
 
 def fetch_status(address: str, timeout_s: float) -> pb.GetStatusResponse:

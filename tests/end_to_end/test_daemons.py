@@ -3,63 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
-import pytest
+from daemons import Start, listening
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from taihu.environment import without_settings
-
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
-Start = Callable[..., subprocess.Popen[str]]
 
 QUICK = ("--set", "train.evaluate=false", "--set", "cluster.threads=1")
 STEPS = ("--set", "train.steps=60", *QUICK)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    processes: list[subprocess.Popen[str]] = []
-
-    def launch(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        with (tmp_path / f"{len(processes)}.log").open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
-                cwd=tmp_path,
-                env={**without_settings(os.environ), **(environment or {})},
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        processes.append(process)
-        return process
-
-    yield launch
-    for process in processes:
-        process.kill()
-        process.communicate()
 
 
 def free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-def listening(process: subprocess.Popen[str]) -> tuple[str, int]:
-    """The address and metrics port that a server tells."""
-    assert process.stdout is not None
-    address, metrics = process.stdout.readline().removeprefix("listening on ").split(", metrics on port ")
-    return address, int(metrics)
 
 
 def status(taihu: Taihu, folder: Path, address: str) -> dict[str, object]:

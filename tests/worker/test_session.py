@@ -1,0 +1,55 @@
+"""A worker's part in a run, from joining to its end."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from cluster import Cluster, Member, initial_parameters, layout_of, make_job
+
+from taihu.coordination.membership import Progress
+from taihu.errors import RunError
+from worker.server_link import Arenas
+from worker.session import take_part
+
+LAYOUT = layout_of(8, 3)
+
+
+def arenas() -> Arenas:
+    return Arenas(initial_parameters(LAYOUT), np.ones(LAYOUT.elements, dtype=np.float32))
+
+
+def test_a_worker_that_fails_for_any_reason_tells_the_others_what_it_was() -> None:
+    with Cluster(make_job(1, 2)) as cluster, ThreadPoolExecutor(1) as pool:
+
+        def survive() -> None:
+            with take_part(cluster.job, 0, LAYOUT, arenas(), Progress) as session:
+                session.exchange.begin(1)
+                session.exchange.push(0)
+                session.exchange.wait(0)
+
+        survivor = pool.submit(survive)
+        with (
+            pytest.raises(ZeroDivisionError, match=r"^out of paper$"),
+            take_part(cluster.job, 1, LAYOUT, arenas(), Progress),
+        ):
+            raise ZeroDivisionError("out of paper")
+        with pytest.raises(RunError, match=r"^worker 1: out of paper$"):
+            survivor.result(timeout=20)
+        cluster.join()
+        assert str(cluster.outcomes[0]) == "worker 1: out of paper"
+
+
+def test_the_time_of_updates_counts_complete_sums_alone() -> None:
+    layout = layout_of(2000, 500)
+    job = make_job(1, 3, exchange={"plan": "per-layer", "frame_bytes": 4096})
+
+    def work(member: Member) -> None:
+        member.step(1, np.ones(layout.elements, dtype=np.float32))
+
+    with Cluster(job) as cluster:
+        cluster.run(layout, work)
+        registry = cluster.servers[0].metrics.registry
+        labels = {"role": "server", "rank": "0"}
+        assert registry.get_sample_value("taihu_update_seconds_count", labels) == 3

@@ -1,0 +1,66 @@
+"""A worker's part in a run: joined, its exchange open, its heartbeats sent, and its failure reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from taihu.coordination.client import (
+    CoordinatorClient,
+    HeartbeatThread,
+    coordinator_address,
+    failure_reported,
+)
+from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.service import new_incarnation
+from taihu.errors import RunError
+from taihu.job import Job
+from taihu.layout import Layout
+from taihu.wire.identity import WorkerIdentity
+from worker.server_exchange import ServerExchange
+from worker.server_link import Arenas
+
+__all__ = ["Session", "take_part"]
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a worker that takes part has; the parameter arena holds the job's initial parameters."""
+
+    client: CoordinatorClient
+    exchange: ServerExchange
+
+
+@contextmanager
+def take_part(
+    job: Job, rank: int, layout: Layout, arenas: Arenas, progress: Callable[[], Progress]
+) -> Iterator[Session]:
+    """Take part in `job`'s run as worker `rank` during the block, which ends by finishing with `client.finish`.
+
+    `arenas` hold `layout.elements` values each; worker 0 brings its parameters, the others get theirs.
+
+    Raises:
+        TaihuError: what went wrong; the coordinator has been told.
+    """
+    incarnation = new_incarnation()
+    with CoordinatorClient(coordinator_address(job), job, MemberId(Role.WORKER, rank), incarnation) as client:
+        addresses = client.join(layout=layout)
+        with failure_reported(client):
+            plan = client.get_plan(job.cluster.connect_timeout_s)
+        exchange = ServerExchange(
+            job=job,
+            plan=plan,
+            addresses=addresses,
+            identity=WorkerIdentity(job.name, rank, incarnation),
+            arenas=arenas,
+        )
+
+        def on_end(state: RunState, reason: str) -> None:
+            if state is RunState.FAILED:
+                exchange.fail(RunError(reason))
+
+        # The failure is reported while the streams are open: a stream that breaks first would become the reason.
+        with exchange, HeartbeatThread(client, job, progress, on_end), failure_reported(client):
+            exchange.start()
+            yield Session(client, exchange)
