@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kernels.jit import kernel
 
-__all__ = ["AdamRule", "SgdRule", "adam", "sgd", "sgd_momentum"]
+__all__ = ["AdamRule", "SgdRule", "adam", "sgd", "sgd_momentum", "sgd_sparse"]
 
 Values = NDArray[np.float32]
 
@@ -55,6 +55,19 @@ def sgd(parameters: Values, gradient: Values, rule: SgdRule) -> None:
     for i in range(len(parameters)):
         p = parameters[i]
         parameters[i] = p - rate * (gradient[i] * scale + decay * p)
+
+
+@kernel
+def sgd_sparse(parameters: Values, indices: NDArray[np.int32], gradient: Values, rule: SgdRule) -> None:
+    """`sgd` at some positions, without weight decay whatever the rule's: `p[i_j] -= learning_rate * (scale * g_j)`.
+
+    `indices` are positions inside `parameters`, int32, each once, of the shape of `gradient`; nothing checks that.
+    """
+    scale = np.float32(rule.scale)
+    rate = np.float32(rule.learning_rate)
+    for j in range(len(indices)):
+        i = indices[j]
+        parameters[i] = parameters[i] - rate * (gradient[j] * scale)
 
 
 @kernel

@@ -234,18 +234,22 @@ class HeartbeatResponse(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CLOCK_S_FIELD_NUMBER: _builtins.int
     state: Global___RunState.ValueType
     reason: _builtins.str
     """Why the run failed, in one line."""
+    clock_s: _builtins.float
+    """The coordinator's monotonic clock, in seconds."""
     def __init__(
         self,
         *,
         state: Global___RunState.ValueType = ...,
         reason: _builtins.str = ...,
+        clock_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_s", b"clock_s", "reason", b"reason", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -301,9 +305,12 @@ class GetPlanResponse(_message.Message):
     FROM_STEP_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
+    PREDICTED_SECONDS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     from_step: _builtins.int
     """First step that uses this plan."""
+    predicted_seconds: _builtins.float
+    """What the planner expects of a step by this plan; 0 when nothing has been measured yet."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -315,14 +322,162 @@ class GetPlanResponse(_message.Message):
         from_step: _builtins.int = ...,
         groups: _abc.Iterable[Global___Group] | None = ...,
         layout: _tensor_pb2.Layout | None = ...,
+        predicted_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_step", b"from_step", "groups", b"groups", "layout", b"layout", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_step", b"from_step", "groups", b"groups", "layout", b"layout", "predicted_seconds", b"predicted_seconds", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPlanResponse: _TypeAlias = GetPlanResponse  # noqa: Y015
+
+@_typing.final
+class GroupMeasurement(_message.Message):
+    """One group of a measured step. `up` is until the server had the group from every worker, `down` until the answer was
+    written; both hold the difference of the two clocks, with opposite signs.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ELEMENTS_FIELD_NUMBER: _builtins.int
+    COMPRESS_SECONDS_FIELD_NUMBER: _builtins.int
+    REFRESHED_FIELD_NUMBER: _builtins.int
+    BYTES_UP_FIELD_NUMBER: _builtins.int
+    BYTES_DOWN_FIELD_NUMBER: _builtins.int
+    UP_SECONDS_FIELD_NUMBER: _builtins.int
+    DOWN_SECONDS_FIELD_NUMBER: _builtins.int
+    elements: _builtins.int
+    compress_seconds: _builtins.float
+    refreshed: _builtins.bool
+    bytes_up: _builtins.int
+    bytes_down: _builtins.int
+    up_seconds: _builtins.float
+    down_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        elements: _builtins.int = ...,
+        compress_seconds: _builtins.float = ...,
+        refreshed: _builtins.bool = ...,
+        bytes_up: _builtins.int = ...,
+        bytes_down: _builtins.int = ...,
+        up_seconds: _builtins.float = ...,
+        down_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "compress_seconds", b"compress_seconds", "down_seconds", b"down_seconds", "elements", b"elements", "refreshed", b"refreshed", "up_seconds", b"up_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupMeasurement: _TypeAlias = GroupMeasurement  # noqa: Y015
+
+@_typing.final
+class StepMeasurement(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    SERIAL_FIELD_NUMBER: _builtins.int
+    FORWARD_SECONDS_FIELD_NUMBER: _builtins.int
+    BACKWARD_SECONDS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    serial: _builtins.bool
+    """Groups were exchanged one at a time."""
+    forward_seconds: _builtins.float
+    @_builtins.property
+    def backward_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """For each layer in backward order."""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMeasurement]: ...
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        serial: _builtins.bool = ...,
+        forward_seconds: _builtins.float = ...,
+        backward_seconds: _abc.Iterable[_builtins.float] | None = ...,
+        groups: _abc.Iterable[Global___GroupMeasurement] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_seconds", b"backward_seconds", "forward_seconds", b"forward_seconds", "groups", b"groups", "serial", b"serial", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepMeasurement: _TypeAlias = StepMeasurement  # noqa: Y015
+
+@_typing.final
+class ReportStepsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    """The last step before the report."""
+    @_builtins.property
+    def member(self) -> Global___Member: ...
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepMeasurement]: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        member: Global___Member | None = ...,
+        step: _builtins.int = ...,
+        steps: _abc.Iterable[Global___StepMeasurement] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member", "step", b"step", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportStepsRequest: _TypeAlias = ReportStepsRequest  # noqa: Y015
+
+@_typing.final
+class GetProfileRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProfileRequest: _TypeAlias = GetProfileRequest  # noqa: Y015
+
+@_typing.final
+class GetProfileResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROFILE_JSON_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    profile_json: _builtins.str
+    """The document that `taihu plan` reads; empty when nothing has been measured yet."""
+    @_builtins.property
+    def plan(self) -> Global___GetPlanResponse: ...
+    def __init__(
+        self,
+        *,
+        profile_json: _builtins.str = ...,
+        plan: Global___GetPlanResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "profile_json", b"profile_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetProfileResponse: _TypeAlias = GetProfileResponse  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):

@@ -50,6 +50,16 @@ class CoordinatorServiceStub:
                 request_serializer=protos_dot_coordinator__pb2.GetPlanRequest.SerializeToString,
                 response_deserializer=protos_dot_coordinator__pb2.GetPlanResponse.FromString,
                 _registered_method=True)
+        self.ReportSteps = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/ReportSteps',
+                request_serializer=protos_dot_coordinator__pb2.ReportStepsRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.GetPlanResponse.FromString,
+                _registered_method=True)
+        self.GetProfile = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/GetProfile',
+                request_serializer=protos_dot_coordinator__pb2.GetProfileRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.GetProfileResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/GetStatus',
                 request_serializer=protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
@@ -87,6 +97,20 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportSteps(self, request, context):
+        """Brings a worker's measurements; answered, when those of all workers are there, with the plan of the next step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetProfile(self, request, context):
+        """The costs that the present plan was computed from.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """What is known of every member.
         """
@@ -118,6 +142,16 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.GetPlan,
                     request_deserializer=protos_dot_coordinator__pb2.GetPlanRequest.FromString,
                     response_serializer=protos_dot_coordinator__pb2.GetPlanResponse.SerializeToString,
+            ),
+            'ReportSteps': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportSteps,
+                    request_deserializer=protos_dot_coordinator__pb2.ReportStepsRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.GetPlanResponse.SerializeToString,
+            ),
+            'GetProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetProfile,
+                    request_deserializer=protos_dot_coordinator__pb2.GetProfileRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.GetProfileResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -212,6 +246,60 @@ class CoordinatorService:
             '/taihu.v1.CoordinatorService/GetPlan',
             protos_dot_coordinator__pb2.GetPlanRequest.SerializeToString,
             protos_dot_coordinator__pb2.GetPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/ReportSteps',
+            protos_dot_coordinator__pb2.ReportStepsRequest.SerializeToString,
+            protos_dot_coordinator__pb2.GetPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/GetProfile',
+            protos_dot_coordinator__pb2.GetProfileRequest.SerializeToString,
+            protos_dot_coordinator__pb2.GetProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

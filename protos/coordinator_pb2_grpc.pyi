@@ -39,6 +39,10 @@ class CoordinatorServiceStub:
     """Reports that a member is alive and where it is; the answer carries the state of the run."""
     GetPlan: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetPlanRequest, _coordinator_pb2.GetPlanResponse]
     """The groups that layers are merged into."""
+    ReportSteps: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ReportStepsRequest, _coordinator_pb2.GetPlanResponse]
+    """Brings a worker's measurements; answered, when those of all workers are there, with the plan of the next step."""
+    GetProfile: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]
+    """The costs that the present plan was computed from."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]
     """What is known of every member."""
     Finish: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.FinishRequest, _coordinator_pb2.FinishResponse]
@@ -55,6 +59,10 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """Reports that a member is alive and where it is; the answer carries the state of the run."""
     GetPlan: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetPlanRequest, _coordinator_pb2.GetPlanResponse]  # type: ignore[assignment]
     """The groups that layers are merged into."""
+    ReportSteps: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ReportStepsRequest, _coordinator_pb2.GetPlanResponse]  # type: ignore[assignment]
+    """Brings a worker's measurements; answered, when those of all workers are there, with the plan of the next step."""
+    GetProfile: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]  # type: ignore[assignment]
+    """The costs that the present plan was computed from."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]  # type: ignore[assignment]
     """What is known of every member."""
     Finish: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.FinishRequest, _coordinator_pb2.FinishResponse]  # type: ignore[assignment]
@@ -86,6 +94,22 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.GetPlanResponse, _abc.Awaitable[_coordinator_pb2.GetPlanResponse]]:
         """The groups that layers are merged into."""
+
+    @_abc_1.abstractmethod
+    def ReportSteps(
+        self,
+        request: _coordinator_pb2.ReportStepsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.GetPlanResponse, _abc.Awaitable[_coordinator_pb2.GetPlanResponse]]:
+        """Brings a worker's measurements; answered, when those of all workers are there, with the plan of the next step."""
+
+    @_abc_1.abstractmethod
+    def GetProfile(
+        self,
+        request: _coordinator_pb2.GetProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.GetProfileResponse, _abc.Awaitable[_coordinator_pb2.GetProfileResponse]]:
+        """The costs that the present plan was computed from."""
 
     @_abc_1.abstractmethod
     def GetStatus(

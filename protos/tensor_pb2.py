@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/tensor.proto\x12\x08taihu.v1\")\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\"@\n\tLayerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.taihu.v1.TensorSpec\"-\n\x06Layout\x12#\n\x06layers\x18\x01 \x03(\x0b\x32\x13.taihu.v1.LayerSpec\"\x8f\x02\n\x05\x46rame\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x16.taihu.v1.Frame.Header\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x1a\xcc\x01\n\x06Header\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04plan\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05group\x18\x05 \x01(\r\x12\x13\n\x06sender\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06offset\x18\x07 \x01(\x04\x12\r\n\x05\x63ount\x18\x08 \x01(\x04\x12%\n\tdata_type\x18\t \x01(\x0e\x32\x12.taihu.v1.DataType\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\x42\t\n\x07_sender*<\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/tensor.proto\x12\x08taihu.v1\")\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\"@\n\tLayerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.taihu.v1.TensorSpec\"-\n\x06Layout\x12#\n\x06layers\x18\x01 \x03(\x0b\x32\x13.taihu.v1.LayerSpec\"\xdc\x02\n\x05\x46rame\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x16.taihu.v1.Frame.Header\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x1a\x99\x02\n\x06Header\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04plan\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05group\x18\x05 \x01(\r\x12\x13\n\x06sender\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06offset\x18\x07 \x01(\x04\x12\r\n\x05\x63ount\x18\x08 \x01(\x04\x12%\n\tdata_type\x18\t \x01(\x0e\x32\x12.taihu.v1.DataType\x12$\n\x08\x65ncoding\x18\n \x01(\x0e\x32\x12.taihu.v1.Encoding\x12\x10\n\x08selected\x18\x0b \x01(\x04\x12\x13\n\x0b\x63ompleted_s\x18\x0c \x01(\x01\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\x42\t\n\x07_sender*k\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x02\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x03*3\n\x08\x45ncoding\x12\x12\n\x0e\x45NCODING_DENSE\x10\x00\x12\x13\n\x0f\x45NCODING_SPARSE\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=463
-  _globals['_DATATYPE']._serialized_end=523
+  _globals['_DATATYPE']._serialized_start=540
+  _globals['_DATATYPE']._serialized_end=647
+  _globals['_ENCODING']._serialized_start=649
+  _globals['_ENCODING']._serialized_end=700
   _globals['_TENSORSPEC']._serialized_start=33
   _globals['_TENSORSPEC']._serialized_end=74
   _globals['_LAYERSPEC']._serialized_start=76
@@ -40,7 +42,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LAYOUT']._serialized_start=142
   _globals['_LAYOUT']._serialized_end=187
   _globals['_FRAME']._serialized_start=190
-  _globals['_FRAME']._serialized_end=461
+  _globals['_FRAME']._serialized_end=538
   _globals['_FRAME_HEADER']._serialized_start=257
-  _globals['_FRAME_HEADER']._serialized_end=461
+  _globals['_FRAME_HEADER']._serialized_end=538
 # @@protoc_insertion_point(module_scope)

@@ -27,13 +27,41 @@ class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.Val
     DESCRIPTOR: _descriptor.EnumDescriptor
     DATA_TYPE_UNSPECIFIED: _DataType.ValueType  # 0
     DATA_TYPE_FLOAT32: _DataType.ValueType  # 1
+    DATA_TYPE_FLOAT16: _DataType.ValueType  # 2
+    DATA_TYPE_BFLOAT16: _DataType.ValueType  # 3
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """Element type of a payload. Values are little-endian."""
 
 DATA_TYPE_UNSPECIFIED: DataType.ValueType  # 0
 DATA_TYPE_FLOAT32: DataType.ValueType  # 1
+DATA_TYPE_FLOAT16: DataType.ValueType  # 2
+DATA_TYPE_BFLOAT16: DataType.ValueType  # 3
 Global___DataType: _TypeAlias = DataType  # noqa: Y015
+
+class _Encoding:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Encoding.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ENCODING_DENSE: _Encoding.ValueType  # 0
+    """`count` values, one for every element."""
+    ENCODING_SPARSE: _Encoding.ValueType  # 1
+    """`selected` values, then the sections that say where they belong, one for each layer of the frame; the format of
+    sections is described in kernels/pack.py.
+    """
+
+class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper):
+    """How the values of a frame are placed."""
+
+ENCODING_DENSE: Encoding.ValueType  # 0
+"""`count` values, one for every element."""
+ENCODING_SPARSE: Encoding.ValueType  # 1
+"""`selected` values, then the sections that say where they belong, one for each layer of the frame; the format of
+sections is described in kernels/pack.py.
+"""
+Global___Encoding: _TypeAlias = Encoding  # noqa: Y015
 
 @_typing.final
 class TensorSpec(_message.Message):
@@ -128,6 +156,9 @@ class Frame(_message.Message):
         OFFSET_FIELD_NUMBER: _builtins.int
         COUNT_FIELD_NUMBER: _builtins.int
         DATA_TYPE_FIELD_NUMBER: _builtins.int
+        ENCODING_FIELD_NUMBER: _builtins.int
+        SELECTED_FIELD_NUMBER: _builtins.int
+        COMPLETED_S_FIELD_NUMBER: _builtins.int
         PADDING_FIELD_NUMBER: _builtins.int
         job: _builtins.str
         incarnation: _builtins.int
@@ -143,6 +174,11 @@ class Frame(_message.Message):
         """First element in the server's arena, and number of elements."""
         count: _builtins.int
         data_type: Global___DataType.ValueType
+        encoding: Global___Encoding.ValueType
+        selected: _builtins.int
+        """Sparse frames: number of values."""
+        completed_s: _builtins.float
+        """Answers: the instant at which the sum was complete, in seconds of the server's monotonic clock."""
         padding: _builtins.bytes
         """Ignored; lets a sender place the payload at an aligned offset of the message."""
         def __init__(
@@ -157,11 +193,14 @@ class Frame(_message.Message):
             offset: _builtins.int = ...,
             count: _builtins.int = ...,
             data_type: Global___DataType.ValueType = ...,
+            encoding: Global___Encoding.ValueType = ...,
+            selected: _builtins.int = ...,
+            completed_s: _builtins.float = ...,
             padding: _builtins.bytes = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "sender", b"sender"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "count", b"count", "data_type", b"data_type", "group", b"group", "incarnation", b"incarnation", "job", b"job", "offset", b"offset", "padding", b"padding", "plan", b"plan", "sender", b"sender", "step", b"step"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "completed_s", b"completed_s", "count", b"count", "data_type", b"data_type", "encoding", b"encoding", "group", b"group", "incarnation", b"incarnation", "job", b"job", "offset", b"offset", "padding", b"padding", "plan", b"plan", "selected", b"selected", "sender", b"sender", "step", b"step"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         _WhichOneofReturnType__sender: _TypeAlias = _typing.Literal["sender"]  # noqa: Y015
         _WhichOneofArgType__sender: _TypeAlias = _typing.Literal["_sender", b"_sender"]  # noqa: Y015
@@ -170,7 +209,7 @@ class Frame(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
-    """`count` values of `data_type`."""
+    """Values of `data_type` and, in a sparse frame, their places."""
     @_builtins.property
     def header(self) -> Global___Frame.Header: ...
     def __init__(

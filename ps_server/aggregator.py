@@ -59,7 +59,8 @@ class Aggregator(Generic[Payload]):
         self._plan = plan
         self._workers = workers
         self._slots: Mapping[int, _Slot[Payload]] = {frame.offset: _Slot(frame, last_step) for frame in frames}
-        self._incarnations: dict[int, int] = {}
+        self.incarnations: dict[int, int] = {}
+        """The life of each worker whose frames are taken, by rank."""
 
     def admit(self, rank: int, incarnation: int) -> None:
         """From now on frames of worker `rank` must carry `incarnation`.
@@ -69,7 +70,16 @@ class Aggregator(Generic[Payload]):
         """
         if not 0 <= rank < self._workers:
             raise StaleError(f"worker {rank}: outside the world of {self._workers} workers")
-        self._incarnations[rank] = incarnation
+        self.incarnations[rank] = incarnation
+
+    def find(self, header: FrameHeader) -> FrameSpec:
+        """The frame of the plan that `header` claims to be; raises what `offer` would."""
+        self._check_sender(header)
+        return self._find(header).frame
+
+    def is_quiet_after(self, step: int) -> bool:
+        """Whether every frame has been applied up to `step` and nothing waits, so that the plan may change."""
+        return all(slot.step == step and slot.applied and not slot.pending for slot in self._slots.values())
 
     def offer(self, header: FrameHeader, payload: Payload) -> Outcome | Complete[Payload]:
         """Take one frame in; only a frame that is not refused changes anything.
@@ -117,9 +127,9 @@ class Aggregator(Generic[Payload]):
         if header.plan != self._plan:
             raise StaleError(f"frame of plan {header.plan}, this server is at plan {self._plan}")
         sender = header.sender
-        if sender is None or sender not in self._incarnations:
+        if sender is None or sender not in self.incarnations:
             raise StaleError(f"frame of worker {sender}, which has no open exchange with this server")
-        if self._incarnations[sender] != header.incarnation:
+        if self.incarnations[sender] != header.incarnation:
             raise StaleError(f"frame of an earlier incarnation of worker {sender}")
         return sender
 

@@ -19,8 +19,11 @@ from taihu.options import (
     ServersOption,
     SetOption,
     StopWithStdinOption,
+    TraceOption,
+    TraceStepsOption,
     VerboseOption,
     WorkersOption,
+    make_tracer,
     stop_with_stdin,
 )
 from taihu.wire.log import configure_logs
@@ -40,6 +43,8 @@ def server(
     workers: WorkersOption = None,
     assignments: SetOption = None,
     metrics_port: MetricsPortOption = 0,
+    trace: TraceOption = None,
+    trace_steps: TraceStepsOption = None,
     log_format: LogFormatOption = "auto",
     verbose: VerboseOption = False,
     stop_with_parent: StopWithStdinOption = False,
@@ -59,7 +64,14 @@ def server(
     raise_on_terminate()
     if stop_with_parent:
         stop_with_stdin()
-    options = ServerOptions(index=index, bind=bind, advertise=advertise, metrics_port=metrics_port)
+    options = ServerOptions(
+        index=index,
+        bind=bind,
+        advertise=advertise,
+        metrics_port=metrics_port,
+        trace=trace,
+        tracer=make_tracer(trace, trace_steps),
+    )
     with ServerDaemon(job, options) as daemon:
         typer.echo(f"listening on {daemon.address}, metrics on port {daemon.metrics_port}")
         daemon.run()

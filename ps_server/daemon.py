@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -14,14 +15,14 @@ import structlog
 from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from ps_server.store import ParameterStore
+from taihu.clock_offset import ClockOffset
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread, coordinator_address, failure_reported
 from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
-from taihu.coordination.plan import Plan
+from taihu.coordination.planning import Planning
 from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, CoordinatorServicer, new_incarnation
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.groups import plan_groups
+from taihu.trace import Tracer
 from taihu.wire.address import advertised_host, join_address, split_address
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, ServerMetrics
@@ -40,13 +41,16 @@ class ServerOptions:
     """What differs between the servers of a job.
 
     `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for server 0, a
-    free one for the others); `advertise` is the host that workers are told; `metrics_port` None serves no metrics.
+    free one for the others); `advertise` is the host that workers are told; `metrics_port` None serves no metrics;
+    `trace` is where this process's part of the trace is written at the end.
     """
 
     index: int
     bind: str = ""
     advertise: str = ""
     metrics_port: int | None = None
+    trace: Path | None = None
+    tracer: Tracer = field(default_factory=Tracer.off)
 
 
 class ServerDaemon:
@@ -64,6 +68,7 @@ class ServerDaemon:
         self._member = MemberId(Role.SERVER, options.index)
         self._incarnation = new_incarnation()
         self._log = structlog.get_logger().bind(role="server", rank=options.index)
+        self._coordinator_clock = ClockOffset()
         self._ended = threading.Event()
         self._outcome = (RunState.FAILED, "the server stopped before the run ended")
         self.metrics = ServerMetrics(options.index)
@@ -96,15 +101,29 @@ class ServerDaemon:
             ConfigError, PeerUnreachableError: this server could not join.
             BaseException: what interrupted this; all others of the run have been told.
         """
-        if self._options.index == 0:
-            self._host()
-        else:
-            self._follow()
+        try:
+            if self._options.index == 0:
+                self._host()
+            else:
+                self._follow()
+        finally:
+            self._write_trace()
         self._log.info("finished")
 
     def stop(self, reason: str) -> None:
         """End the run from a signal handler or another thread."""
         self._end(RunState.FAILED, reason)
+
+    def _write_trace(self) -> None:
+        if self._options.trace is not None:
+            clock = self._coordinator_clock
+            self._options.tracer.write_part(
+                self._options.trace,
+                str(self._member),
+                self._options.index,
+                offset_s=clock.offset_s,
+                error_s=0.0 if self._options.index == 0 else clock.error_s,
+            )
 
     def _host(self) -> None:
         """Server 0: be the coordinator too."""
@@ -117,7 +136,7 @@ class ServerDaemon:
             lost_after_s=cluster.lost_after_s,
             join_timeout_s=cluster.connect_timeout_s,
         )
-        coordinator = Coordinator(membership, self._make_plan, SystemClock())
+        coordinator = Coordinator(membership, lambda layout: Planning(self._job, layout), SystemClock())
         add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), self._rpc.grpc_server)
         store = ParameterStore(self._job, 0, self._incarnation, lambda: coordinator.plan(cluster.connect_timeout_s))
         try:
@@ -153,6 +172,7 @@ class ServerDaemon:
         timeout_s = self._job.cluster.connect_timeout_s
         address = coordinator_address(self._job)
         with CoordinatorClient(address, self._job, self._member, self._incarnation) as client:
+            self._coordinator_clock = client.coordinator_clock
             store = ParameterStore(
                 self._job, self._options.index, self._incarnation, lambda: client.get_plan(timeout_s)
             )
@@ -167,7 +187,9 @@ class ServerDaemon:
     @contextmanager
     def _serving(self, store: ParameterStore, on_lost: LostCallback, *services: str) -> Iterator[None]:
         """Serve; when the block fails, whoever waits for this server is told why."""
-        servicer = ParameterServerServicer(self._job.name, store, self.metrics, on_lost)
+        servicer = ParameterServerServicer(
+            self._job.name, store, self.metrics, on_lost=on_lost, tracer=self._options.tracer
+        )
         servicer.register(self._rpc.grpc_server)
         self._rpc.start((PARAMETER_SERVER_SERVICE, *services), with_reflection=self._job.cluster.reflection)
         self._log.info("listening", address=self.address, metrics_port=self.metrics_port)
@@ -196,9 +218,6 @@ class ServerDaemon:
         host, port = split_address(bind or "0.0.0.0:0")
         bound = self._rpc.listen(join_address(host, port))
         return join_address(self._options.advertise or advertised_host(host, coordinator), bound)
-
-    def _make_plan(self, layout: Layout) -> Plan:
-        return Plan(1, 1, plan_groups(layout, self._job.exchange.plan), layout)
 
 
 def _report_lost(coordinator: Coordinator, rank: int, how: str) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum
+from kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum, sgd_sparse
 from ps_server.schedule import learning_rate
 from taihu.errors import ConfigError, FrameError, ModelError
-from taihu.job import OptimizerSettings
+from taihu.settings import OptimizerSettings
 
 __all__ = ["OptimizerShard"]
 
@@ -70,6 +70,25 @@ class OptimizerShard:
             sgd_momentum(parameters, gradient, state["momentum"], _sgd_rule(self._settings, step, scale))
         else:
             sgd(parameters, gradient, _sgd_rule(self._settings, step, scale))
+
+    def update_sparse(self, indices: NDArray[np.int32], gradient: Values, step: int, scale: float = 1.0) -> None:
+        """Update the elements at `indices` only, by plain SGD.
+
+        Args:
+            indices: shape (k,), int32, ascending and unique.
+            gradient: shape (k,), fp32.
+            step: as in `update`.
+            scale: as in `update`.
+
+        Raises:
+            ConfigError: the optimizer is another one, which would change every element.
+        """
+        if self._state or self._settings.weight_decay:
+            raise ConfigError(
+                f"optimizer '{self._settings.name}' with state or weight decay changes every parameter; "
+                "set compression.downlink = 'dense'"
+            )
+        sgd_sparse(self._parameters, indices, gradient, _sgd_rule(self._settings, step, scale))
 
     def state(self) -> dict[str, Values]:
         """Live views of the state by name, each of shape (n,): `momentum`, or `exp_avg` and `exp_avg_sq`."""

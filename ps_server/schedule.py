@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from taihu.job import OptimizerSettings
+from taihu.settings import OptimizerSettings
 
 __all__ = ["learning_rate"]
 

@@ -11,10 +11,12 @@ import grpc
 
 from protos import parameter_server_pb2 as pb
 from ps_server.aggregator import Outcome
-from ps_server.store import Initialization, ParameterStore
+from ps_server.initialization import Initialization
+from ps_server.store import ParameterStore
 from taihu.errors import FrameError, RunError, StaleError, TaihuError
+from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
-from taihu.wire.codec import decode_frame, frame_from_message, layout_from_message
+from taihu.wire.codec import frame_from_message, layout_from_message, read_frame
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.status import abort
@@ -33,12 +35,19 @@ class ParameterServerServicer:
     """
 
     def __init__(
-        self, job: str, store: ParameterStore, metrics: ServerMetrics, on_lost: Callable[[int, str], None]
+        self,
+        job: str,
+        store: ParameterStore,
+        metrics: ServerMetrics,
+        *,
+        on_lost: Callable[[int, str], None],
+        tracer: Tracer,
     ) -> None:
         self._job = job
         self._store = store
         self._metrics = metrics
         self._on_lost = on_lost
+        self._tracer = tracer
         self._clock = SystemClock()
         self._lock = threading.Lock()
         self._outboxes: dict[int, Outbox] = {}
@@ -121,16 +130,24 @@ class ParameterServerServicer:
 
     def _take(self, identity: WorkerIdentity, message: bytes, outbox: Outbox) -> None:
         self._metrics.received_bytes.inc(len(message))
-        header, values = decode_frame(message)
+        frame = read_frame(message)
+        header = frame.header
         if header.sender != identity.rank:
             raise FrameError(f"frame of sender {header.sender} in the exchange of worker {identity.rank}")
         start = self._clock.now()
-        outcome = self._store.push(header, values)
+        outcome = self._store.push(frame)
         if isinstance(outcome, bytes):
-            self._metrics.update_seconds.observe(self._clock.now() - start)
+            stop = self._clock.now()
+            self._metrics.update_seconds.observe(stop - start)
             self._broadcast(outcome)
+            self._tracer.add("update", "update", start, stop, step=header.step, group=header.group)
             self._metrics.step.set(self._store.step)
-        elif outcome is Outcome.ANSWERED:
+        else:
+            track = f"collect from worker {identity.rank}"
+            self._tracer.add(
+                track, "collect", start, self._clock.now(), step=header.step, group=header.group, peer=identity.rank
+            )
+        if outcome is Outcome.ANSWERED:
             outbox.put(self._store.answer_again(header))
         if outcome in (Outcome.ANSWERED, Outcome.DUPLICATE):
             self._metrics.duplicate_frames.inc()

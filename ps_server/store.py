@@ -8,77 +8,53 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.reduce import all_finite, sum_in_rank_order, warm_up
+from kernels.reduce import all_finite, warm_up
 from ps_server.aggregator import Aggregator, Complete, Outcome
+from ps_server.contribution import Contribution, SparseContribution, decode_contribution
+from ps_server.initialization import Initialization
 from ps_server.optimizer import OptimizerShard
+from ps_server.pull import Pull, make_pull
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, ModelError, PeerUnreachableError, StaleError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
-from taihu.planner.partition import FrameSpec, Shard
-from taihu.wire.codec import BYTES_PER_VALUE, FrameHeader, encode_frame
+from taihu.planner.partition import FrameSpec, Framing, Shard
+from taihu.wire.clock import Clock, SystemClock
+from taihu.wire.codec import BYTES_PER_VALUE, Frame, FrameHeader, encode_frame
 
-__all__ = ["Initialization", "ParameterStore"]
+__all__ = ["ParameterStore"]
 
 Values = NDArray[np.float32]
-
-
-class Initialization:
-    """Initial parameters on their way in; `ParameterStore.adopt` takes them when every frame has come."""
-
-    def __init__(self, job: str, plan: Plan, shard: Shard, frames: tuple[FrameSpec, ...]) -> None:
-        self.job = job
-        self.plan = plan
-        self.frames = frames
-        self.parameters = np.zeros(shard.elements, dtype=np.float32)
-        self._missing = {frame.offset: frame for frame in frames}
-
-    def write(self, header: FrameHeader, values: Values) -> None:
-        """Take in one frame.
-
-        Raises:
-            StaleError: the frame belongs to another job or plan.
-            FrameError: it is not one of the plan's frames that have not come yet.
-        """
-        if header.job != self.job or header.plan != self.plan.version:
-            raise StaleError(
-                f"initial frame of job {header.job!r}, plan {header.plan}; "
-                f"expected job {self.job!r}, plan {self.plan.version}"
-            )
-        frame = self._missing.get(header.offset)
-        if frame is None or frame.count != header.count or header.step != 0 or header.sender != 0:
-            raise FrameError(
-                f"initial frame of worker {header.sender} at offset {header.offset} with {header.count} values "
-                f"at step {header.step}: expected each frame of the plan once, at step 0, of worker 0"
-            )
-        del self._missing[header.offset]
-        self.parameters[header.offset : header.offset + header.count] = values
-
-    def check_complete(self) -> None:
-        """Raise FrameError unless every frame has come."""
-        if self._missing:
-            raise FrameError(f"initial parameters: {len(self._missing)} of {len(self.frames)} frames did not come")
 
 
 class ParameterStore:
     """The shard of server `index`: parameters, optimizer state and the sums under way. Thread-safe.
 
-    `get_plan` returns the run's plan; it is called when the parameters arrive.
+    `get_plan` returns the run's present plan; it is called when the parameters arrive and when a frame of a later
+    plan does.
     """
 
-    def __init__(self, job: Job, index: int, incarnation: int, get_plan: Callable[[], Plan]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        incarnation: int,
+        get_plan: Callable[[], Plan],
+        clock: Clock | None = None,
+    ) -> None:
         self._job = job
         self._index = index
         self._incarnation = incarnation
         self._get_plan = get_plan
-        self._frame_elements = job.exchange.frame_bytes // BYTES_PER_VALUE
-        self._scratch = threading.local()
+        self._clock = clock or SystemClock()
         self._changed = threading.Condition()
         self._plan: Plan | None = None
-        self._frames: tuple[FrameSpec, ...] = ()
+        self._shard: Shard | None = None
+        self._state_frames: tuple[FrameSpec, ...] = ()
         self._parameters: Values = np.zeros(0, dtype=np.float32)
-        self._aggregator: Aggregator[Values] | None = None
+        self._aggregator: Aggregator[Contribution] | None = None
         self._optimizer: OptimizerShard | None = None
+        self._pull: Pull | None = None
         self._step = 0
         self._failure: TaihuError | None = None
 
@@ -106,27 +82,24 @@ class ParameterStore:
         if self._plan is not None:
             raise StaleError("the parameters have been initialized already; only worker 0 does so, once")
         shard = Shard(layout, self._job.cluster.servers, self._index)
-        return Initialization(self._job.name, plan, shard, shard.frames(plan.groups, self._frame_elements))
+        frames = shard.state_frames(self._job.exchange.frame_bytes // BYTES_PER_VALUE)
+        return Initialization(self._job.name, plan, shard, frames)
 
     def adopt(self, initial: Initialization) -> int:
         """Make complete initial parameters this shard's; returns their number of values."""
         initial.check_complete()
-        optimizer = OptimizerShard(self._job.optimizer, initial.parameters)
+        optimizer = OptimizerShard(self._job.server_optimizer, initial.parameters)
         optimizer.warm_up()
         warm_up()
         with self._changed:
             if self._plan is not None:
                 raise StaleError("the parameters have been initialized already; only worker 0 does so, once")
-            self._plan = initial.plan
-            self._frames = initial.frames
+            self._shard = initial.shard
+            self._state_frames = initial.frames
             self._parameters = initial.parameters
             self._optimizer = optimizer
-            self._aggregator = Aggregator(
-                job=self._job.name,
-                plan=initial.plan.version,
-                workers=self._job.cluster.workers,
-                frames=initial.frames,
-            )
+            self._pull = make_pull(self._job, initial.parameters, optimizer)
+            self._set_plan(initial.plan, last_step=0)
             self._changed.notify_all()
         return len(initial.parameters)
 
@@ -159,48 +132,87 @@ class ParameterStore:
 
     def read(self) -> Iterator[bytes]:
         """Every frame of the current parameters, encoded."""
-        for frame in self._frames:
-            yield self._encode(frame, self._step)
+        for frame in self._state_frames:
+            yield encode_frame(
+                self._header(frame, self._step), (self._parameters[frame.offset : frame.offset + frame.count],)
+            )
 
     def admit(self, rank: int, incarnation: int) -> None:
         """Let worker `rank` push; raises StaleError before initialization or for a foreign rank."""
         with self._changed:
             self._ready().admit(rank, incarnation)
 
-    def push(self, header: FrameHeader, values: Values) -> Outcome | bytes:
+    def push(self, frame: Frame) -> Outcome | bytes:
         """Take in one worker's frame; the frame that completes a sum returns the encoded answer for all workers.
 
         Raises:
             FrameError: malformed, or not finite where `exchange.non_finite` is `error`.
             StaleError: see `Aggregator.offer`.
         """
-        if self._job.exchange.non_finite == "error" and not all_finite(values):
-            raise FrameError(self._describe_non_finite(header, values))
+        header = frame.header
+        if self._plan is not None and header.plan > self._plan.version:
+            self._follow(header.plan)
         with self._changed:
-            outcome = self._ready().offer(header, values)
+            aggregator = self._ready()
+            spec = aggregator.find(header)
+        contribution = decode_contribution(frame, spec, sparse=self._job.compression.method != "none")
+        if self._job.exchange.non_finite == "error":
+            self._check_finite(header, contribution)
+        with self._changed:
+            outcome = aggregator.offer(header, contribution)
         return self._apply(outcome) if isinstance(outcome, Complete) else outcome
 
     def answer_again(self, header: FrameHeader) -> bytes:
         """The answer to a frame that had been answered before."""
-        frame = next(frame for frame in self._frames if frame.offset == header.offset)
-        return self._encode(frame, header.step)
-
-    def _apply(self, complete: Complete[Values]) -> bytes:
-        frame = complete.frame
-        total = self._scratch_values(frame.count)
-        sum_in_rank_order(complete.contributions, total)
-        assert self._optimizer is not None  # noqa: S101
-        self._optimizer.update(
-            frame.offset, frame.offset + frame.count, total, complete.step, scale=1.0 / len(complete.contributions)
-        )
-        answer = self._encode(frame, complete.step)
         with self._changed:
-            self._ready().applied(frame)
+            frame = self._ready().find(header)
+        assert self._pull is not None  # noqa: S101
+        return self._pull.answer_again(frame, self._header(frame, header.step))
+
+    def _follow(self, version: int) -> None:
+        """Change to plan `version`, whose first frame has come.
+
+        Every worker has pulled all of the step before, or it would not push by another plan.
+        """
+        plan = self._get_plan()
+        with self._changed:
+            if self._plan is None or plan.version <= self._plan.version:
+                return
+            if plan.version != version or not self._ready().is_quiet_after(plan.from_step - 1):
+                raise StaleError(
+                    f"frame of plan {version}: this server is at plan {self._plan.version}, the run at plan "
+                    f"{plan.version}, which begins with step {plan.from_step}"
+                )
+            self._set_plan(plan, last_step=plan.from_step - 1)
+
+    def _set_plan(self, plan: Plan, last_step: int) -> None:
+        assert self._shard is not None  # noqa: S101
+        assert self._pull is not None  # noqa: S101
+        framing = Framing(self._shard, plan.groups, self._job.exchange_frame_elements)
+        incarnations = self._aggregator.incarnations if self._aggregator is not None else {}
+        self._aggregator = Aggregator(
+            job=self._job.name,
+            plan=plan.version,
+            workers=self._job.cluster.workers,
+            frames=framing.frames,
+            last_step=last_step,
+        )
+        for rank, incarnation in incarnations.items():
+            self._aggregator.admit(rank, incarnation)
+        self._pull.adopt(framing)
+        self._plan = plan
+
+    def _apply(self, complete: Complete[Contribution]) -> bytes:
+        assert self._pull is not None  # noqa: S101
+        header = self._header(complete.frame, complete.step)
+        answer = self._pull.apply(complete.frame, complete.step, complete.contributions, header)
+        with self._changed:
+            self._ready().applied(complete.frame)
             self._step = max(self._step, complete.step)
         return answer
 
-    def _encode(self, frame: FrameSpec, step: int) -> bytes:
-        header = FrameHeader(
+    def _header(self, frame: FrameSpec, step: int) -> FrameHeader:
+        return FrameHeader(
             job=self._job.name,
             incarnation=self._incarnation,
             plan=self._plan.version if self._plan else 0,
@@ -208,20 +220,18 @@ class ParameterStore:
             group=frame.group,
             offset=frame.offset,
             count=frame.count,
+            completed_s=self._clock.now(),
         )
-        return encode_frame(header, (self._parameters[frame.offset : frame.offset + frame.count],))
 
-    def _scratch_values(self, count: int) -> Values:
-        """`count` values that belong to the calling thread."""
-        if not hasattr(self._scratch, "values"):
-            self._scratch.values = np.empty(self._frame_elements, dtype=np.float32)
-        values: Values = self._scratch.values
-        return values[:count]
-
-    def _ready(self) -> Aggregator[Values]:
+    def _ready(self) -> Aggregator[Contribution]:
         if self._aggregator is None:
             raise StaleError("this server has no parameters yet; worker 0 initializes them first")
         return self._aggregator
+
+    def _check_finite(self, header: FrameHeader, contribution: Contribution) -> None:
+        values = contribution.values if isinstance(contribution, SparseContribution) else contribution
+        if not all_finite(values):
+            raise FrameError(self._describe_non_finite(header, values))
 
     def _describe_non_finite(self, header: FrameHeader, values: Values) -> str:
         name = "a group unknown here"

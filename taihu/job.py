@@ -15,19 +15,24 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from taihu.errors import ConfigError
+from taihu.planner.partition import SPARSE_FRAME_ELEMENTS
+from taihu.settings import (
+    ClusterSettings,
+    CompressionSettings,
+    DataSettings,
+    ExchangeSettings,
+    ModelSettings,
+    OptimizerSettings,
+    Section,
+    TrainSettings,
+)
 
 __all__ = [
-    "ClusterSettings",
-    "DataSettings",
-    "ExchangeSettings",
     "Job",
-    "ModelSettings",
-    "OptimizerSettings",
     "Overrides",
-    "TrainSettings",
     "job_to_toml",
     "load_job",
     "parse_assignments",
@@ -35,99 +40,6 @@ __all__ = [
 ]
 
 Overrides = Mapping[str, Mapping[str, object]]
-PositiveInt = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """A table of the job file: frozen, typed, finite, and without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ModelSettings(Section):
-    """`[model]`: a model of the zoo, or `path/to/file.py:build`."""
-
-    name: str = "small_cnn"
-
-
-class DataSettings(Section):
-    """`[data]`: the data set, where its files lie, and how training images are augmented."""
-
-    name: str = "digits"
-    path: Path | None = None
-    augment: Literal["none", "flip", "crop-flip"] = "none"
-
-
-class TrainSettings(Section):
-    """`[train]`: `batch` is per worker; `steps`, when given, overrides `epochs`."""
-
-    batch: PositiveInt = 32
-    epochs: PositiveInt = 10
-    steps: PositiveInt | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
-    evaluate: bool = True
-
-
-class OptimizerSettings(Section):
-    """`[optimizer]`: the update rule and its learning-rate schedule. Steps count from 1.
-
-    `milestones` (schedule `step`), `decay_steps` (schedule `cosine`) and `warmup_steps` are in steps.
-    """
-
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
-    learning_rate: PositiveFloat = 0.05
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    nesterov: bool = False
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    epsilon: PositiveFloat = 1e-8
-    schedule: Literal["constant", "step", "cosine"] = "constant"
-    milestones: tuple[PositiveInt, ...] = ()
-    gamma: PositiveFloat = 0.1
-    decay_steps: Annotated[int, Field(ge=0)] = 0
-    final_learning_rate: Annotated[float, Field(ge=0)] = 0.0
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-
-    @model_validator(mode="after")
-    def _schedule_is_complete(self) -> OptimizerSettings:
-        if self.schedule == "step" and not self.milestones:
-            raise ValueError("schedule 'step' needs optimizer.milestones, for example [800, 1200]")
-        if self.schedule == "cosine" and not self.decay_steps:
-            raise ValueError("schedule 'cosine' needs optimizer.decay_steps, the step at which it ends")
-        if self.nesterov and (self.name != "sgd" or not self.momentum):
-            raise ValueError("nesterov needs optimizer.name = 'sgd' and a momentum above 0")
-        return self
-
-
-class ExchangeSettings(Section):
-    """`[exchange]`: how gradients and parameters travel.
-
-    `plan` merges layers into groups: `per-layer`, `single`, or `bucket:SIZE` (for example `bucket:4MB`). A group
-    is cut into frames of at most `frame_bytes` for each server; at most `window_frames` of them are on their way
-    to one server without an answer.
-    """
-
-    kind: Literal["server"] = "server"
-    plan: Annotated[str, Field(pattern=r"^(per-layer|single|bucket:[0-9]+(\.[0-9]+)?[kMG]?B)$")] = "bucket:1MB"
-    frame_bytes: Annotated[int, Field(ge=4096, le=4 << 20, multiple_of=4)] = 1 << 19
-    window_frames: PositiveInt = 6
-    timeout_s: PositiveFloat = 600.0
-    non_finite: Literal["error", "allow"] = "error"
-
-
-class ClusterSettings(Section):
-    """`[cluster]`: how many processes there are, and where server 0 is found."""
-
-    servers: PositiveInt = 2
-    workers: PositiveInt = 3
-    coordinator: Annotated[str, Field(pattern=r"^[^:\s]+:[0-9]{1,5}$")] | None = None
-    connect_timeout_s: PositiveFloat = 60.0
-    heartbeat_s: PositiveFloat = 0.5
-    lost_after_s: PositiveFloat = 15.0
-    threads: Annotated[int, Field(ge=0)] = 0
-    reflection: bool = False
 
 
 class Job(Section):
@@ -139,7 +51,47 @@ class Job(Section):
     train: TrainSettings = TrainSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     exchange: ExchangeSettings = ExchangeSettings()
+    compression: CompressionSettings = CompressionSettings()
     cluster: ClusterSettings = ClusterSettings()
+
+    @model_validator(mode="after")
+    def _compression_fits(self) -> Job:
+        compression, optimizer = self.compression, self.optimizer
+        sparse = self.downlink != "dense"
+        if compression.method == "none" and (sparse or compression.momentum_at == "workers"):
+            raise ValueError("compression.downlink and momentum on the workers need a compression.method")
+        if compression.method == "topk" and self.exchange.plan not in ("auto", "single"):
+            raise ValueError("compression 'topk' selects from the whole gradient: set exchange.plan = 'single'")
+        if optimizer.name != "sgd" and (sparse or compression.momentum_at == "workers"):
+            raise ValueError(f"optimizer '{optimizer.name}' runs on the servers: set compression.downlink = 'dense'")
+        if sparse and optimizer.momentum and compression.momentum_at == "servers":
+            raise ValueError("momentum on the servers changes every parameter: set compression.downlink = 'dense'")
+        return self
+
+    @property
+    def downlink(self) -> Literal["dense", "exact", "doublesqueeze"]:
+        """What comes back from the servers."""
+        if self.compression.downlink != "auto":
+            return self.compression.downlink
+        exact = self.compression.method != "none" and self.optimizer.name == "sgd"
+        return "exact" if exact and self.compression.momentum_at != "servers" else "dense"
+
+    @property
+    def exchange_frame_elements(self) -> int:
+        """The most elements that a frame of the exchange covers."""
+        return self.exchange.frame_bytes // 4 if self.downlink == "dense" else SPARSE_FRAME_ELEMENTS
+
+    @property
+    def momentum_on_workers(self) -> bool:
+        """Whether workers apply momentum and weight decay before they select, and servers plain SGD."""
+        return self.downlink != "dense" or self.compression.momentum_at == "workers"
+
+    @property
+    def server_optimizer(self) -> OptimizerSettings:
+        """What is left for the servers to do."""
+        if not self.momentum_on_workers:
+            return self.optimizer
+        return self.optimizer.model_copy(update={"momentum": 0.0, "nesterov": False, "weight_decay": 0.0})
 
     @property
     def digest(self) -> str:

@@ -11,6 +11,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from taihu.errors import ConfigError
+from taihu.trace import Tracer
+
 __all__ = [
     "BindOption",
     "CoordinatorOption",
@@ -21,8 +24,11 @@ __all__ = [
     "ServersOption",
     "SetOption",
     "StopWithStdinOption",
+    "TraceOption",
+    "TraceStepsOption",
     "VerboseOption",
     "WorkersOption",
+    "make_tracer",
     "stop_with_stdin",
 ]
 
@@ -50,11 +56,33 @@ LogFormatOption = Annotated[
     Literal["auto", "text", "json"],
     typer.Option("--log-format", metavar="auto|text|json", help="Form of the log lines on stderr."),
 ]
+TraceOption = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Record what happened when, for ui.perfetto.dev.")
+]
+TraceStepsOption = Annotated[
+    str | None, typer.Option("--trace-steps", metavar="FIRST-LAST", help="Record these steps only, e.g. 20-40.")
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")]
 StopWithStdinOption = Annotated[
     bool,
     typer.Option("--stop-with-stdin", hidden=True, help="End when stdin closes: with the process that started it."),
 ]
+
+
+def make_tracer(path: Path | None, steps: str | None) -> Tracer:
+    """The tracer that `--trace` and `--trace-steps` ask for.
+
+    Raises:
+        ConfigError: `steps` is no range.
+    """
+    if path is None:
+        return Tracer.off()
+    if steps is None:
+        return Tracer()
+    first, dash, last = steps.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal()):
+        raise ConfigError(f"--trace-steps {steps}: expected FIRST-LAST, for example 20-40")
+    return Tracer(first_step=int(first), last_step=int(last))
 
 
 def stop_with_stdin() -> None:

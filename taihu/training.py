@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -16,10 +17,11 @@ from taihu.coordination.client import fetch_status
 from taihu.coordination.membership import Role
 from taihu.coordination.messages import member_from_message, progress_from_message
 from taihu.display import Display, view_of
-from taihu.errors import PeerUnreachableError, TaihuError
+from taihu.errors import PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.local import LocalProcesses
 from taihu.results import read_json
+from taihu.trace import merge_parts
 
 __all__ = ["LocalTraining"]
 
@@ -27,6 +29,16 @@ _LOOK_S = 0.1
 _STATUS_S = 0.5
 _CONSEQUENCES_S = 2.0
 _FAREWELL_S = 10.0
+_FIRST_WORKERS = (
+    "measured_steps",
+    "selected_ratio",
+    "predicted_seconds_per_step",
+    "plan",
+    "groups",
+    "group_layers",
+    "profile",
+    "thresholds",
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,8 @@ class LocalTraining:
     job: Job
     save: Path | None = None
     logs: Path | None = None
+    trace: Path | None = None
+    trace_steps: str | None = None
 
     def run(self, display: Display) -> dict[str, Any]:
         """Train to the end and return the results.
@@ -47,13 +61,28 @@ class LocalTraining:
             DaemonFailedError: a daemon ended before its time; all others have been ended.
         """
         folder = self._log_folder()
-        with LocalProcesses(folder) as processes:
-            coordinator = self._start(processes, folder)
-            self._watch(processes, coordinator, display)
+        try:
+            with LocalProcesses(folder) as processes:
+                coordinator = self._start(processes, folder)
+                self._watch(processes, coordinator, display)
+        finally:
+            self._merge_trace(folder)
         results = self._results([read_json(path) for path in self._result_files(folder)])
         if self.logs is None:
             shutil.rmtree(folder)
         return results
+
+    def _trace_arguments(self, folder: Path, name: str) -> list[str]:
+        if self.trace is None:
+            return []
+        steps = [] if self.trace_steps is None else ["--trace-steps", self.trace_steps]
+        return ["--trace", str(folder / f"trace-{name.replace(' ', '-')}.json"), *steps]
+
+    def _merge_trace(self, folder: Path) -> None:
+        """Put the processes' parts together; of a run that failed, those that are there."""
+        if self.trace is not None:
+            with suppress(RunError):  # a run that failed before it began has none
+                merge_parts(sorted(folder.glob("trace-*.json")), self.trace)
 
     def _start(self, processes: LocalProcesses, folder: Path) -> str:
         """Start everything; returns the coordinator's address."""
@@ -63,13 +92,18 @@ class LocalTraining:
         job_file.write_text(job_to_toml(self.job.model_copy(update={"cluster": local})))
         common = [str(job_file), "--log-format", "json"]
         bind = ["--bind", "127.0.0.1:0"]
-        coordinator = processes.start_listening("server 0", "ps_server", [*common, "--index", "0", *bind])
+        first = [*common, "--index", "0", *bind, *self._trace_arguments(folder, "server 0")]
+        coordinator = processes.start_listening("server 0", "ps_server", first)
         common += ["--coordinator", coordinator]
         for index in range(1, self.job.cluster.servers):
-            processes.start(f"server {index}", "ps_server", [*common, "--index", str(index), *bind])
+            name = f"server {index}"
+            arguments = [*common, "--index", str(index), *bind, *self._trace_arguments(folder, name)]
+            processes.start(name, "ps_server", arguments)
         for rank, result in enumerate(self._result_files(folder)):
             save = ["--save", str(self.save.absolute())] if self.save is not None and rank == 0 else []
-            processes.start(f"worker {rank}", "worker", [*common, "--rank", str(rank), "--json", str(result), *save])
+            name = f"worker {rank}"
+            arguments = [*common, "--rank", str(rank), "--json", str(result), *save]
+            processes.start(name, "worker", [*arguments, *self._trace_arguments(folder, name)])
         return coordinator
 
     def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
@@ -97,13 +131,13 @@ class LocalTraining:
             "servers": self.job.cluster.servers,
             "workers": self.job.cluster.workers,
             "exchange": self.job.exchange.kind,
-            "compression": "none",
-            "density": 1.0,
+            "compression": self.job.compression.method,
+            "density": 1.0 if self.job.compression.method == "none" else self.job.compression.density,
+            "downlink": self.job.downlink,
             "bytes_sent_per_step": sum(worker["bytes_sent_per_step"] for worker in workers),
             "bytes_received_per_step": sum(worker["bytes_received_per_step"] for worker in workers),
             **{name: value for name, value in first.items() if name.startswith("seconds_")},
-            "predicted_seconds_per_step": None,
-            "groups": first["groups"],
+            **{name: first[name] for name in _FIRST_WORKERS},
             "evaluations": evaluations,
         }
 

@@ -16,8 +16,9 @@ from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.errors import RunError, TaihuError
-from taihu.job import ClusterSettings, Job
+from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.settings import ClusterSettings
 from taihu.wire.identity import WorkerIdentity
 from worker.server_exchange import ServerExchange
 from worker.server_link import Arenas

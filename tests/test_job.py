@@ -12,18 +12,15 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from taihu.errors import ConfigError
-from taihu.job import (
+from taihu.job import Job, job_to_toml, load_job, parse_assignments, parse_value
+from taihu.settings import (
     ClusterSettings,
+    CompressionSettings,
     DataSettings,
     ExchangeSettings,
-    Job,
     ModelSettings,
     OptimizerSettings,
     TrainSettings,
-    job_to_toml,
-    load_job,
-    parse_assignments,
-    parse_value,
 )
 
 quick = settings(deadline=None)
@@ -36,6 +33,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainSettings,
     "optimizer": OptimizerSettings,
     "exchange": ExchangeSettings,
+    "compression": CompressionSettings,
     "cluster": ClusterSettings,
 }
 KEYS = [(section, key) for section, model in SECTIONS.items() for key in model.model_fields]
@@ -75,11 +73,24 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
     },
     "exchange": {
         "kind": st.just("server"),
-        "plan": st.sampled_from(["per-layer", "single", "bucket:4MB", "bucket:0.5kB", "bucket:7B", "bucket:1GB"]),
+        "plan": st.sampled_from(["auto", "greedy", "exact", "per-layer", "single", "bucket:0.5kB", "bucket:1GB"]),
+        "calibration_steps": st.integers(4, 10**12),
+        "replan_every": COUNT,
         "frame_bytes": st.integers(1024, 1 << 20).map(lambda values: 4 * values),
         "window_frames": COUNT,
         "timeout_s": POSITIVE,
         "non_finite": st.sampled_from(["error", "allow"]),
+    },
+    "compression": {
+        "method": st.sampled_from(["none", "topk", "lags", "dlgs"]),
+        "density": st.floats(0, 1, exclude_min=True),
+        "refresh_every": COUNT,
+        "value_type": st.sampled_from(["fp32", "fp16", "bf16"]),
+        "downlink": st.sampled_from(["auto", "dense", "exact", "doublesqueeze"]),
+        "momentum_at": st.sampled_from(["auto", "workers", "servers"]),
+        "factor_masking": st.booleans(),
+        "density_warmup_steps": WHOLE,
+        "clip_norm": POSITIVE,
     },
     "cluster": {
         "servers": COUNT,
@@ -103,13 +114,30 @@ def is_consistent(optimizer: Tables) -> bool:
     return schedule[of["schedule"]] and (not of["nesterov"] or (of["name"] == "sgd" and of["momentum"] > 0))
 
 
+def compression_fits(job: Tables) -> bool:
+    """Whether compression, optimizer and plan belong together, by the words of the error messages."""
+    of = {
+        f"{section}.{key}": job.get(section, {}).get(key, SECTIONS[section].model_fields[key].default)
+        for section, key in KEYS
+    }
+    sparse = of["compression.downlink"] in ("exact", "doublesqueeze")
+    by_workers = of["compression.momentum_at"] == "workers"
+    if of["compression.method"] == "none":
+        return not sparse and not by_workers
+    if of["compression.method"] == "topk" and of["exchange.plan"] not in ("auto", "single"):
+        return False
+    if of["optimizer.name"] != "sgd":
+        return not sparse and not by_workers
+    return not (sparse and of["compression.momentum_at"] == "servers" and of["optimizer.momentum"] > 0)
+
+
 def tables() -> st.SearchStrategy[Tables]:
     """Valid job files as TOML reads them, any keys left out."""
     sections: dict[str, st.SearchStrategy[Any]] = {
         name: st.fixed_dictionaries({}, optional=values) for name, values in VALUES.items()
     }
     sections["optimizer"] = sections["optimizer"].filter(is_consistent)
-    return st.fixed_dictionaries({}, optional={"name": NAMES, **sections})
+    return st.fixed_dictionaries({}, optional={"name": NAMES, **sections}).filter(compression_fits)
 
 
 def load(toml: str | bytes, *overrides: dict[str, dict[str, object]]) -> Job:
@@ -338,10 +366,23 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
     },
     "exchange": {
         "plan": "single",
+        "calibration_steps": 7,
+        "replan_every": 7,
         "frame_bytes": 8192,
         "window_frames": 7,
         "timeout_s": 7,
         "non_finite": "allow",
+    },
+    "compression": {
+        "method": "lags",
+        "density": 0.7,
+        "refresh_every": 7,
+        "value_type": "fp16",
+        "downlink": "doublesqueeze",
+        "momentum_at": "workers",
+        "factor_masking": False,
+        "density_warmup_steps": 7,
+        "clip_norm": 7,
     },
     "cluster": {
         "servers": 7,
@@ -373,6 +414,8 @@ def test_every_key_is_checked_for_the_digest() -> None:
 @pytest.mark.parametrize(("section", "key"), [pair for pair in KEYS if pair not in ONE_VALUE_ONLY])
 def test_the_digest_covers_what_members_share_and_nothing_local(section: str, key: str) -> None:
     base: dict[str, dict[str, object]] = {"optimizer": {"milestones": [800]}}
+    if section == "compression":
+        base["compression"] = {"method": "dlgs"}
     changed = load_job(None, base, {section: {key: OTHER_VALUES[section][key]}})
     assert changed != load_job(None, base)
     assert (changed.digest == load_job(None, base).digest) == ((section, key) in LOCAL)

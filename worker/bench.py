@@ -29,7 +29,7 @@ def exchange_rounds(job: Job, rank: int, layout: Layout, *, rounds: int, warmup:
         np.zeros(layout.elements, dtype=np.float32), random.standard_normal(layout.elements, dtype=np.float32)
     )
     clock = SystemClock()
-    with take_part(job, rank, layout, arenas, Progress) as session:
+    with take_part(job, rank, layout, arenas, progress=Progress) as session:
         exchange = session.exchange
         seconds = [_round(exchange, step, clock) for step in range(1, warmup + rounds + 1)][warmup:]
         totals = exchange.totals()

@@ -21,8 +21,11 @@ from taihu.options import (
     ServersOption,
     SetOption,
     StopWithStdinOption,
+    TraceOption,
+    TraceStepsOption,
     VerboseOption,
     WorkersOption,
+    make_tracer,
     stop_with_stdin,
 )
 from taihu.wire.log import configure_logs
@@ -41,6 +44,8 @@ def worker(
     save: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="Worker 0 saves the model.")] = None,
     metrics_port: MetricsPortOption = 0,
     json_file: JsonOption = None,
+    trace: TraceOption = None,
+    trace_steps: TraceStepsOption = None,
     log_format: LogFormatOption = "auto",
     verbose: VerboseOption = False,
     stop_with_parent: StopWithStdinOption = False,
@@ -62,6 +67,9 @@ def worker(
     raise_on_terminate()
     if stop_with_parent:
         stop_with_stdin()
-    results = WorkerDaemon(job, WorkerOptions(rank=rank, metrics_port=metrics_port, save=save)).run()
+    options = WorkerOptions(
+        rank=rank, metrics_port=metrics_port, save=save, trace=trace, tracer=make_tracer(trace, trace_steps)
+    )
+    results = WorkerDaemon(job, options).run()
     if json_file is not None:
         json_file.write_text(json.dumps(results, indent=2) + "\n")

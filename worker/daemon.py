@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,27 @@ import numpy as np
 import structlog
 from threadpoolctl import threadpool_limits
 
+from taihu.clock_offset import ClockOffset
+from taihu.compression import UnitReport
 from taihu.coordination.client import coordinator_address
+from taihu.coordination.plan import Plan
 from taihu.errors import ConfigError
 from taihu.job import Job
+from taihu.planner.profile import Profile
+from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
+from worker.compression_log import CompressionLog
 from worker.data import Batches, Dataset, load_dataset
 from worker.engine import Model, build_model
-from worker.exchange import GradientExchange
 from worker.hashing import parameters_sha256
-from worker.progress import ProgressMeter, StepSample
+from worker.measuring import Measuring
+from worker.plan_follower import PlanFollower
+from worker.progress import ProgressMeter
 from worker.saving import SavedModel, save_model
 from worker.server_link import Arenas
-from worker.session import take_part
+from worker.session import Session, take_part
+from worker.step_record import StepRecord
 from worker.trainer import Trainer, evaluate
 
 __all__ = ["WorkerDaemon", "WorkerOptions"]
@@ -31,11 +39,16 @@ __all__ = ["WorkerDaemon", "WorkerOptions"]
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What differs between the workers of a job; `save` is honoured by worker 0."""
+    """What differs between the workers of a job.
+
+    `save` is honoured by worker 0; `trace` is where this process's part of the trace is written at the end.
+    """
 
     rank: int
     metrics_port: int | None = None
     save: Path | None = None
+    trace: Path | None = None
+    tracer: Tracer = field(default_factory=Tracer.off)
 
 
 @dataclass(frozen=True)
@@ -95,33 +108,83 @@ class WorkerDaemon:
         layout, arenas = replica.model.layout, replica.arenas
         total = self._job.train.steps or self._job.train.epochs * replica.batches.steps_per_epoch
         meter = ProgressMeter(total_steps=total, batch=self._job.train.batch)
-        with take_part(self._job, self._options.rank, layout, arenas, lambda: meter.progress) as session:
-            exchange = session.exchange
-            self._log.info("training", steps=total, parameters=layout.elements, groups=len(exchange.groups))
-            trainer = Trainer(
-                job=self._job,
-                rank=self._options.rank,
-                model=replica.model,
-                batches=replica.batches,
-                exchange=exchange,
-                meter=meter,
-                clock=self._clock,
-                on_step=self._observe,
-            )
-            self._train(trainer, meter, replica, total)
+        log = CompressionLog()
+
+        def on_compressed(report: UnitReport) -> None:
+            log.add(report)
+            if report.drift == report.drift:  # a first threshold has none
+                self._metrics.threshold_drift.observe(report.drift)
+
+        with take_part(
+            self._job,
+            self._options.rank,
+            layout,
+            arenas,
+            progress=lambda: meter.progress,
+            on_compressed=on_compressed,
+            tracer=self._options.tracer,
+        ) as session:
+            self._log.info("training", steps=total, parameters=layout.elements, plan=self._job.exchange.plan)
+            try:
+                self._train(session, meter, replica, total)
+            finally:
+                self._write_trace(session.client.coordinator_clock)
             digest = parameters_sha256(arenas.parameters)
             self._save(replica, total)
+            profile = session.client.get_profile() if self._options.rank == 0 else None
             session.client.finish(progress=meter.progress, parameters_sha256=digest)
         self._log.info("finished", parameters_sha256=digest)
-        return self._results(meter, digest, exchange)
+        plan = session.exchange.plan
+        return {**self._results(meter, digest), **_plan_results(plan, profile), "thresholds": log.results()}
 
-    def _train(self, trainer: Trainer, meter: ProgressMeter, replica: Replica, total: int) -> None:
+    def _write_trace(self, clock: ClockOffset) -> None:
+        if self._options.trace is not None:
+            self._options.tracer.write_part(
+                self._options.trace,
+                f"worker {self._options.rank}",
+                self._job.cluster.servers + self._options.rank,
+                offset_s=clock.offset_s,
+                error_s=clock.error_s,
+            )
+
+    def _train(self, session: Session, meter: ProgressMeter, replica: Replica, total: int) -> None:
+        settings = self._job.exchange
+        measuring = Measuring(settings.calibration_steps, settings.replan_every)
+        follower = PlanFollower(measuring, session.client, settings.timeout_s)
+
+        def on_step(record: StepRecord) -> None:
+            follower.observe(record)
+            self._observe(meter, record)
+
+        trainer = Trainer(
+            job=self._job,
+            rank=self._options.rank,
+            model=replica.model,
+            batches=replica.batches,
+            exchange=session.exchange,
+            measuring=measuring,
+            clock=self._clock,
+            tracer=self._options.tracer,
+            on_step=on_step,
+        )
         per_epoch = replica.batches.steps_per_epoch
         for step in range(1, total + 1):
             trainer.step(step)
             if step % per_epoch == 0 or step == total:
                 trainer.finish()
                 self._evaluate(meter, replica, -(-step // per_epoch))
+            if measuring.reports_after(step) and step < total:
+                trainer.finish()
+                self._adopt(trainer, follower.report(step))
+
+    def _adopt(self, trainer: Trainer, plan: Plan) -> None:
+        trainer.adopt(plan)
+        self._log.info(
+            "planned",
+            version=plan.version,
+            groups=len(plan.groups),
+            predicted_ms=round(plan.predicted_seconds * 1e3, 3),
+        )
 
     def _evaluate(self, meter: ProgressMeter, replica: Replica, epoch: int) -> None:
         """Worker 0 tests its replica; the others meet it again in the next step's exchange."""
@@ -135,18 +198,22 @@ class WorkerDaemon:
         self._metrics.test_accuracy.set(tested.accuracy)
         self._log.info("evaluated", **asdict(evaluation))
 
-    def _observe(self, step: int, sample: StepSample) -> None:
+    def _observe(self, meter: ProgressMeter, record: StepRecord) -> None:
+        sample = record.sample()
+        meter.add(record.step, sample)
         metrics = self._metrics
         metrics.step_seconds.observe(sample.step_seconds)
         metrics.compute_seconds.observe(sample.compute_seconds)
+        metrics.compress_seconds.observe(sample.compress_seconds)
+        metrics.selected_ratio.set(sample.selected_ratio)
         metrics.exchange_seconds.observe(sample.exchange_seconds)
         metrics.wait_seconds.observe(sample.wait_seconds)
         metrics.sent_bytes.inc(sample.sent_bytes)
         metrics.received_bytes.inc(sample.received_bytes)
         metrics.samples.inc(self._job.train.batch)
-        metrics.step.set(step)
+        metrics.step.set(record.step)
         metrics.loss.set(sample.loss)
-        self._log.debug("step", step=step, **asdict(sample))
+        self._log.debug("step", step=record.step, **asdict(sample))
 
     def _save(self, replica: Replica, steps: int) -> None:
         if self._options.save is not None and self._options.rank == 0:
@@ -154,13 +221,12 @@ class WorkerDaemon:
             saved = SavedModel(self._job.model.name, data.image_shape, data.classes, data.name, steps)
             save_model(self._options.save, replica.model, saved)
 
-    def _results(self, meter: ProgressMeter, digest: str, exchange: GradientExchange) -> dict[str, Any]:
-        totals = exchange.totals()
+    def _results(self, meter: ProgressMeter, digest: str) -> dict[str, Any]:
         return {
             "rank": self._options.rank,
-            **meter.results(sent_bytes=totals.sent_bytes, received_bytes=totals.received_bytes),
+            **meter.results(),
             "parameters_sha256": digest,
-            "groups": len(exchange.groups),
+            "plan": self._job.exchange.plan,
             "evaluations": [asdict(evaluation) for evaluation in meter.evaluations],
         }
 
@@ -173,3 +239,12 @@ class WorkerDaemon:
             seed=self._job.train.seed,
             augment=self._job.data.augment,
         )
+
+
+def _plan_results(plan: Plan, profile: Profile | None) -> dict[str, Any]:
+    return {
+        "groups": len(plan.groups),
+        "group_layers": [[group.first_layer, group.last_layer] for group in plan.groups],
+        "predicted_seconds_per_step": plan.predicted_seconds or None,
+        "profile": profile.to_json() if profile is not None else None,
+    }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from taihu.coordination.plan import Plan
 from taihu.planner.groups import Group
+from worker.exchange_times import GroupTimes
 
 __all__ = ["ExchangeTotals", "GradientExchange"]
 
@@ -29,7 +32,16 @@ class GradientExchange(ABC):
     group's parameters are those of the step just pushed. Threads: one thread calls `begin`, `push` and `wait`.
     """
 
-    groups: tuple[Group, ...]
+    plan: Plan
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of the present plan."""
+        return self.plan.groups
+
+    @abstractmethod
+    def adopt(self, plan: Plan) -> None:
+        """Go on by another plan; every group has been waited for, and all workers do so before the same step."""
 
     @abstractmethod
     def begin(self, step: int) -> None:
@@ -56,8 +68,8 @@ class GradientExchange(ABC):
         """Bytes so far."""
 
     @abstractmethod
-    def last_exchange_seconds(self) -> float:
-        """From the first push to the last answer of the last complete step."""
+    def group_times(self) -> Sequence[GroupTimes]:
+        """When each group of the present step was sent and answered."""
 
     @abstractmethod
     def close(self) -> None:

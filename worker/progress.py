@@ -13,19 +13,37 @@ from taihu.measure import spread
 __all__ = ["Evaluation", "ProgressMeter", "StepSample"]
 
 _RECENT_STEPS = 20
+_PARTS = ("step", "compute", "compress", "compress_wait", "exchange", "wait")
 
 
 @dataclass(frozen=True)
 class StepSample:
-    """One completed step: its times in seconds and what crossed the network, in bytes."""
+    """One completed step: its times in seconds and what crossed the network for it, in bytes.
+
+    Attributes:
+        loss: training loss of this worker's batch.
+        step_seconds: the whole step.
+        compute_seconds: forward and backward, without waiting.
+        compress_seconds: selecting and packing, most of it while backward goes on.
+        compress_wait_seconds: of this, what went on after backward had ended.
+        exchange_seconds: from the first push to the last answer.
+        wait_seconds: what the compute thread waited for answers, which holds `compress_wait_seconds`.
+        sent_bytes, received_bytes: of all frames, headers included.
+        selected_ratio: share of the gradient that was sent.
+        steady: false while the run is being measured in a way that slows it down.
+    """
 
     loss: float
     step_seconds: float
     compute_seconds: float
+    compress_seconds: float
+    compress_wait_seconds: float
     exchange_seconds: float
     wait_seconds: float
     sent_bytes: int
     received_bytes: int
+    selected_ratio: float = 1.0
+    steady: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,7 +65,8 @@ class ProgressMeter:
         self._batch = batch
         self._recent: deque[StepSample] = deque(maxlen=_RECENT_STEPS)
         # 8 bytes a number: a run of millions of steps keeps all of them
-        self._times = {name: array("d") for name in ("step", "compute", "exchange", "wait")}
+        self._numbers = {name: array("d") for name in (*_PARTS, "sent", "received", "selected")}
+        self._steady = array("b")
         self._losses = array("d")
         self.evaluations: list[Evaluation] = []
         self.progress = Progress(total_steps=total_steps)
@@ -56,8 +75,12 @@ class ProgressMeter:
         """Note a completed step."""
         self._recent.append(sample)
         self._losses.append(sample.loss)
-        for name, times in self._times.items():
-            times.append(getattr(sample, f"{name}_seconds"))
+        self._steady.append(sample.steady)
+        for name in _PARTS:
+            self._numbers[name].append(getattr(sample, f"{name}_seconds"))
+        self._numbers["sent"].append(sample.sent_bytes)
+        self._numbers["received"].append(sample.received_bytes)
+        self._numbers["selected"].append(sample.selected_ratio)
         step_seconds = fmean(s.step_seconds for s in self._recent)
         self.progress = replace(
             self.progress,
@@ -87,17 +110,21 @@ class ProgressMeter:
         self.progress = replace(self.progress, test_accuracy=test_accuracy)
         return evaluation
 
-    def results(self, *, sent_bytes: int, received_bytes: int) -> dict[str, object]:
-        """What `--json` holds, given the bytes of the whole run.
+    def results(self) -> dict[str, object]:
+        """What `--json` holds.
 
-        Times are without the first step, which compiles and connects, when there is another one.
+        Times and bytes are those of the steady steps, without the first one, which compiles and connects; when there
+        is no such step, of all.
         """
-        skipped = 1 if len(self._losses) > 1 else 0
+        counted = [i for i, steady in enumerate(self._steady) if steady and i > 0] or list(range(len(self._steady)))
+        of = {name: [numbers[i] for i in counted] for name, numbers in self._numbers.items()}
         return {
             "steps": self.progress.step,
+            "measured_steps": len(counted),
             "final_loss": self._losses[-1],
-            "bytes_sent_per_step": round(sent_bytes / self.progress.step),
-            "bytes_received_per_step": round(received_bytes / self.progress.step),
-            "seconds_per_step": spread(self._times["step"][skipped:]),
-            **{f"seconds_{name}": spread(self._times[name][skipped:]) for name in ("compute", "exchange", "wait")},
+            "bytes_sent_per_step": round(fmean(of["sent"])),
+            "bytes_received_per_step": round(fmean(of["received"])),
+            "selected_ratio": fmean(of["selected"]),
+            "seconds_per_step": spread(of["step"]),
+            **{f"seconds_{name}": spread(of[name]) for name in _PARTS if name != "step"},
         }

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 
+from taihu.compression import UnitReport
 from taihu.coordination.plan import Plan
-from taihu.errors import ExchangeError, TaihuError
+from taihu.errors import ExchangeError, RunError, TaihuError
 from taihu.job import Job
+from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
+from taihu.wire.codec import FrameHeader
 from taihu.wire.identity import WorkerIdentity
 from worker.exchange import ExchangeTotals, GradientExchange
+from worker.exchange_times import GroupTimes
+from worker.group_compressor import GroupCompressor
 from worker.server_link import Arenas, ServerLink
 
 __all__ = ["ServerExchange"]
@@ -28,17 +34,16 @@ class ServerExchange(GradientExchange):
         identity: WorkerIdentity,
         arenas: Arenas,
         clock: Clock | None = None,
+        on_compressed: Callable[[UnitReport], None] = lambda _: None,
+        tracer: Tracer | None = None,
     ) -> None:
-        self.groups = plan.groups
+        self._tracer = tracer or Tracer.off()
         self._timeout_s = job.exchange.timeout_s
         self._rank = identity.rank
         self._clock = clock or SystemClock()
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
-        self._missing = [0] * len(plan.groups)
         self._step = 0
-        self._first_push_s = 0.0
-        self._last_answer_s = 0.0
         self._links = [
             ServerLink(
                 job=job,
@@ -49,9 +54,16 @@ class ServerExchange(GradientExchange):
                 arenas=arenas,
                 on_answer=self._answered,
                 on_error=self.fail,
+                clock=self._clock,
+                tracer=self._tracer,
             )
             for index, address in enumerate(addresses)
         ]
+        self._compressor = GroupCompressor(job, plan, arenas) if job.compression.method != "none" else None
+        self._on_compressed = on_compressed
+        self._to_compress: SimpleQueue[int | None] = SimpleQueue()
+        self._compressing: threading.Thread | None = None
+        self._set_plan(plan)
 
     def start(self) -> None:
         """Worker 0 brings the initial parameters to the servers, the others fetch them; then open the streams.
@@ -72,21 +84,49 @@ class ServerExchange(GradientExchange):
             raise
         for link in self._links:
             link.open()
+        if self._compressor is not None:
+            self._compressing = threading.Thread(
+                target=self._compress_groups, args=(self._compressor,), name="compress", daemon=True
+            )
+            self._compressing.start()
+
+    def adopt(self, plan: Plan) -> None:
+        """See `GradientExchange.adopt`."""
+        for link in self._links:
+            link.adopt(plan)
+        if self._compressor is not None:
+            self._compressor.adopt(plan.groups)
+        self._set_plan(plan)
+
+    def _set_plan(self, plan: Plan) -> None:
+        self.plan = plan
+        self._elements = [
+            sum(layer.elements for layer in plan.layout.layers[group.first_layer : group.last_layer + 1])
+            for group in plan.groups
+        ]
+        self._missing = [0] * len(plan.groups)
+        self._times = [GroupTimes(elements) for elements in self._elements]
 
     def begin(self, step: int) -> None:
         """See `GradientExchange.begin`."""
         self._step = step
-        self._first_push_s = 0.0
         with self._changed:
+            self._times = [GroupTimes(elements) for elements in self._elements]
             for group in range(len(self.groups)):
-                self._missing[group] = sum(link.frame_count(group) for link in self._links)
+                self._missing[group] = sum(len(link.frames(group)) for link in self._links)
         for link in self._links:
             link.begin(step)
 
     def push(self, group: int) -> None:
         """See `GradientExchange.push`."""
-        if not self._first_push_s:
-            self._first_push_s = self._clock.now()
+        now = self._clock.now()
+        times = self._times[group]
+        times.ready_s = now
+        if self._compressor is not None:
+            self._to_compress.put(group)
+            return
+        times.submitted_s = now
+        times.selected = times.elements
         for link in self._links:
             link.push(group)
 
@@ -117,20 +157,56 @@ class ServerExchange(GradientExchange):
             sum(link.sent_bytes for link in self._links), sum(link.received_bytes for link in self._links)
         )
 
-    def last_exchange_seconds(self) -> float:
-        """See `GradientExchange.last_exchange_seconds`."""
-        return max(0.0, self._last_answer_s - self._first_push_s)
+    def group_times(self) -> Sequence[GroupTimes]:
+        """See `GradientExchange.group_times`."""
+        for group, times in enumerate(self._times):
+            times.bytes_up = sum(link.sent_by_group[group] for link in self._links)
+        return self._times
 
     def close(self) -> None:
         """See `GradientExchange.close`."""
+        if self._compressing is not None:
+            self._to_compress.put(None)
+            self._compressing.join()
         for link in self._links:
             link.close()
 
-    def _answered(self, group: int) -> None:
+    def _compress_groups(self, compressor: GroupCompressor) -> None:
+        """Compress what was pushed, in that order; runs in a thread of its own."""
+        try:
+            while (group := self._to_compress.get()) is not None:
+                self._compress(compressor, group)
+        except TaihuError as error:
+            self.fail(error)
+        except BaseException as error:
+            self.fail(RunError(f"internal error while compressing at step {self._step}: {error!r}"))
+            raise
+
+    def _compress(self, compressor: GroupCompressor, group: int) -> None:
+        start = self._clock.now()
+        times = self._times[group]
+        selection = compressor.compress(group, self._step)
+        for link in self._links:
+            for frame in link.frames(group):
+                values, sections = compressor.pack(selection, frame)
+                link.push_sparse(frame, values, compressor.value_type, sections)
+        times.submitted_s = self._clock.now()
+        times.compress_s = times.submitted_s - start
+        self._tracer.add("compress", "compress", start, times.submitted_s, step=self._step, group=group)
+        for report in selection.reports:
+            times.refreshed |= report.refreshed
+            times.selected += report.selected
+            self._on_compressed(report)
+
+    def _answered(self, header: FrameHeader, size_bytes: int, completed_s: float) -> None:
+        group = header.group
         with self._changed:
+            times = self._times[group]
+            times.bytes_down += size_bytes
+            times.completed_s = max(times.completed_s, completed_s)
             self._missing[group] -= 1
             if not self._missing[group]:
-                self._last_answer_s = self._clock.now()
+                times.answered_s = self._clock.now()
                 self._changed.notify_all()
 
     def _raise_failure(self) -> None:

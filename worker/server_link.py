@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.pack import unpack
+from kernels.scatter import scatter_assign
 from protos import parameter_server_pb2 as pb
 from taihu.coordination.plan import Plan
 from taihu.errors import ExchangeError, FrameError, TaihuError
 from taihu.job import Job
-from taihu.planner.partition import FrameSpec, Shard
+from taihu.planner.partition import FrameSpec, Framing, Shard
+from taihu.trace import Tracer
 from taihu.wire.channel import open_channel
-from taihu.wire.clock import SystemClock
-from taihu.wire.codec import BYTES_PER_VALUE, FrameHeader, decode_frame, encode_frame, layout_to_message
+from taihu.wire.clock import Clock, SystemClock
+from taihu.wire.codec import (
+    BYTES_PER_VALUE,
+    Frame,
+    FrameHeader,
+    ValueType,
+    decode_frame,
+    encode_frame,
+    layout_to_message,
+    read_frame,
+)
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.retry import call_until_reachable
 from taihu.wire.status import error_from_rpc
@@ -48,8 +61,9 @@ class Arenas:
 class ServerLink:
     """Pushes this worker's part of every group to one server, and writes the answers into the parameter arena.
 
-    `on_answer(group)` is called for every frame that has been written, `on_error(error)` once when the stream ends
-    unasked; both by the link's own thread.
+    `on_answer(header, size_bytes, completed_s)` is called for every answer that has been written, with the instant of
+    the complete sum in seconds of this worker's clock, `on_error(error)` once when the stream ends unasked; both by
+    the link's own thread.
     """
 
     def __init__(
@@ -61,12 +75,20 @@ class ServerLink:
         address: str,
         identity: WorkerIdentity,
         arenas: Arenas,
-        on_answer: Callable[[int], None],
+        on_answer: Callable[[FrameHeader, int, float], None],
         on_error: Callable[[TaihuError], None],
+        clock: Clock,
+        tracer: Tracer,
     ) -> None:
         self.peer = f"server {index} at {address}"
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.sent_by_group: list[int] = []
+        """Bytes of the present step, by group."""
+        self._index = index
+        self._clock = clock
+        self._tracer = tracer
+        self._server_ahead_s = -math.inf
         self._job = job
         self._plan = plan
         self._identity = identity
@@ -74,17 +96,15 @@ class ServerLink:
         self._parameter_bytes = arenas.parameters.view(np.uint8)
         self._on_answer = on_answer
         self._on_error = on_error
-        shard = Shard(plan.layout, job.cluster.servers, index)
-        self._frames = shard.frames(plan.groups, job.exchange.frame_bytes // BYTES_PER_VALUE)
-        self._by_offset = {frame.offset: frame for frame in self._frames}
-        self._by_group: list[list[FrameSpec]] = [[] for _ in plan.groups]
-        for frame in self._frames:
-            self._by_group[frame.group].append(frame)
+        self._shard = Shard(plan.layout, job.cluster.servers, index)
+        self._state_frames = self._shard.state_frames(job.exchange.frame_bytes // BYTES_PER_VALUE)
+        self._framing = self._frame(plan)
+        self._positions: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._step = 0
         self._closed = False
         self._abandoned = False
         self._window = threading.Semaphore(job.exchange.window_frames)
-        self._queue: SimpleQueue[FrameSpec | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[FrameSpec, bytes | None] | None] = SimpleQueue()
         self._channel = open_channel(address)
         self._call: Call | None = None
         self._receiver: threading.Thread | None = None
@@ -118,19 +138,21 @@ class ServerLink:
         request = pb.FetchRequest(
             job=self._job.name, rank=self._identity.rank, layout_digest=self._plan.layout.digest
         )
-        missing = set(self._by_offset)
+        missing = {frame.offset: frame for frame in self._state_frames}
         call = fetch(request, timeout=self._job.exchange.timeout_s)
         self._track(call)
         try:
             for message in call:
                 header, values = decode_frame(message)
-                self._write(self._answered_frame(header), values)
-                missing.discard(header.offset)
+                frame = missing.pop(header.offset, None)
+                if frame is None or frame.count != header.count or header.job != self._job.name:
+                    raise self._not_asked_for(header)
+                self._write(frame, values)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self.peer) from None
         if missing:
             raise ExchangeError(
-                f"{self.peer}: {len(missing)} of {len(self._frames)} frames of parameters did not come"
+                f"{self.peer}: {len(missing)} of {len(self._state_frames)} frames of parameters did not come"
             )
 
     def open(self) -> None:
@@ -141,25 +163,37 @@ class ServerLink:
         self._receiver = threading.Thread(target=self._receive, args=(answers,), name="pull", daemon=True)
         self._receiver.start()
 
+    def adopt(self, plan: Plan) -> None:
+        """Cut groups by `plan` from the next step on; nothing may be under way."""
+        self._plan = plan
+        self._framing = self._frame(plan)
+
     def begin(self, step: int) -> None:
         """Frames pushed from now on belong to `step`."""
         self._step = step
+        self.sent_by_group = [0] * len(self._framing.by_group)
 
-    def push(self, group: int) -> int:
-        """Queue the group's frames; returns how many answers there will be."""
-        for frame in self._by_group[group]:
-            self._queue.put(frame)
-        return len(self._by_group[group])
+    def frames(self, group: int) -> tuple[FrameSpec, ...]:
+        """The group's frames for this server: what is pushed, and how many answers there will be."""
+        return self._framing.by_group[group]
 
-    def frame_count(self, group: int) -> int:
-        """How many answers a push of `group` leads to."""
-        return len(self._by_group[group])
+    def push(self, group: int) -> None:
+        """Queue the group's gradients, all of them."""
+        for frame in self.frames(group):
+            self._queue.put((frame, None))
+
+    def push_sparse(
+        self, frame: FrameSpec, values: NDArray[Any], value_type: ValueType, sections: NDArray[np.uint8]
+    ) -> None:
+        """Queue what was selected of `frame`; the arrays are copied."""
+        header = self._header(frame, selected=len(values), value_type=value_type)
+        self._queue.put((frame, encode_frame(header, (values, sections))))
 
     def abandon(self) -> None:
         """Cut the stream; whoever waits for it has been told why."""
         self._closed = self._abandoned = True
         self._queue.put(None)
-        self._window.release(len(self._frames) + 1)
+        self._window.release(len(self._framing.frames) + 1)
         if self._call is not None:
             self._call.cancel()
 
@@ -173,23 +207,33 @@ class ServerLink:
 
     def _requests(self) -> Iterator[bytes]:
         """Frames in the order of pushing, at most a window ahead of their answers."""
-        while (frame := self._queue.get()) is not None:
+        while (item := self._queue.get()) is not None:
             self._window.acquire()
             if self._abandoned:
                 return
-            message = self._encode(frame, self._arenas.gradients)
+            frame, message = item
+            start_s = self._clock.now()
+            if message is None:
+                message = self._encode(frame, self._arenas.gradients)
             self.sent_bytes += len(message)
+            self.sent_by_group[frame.group] += len(message)
             yield message
+            self._trace("push", frame, start_s)
 
     def _initial_requests(self) -> Iterator[pb.InitializeRequest]:
         yield pb.InitializeRequest(layout=layout_to_message(self._plan.layout))
-        for frame in self._frames:
+        for frame in self._state_frames:
             request = pb.InitializeRequest()
             request.frame.MergeFromString(self._encode(frame, self._arenas.parameters))
             yield request
 
-    def _encode(self, frame: FrameSpec, arena: NDArray[np.float32]) -> bytes:
-        header = FrameHeader(
+    def _frame(self, plan: Plan) -> Framing:
+        return Framing(self._shard, plan.groups, self._job.exchange_frame_elements)
+
+    def _header(
+        self, frame: FrameSpec, selected: int | None = None, value_type: ValueType = ValueType.FP32
+    ) -> FrameHeader:
+        return FrameHeader(
             job=self._job.name,
             incarnation=self._identity.incarnation,
             plan=self._plan.version,
@@ -198,8 +242,12 @@ class ServerLink:
             offset=frame.offset,
             count=frame.count,
             sender=self._identity.rank,
+            selected=selected,
+            value_type=value_type,
         )
-        return encode_frame(header, [arena[piece.start : piece.stop] for piece in frame.pieces])
+
+    def _encode(self, frame: FrameSpec, arena: NDArray[np.float32]) -> bytes:
+        return encode_frame(self._header(frame), [arena[piece.start : piece.stop] for piece in frame.pieces])
 
     def _track(self, call: Call) -> None:
         """`abandon` cuts `call` from now on, also when it came first."""
@@ -221,25 +269,48 @@ class ServerLink:
             self._on_error(error)
 
     def _take(self, message: bytes) -> None:
+        start_s = self._clock.now()
         self.received_bytes += len(message)
-        header, values = decode_frame(message)
-        frame = self._answered_frame(header)
+        answer = read_frame(message)
+        header = answer.header
+        spec = self._framing.find(group=header.group, offset=header.offset, count=header.count)
+        if spec is None or header.job != self._job.name or header.plan != self._plan.version:
+            raise self._not_asked_for(header)
         if header.step != self._step:
             raise FrameError(f"{self.peer} answered step {header.step} during step {self._step}")
-        self._write(frame, values)
+        if header.selected is None:
+            self._write(spec, answer.values)
+        else:
+            self._write_sparse(spec, answer)
+        # The answer that came fastest after its sum tells how far the server's clock is ahead at least.
+        self._server_ahead_s = max(self._server_ahead_s, header.completed_s - start_s)
         self._window.release()
-        self._on_answer(frame.group)
+        self._trace("pull", spec, start_s)
+        self._on_answer(header, len(message), header.completed_s - self._server_ahead_s)
 
-    def _answered_frame(self, header: FrameHeader) -> FrameSpec:
-        frame = self._by_offset.get(header.offset)
-        if header.job != self._job.name or header.plan != self._plan.version:
-            raise FrameError(f"{self.peer} answered for job {header.job!r}, plan {header.plan}")
-        if frame is None or frame.count != header.count or frame.group != header.group:
-            raise FrameError(
-                f"{self.peer} answered group {header.group}, offset {header.offset}, {header.count} values: "
-                "not a frame of the plan"
-            )
-        return frame
+    def _trace(self, name: str, frame: FrameSpec, start_s: float) -> None:
+        if self._tracer.enabled:
+            track = f"{name} server {self._index}"
+            stop_s = self._clock.now()
+            self._tracer.add(track, name, start_s, stop_s, step=self._step, group=frame.group, peer=self._index)
+
+    def _not_asked_for(self, header: FrameHeader) -> FrameError:
+        return FrameError(
+            f"{self.peer} answered job {header.job!r}, plan {header.plan}, group {header.group}, offset "
+            f"{header.offset}, {header.count} values: not a frame of plan {self._plan.version}"
+        )
+
+    def _write_sparse(self, frame: FrameSpec, answer: Frame) -> None:
+        if len(self._positions) < len(answer.values):
+            self._positions = np.empty(self._framing.largest, dtype=np.int32)
+        positions = self._positions[: len(answer.values)]
+        try:
+            unpack(answer.sections, frame.arena_bounds, len(answer.values), positions)
+        except ValueError as error:
+            raise FrameError(f"{self.peer} answered group {frame.group}: {error}") from None
+        if answer.header.value_type is not ValueType.FP32:
+            raise FrameError(f"{self.peer} answered {answer.header.value_type.label} parameters: expected float32")
+        scatter_assign(positions, answer.values, self._arenas.parameters)
 
     def _write(self, frame: FrameSpec, values: NDArray[np.float32]) -> None:
         source = values.view(np.uint8)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from taihu.compression import UnitReport
 from taihu.coordination.client import (
     CoordinatorClient,
     HeartbeatThread,
@@ -17,6 +18,7 @@ from taihu.coordination.service import new_incarnation
 from taihu.errors import RunError
 from taihu.job import Job
 from taihu.layout import Layout
+from taihu.trace import Tracer
 from taihu.wire.identity import WorkerIdentity
 from worker.server_exchange import ServerExchange
 from worker.server_link import Arenas
@@ -34,7 +36,14 @@ class Session:
 
 @contextmanager
 def take_part(
-    job: Job, rank: int, layout: Layout, arenas: Arenas, progress: Callable[[], Progress]
+    job: Job,
+    rank: int,
+    layout: Layout,
+    arenas: Arenas,
+    *,
+    progress: Callable[[], Progress],
+    on_compressed: Callable[[UnitReport], None] = lambda _: None,
+    tracer: Tracer | None = None,
 ) -> Iterator[Session]:
     """Take part in `job`'s run as worker `rank` during the block, which ends by finishing with `client.finish`.
 
@@ -54,6 +63,8 @@ def take_part(
             addresses=addresses,
             identity=WorkerIdentity(job.name, rank, incarnation),
             arenas=arenas,
+            on_compressed=on_compressed,
+            tracer=tracer,
         )
 
         def on_end(state: RunState, reason: str) -> None:

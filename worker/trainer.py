@@ -6,18 +6,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from taihu.coordination.plan import Plan
 from taihu.errors import RunError
 from taihu.job import Job
 from taihu.planner.groups import group_of_layer
+from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from worker.data import Batches, Dataset, normalise
 from worker.engine import Model, StepContext, softmax_cross_entropy
 from worker.exchange import GradientExchange
-from worker.progress import ProgressMeter, StepSample
+from worker.measuring import Measuring
+from worker.step_record import StepRecord
 
 __all__ = ["Trainer", "evaluate"]
 
 _EVALUATION_BATCH = 250
+_SHORTEST_TRACED_WAIT_S = 20e-6
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def evaluate(model: Model, dataset: Dataset, batch: int = _EVALUATION_BATCH) -> 
 
 
 class Trainer:
-    """Trains one worker's replica; `on_step(step, sample)` follows every completed step."""
+    """Trains one worker's replica; `on_step(record)` follows every step whose exchange has ended."""
 
     def __init__(
         self,
@@ -52,65 +56,91 @@ class Trainer:
         model: Model,
         batches: Batches,
         exchange: GradientExchange,
-        meter: ProgressMeter,
+        measuring: Measuring,
         clock: Clock,
-        on_step: Callable[[int, StepSample], None],
+        tracer: Tracer,
+        on_step: Callable[[StepRecord], None],
     ) -> None:
         self._job = job
         self._rank = rank
         self._model = model
         self._batches = batches
         self._exchange = exchange
-        self._meter = meter
+        self._measuring = measuring
         self._clock = clock
+        self._tracer = tracer
         self._on_step = on_step
-        self._group_of_layer = group_of_layer(exchange.groups)
-        self._last_layers = [group.last_layer for group in exchange.groups]
-        self._waited_s = 0.0
-        self._counted = exchange.totals()
+        self._record: StepRecord | None = None
+        self._open: StepRecord | None = None
+        self.adopt(exchange.plan)
+
+    def adopt(self, plan: Plan) -> None:
+        """Train on by another plan; `finish` came before."""
+        if plan is not self._exchange.plan:
+            self._exchange.adopt(plan)
+        self._group_of_layer = group_of_layer(plan.groups)
+        self._last_layers = [group.last_layer for group in plan.groups]
 
     def step(self, step: int) -> None:
         """Run one step; its last pulls end during the next step's forward, or in `finish`."""
-        start = self._clock.now()
-        self._waited_s = 0.0
+        record = self._record = StepRecord(
+            step, self._measuring.is_serial(step), self._measuring.is_steady(step), self._clock.now()
+        )
         images, labels = self._batches.batch(step)
         context = StepContext(
             training=True, seed=self._job.train.seed, step=step, first_sample=self._rank * self._job.train.batch
         )
         logits = self._model.forward(images, context, before_layer=self._before_layer)
-        loss, dlogits = softmax_cross_entropy(logits, labels)
-        self._check(loss, step)
-        exchange_seconds = self._exchange.last_exchange_seconds()
+        record.loss, dlogits = softmax_cross_entropy(logits, labels)
+        self._check(record.loss, step)
+        self._close_record()
+        record.forward_end_s = self._clock.now()
+        record.waited_in_forward_s = record.waited_s
         self._exchange.begin(step)
         self._model.backward(dlogits, gradient_ready=self._gradient_ready)
-        after = self._exchange.totals()
-        seconds = self._clock.now() - start
-        sample = StepSample(
-            loss=loss,
-            step_seconds=seconds,
-            compute_seconds=seconds - self._waited_s,
-            exchange_seconds=exchange_seconds,
-            wait_seconds=self._waited_s,
-            sent_bytes=after.sent_bytes - self._counted.sent_bytes,
-            received_bytes=after.received_bytes - self._counted.received_bytes,
-        )
-        self._counted = after
-        self._meter.add(step, sample)
-        self._on_step(step, sample)
+        record.backward_end_s = self._clock.now()
+        if record.serial:
+            self._exchange_one_by_one()
+        record.end_s = self._clock.now()
+        self._tracer.add("compute", "forward", record.start_s, record.forward_end_s, step=step)
+        self._tracer.add("compute", "backward", record.forward_end_s, record.backward_end_s, step=step)
+        self._open = record
 
     def finish(self) -> None:
         """Wait until the parameters of the last step are in the arena."""
         for group in range(len(self._exchange.groups)):
             self._exchange.wait(group)
+        self._close_record()
+
+    def _exchange_one_by_one(self) -> None:
+        for group in range(len(self._exchange.groups)):
+            self._exchange.push(group)
+            self._wait(group)
+
+    def _close_record(self) -> None:
+        """Hand on the step before, all of whose answers are there."""
+        record, self._open = self._open, None
+        if record is not None:
+            record.times = self._exchange.group_times()
+            self._on_step(record)
 
     def _before_layer(self, layer: int) -> None:
+        self._wait(self._group_of_layer[layer])
+
+    def _wait(self, group: int) -> None:
+        assert self._record is not None  # noqa: S101
         start = self._clock.now()
-        self._exchange.wait(self._group_of_layer[layer])
-        self._waited_s += self._clock.now() - start
+        self._exchange.wait(group)
+        stop = self._clock.now()
+        self._record.waited_s += stop - start
+        if stop - start > _SHORTEST_TRACED_WAIT_S:
+            self._tracer.add("compute", "wait", start, stop, step=self._record.step, group=group)
 
     def _gradient_ready(self, layer: int) -> None:
+        assert self._record is not None  # noqa: S101
+        self._record.ready_s.append(self._clock.now())
         group = self._group_of_layer[layer]
-        if layer == self._last_layers[group]:
+        if layer == self._last_layers[group] and not self._record.serial:
             self._exchange.push(group)
 
     def _check(self, loss: float, step: int) -> None:

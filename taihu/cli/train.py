@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -13,7 +13,16 @@ from taihu.display import Display, human_bytes, make_display
 from taihu.entry import raise_on_terminate
 from taihu.environment import resolve_job
 from taihu.job import Job
-from taihu.options import JobArgument, JsonOption, ServersOption, SetOption, WorkersOption
+from taihu.options import (
+    JobArgument,
+    JsonOption,
+    ServersOption,
+    SetOption,
+    TraceOption,
+    TraceStepsOption,
+    WorkersOption,
+    make_tracer,
+)
 from taihu.results import check_writable, write_json
 from taihu.training import LocalTraining
 
@@ -33,9 +42,20 @@ def train(
     epochs: Annotated[int | None, typer.Option(metavar="E", help="Passes over the data.")] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Steps, instead of epochs.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    compression: Annotated[
+        Literal["none", "topk", "lags", "dlgs"] | None,
+        typer.Option(metavar="none|topk|lags|dlgs", help="How gradients are made sparse."),
+    ] = None,
+    density: Annotated[float | None, typer.Option(metavar="R", help="Share of the gradient that is sent.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(metavar="P", help="Merging of layers: auto, greedy, exact, per-layer, single or bucket:SIZE."),
+    ] = None,
     assignments: SetOption = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="Save the trained model.")] = None,
     logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the daemons' logs here.")] = None,
+    trace: TraceOption = None,
+    trace_steps: TraceStepsOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Train on this machine: start the server and worker daemons, show progress, end with a summary.
@@ -45,21 +65,25 @@ def train(
       taihu train
       taihu train job.toml --workers 4 --json result.json
       taihu train --model cifar10_quick --data fashion-mnist --epochs 5 --save model.safetensors
+      taihu train --compression dlgs --density 0.01
       taihu train --set optimizer.name=adam --set optimizer.learning_rate=0.001
     """  # noqa: D301
     flags: dict[str, dict[str, object]] = {
         "cluster": {"servers": servers, "workers": workers},
         "model": {"name": model},
         "data": {"name": data, "path": data_path},
+        "exchange": {"plan": plan},
+        "compression": {"method": compression, "density": density},
         "train": {"batch": batch, "epochs": epochs, "steps": steps, "seed": seed},
     }
     job = resolve_job(job_file, assignments or (), flags)
-    check_writable(json_file, save)
+    check_writable(json_file, save, trace)
+    make_tracer(trace, trace_steps)  # says what is wrong before anything starts
     raise_on_terminate()
     start = time.monotonic()
     with make_display(Console()) as display:
         display.say(_opening(job))
-        results = LocalTraining(job, save, logs).run(display)
+        results = LocalTraining(job, save, logs, trace, trace_steps).run(display)
         _summarise(display, results, time.monotonic() - start, save)
     if json_file is not None:
         write_json(json_file, results)
@@ -85,6 +109,9 @@ def _summarise(display: Display, results: dict[str, Any], elapsed_s: float, save
     display.say(
         f"time per step   {step:.1f} ms: compute {compute:.1f}, wait {wait:.1f} (exchange took {exchange:.1f})"
     )
+    if results["predicted_seconds_per_step"]:
+        predicted = results["predicted_seconds_per_step"] * 1e3
+        display.say(f"plan            {results['groups']} groups, {predicted:.1f} ms per step predicted")
     sent, received = (human_bytes(results[f"bytes_{way}_per_step"]) for way in ("sent", "received"))
     display.say(f"bytes per step  {sent} pushed, {received} pulled by all workers together")
     display.say(f"parameters      sha256 {results['parameters_sha256']}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -13,12 +14,15 @@ import structlog
 
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
+from taihu.clock_offset import ClockOffset
 from taihu.coordination import messages
 from taihu.coordination.membership import MemberId, Progress, RunState
 from taihu.coordination.plan import Plan
 from taihu.errors import ConfigError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
+from taihu.planner.measurement import StepMeasurement
+from taihu.planner.profile import Profile
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import layout_to_message
@@ -31,7 +35,10 @@ _CALL_TIMEOUT_S = 10.0
 
 
 class CoordinatorClient:
-    """One member's calls; a context manager that closes the channel. Thread-safe."""
+    """One member's calls; a context manager that closes the channel. Thread-safe.
+
+    `coordinator_clock` tells how far the coordinator's clock is ahead, from the heartbeats.
+    """
 
     def __init__(
         self, address: str, job: Job, member: MemberId, incarnation: int, clock: Clock | None = None
@@ -41,6 +48,7 @@ class CoordinatorClient:
         self._job = job
         self._incarnation = incarnation
         self._clock = clock or SystemClock()
+        self.coordinator_clock = ClockOffset()
         self._channel = open_channel(address)
         self._stub = CoordinatorServiceStub(self._channel)
 
@@ -82,15 +90,35 @@ class CoordinatorClient:
         except grpc.RpcError as error:
             raise error_from_rpc(error, self.peer) from None
 
+    def report_steps(self, step: int, steps: Sequence[StepMeasurement], timeout_s: float) -> Plan:
+        """Bring measurements; waits until every worker has, and returns the plan from step + 1 on."""
+        request = pb.ReportStepsRequest(
+            job=self._job.name, member=self._member(), step=step, steps=map(messages.step_to_message, steps)
+        )
+        try:
+            return messages.plan_from_message(self._stub.ReportSteps(request, timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.peer) from None
+
+    def get_profile(self) -> Profile | None:
+        """The costs that the present plan was made from, None when nothing has been measured."""
+        try:
+            text = self._stub.GetProfile(pb.GetProfileRequest(), timeout=_CALL_TIMEOUT_S).profile_json
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.peer) from None
+        return Profile.from_json(json.loads(text)) if text else None
+
     def heartbeat(self, progress: Progress) -> tuple[RunState, str]:
         """Report progress; returns the state of the run and why it failed."""
         request = pb.HeartbeatRequest(
             job=self._job.name, member=self._member(), progress=messages.progress_to_message(progress)
         )
+        sent_s = self._clock.now()
         try:
             response = self._stub.Heartbeat(request, timeout=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self.peer) from None
+        self.coordinator_clock.add(sent_s, response.clock_s, self._clock.now())
         return messages.state_from_message(response.state), response.reason
 
     def finish(self, *, progress: Progress | None = None, parameters_sha256: str = "", failure: str = "") -> RunState:

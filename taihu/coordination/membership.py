@@ -125,6 +125,10 @@ class Membership:
         if self.state is RunState.WAITING and not self.missing():
             self.state = RunState.RUNNING
 
+    def check(self, member: MemberId, incarnation: int, *, job: str) -> None:
+        """Raise StaleError unless such a member with this incarnation has joined."""
+        self._record(member, incarnation, job)
+
     def heartbeat(self, member: MemberId, incarnation: int, progress: Progress, *, job: str, now: float) -> None:
         """Note that a member lives and where it is.
 

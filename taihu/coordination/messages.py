@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, fields
 
 from protos import coordinator_pb2 as pb
@@ -9,6 +10,7 @@ from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError
 from taihu.planner.groups import Group
+from taihu.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.wire.codec import layout_from_message, layout_to_message
 
 __all__ = [
@@ -20,6 +22,8 @@ __all__ = [
     "progress_to_message",
     "state_from_message",
     "state_to_message",
+    "step_from_message",
+    "step_to_message",
 ]
 
 
@@ -66,6 +70,7 @@ def plan_to_message(plan: Plan) -> pb.GetPlanResponse:
         from_step=plan.from_step,
         groups=[pb.Group(first_layer=g.first_layer, last_layer=g.last_layer) for g in plan.groups],
         layout=layout_to_message(plan.layout),
+        predicted_seconds=plan.predicted_seconds,
     )
 
 
@@ -76,4 +81,32 @@ def plan_from_message(message: pb.GetPlanResponse) -> Plan:
         from_step=message.from_step,
         groups=tuple(Group(g.first_layer, g.last_layer) for g in message.groups),
         layout=layout_from_message(message.layout),
+        predicted_seconds=message.predicted_seconds,
     )
+
+
+def step_to_message(step: StepMeasurement) -> pb.StepMeasurement:
+    """Convert a measured step."""
+    return pb.StepMeasurement(
+        step=step.step,
+        serial=step.serial,
+        forward_seconds=step.forward_seconds,
+        backward_seconds=step.backward_seconds,
+        groups=[pb.GroupMeasurement(**asdict(group)) for group in step.groups],
+    )
+
+
+def step_from_message(message: pb.StepMeasurement) -> StepMeasurement:
+    """Convert a measured step; raises FrameError for numbers that are no times."""
+    groups = tuple(
+        GroupMeasurement(**{item.name: getattr(group, item.name) for item in fields(GroupMeasurement)})
+        for group in message.groups
+    )
+    step = StepMeasurement(
+        message.step, message.serial, message.forward_seconds, tuple(message.backward_seconds), groups
+    )
+    seconds = [step.forward_seconds, *step.backward_seconds]
+    seconds += [value for group in groups for value in (group.compress_seconds, group.up_seconds, group.down_seconds)]
+    if not all(map(math.isfinite, seconds)):
+        raise FrameError(f"measurements of step {step.step}: expected finite times")
+    return step

@@ -12,12 +12,16 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True)
 class Plan:
-    """`groups` of `layout`, used from step `from_step` on; every frame carries `version`."""
+    """`groups` of `layout`, used from step `from_step` on; every frame carries `version`.
+
+    `predicted_seconds` is what a step should take, 0 as long as nothing has been measured.
+    """
 
     version: int
     from_step: int
     groups: tuple[Group, ...]
     layout: Layout
+    predicted_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         check_groups(self.layout, self.groups)

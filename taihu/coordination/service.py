@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
@@ -14,8 +15,11 @@ from protos.coordinator_pb2_grpc import CoordinatorServiceServicer
 from taihu.coordination import messages
 from taihu.coordination.membership import MemberId, Membership, Role, RunState
 from taihu.coordination.plan import Plan
-from taihu.errors import PeerUnreachableError, RunError, TaihuError
+from taihu.coordination.planning import Planning
+from taihu.errors import PeerUnreachableError, RunError, StaleError, TaihuError
 from taihu.layout import Layout
+from taihu.planner.measurement import StepMeasurement
+from taihu.planner.profile import Profile
 from taihu.wire.clock import Clock
 from taihu.wire.codec import layout_from_message
 from taihu.wire.status import abort
@@ -32,15 +36,15 @@ def new_incarnation() -> int:
 
 
 class Coordinator:
-    """A `Membership` that threads may share, and the plan made from its layout.
+    """A `Membership` and the run's `Planning` that threads may share.
 
-    `make_plan` turns the run's layout into its plan, once.
+    `make_planning` is called once, when the run's layout is known.
     """
 
-    def __init__(self, membership: Membership, make_plan: Callable[[Layout], Plan], clock: Clock) -> None:
+    def __init__(self, membership: Membership, make_planning: Callable[[Layout], Planning], clock: Clock) -> None:
         self._membership = membership
-        self._make_plan = make_plan
-        self._plan: Plan | None = None
+        self._make_planning = make_planning
+        self._planning: Planning | None = None
         self._clock = clock
         self._changed = threading.Condition()
 
@@ -70,9 +74,37 @@ class Coordinator:
                 raise RunError(self._membership.reason)
             if layout is None:
                 raise PeerUnreachableError(f"no worker joined within {timeout_s:g} s, so there is no plan yet")
-            if self._plan is None:
-                self._plan = self._make_plan(layout)
-            return self._plan
+            if self._planning is None:
+                self._planning = self._make_planning(layout)
+            return self._planning.plan
+
+    def report(self, member: MemberId, step: int, steps: Sequence[StepMeasurement], timeout_s: float | None) -> Plan:
+        """Take in a worker's measurements; returns when all workers' have led to the plan of the next step.
+
+        Raises:
+            RunError: the run failed first.
+            StaleError, FrameError: see `Planning.report`.
+            PeerUnreachableError: another worker did not report within `timeout_s`.
+        """
+        with self._changed:
+            planning = self._planning
+            if planning is None:
+                raise StaleError(f"{member} reports steps, but there is no plan yet")
+            planning.report(member.rank, step, steps)
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: planning.decided_after(step) or self._membership.state is RunState.FAILED, timeout_s
+            )
+            if self._membership.state is RunState.FAILED:
+                raise RunError(self._membership.reason)
+            if not planning.decided_after(step):
+                raise PeerUnreachableError(f"the other workers did not report step {step} within {timeout_s:g} s")
+            return planning.plan
+
+    def profile(self) -> tuple[Plan, Profile | None] | None:
+        """The plan and the costs it was made from; None before there is a plan."""
+        with self._changed:
+            return None if self._planning is None else (self._planning.plan, self._planning.profile)
 
 
 class CoordinatorServicer(CoordinatorServiceServicer):
@@ -107,12 +139,33 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             member, incarnation = messages.member_from_message(request.member)
             progress = messages.progress_from_message(request.progress)
             membership.heartbeat(member, incarnation, progress, job=request.job, now=now)
-            return pb.HeartbeatResponse(state=messages.state_to_message(membership.state), reason=membership.reason)
+            return pb.HeartbeatResponse(
+                state=messages.state_to_message(membership.state), reason=membership.reason, clock_s=now
+            )
 
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
         """Wait for the plan within the caller's deadline."""
         with _errors_as_status(context):
             return messages.plan_to_message(self._coordinator.plan(_remaining_s(context)))
+
+    def ReportSteps(self, request: pb.ReportStepsRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
+        """Take in measurements, and hold the worker until the plan of its next step is made."""
+        with _errors_as_status(context):
+            member, incarnation = messages.member_from_message(request.member)
+            with self._coordinator.changing() as (membership, _):
+                membership.check(member, incarnation, job=request.job)
+            steps = [messages.step_from_message(step) for step in request.steps]
+            plan = self._coordinator.report(member, request.step, steps, _remaining_s(context))
+            return messages.plan_to_message(plan)
+
+    def GetProfile(self, request: pb.GetProfileRequest, context: grpc.ServicerContext) -> pb.GetProfileResponse:  # noqa: N802
+        """The plan and the costs it was made from, as far as there are any."""
+        known = self._coordinator.profile()
+        if known is None:
+            return pb.GetProfileResponse()
+        plan, profile = known
+        text = "" if profile is None else json.dumps(profile.to_json())
+        return pb.GetProfileResponse(profile_json=text, plan=messages.plan_to_message(plan))
 
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:  # noqa: N802
         """Everything that is known."""

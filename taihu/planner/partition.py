@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from taihu.layout import Layout
 from taihu.planner.groups import Group
 
-__all__ = ["FrameSpec", "Piece", "Shard", "slice_bounds"]
+__all__ = ["SPARSE_FRAME_ELEMENTS", "FrameSpec", "Framing", "Piece", "Shard", "slice_bounds"]
+
+# The largest frame that fits into a payload of 4 MiB even when every value is kept, with a bitmap or denser sections.
+SPARSE_FRAME_ELEMENTS: Final = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,18 @@ class FrameSpec:
     offset: int
     count: int
     pieces: tuple[Piece, ...]
+
+    @cached_property
+    def arena_bounds(self) -> NDArray[np.int64]:
+        """Shape (pieces, 2): the pieces in a worker's arena."""
+        return np.array([(piece.start, piece.stop) for piece in self.pieces], dtype=np.int64).reshape(-1, 2)
+
+    @cached_property
+    def shard_bounds(self) -> NDArray[np.int64]:
+        """Shape (pieces, 2): the same pieces in the server's arena."""
+        sizes = np.diff(self.arena_bounds, axis=1).ravel()
+        stops = self.offset + np.cumsum(sizes)
+        return np.stack([stops - sizes, stops], axis=1)
 
 
 def slice_bounds(elements: int, parts: int, index: int) -> tuple[int, int]:
@@ -74,6 +94,10 @@ class Shard:
             for start, stop in self._cuts(group, frame_elements)
         )
 
+    def state_frames(self, frame_elements: int) -> tuple[FrameSpec, ...]:
+        """The whole shard in frames, whatever the plan is: for initial parameters and for reading them back."""
+        return self.frames((Group(0, len(self._slices) - 1),), frame_elements)
+
     def _cuts(self, group: Group, frame_elements: int) -> Iterator[tuple[int, int]]:
         begin, end = self.offsets[group.first_layer], self.offsets[group.last_layer + 1]
         parts = -(-(end - begin) // frame_elements)
@@ -88,3 +112,29 @@ class Shard:
             if low < high:
                 pieces.append(Piece(piece.start + low - begin, piece.start + high - begin))
         return FrameSpec(group, start, stop - start, tuple(pieces))
+
+
+class Framing:
+    """The frames of one plan for one server, by group and by offset."""
+
+    def __init__(self, shard: Shard, groups: Sequence[Group], frame_elements: int) -> None:
+        self.frames = shard.frames(groups, frame_elements)
+        by_group: list[list[FrameSpec]] = [[] for _ in groups]
+        for frame in self.frames:
+            by_group[frame.group].append(frame)
+        self.by_group = tuple(map(tuple, by_group))
+        self._by_offset = {frame.offset: frame for frame in self.frames}
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest frame; 0 without frames."""
+        return max((frame.count for frame in self.frames), default=0)
+
+    def at(self, offset: int) -> FrameSpec | None:
+        """The frame that begins at `offset` of the server's arena."""
+        return self._by_offset.get(offset)
+
+    def find(self, *, group: int, offset: int, count: int) -> FrameSpec | None:
+        """The frame of `group` that covers exactly this range."""
+        frame = self._by_offset.get(offset)
+        return frame if frame is not None and (frame.group, frame.count) == (group, count) else None

@@ -7,8 +7,11 @@ the received bytes. A frame that another protobuf implementation wrote in anothe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -21,12 +24,15 @@ from taihu.layout import LayerSpec, Layout, TensorSpec
 __all__ = [
     "BYTES_PER_VALUE",
     "MAX_PAYLOAD_BYTES",
+    "Frame",
     "FrameHeader",
+    "ValueType",
     "decode_frame",
     "encode_frame",
     "frame_from_message",
     "layout_from_message",
     "layout_to_message",
+    "read_frame",
 ]
 
 MAX_PAYLOAD_BYTES = 4 << 20
@@ -40,9 +46,31 @@ _MAX_HEADER_BYTES = 1 << 16
 _MAX_LENGTH_BYTES = 5
 
 
+class ValueType(Enum):
+    """Type of the values on the wire; the 16-bit ones travel as codes of `kernels.half` (uint16)."""
+
+    FP32 = tensor_pb2.DATA_TYPE_FLOAT32
+    FP16 = tensor_pb2.DATA_TYPE_FLOAT16
+    BF16 = tensor_pb2.DATA_TYPE_BFLOAT16
+
+    @property
+    def label(self) -> str:
+        """Its common name."""
+        return {self.FP32: "float32", self.FP16: "float16", self.BF16: "bfloat16"}[self]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The little-endian NumPy type that holds such values."""
+        return _WIRE_TYPE if self is ValueType.FP32 else np.dtype("<u2")
+
+
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """Where a frame belongs. `sender` is the rank of a worker, or None for a server."""
+    """Where a frame belongs, and how its values are placed.
+
+    `sender` is the rank of a worker, or None for a server; `selected` is the number of values of a sparse frame, or
+    None for a dense one; `completed_s` is set in answers, in seconds of the server's monotonic clock.
+    """
 
     job: str
     incarnation: int
@@ -52,12 +80,33 @@ class FrameHeader:
     offset: int
     count: int
     sender: int | None = None
+    selected: int | None = None
+    value_type: ValueType = ValueType.FP32
+    completed_s: float = 0.0
 
 
-def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[np.float32]]) -> bytes:
-    """Write one frame; `pieces` are contiguous fp32 arrays with `header.count` values together.
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame that was read; both arrays are read-only.
+
+    `values` has shape (count,), or (selected,) when sparse, in the header's type; `sections`, uint8, says where the
+    values of a sparse frame belong (`kernels.pack`) and is empty in a dense one.
+    """
+
+    header: FrameHeader
+    values: NDArray[Any]
+    sections: NDArray[np.uint8]
+
+
+def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
+    """Write one frame.
 
     The result is the only copy made of the values.
+
+    Args:
+        header: a dense or sparse one.
+        pieces: contiguous arrays; of a dense frame fp32 with `header.count` values together, of a sparse one
+            `header.selected` values of the header's type followed by the bytes of its sections.
     """
     message = tensor_pb2.Frame.Header(
         job=header.job,
@@ -67,21 +116,25 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[np.float32]]) -> 
         group=header.group,
         offset=header.offset,
         count=header.count,
-        data_type=tensor_pb2.DATA_TYPE_FLOAT32,
+        data_type=header.value_type.value,
+        completed_s=header.completed_s,
     )
     if header.sender is not None:
         message.sender = header.sender
-    prefix = _aligned_prefix(message.SerializeToString(), header.count * BYTES_PER_VALUE)
+    if header.selected is not None:
+        message.encoding = tensor_pb2.ENCODING_SPARSE
+        message.selected = header.selected
+    prefix = _aligned_prefix(message.SerializeToString(), sum(piece.nbytes for piece in pieces))
     return b"".join((prefix, *(piece.view(np.uint8).data for piece in pieces)))
 
 
-def decode_frame(message: bytes) -> tuple[FrameHeader, NDArray[np.float32]]:
-    """Read one frame; the returned values are an aligned, read-only view into `message`.
+def read_frame(message: bytes) -> Frame:
+    """Read one frame; the arrays are views into `message`, the values aligned.
 
-    The payload of a foreign sender that does not lie aligned is copied.
+    Values of a foreign sender that do not lie aligned are copied.
 
     Raises:
-        FrameError: `message` is no Frame, its type is not fp32, or its payload does not hold `count` values.
+        FrameError: `message` is no Frame, or its payload does not hold the values that its header tells of.
     """
     try:
         header, payload = _split(message)
@@ -90,9 +143,18 @@ def decode_frame(message: bytes) -> tuple[FrameHeader, NDArray[np.float32]]:
     return _checked(header, payload)
 
 
+def decode_frame(message: bytes) -> tuple[FrameHeader, NDArray[np.float32]]:
+    """Like `read_frame`, for a frame that must be dense.
+
+    Raises:
+        FrameError: it is none, or not dense.
+    """
+    return _dense(read_frame(message))
+
+
 def frame_from_message(frame: tensor_pb2.Frame) -> tuple[FrameHeader, NDArray[np.float32]]:
     """Like `decode_frame`, for a frame that is part of another message."""
-    return _checked(frame.header, frame.payload)
+    return _dense(_checked(frame.header, frame.payload))
 
 
 def layout_to_message(layout: Layout) -> tensor_pb2.Layout:
@@ -152,19 +214,38 @@ def _aligned_prefix(header: bytes, payload_bytes: int) -> bytes:
     return b"".join((bytes((_HEADER_TAG,)), size, header, bytes((_PADDING_TAG, padding)), bytes(padding), after))
 
 
-def _checked(header: tensor_pb2.Frame.Header, payload: memoryview | bytes) -> tuple[FrameHeader, NDArray[np.float32]]:
-    if header.data_type != tensor_pb2.DATA_TYPE_FLOAT32:
-        raise FrameError(f"frame data type {header.data_type}: expected {tensor_pb2.DATA_TYPE_FLOAT32} (float32)")
-    if len(payload) != header.count * BYTES_PER_VALUE or len(payload) > MAX_PAYLOAD_BYTES:
+def _checked(message: tensor_pb2.Frame.Header, payload: memoryview | bytes) -> Frame:
+    header = _header(message)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise FrameError(f"frame payload of {len(payload)} bytes: expected at most {MAX_PAYLOAD_BYTES} bytes")
+    held = header.count if header.selected is None else header.selected
+    size = held * header.value_type.dtype.itemsize
+    if size > len(payload) or (size < len(payload) and header.selected is None) or held > header.count:
         raise FrameError(
-            f"frame payload of {len(payload)} bytes: expected {header.count} float32 values, "
-            f"at most {MAX_PAYLOAD_BYTES} bytes"
+            f"frame payload of {len(payload)} bytes: expected {held} {header.value_type.label} values of "
+            f"{header.count} elements"
         )
-    values = np.frombuffer(payload, dtype=_WIRE_TYPE)
-    return _header(header), values if values.flags.aligned else values.copy()
+    data = np.frombuffer(payload, dtype=np.uint8)
+    values = data[:size].view(header.value_type.dtype)
+    return Frame(header, values if values.flags.aligned else values.copy(), data[size:])
+
+
+def _dense(frame: Frame) -> tuple[FrameHeader, NDArray[np.float32]]:
+    if frame.header.selected is not None:
+        raise FrameError(f"frame at offset {frame.header.offset} is sparse: expected a dense one")
+    return frame.header, frame.values
 
 
 def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:
+    sparse = message.encoding == tensor_pb2.ENCODING_SPARSE
+    if not sparse and (message.encoding != tensor_pb2.ENCODING_DENSE or message.selected):
+        raise FrameError(f"frame encoding {message.encoding}, {message.selected} selected: not known to this version")
+    if not math.isfinite(message.completed_s):
+        raise FrameError(f"frame completed at {message.completed_s} s: expected a finite time")
+    known = {value_type.value: value_type for value_type in ValueType if sparse or value_type is ValueType.FP32}
+    if message.data_type not in known:
+        expected = ", ".join(f"{number} ({value_type.label})" for number, value_type in known.items())
+        raise FrameError(f"frame data type {message.data_type}: expected {expected}")
     return FrameHeader(
         job=message.job,
         incarnation=message.incarnation,
@@ -174,6 +255,9 @@ def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:
         offset=message.offset,
         count=message.count,
         sender=message.sender if message.HasField("sender") else None,
+        selected=message.selected if sparse else None,
+        value_type=known[message.data_type],
+        completed_s=message.completed_s,
     )
 
 

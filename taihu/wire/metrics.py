@@ -27,6 +27,18 @@ class WorkerMetrics:
         self.compute_seconds = _histogram(
             self.registry, "taihu_compute_seconds", "Time of forward and backward in a step.", labels
         )
+        self.compress_seconds = _histogram(
+            self.registry, "taihu_compress_seconds", "Time of selecting and packing gradients in a step.", labels
+        )
+        self.selected_ratio = _gauge(
+            self.registry, "taihu_selected_ratio", "Share of the gradient that the last step sent.", labels
+        )
+        self.threshold_drift = _histogram(
+            self.registry,
+            "taihu_threshold_drift_ratio",
+            "Relative change of a group's threshold when it was made anew.",
+            labels,
+        )
         self.exchange_seconds = _histogram(
             self.registry, "taihu_exchange_seconds", "From the first push to the last pull of a step.", labels
         )

@@ -15,7 +15,7 @@ from kernels.reduce import sum_in_rank_order
 from ps_server.optimizer import OptimizerShard
 from ps_server.schedule import learning_rate
 from taihu.errors import ConfigError, FrameError, ModelError
-from taihu.job import OptimizerSettings
+from taihu.settings import OptimizerSettings
 
 Values = NDArray[np.float32]
 quick = settings(deadline=None, max_examples=40)

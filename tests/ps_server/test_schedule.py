@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_server.schedule import learning_rate
-from taihu.job import OptimizerSettings
+from taihu.settings import OptimizerSettings
 
 schedules = st.one_of(
     st.just(OptimizerSettings(learning_rate=0.3)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
@@ -67,8 +69,10 @@ def read_by_protobuf(message: bytes) -> tuple[FrameHeader, bytes] | None:
     header = frame.header
     if header.data_type != tensor_pb2.DATA_TYPE_FLOAT32 or len(frame.payload) != 4 * header.count:
         return None
+    if header.encoding != tensor_pb2.ENCODING_DENSE or header.selected or not math.isfinite(header.completed_s):
+        return None
     sender = header.sender if header.HasField("sender") else None
-    names = ("job", "incarnation", "plan", "step", "group", "offset", "count")
+    names = ("job", "incarnation", "plan", "step", "group", "offset", "count", "completed_s")
     return FrameHeader(**{name: getattr(header, name) for name in names}, sender=sender), frame.payload
 
 

@@ -72,7 +72,10 @@ def test_bytes_are_counted_with_their_headers() -> None:
         payload = layout.elements * 4
         assert payload < totals.sent_bytes < payload + 2000
         assert payload < totals.received_bytes < payload + 2000
-        assert member.exchange.last_exchange_seconds() > 0
+        times = member.exchange.group_times()
+        assert sum(group.bytes_up for group in times) == totals.sent_bytes
+        assert sum(group.bytes_down for group in times) == totals.received_bytes
+        assert all(group.ready_s <= group.answered_s for group in times)
 
     with Cluster(make_job(2, 1)) as cluster:
         cluster.run(layout, work)

@@ -24,7 +24,7 @@ def test_a_worker_that_fails_for_any_reason_tells_the_others_what_it_was() -> No
     with Cluster(make_job(1, 2)) as cluster, ThreadPoolExecutor(1) as pool:
 
         def survive() -> None:
-            with take_part(cluster.job, 0, LAYOUT, arenas(), Progress) as session:
+            with take_part(cluster.job, 0, LAYOUT, arenas(), progress=Progress) as session:
                 session.exchange.begin(1)
                 session.exchange.push(0)
                 session.exchange.wait(0)
@@ -32,7 +32,7 @@ def test_a_worker_that_fails_for_any_reason_tells_the_others_what_it_was() -> No
         survivor = pool.submit(survive)
         with (
             pytest.raises(ZeroDivisionError, match=r"^out of paper$"),
-            take_part(cluster.job, 1, LAYOUT, arenas(), Progress),
+            take_part(cluster.job, 1, LAYOUT, arenas(), progress=Progress),
         ):
             raise ZeroDivisionError("out of paper")
         with pytest.raises(RunError, match=r"^worker 1: out of paper$"):

@@ -1,0 +1,186 @@
+"""Training steps under compression over shaped links: `python -m benchmarks.compression --help`.
+
+One server and three workers on hosts of their own (see `benchmarks.network`) train a model of the zoo on synthetic
+images; the times are those of the real training loop. Every method runs by the plan that belongs to it: global Top-K
+as one group, LAGS with every layer on its own, dense and DLGS by the plan that the run computes as it measures.
+Prints one row for each setting and, with --json, writes the rows; `--draw` draws the breakdown of the rows in a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.network import ShapedNetwork
+from taihu.cli.bench import parse_rate
+
+__all__ = ["measure"]
+
+_PORT = 7071
+_WORKERS = 3
+_PLANS = {"none": "auto", "topk": "single", "lags": "per-layer", "dlgs": "auto"}
+_KEYS = (
+    "seconds_per_step",
+    "seconds_compute",
+    "seconds_compress",
+    "seconds_compress_wait",
+    "seconds_exchange",
+    "seconds_wait",
+    "bytes_sent_per_step",
+    "bytes_received_per_step",
+    "selected_ratio",
+    "predicted_seconds_per_step",
+    "measured_steps",
+    "groups",
+    "profile",
+)
+
+
+def measure(model: str, rate: str, method: str, density: float, options: argparse.Namespace) -> dict[str, Any]:
+    """One row; times are worker 0's, bytes those of all workers together."""
+    settings = {
+        "model.name": model,
+        "data.name": "synthetic:3x32x32",
+        "train.batch": options.batch,
+        "train.steps": options.calibration + options.steps,
+        "train.evaluate": "false",
+        "optimizer.learning_rate": 0.01,
+        "exchange.plan": _PLANS[method],
+        "exchange.calibration_steps": options.calibration,
+        "compression.method": method,
+        "compression.density": density,
+        "cluster.servers": 1,
+        "cluster.workers": _WORKERS,
+        "cluster.threads": 1,
+    }
+    extra = [f"--set={key}={value}" for key, value in settings.items()] + [f"--set={item}" for item in options.set]
+    with tempfile.TemporaryDirectory() as name, ShapedNetwork(1 + _WORKERS, parse_rate(rate)) as network:
+        results = _run(network, extra, Path(name))
+    row = {key: results[0][key] for key in _KEYS}
+    for key in ("bytes_sent_per_step", "bytes_received_per_step"):
+        row[key] = sum(result[key] for result in results)
+    return {"model": model, "rate": rate, "method": method, "density": density, "batch": options.batch, **row}
+
+
+def _run(network: ShapedNetwork, extra: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+    """Every worker's results."""
+    address = f"{network.address(0)}:{_PORT}"
+    common = [*extra, "--coordinator", address, "--log-format", "json"]
+    commands = [network.command(0, sys.executable, "-m", "ps_server", *common, "--index", "0")]
+    files = [folder / f"worker-{rank}.json" for rank in range(_WORKERS)]
+    for rank, file in enumerate(files):
+        worker = [sys.executable, "-m", "worker", *common, "--rank", str(rank), "--json", str(file)]
+        commands.append(network.command(1 + rank, *worker))
+    quiet = subprocess.DEVNULL
+    processes = [subprocess.Popen(command, stdout=quiet, stderr=quiet) for command in commands]
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        raise SystemExit(f"error: a role failed: exit codes {codes}; run it by hand to see why")
+    return [json.loads(file.read_text()) for file in files]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown; speed-up and bytes are relative to the dense row of the same model and rate."""
+    dense = {(row["model"], row["rate"]): row for row in rows if row["method"] == "none"}
+    lines = [
+        "| model | links | method | density | step s | compute | sparsify | communicate | speed-up | bytes | groups "
+        "| predicted s | error |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [_line(row, dense.get((row["model"], row["rate"]))) for row in rows]
+    return "\n".join(lines)
+
+
+def parts(row: dict[str, Any]) -> tuple[float, float, float]:
+    """Compute, sparsification and communication of a step, as far as neither hides the other (methods 1.4.6)."""
+    sparsify = row["seconds_compress_wait"]["median"]
+    return row["seconds_compute"]["median"], sparsify, max(0.0, row["seconds_wait"]["median"] - sparsify)
+
+
+def _line(row: dict[str, Any], dense: dict[str, Any] | None) -> str:
+    step = row["seconds_per_step"]["median"]
+    predicted = row["predicted_seconds_per_step"]
+    relative = "- | -"
+    if dense is not None:
+        both = ("bytes_sent_per_step", "bytes_received_per_step")
+        share = sum(row[key] for key in both) / sum(dense[key] for key in both)
+        relative = f"{dense['seconds_per_step']['median'] / step:.2f} | {share:.4f}"
+    density = "-" if row["method"] == "none" else f"{row['density']:g}"
+    shown = " | ".join(f"{value:.3f}" for value in (step, *parts(row)))
+    error = f"{predicted:.3f} | {predicted / step - 1:+.1%}" if predicted else "- | -"
+    return (
+        f"| {row['model']} | {row['rate']} | {row['method']} | {density} | {shown} | {relative} | {row['groups']} "
+        f"| {error} |"
+    )
+
+
+def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
+    """The stacked breakdown of every row, one panel for each model and rate."""
+    import matplotlib as mpl  # noqa: PLC0415 - only drawing needs it
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    panels = list(dict.fromkeys((row["model"], row["rate"]) for row in rows))
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.8), layout="constrained", squeeze=False)
+    for (model, rate), axis in zip(panels, axes[0], strict=True):
+        chosen = [row for row in rows if (row["model"], row["rate"]) == (model, rate)]
+        names = [
+            row["method"] if row["method"] == "none" else f"{row['method']}\n{row['density']:g}" for row in chosen
+        ]
+        below = [0.0] * len(chosen)
+        for label, index in (("compute", 0), ("sparsify, not hidden", 1), ("communicate, not hidden", 2)):
+            heights = [parts(row)[index] for row in chosen]
+            axis.bar(names, heights, bottom=below, label=label)
+            below = [low + height for low, height in zip(below, heights, strict=True)]
+        axis.set(title=f"{model}, {rate}", ylabel="seconds per step")
+        axis.grid(axis="y", alpha=0.3)
+    axes[0][0].legend()
+    figure.savefig(picture, dpi=110)
+
+
+def _label(row: dict[str, Any]) -> str:
+    return "none" if row["method"] == "none" else f"{row['method']}\n{row['density']:g}"
+
+
+def main() -> None:
+    """Measure what the command line names, or draw what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="resnet20,vgg16_cifar", help="comma-separated models of the zoo")
+    parser.add_argument("--rates", default="100mbit,1gbit", help="comma-separated link rates")
+    parser.add_argument("--methods", default="none,topk,lags,dlgs", help="comma-separated compression methods")
+    parser.add_argument("--densities", default="0.1,0.01", help="comma-separated")
+    parser.add_argument("--batch", type=int, default=32, help="samples per worker and step")
+    parser.add_argument("--steps", type=int, default=20, help="steps after the measured ones")
+    parser.add_argument("--calibration", type=int, default=8, help="steps that are measured to plan by")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every process")
+    parser.add_argument("--json", type=Path, help="write the rows, after those that the file holds already")
+    parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw the rows of --json, measure nothing")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    if options.json is not None and options.json.exists():
+        rows = json.loads(options.json.read_text())
+    if options.draw is not None:
+        draw(rows, options.draw)
+        print(table(rows))
+        return
+    for model in options.models.split(","):
+        for rate in options.rates.split(","):
+            for method in options.methods.split(","):
+                densities = [1.0] if method == "none" else map(float, options.densities.split(","))
+                for density in densities:
+                    rows.append(measure(model, rate, method, density, options))
+                    print(table(rows[-1:]).splitlines()[-1], flush=True)
+                    if options.json is not None:
+                        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What one worker pushed for one frame, checked and decoded: all values of its range, or the selected ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.half import from_half
+from kernels.pack import unpack
+from taihu.errors import FrameError
+from taihu.planner.partition import FrameSpec
+from taihu.wire.codec import Frame, ValueType
+
+__all__ = ["Contribution", "SparseContribution", "decode_contribution"]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseContribution:
+    """Values at ascending positions of the server's arena."""
+
+    indices: NDArray[np.int32]
+    values: NDArray[np.float32]
+
+
+Contribution = NDArray[np.float32] | SparseContribution
+
+
+def decode_contribution(frame: Frame, spec: FrameSpec, *, sparse: bool) -> Contribution:
+    """Check and decode a worker's frame, which covers the range of `spec`.
+
+    Raises:
+        FrameError: a dense frame where a sparse one is expected or the other way round, or places that are not
+            ascending ones within the range.
+    """
+    values = _decoded_values(frame)
+    if (frame.header.selected is not None) is not sparse:
+        kinds = ("sparse", "dense") if sparse else ("dense", "sparse")
+        raise FrameError(f"frame of worker {frame.header.sender}: expected a {kinds[0]} one, got a {kinds[1]} one")
+    if not sparse:
+        return values
+    indices = np.empty(len(values), dtype=np.int32)
+    try:
+        unpack(frame.sections, spec.shard_bounds, len(values), indices)
+    except ValueError as error:
+        raise FrameError(f"frame of worker {frame.header.sender}, group {spec.group}: {error}") from None
+    return SparseContribution(indices, values)
+
+
+def _decoded_values(frame: Frame) -> NDArray[np.float32]:
+    value_type = frame.header.value_type
+    if value_type is ValueType.FP32:
+        return frame.values
+    decoded = np.empty(len(frame.values), dtype=np.float32)
+    from_half(frame.values, "fp16" if value_type is ValueType.FP16 else "bf16", decoded)
+    return decoded

@@ -1,0 +1,53 @@
+"""Initial parameters on their way from worker 0 to a server."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.coordination.plan import Plan
+from taihu.errors import FrameError, StaleError
+from taihu.planner.partition import FrameSpec, Shard
+from taihu.wire.codec import FrameHeader
+
+__all__ = ["Initialization"]
+
+Values = NDArray[np.float32]
+
+
+class Initialization:
+    """Initial parameters on their way in; `ParameterStore.adopt` takes them when every frame has come."""
+
+    def __init__(self, job: str, plan: Plan, shard: Shard, frames: tuple[FrameSpec, ...]) -> None:
+        self.job = job
+        self.plan = plan
+        self.shard = shard
+        self.frames = frames
+        self.parameters = np.zeros(shard.elements, dtype=np.float32)
+        self._missing = {frame.offset: frame for frame in frames}
+
+    def write(self, header: FrameHeader, values: Values) -> None:
+        """Take in one frame.
+
+        Raises:
+            StaleError: the frame belongs to another job or plan.
+            FrameError: it is not one of the plan's frames that have not come yet.
+        """
+        if header.job != self.job or header.plan != self.plan.version:
+            raise StaleError(
+                f"initial frame of job {header.job!r}, plan {header.plan}; "
+                f"expected job {self.job!r}, plan {self.plan.version}"
+            )
+        frame = self._missing.get(header.offset)
+        if frame is None or frame.count != header.count or header.step != 0 or header.sender != 0:
+            raise FrameError(
+                f"initial frame of worker {header.sender} at offset {header.offset} with {header.count} values "
+                f"at step {header.step}: expected each frame of the plan once, at step 0, of worker 0"
+            )
+        del self._missing[header.offset]
+        self.parameters[header.offset : header.offset + header.count] = values
+
+    def check_complete(self) -> None:
+        """Raise FrameError unless every frame has come."""
+        if self._missing:
+            raise FrameError(f"initial parameters: {len(self._missing)} of {len(self.frames)} frames did not come")

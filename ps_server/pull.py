@@ -1,0 +1,224 @@
+"""From the contributions to one frame to the answer: sum, update, and what of the parameters comes back.
+
+Plain dense pull, and the safe sparse ones of methods section 1.6. Frames are disjoint, so different ones may be
+applied at the same time from different threads; the result does not depend on which comes first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.pack import pack, packed_bound
+from kernels.reduce import sum_in_rank_order
+from kernels.scatter import gather, make_marks, scatter_assign, sum_sparse_in_rank_order
+from kernels.select import clear
+from ps_server.contribution import Contribution, SparseContribution
+from ps_server.optimizer import OptimizerShard
+from taihu.compression import METHODS, Compressor, Unit
+from taihu.job import Job
+from taihu.planner.partition import FrameSpec, Framing
+from taihu.wire.codec import FrameHeader, encode_frame
+
+__all__ = ["Pull", "make_pull"]
+
+Values = NDArray[np.float32]
+
+
+class Scratch:
+    """Room for one frame at a time; `total` is zero whenever nobody uses it."""
+
+    def __init__(self, elements: int, layers: int) -> None:
+        self.total = np.zeros(elements, dtype=np.float32)
+        self.marks = make_marks(elements)
+        self.indices = np.empty(elements, dtype=np.int32)
+        self.values = np.empty(elements, dtype=np.float32)
+        self.chosen = np.empty(elements, dtype=np.int32)
+        self.packed = np.empty(elements, dtype=np.float32)
+        self.sections = np.empty(packed_bound(elements, layers), dtype=np.uint8)
+
+
+class Pull(ABC):
+    """Applies complete frames to the shard's parameters and encodes the answers."""
+
+    def __init__(self, parameters: Values, optimizer: OptimizerShard, workers: int) -> None:
+        self._parameters = parameters
+        self._optimizer = optimizer
+        self._scale = 1.0 / workers
+        self._scratch: SimpleQueue[Scratch] = SimpleQueue()
+        self._framing: Framing | None = None
+
+    def adopt(self, framing: Framing) -> None:
+        """Frames are cut like this from now on; nothing may be under way."""
+        self._framing = framing
+        self._scratch = SimpleQueue()
+
+    @abstractmethod
+    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> bytes:
+        """Update the frame's range by the mean of `contributions`; returns the answer, encoded with `header`."""
+
+    @abstractmethod
+    def answer_again(self, frame: FrameSpec, header: FrameHeader) -> bytes:
+        """The answer to the last step of a frame that has been applied."""
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[Scratch]:
+        """Scratch memory: there are as many as were ever used at once, not one for each thread."""
+        try:
+            scratch = self._scratch.get_nowait()
+        except Empty:
+            assert self._framing is not None  # noqa: S101
+            layers = max(len(frame.pieces) for frame in self._framing.frames)
+            scratch = Scratch(self._framing.largest, layers)
+        pool = self._scratch
+        yield scratch
+        pool.put(scratch)
+
+    def _sum_sparse(
+        self, frame: FrameSpec, contributions: Sequence[Contribution], scratch: Scratch
+    ) -> tuple[NDArray[np.int32], Values]:
+        count = sum_sparse_in_rank_order(
+            [(each.indices, each.values) for each in contributions if isinstance(each, SparseContribution)],
+            frame.offset,
+            scratch.total[: frame.count],
+            scratch.marks,
+            scratch.indices,
+            scratch.values,
+        )
+        return scratch.indices[:count], scratch.values[:count]
+
+
+class DensePull(Pull):
+    """All gradients come in, all parameters go back; any optimizer."""
+
+    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> bytes:
+        """See `Pull.apply`."""
+        with self._borrowed() as scratch:
+            total = scratch.total[: frame.count]
+            sum_in_rank_order([each for each in contributions if not isinstance(each, SparseContribution)], total)
+            return self._update_all(frame, step, total, header)
+
+    def answer_again(self, frame: FrameSpec, header: FrameHeader) -> bytes:
+        """See `Pull.answer_again`."""
+        return encode_frame(header, (self._parameters[frame.offset : frame.offset + frame.count],))
+
+    def _update_all(self, frame: FrameSpec, step: int, total: Values, header: FrameHeader) -> bytes:
+        self._optimizer.update(frame.offset, frame.offset + frame.count, total, step, scale=self._scale)
+        return self.answer_again(frame, header)
+
+
+class SparsePushDensePull(DensePull):
+    """Selected gradients come in, all parameters go back; any optimizer."""
+
+    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> bytes:
+        """See `Pull.apply`."""
+        with self._borrowed() as scratch:
+            indices, values = self._sum_sparse(frame, contributions, scratch)
+            indices -= np.int32(frame.offset)
+            total = scratch.total[: frame.count]
+            scatter_assign(indices, values, total)
+            answer = self._update_all(frame, step, total, header)
+            clear(total, indices)
+            return answer
+
+
+class SparsePull(Pull):
+    """Some parameters go back; the last answers are kept, because nothing else tells which they were."""
+
+    def __init__(self, parameters: Values, optimizer: OptimizerShard, workers: int) -> None:
+        super().__init__(parameters, optimizer, workers)
+        self._answers: dict[int, bytes] = {}
+
+    def adopt(self, framing: Framing) -> None:
+        """See `Pull.adopt`."""
+        super().adopt(framing)
+        self._answers.clear()
+
+    def answer_again(self, frame: FrameSpec, header: FrameHeader) -> bytes:
+        """See `Pull.answer_again`."""
+        return self._answers[frame.offset]
+
+    def _encode_sparse(
+        self, frame: FrameSpec, indices: NDArray[np.int32], scratch: Scratch, header: FrameHeader
+    ) -> bytes:
+        """The present parameters at `indices`."""
+        values = scratch.values[: len(indices)]
+        gather(self._parameters, indices, values)
+        count, size = pack(indices, values, frame.shard_bounds, scratch.packed, scratch.sections)
+        answer = encode_frame(replace(header, selected=count), (scratch.packed[:count], scratch.sections[:size]))
+        self._answers[frame.offset] = answer
+        return answer
+
+
+class ExactPull(SparsePull):
+    """The parameters that any worker pushed a gradient for go back: methods section 1.6 (a). Plain SGD."""
+
+    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> bytes:
+        """See `Pull.apply`."""
+        with self._borrowed() as scratch:
+            indices, values = self._sum_sparse(frame, contributions, scratch)
+            self._optimizer.update_sparse(indices, values, step, scale=self._scale)
+            return self._encode_sparse(frame, indices, scratch, header)
+
+
+class SqueezedPull(SparsePull):
+    """The sum is compressed again, with error feedback here: DoubleSqueeze, methods section 1.6 (b). Plain SGD.
+
+    The servers change exactly the parameters that they send, so replicas stay equal to the last bit.
+    """
+
+    def __init__(self, parameters: Values, optimizer: OptimizerShard, workers: int, compressor: Compressor) -> None:
+        super().__init__(parameters, optimizer, workers)
+        self._compressor = compressor
+        self._state = compressor.init(len(parameters), ())
+        self._sums = np.zeros_like(parameters)
+        self._units: dict[int, int] = {}
+
+    def adopt(self, framing: Framing) -> None:
+        """See `Pull.adopt`; what was held back stays, thresholds are made anew."""
+        super().adopt(framing)
+        self._state.rebind([Unit(f.offset, f.offset + f.count, f.group) for f in framing.frames])
+        self._units = {frame.offset: index for index, frame in enumerate(framing.frames)}
+
+    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> bytes:
+        """See `Pull.apply`."""
+        with self._borrowed() as scratch:
+            indices, values = self._sum_sparse(frame, contributions, scratch)
+            scatter_assign(indices, values, self._sums)
+            unit = self._units[frame.offset]
+            report = self._compressor.update(
+                self._state,
+                unit,
+                step,
+                gradient=self._sums,
+                parameters=self._parameters,
+                indices=scratch.chosen,
+                values=scratch.packed,
+            )
+            clear(self._sums, indices)
+            chosen = scratch.chosen[: report.selected]
+            self._optimizer.update_sparse(chosen, scratch.packed[: report.selected], step, scale=self._scale)
+            return self._encode_sparse(frame, chosen, scratch, header)
+
+
+def make_pull(job: Job, parameters: Values, optimizer: OptimizerShard) -> Pull:
+    """The way that the job's parameters come back; `adopt` comes before the first frame."""
+    workers, compression = job.cluster.workers, job.compression
+    if job.downlink == "exact":
+        return ExactPull(parameters, optimizer, workers)
+    if job.downlink == "doublesqueeze":
+        compressor = Compressor(
+            method=METHODS["dlgs"],
+            density=compression.density,
+            refresh_every=METHODS[compression.method].refresh_every or compression.refresh_every,
+            density_warmup_steps=compression.density_warmup_steps,
+        )
+        return SqueezedPull(parameters, optimizer, workers, compressor)
+    kind = DensePull if compression.method == "none" else SparsePushDensePull
+    return kind(parameters, optimizer, workers)

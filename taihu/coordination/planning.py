@@ -1,0 +1,121 @@
+"""The run's plan: made before the first step, and anew from what all workers measured. Pure; no threads or clocks.
+
+Workers report after the same steps and wait for the answer, so that the plan which they get holds from the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from taihu.coordination.plan import Plan
+from taihu.errors import FrameError, StaleError
+from taihu.job import Job
+from taihu.layout import Layout
+from taihu.planner.calibration import calibrate
+from taihu.planner.decide import decide, predict
+from taihu.planner.groups import plan_groups
+from taihu.planner.measurement import StepMeasurement
+from taihu.planner.profile import Compression, Profile
+
+__all__ = ["Planning", "first_plan", "is_computed"]
+
+_COMPUTED = ("auto", "greedy", "exact")
+_WORTHWHILE_GAIN = 0.05
+
+
+def is_computed(strategy: str) -> bool:
+    """Whether `exchange.plan` asks for a plan from measurements."""
+    return strategy in _COMPUTED
+
+
+def first_plan(job: Job, layout: Layout) -> Plan:
+    """The plan before anything has been measured.
+
+    Where it will be computed, every layer is a group of its own at first: that gives costs of many sizes.
+    """
+    strategy = job.exchange.plan
+    if job.compression.method == "topk":
+        strategy = "single"
+    elif is_computed(strategy):
+        strategy = "per-layer"
+    return Plan(1, 1, plan_groups(layout, strategy), layout)
+
+
+class Planning:
+    """`plan` is what holds now, `profile` the costs that it was made from, None before the first report."""
+
+    def __init__(self, job: Job, layout: Layout) -> None:
+        self._job = job
+        self.plan = first_plan(job, layout)
+        self.profile: Profile | None = None
+        self._decided_after = 0
+        self._reports: dict[int, Sequence[StepMeasurement]] = {}
+        self._reported_step = 0
+
+    def decided_after(self, step: int) -> bool:
+        """Whether the plan takes in the reports that followed step `step`."""
+        return self._decided_after >= step
+
+    def report(self, rank: int, step: int, steps: Sequence[StepMeasurement]) -> None:
+        """Take in what worker `rank` measured until `step`; the last worker's report makes the plan.
+
+        Raises:
+            StaleError: the report belongs to another step than those of the others.
+            FrameError: it does not fit the plan.
+        """
+        if step <= self._decided_after or (self._reports and step != self._reported_step):
+            raise StaleError(
+                f"worker {rank} reports after step {step}: expected one step with the others, after step "
+                f"{max(self._decided_after, self._reported_step)}"
+            )
+        self._check(rank, steps)
+        self._reported_step = step
+        self._reports[rank] = tuple(steps)
+        if len(self._reports) == self._job.cluster.workers:
+            reports = [self._reports[rank] for rank in sorted(self._reports)]
+            self._reports = {}
+            self._decide(step, reports)
+            self._decided_after = step
+
+    def _check(self, rank: int, steps: Sequence[StepMeasurement]) -> None:
+        layers, groups = len(self.plan.layout.layers), len(self.plan.groups)
+        for step in steps:
+            if len(step.backward_seconds) != layers or len(step.groups) != groups:
+                raise FrameError(
+                    f"worker {rank} reports {len(step.backward_seconds)} layers and {len(step.groups)} groups of "
+                    f"step {step.step}: expected {layers} and {groups}"
+                )
+
+    def _decide(self, step: int, reports: Sequence[Sequence[StepMeasurement]]) -> None:
+        names = [layer.name for layer in self.plan.layout.layers]
+        elements = [layer.elements for layer in self.plan.layout.layers]
+        profile = calibrate(names, elements, reports, servers=self._job.cluster.servers)
+        compression = planned_compression(self._job)
+        groups = self.plan.groups
+        seconds = predict(profile, compression, groups)
+        if is_computed(self._job.exchange.plan) and self._job.compression.method != "topk":
+            decision = decide(profile, compression, self._job.exchange.plan)
+            if self.profile is None or decision.seconds < seconds * (1.0 - _WORTHWHILE_GAIN):
+                groups, seconds = decision.groups, decision.seconds
+        self.profile = profile
+        changed = groups != self.plan.groups
+        self.plan = Plan(
+            self.plan.version + changed,
+            step + 1 if changed else self.plan.from_step,
+            groups,
+            self.plan.layout,
+            seconds,
+        )
+
+
+def planned_compression(job: Job) -> Compression:
+    """The job's compression as the planner sees it."""
+    settings = job.compression
+    return Compression(
+        method=settings.method,
+        density=settings.density,
+        refresh_every=settings.refresh_every,
+        value_bytes=4 if settings.value_type == "fp32" else 2,
+        downlink=job.downlink,
+        frame_bytes=job.exchange_frame_elements * 4,
+    )

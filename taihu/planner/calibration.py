@@ -1,0 +1,188 @@
+"""From what workers measured of their steps to the costs that the planner computes with.
+
+Measurements have outliers, so medians stand for means and lines are fitted by weighted Theil-Sen: the slope is the
+median of the slopes between all pairs of samples, each weighted by the difference of their sizes. Costs are never
+negative. Layers are numbered in backward order (0 is the output side), as in `taihu.layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.errors import FrameError
+from taihu.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+
+__all__ = ["TOP_K_PER_SCAN", "Transfers", "calibrate", "fit_linear", "fit_link"]
+
+Array = NDArray[np.float64]
+Reports = Sequence[Sequence[StepMeasurement]]
+Step = tuple[StepMeasurement, ...]
+
+TOP_K_PER_SCAN: Final = 4.0
+"""An exact selection takes about so many times what a reused threshold does, from 10,000 to 10 million elements."""
+
+# Sizes of which the largest is at most so much of itself above the smallest say nothing about the cost of a byte.
+_ALIKE: Final = 0.1
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """Exchanges of one group at a time; four arrays of shape (n,), fp64.
+
+    `up_seconds` may hold any constant that `down_seconds` holds with the opposite sign: the difference of two clocks.
+    """
+
+    up_bytes: Array
+    down_bytes: Array
+    up_seconds: Array
+    down_seconds: Array
+
+
+def calibrate(names: Sequence[str], elements: Sequence[int], reports: Reports, *, servers: int) -> Profile:
+    """The costs of a job from the reports of its workers.
+
+    Compute and compression are taken from the steps that ran as always, as far as there are any, the link from those
+    that exchanged one group at a time (`serial`). Compression without a sample of one kind costs what the other kind
+    does, times or divided by `TOP_K_PER_SCAN`; what has no sample at all is free.
+
+    Args:
+        names: of the layers, in backward order.
+        elements: of the layers.
+        reports: for each worker its measured steps, all by the same plan.
+        servers: number of servers.
+
+    Raises:
+        FrameError: there is no step that every worker measured.
+    """
+    serial = _common_steps(reports, serial=True)
+    usual = _common_steps(reports, serial=False) or serial
+    if not usual:
+        raise FrameError("calibration: workers measured no step in common; all must report after the same steps")
+    forward, backward_L = _compute_seconds(usual)
+    scan, top_k = _compression_costs(usual)
+    layers = zip(names, elements, backward_L.tolist(), strict=True)
+    return Profile(
+        layers=tuple(LayerCost(name, count, seconds) for name, count, seconds in layers),
+        forward_seconds=forward,
+        scan=scan,
+        top_k=top_k,
+        link=fit_link(_transfers(serial)),
+        workers=len(reports),
+        servers=servers,
+    )
+
+
+def fit_linear(elements: Array, seconds: Array) -> LinearCost:
+    """The line through samples of a pass over so many elements; shapes (n,), n > 0.
+
+    Samples of one size only, or a line that is negative at 0, give a cost in proportion to the elements.
+    """
+    slope = _slope(elements, seconds)
+    if slope is not None:
+        base = float(np.median(seconds - slope * elements))
+        if base >= 0.0:
+            return LinearCost(base, slope)
+    return LinearCost(0.0, max(0.0, float(np.median(seconds / np.maximum(elements, 1.0)))))
+
+
+def fit_link(transfers: Transfers) -> LinkCost:
+    """Bytes per second of both directions, and what an exchange takes beside.
+
+    A direction whose samples all have one size is taken to be as fast as the other one. If both are, everything is
+    put down to bytes: `alpha_seconds` is 0. Without samples all costs are 0.
+    """
+    if not len(transfers.up_bytes):
+        return LinkCost(0.0, 0.0, 0.0)
+    round_trips = transfers.up_seconds + transfers.down_seconds
+    up = _slope(transfers.up_bytes, transfers.up_seconds)
+    down = _slope(transfers.down_bytes, transfers.down_seconds)
+    if up is None and down is None:
+        both_ways = np.maximum(transfers.up_bytes + transfers.down_bytes, 1.0)
+        up = max(0.0, float(np.median(round_trips / both_ways)))
+    per_byte = [slope for slope in (up, down) if slope is not None]
+    # The intercepts are taken together: the difference of the clocks falls out.
+    rest = round_trips - per_byte[0] * transfers.up_bytes - per_byte[-1] * transfers.down_bytes
+    return LinkCost(max(0.0, float(np.median(rest))), per_byte[0], per_byte[-1])
+
+
+def _common_steps(reports: Reports, *, serial: bool) -> list[Step]:
+    """The steps of one kind that every worker measured, each for all workers."""
+    workers = [{measured.step: measured for measured in report if measured.serial == serial} for report in reports]
+    steps = sorted(set.intersection(*map(set, workers)))
+    return [tuple(worker[step] for worker in workers) for step in steps]
+
+
+def _compute_seconds(steps: Sequence[Step]) -> tuple[float, Array]:
+    """Forward, and backward of each layer: between the instants at which the slowest worker has it ready."""
+    ready_TL1 = [
+        np.max([np.cumsum([one.forward_seconds, *one.backward_seconds]) for one in workers], axis=0)
+        for workers in steps
+    ]
+    ready_L1 = np.median(ready_TL1, axis=0)
+    return float(ready_L1[0]), np.maximum(0.0, np.diff(ready_L1))
+
+
+def _compression_costs(steps: Sequence[Step]) -> tuple[LinearCost, LinearCost]:
+    """Costs of a reused threshold and of an exact selection."""
+    groups = [group for workers in steps for one in workers for group in one.groups]
+    reused, exact = (_fit([group for group in groups if group.refreshed == kind]) for kind in (False, True))
+    scan = reused or _scaled(exact, 1.0 / TOP_K_PER_SCAN)
+    return scan, exact or _scaled(reused, TOP_K_PER_SCAN)
+
+
+def _fit(groups: Sequence[GroupMeasurement]) -> LinearCost | None:
+    if not groups:
+        return None
+    elements, seconds = np.array([(float(g.elements), g.compress_seconds) for g in groups]).T
+    return fit_linear(elements, seconds)
+
+
+def _scaled(cost: LinearCost | None, factor: float) -> LinearCost:
+    if cost is None:
+        return LinearCost(0.0, 0.0)
+    return LinearCost(cost.base_seconds * factor, cost.seconds_per_element * factor)
+
+
+def _transfers(steps: Sequence[Step]) -> Transfers:
+    """One sample for each group: the way up of the worker that submitted last, the median way down."""
+    columns = ("bytes_up", "bytes_down", "up_seconds", "down_seconds")
+    samples = [
+        [[float(getattr(one.groups[g], column)) for one in workers] for column in columns]
+        for workers in steps
+        for g in range(len(workers[0].groups))
+        if workers[0].groups[g].bytes_up
+    ]
+    if not samples:
+        return Transfers(*np.empty((4, 0)))
+    up_bytes, down_bytes, up, down = np.moveaxis(np.array(samples), 1, 0)
+    # Answers of a group are alike: by how much later they seem to come is how far a worker's clock is ahead. Only
+    # by one clock can the way up of the last worker, who does not wait for others, be told from the longer ones.
+    ahead = np.median(down - down[:, :1], axis=0)
+    last = np.argmin(up + ahead, axis=1)
+    rows = np.arange(len(last))
+    return Transfers(
+        up_bytes[rows, last],
+        np.median(down_bytes, axis=1),
+        (up + ahead)[rows, last],
+        np.median(down - ahead, axis=1),
+    )
+
+
+def _slope(sizes: Array, seconds: Array) -> float | None:
+    """Seconds per unit of size, not negative, or None if the sizes are too much alike to tell."""
+    if np.max(sizes) - np.min(sizes) <= _ALIKE * np.max(sizes):
+        return None
+    left, right = np.triu_indices(len(sizes), 1)
+    apart = sizes[right] - sizes[left]
+    left, right, apart = left[apart != 0], right[apart != 0], apart[apart != 0]
+    slopes = (seconds[right] - seconds[left]) / apart
+    order = np.argsort(slopes, kind="stable")
+    weights = np.cumsum(np.abs(apart[order]))
+    median = order[np.searchsorted(weights, weights[-1] / 2.0)]
+    return max(0.0, float(slopes[median]))

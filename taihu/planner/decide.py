@@ -1,0 +1,94 @@
+"""The decision: which plan a job should use, what it is expected to take, and whether compressing pays.
+
+Layers are numbered in backward order (0 is the output side), as in `taihu.layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from kernels.merge_search import Pipeline
+from taihu.errors import ConfigError
+from taihu.planner.groups import Group, plan_groups
+from taihu.planner.merging import merge_exact, merge_greedy
+from taihu.planner.profile import Compression, Profile
+from taihu.planner.timeline import Timeline, simulate, step_costs
+
+__all__ = ["UNCOMPRESSED", "Decision", "decide", "predict"]
+
+UNCOMPRESSED = "uncompressed"
+"""The alternative that sends everything, by its own best plan."""
+
+_COMPARED = ("per-layer", "single", "bucket:25MB", "greedy", "exact")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A plan and what it was compared with.
+
+    Attributes:
+        groups: in backward order.
+        timeline: of a step by this plan.
+        alternatives: predicted seconds per step by strategy, and of `UNCOMPRESSED`.
+        pays: whether this plan is faster than sending everything by the best plan for that; False where nothing is
+            compressed anyway.
+    """
+
+    groups: tuple[Group, ...]
+    timeline: Timeline
+    alternatives: Mapping[str, float]
+    pays: bool
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds per step."""
+        return self.timeline.seconds
+
+
+def decide(profile: Profile, compression: Compression, strategy: str) -> Decision:
+    """Plan a job by `strategy`: auto, per-layer, single, bucket:SIZE, greedy or exact; auto is exact.
+
+    `topk` selects from the whole gradient and knows only the plan single, which is also its auto.
+
+    Raises:
+        ConfigError: there is no such strategy, or none such for `topk`.
+    """
+    costs = step_costs(profile, compression)
+    chosen = _strategy(compression, strategy)
+    compared = ("single",) if compression.method == "topk" else _COMPARED
+    plans = {name: _merge(profile, costs, name) for name in dict.fromkeys((*compared, chosen))}
+    seconds = {name: simulate(costs, groups).seconds for name, groups in plans.items()}
+    dense_costs = step_costs(profile, replace(compression, method="none"))
+    seconds[UNCOMPRESSED] = simulate(dense_costs, merge_exact(dense_costs)).seconds
+    return Decision(
+        groups=plans[chosen],
+        timeline=simulate(costs, plans[chosen]),
+        alternatives=MappingProxyType(seconds),
+        pays=compression.method != "none" and seconds[chosen] < seconds[UNCOMPRESSED],
+    )
+
+
+def predict(profile: Profile, compression: Compression, groups: Sequence[Group]) -> float:
+    """Seconds per step by a plan that there is already."""
+    return simulate(step_costs(profile, compression), groups).seconds
+
+
+def _strategy(compression: Compression, strategy: str) -> str:
+    """The strategy that is meant, which exists."""
+    if strategy not in ("auto", *_COMPARED) and not strategy.startswith("bucket:"):
+        raise ConfigError(f"plan {strategy!r}: expected auto, per-layer, single, bucket:SIZE, greedy or exact")
+    if compression.method != "topk":
+        return "exact" if strategy == "auto" else strategy
+    if strategy not in ("auto", "single"):
+        raise ConfigError(f"plan {strategy!r}: compression topk selects from the whole gradient; use single or auto")
+    return "single"
+
+
+def _merge(profile: Profile, costs: Pipeline, strategy: str) -> tuple[Group, ...]:
+    if strategy == "exact":
+        return merge_exact(costs)
+    if strategy == "greedy":
+        return merge_greedy(costs)
+    return plan_groups(profile.layout, strategy)

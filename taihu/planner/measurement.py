@@ -1,0 +1,36 @@
+"""What workers measure of their steps, as they report it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["GroupMeasurement", "StepMeasurement"]
+
+
+@dataclass(frozen=True)
+class GroupMeasurement:
+    """One group of a measured step.
+
+    `up_seconds` ends when the servers had the group from every worker, and `down_seconds` begins then; by how much
+    the clocks differ is uncertain, so one may hold what the other lacks. They mean something in serial steps only,
+    where no other group is under way.
+    """
+
+    elements: int
+    compress_seconds: float
+    refreshed: bool
+    bytes_up: int
+    bytes_down: int
+    up_seconds: float
+    down_seconds: float
+
+
+@dataclass(frozen=True)
+class StepMeasurement:
+    """One measured step of one worker; `backward_seconds` for each layer in backward order."""
+
+    step: int
+    serial: bool
+    forward_seconds: float
+    backward_seconds: tuple[float, ...]
+    groups: tuple[GroupMeasurement, ...]

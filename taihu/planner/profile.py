@@ -1,0 +1,251 @@
+"""What a step is made of: the measured costs of a job, and what its compression sends.
+
+Layers are numbered in backward order (0 is the output side, the L-th layer of the papers), as in `taihu.layout`.
+Every cost of a group follows from sums over its layers, so that the costs of all groups are a few array expressions.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
+
+from taihu.errors import ConfigError
+from taihu.layout import LayerSpec, Layout, TensorSpec
+
+__all__ = [
+    "Compression",
+    "Downlink",
+    "GroupSizes",
+    "LayerCost",
+    "LinearCost",
+    "LinkCost",
+    "Method",
+    "Profile",
+    "rice_bits_per_index",
+]
+
+Method = Literal["none", "topk", "lags", "dlgs"]
+Downlink = Literal["dense", "exact", "doublesqueeze"]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveInt = Annotated[int, Field(gt=0)]
+Array = NDArray[np.float64]
+
+_DENSE_VALUE_BYTES = 4
+# Kiely, Selecting the Golomb parameter in Rice coding: the best parameter follows from the golden ratio.
+_LOG_GOLDEN = np.log((np.sqrt(5.0) - 1.0) / 2.0)
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """A layer's number of parameters, and the seconds that backward needs for it."""
+
+    name: str
+    elements: Annotated[int, Field(ge=0)]
+    backward_seconds: Seconds
+
+
+@dataclass(frozen=True)
+class LinearCost:
+    """Seconds of a pass over n elements: `base_seconds + n * seconds_per_element`."""
+
+    base_seconds: Seconds
+    seconds_per_element: Seconds
+
+
+@dataclass(frozen=True)
+class LinkCost:
+    """What the exchange of a group costs one worker while all workers exchange.
+
+    `alpha_seconds` is charged once for each group, as time in which nothing else goes up: it holds the start-up
+    of both directions and the server's fixed work.
+    """
+
+    alpha_seconds: Seconds
+    up_seconds_per_byte: Seconds
+    down_seconds_per_byte: Seconds
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The costs of one step, layers in backward order, on `workers` workers and `servers` servers.
+
+    `scan` is one compression that reuses its threshold, `top_k` one that selects exactly.
+    """
+
+    layers: Annotated[tuple[LayerCost, ...], Field(min_length=1)]
+    forward_seconds: Seconds
+    scan: LinearCost
+    top_k: LinearCost
+    link: LinkCost
+    workers: PositiveInt
+    servers: PositiveInt
+
+    @property
+    def layout(self) -> Layout:
+        """A layout with layers of these names and sizes; each is one tensor."""
+        return Layout(tuple(LayerSpec(c.name, (TensorSpec("all", (c.elements,)),)) for c in self.layers))
+
+    def with_workers(self, workers: int) -> Profile:
+        """The same job with another number of workers.
+
+        A server's link carries the bytes of `workers / servers` workers; a worker's own link bounds it from below.
+        """
+        ratio = max(workers / self.servers, 1.0) / max(self.workers / self.servers, 1.0)
+        link = replace(
+            self.link,
+            up_seconds_per_byte=self.link.up_seconds_per_byte * ratio,
+            down_seconds_per_byte=self.link.down_seconds_per_byte * ratio,
+        )
+        return replace(self, link=link, workers=workers)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object of numbers, texts, lists and objects under the names of the fields."""
+        fields = asdict(self)
+        return {**fields, "layers": list(fields["layers"])}
+
+    @classmethod
+    def from_json(cls, data: object) -> Profile:
+        """What `to_json` returned.
+
+        Raises:
+            ConfigError: a key is missing, of the wrong type or out of range.
+        """
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            seen = "" if first["type"] == "missing" else f", got {str(first['input'])[:60]}"
+            raise ConfigError(f"profile: {where + ': ' if where else ''}{first['msg']}{seen}") from None
+
+
+@dataclass(frozen=True)
+class GroupSizes:
+    """What costs of groups depend on, arrays of one shape: `elements`, `layers`, and selection `units`.
+
+    `kept` is the number of values that one worker sends.
+    """
+
+    elements: Array
+    layers: Array
+    units: Array
+    kept: Array
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What is sent of a group; with `method` none everything is, in fp32 both ways, and the rest has no meaning.
+
+    The unit that shares a threshold is the layer for `lags` and the group for `dlgs`; for `topk` it is the whole
+    model, which therefore is one group. Of a unit of d elements max(1, ceil(density * d)) are kept.
+
+    Attributes:
+        method: methods section 1.5.
+        density: share of values kept, in (0, 1].
+        refresh_every: steps from one exact selection of `dlgs` to the next (the paper's s).
+        value_bytes: bytes of a kept value, 4 or 2.
+        downlink: answers with every value (`dense`), with the fp32 values that any worker pushed (`exact`), or
+            compressed once more (`doublesqueeze`); methods section 1.6.
+        frame_bytes: dense bytes that one frame covers at most.
+        frame_header_bytes: bytes of a frame beside its payload.
+        section_header_bytes: bytes of a sparse section, one for each layer and server, beside its indices.
+
+    Raises:
+        ConfigError: a value is none of these.
+    """
+
+    method: Method = "dlgs"
+    density: float = 0.01
+    refresh_every: int = 32
+    value_bytes: int = 4
+    downlink: Downlink = "exact"
+    frame_bytes: int = 1 << 19
+    frame_header_bytes: int = 64
+    section_header_bytes: int = 4
+
+    def __post_init__(self) -> None:
+        known = {"method": get_args(Method), "downlink": get_args(Downlink), "value_bytes": (2, 4)}
+        for name, choices in known.items():
+            if getattr(self, name) not in choices:
+                expected = ", ".join(map(str, choices))
+                raise ConfigError(f"compression.{name} {getattr(self, name)!r}: expected one of {expected}")
+        if not 0 < self.density <= 1:
+            raise ConfigError(f"compression.density {self.density}: expected a share above 0 and at most 1")
+        for name in ("refresh_every", "frame_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"compression.{name} {getattr(self, name)}: expected at least 1")
+
+    def sizes(self, profile: Profile, first: NDArray[np.int64], last: NDArray[np.int64]) -> GroupSizes:
+        """Sizes of the groups of layers `first` to `last`, both included; the arrays have one shape."""
+        layer_elements = np.array([layer.elements for layer in profile.layers], dtype=np.float64)
+        elements = _range_sums(layer_elements, first, last)
+        layers = (last - first + 1).astype(np.float64)
+        if self.method == "none":
+            return GroupSizes(elements, layers, np.zeros_like(elements), elements)
+        if self.method == "lags":
+            return GroupSizes(elements, layers, layers, _range_sums(self._kept(layer_elements), first, last))
+        return GroupSizes(elements, layers, np.ones_like(elements), self._kept(elements))
+
+    def seconds(self, profile: Profile, sizes: GroupSizes) -> Array:
+        """Seconds to compress each group, mean over `refresh_every` steps (methods section 1.3)."""
+        exact, reused = (
+            sizes.units * cost.base_seconds + sizes.elements * cost.seconds_per_element
+            for cost in (profile.top_k, profile.scan)
+        )
+        if self.method == "none":
+            return np.zeros_like(exact)
+        every = self.refresh_every if self.method == "dlgs" else 1
+        return (exact + (every - 1) * reused) / every
+
+    def up_bytes(self, profile: Profile, sizes: GroupSizes) -> Array:
+        """Bytes that one worker sends for each group."""
+        if self.method == "none":
+            return self._dense_bytes(profile, sizes)
+        return self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)
+
+    def down_bytes(self, profile: Profile, sizes: GroupSizes) -> Array:
+        """Bytes that one worker receives for each group."""
+        if self.method == "none" or self.downlink == "dense":
+            return self._dense_bytes(profile, sizes)
+        if self.downlink == "doublesqueeze":
+            return self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)
+        # The expected size of the union when workers select independently of each other.
+        left_out = (1.0 - sizes.kept / np.maximum(sizes.elements, 1.0)) ** profile.workers
+        return self._sparse_bytes(profile, sizes, sizes.elements * (1.0 - left_out), _DENSE_VALUE_BYTES)
+
+    def _kept(self, elements: Array) -> Array:
+        return np.minimum(elements, np.maximum(1.0, np.ceil(self.density * elements)))
+
+    def _dense_bytes(self, profile: Profile, sizes: GroupSizes) -> Array:
+        return _DENSE_VALUE_BYTES * sizes.elements + self._frame_headers(profile, sizes)
+
+    def _sparse_bytes(self, profile: Profile, sizes: GroupSizes, kept: Array, value_bytes: int) -> Array:
+        """Values, Rice-coded indices and headers."""
+        index_bytes = rice_bits_per_index(kept / np.maximum(sizes.elements, 1.0)) / 8.0
+        sections = self.section_header_bytes * profile.servers * sizes.layers
+        return kept * (value_bytes + index_bytes) + sections + self._frame_headers(profile, sizes)
+
+    def _frame_headers(self, profile: Profile, sizes: GroupSizes) -> Array:
+        frames = np.ceil(sizes.elements * _DENSE_VALUE_BYTES / profile.servers / self.frame_bytes)
+        return self.frame_header_bytes * profile.servers * frames
+
+
+def _range_sums(values: Array, first: NDArray[np.int64], last: NDArray[np.int64]) -> Array:
+    until = np.concatenate(([0.0], np.cumsum(values)))
+    return np.asarray(until[last + 1] - until[first])
+
+
+def rice_bits_per_index(density: Array) -> Array:
+    """Expected bits of a Rice-coded gap between selected values, with the best parameter for each density.
+
+    Args:
+        density: any shape, values in [0, 1]; gaps are taken as geometric (independent selection).
+    """
+    skipped = 1.0 - np.clip(density, 1e-12, 1.0 - 1e-12)
+    parameter = np.maximum(0.0, 1.0 + np.floor(np.log2(_LOG_GOLDEN / np.log(skipped))))
+    return np.asarray(parameter + 1.0 / (1.0 - skipped ** (2.0**parameter)))

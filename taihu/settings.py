@@ -1,0 +1,141 @@
+"""The tables of a job file: typed, with defaults, checked each on its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = [
+    "ClusterSettings",
+    "CompressionSettings",
+    "DataSettings",
+    "ExchangeSettings",
+    "ModelSettings",
+    "OptimizerSettings",
+    "Section",
+    "TrainSettings",
+]
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """A table of the job file: frozen, typed, finite, and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelSettings(Section):
+    """`[model]`: a model of the zoo, or `path/to/file.py:build`."""
+
+    name: str = "small_cnn"
+
+
+class DataSettings(Section):
+    """`[data]`: the data set, where its files lie, and how training images are augmented."""
+
+    name: str = "digits"
+    path: Path | None = None
+    augment: Literal["none", "flip", "crop-flip"] = "none"
+
+
+class TrainSettings(Section):
+    """`[train]`: `batch` is per worker; `steps`, when given, overrides `epochs`."""
+
+    batch: PositiveInt = 32
+    epochs: PositiveInt = 10
+    steps: PositiveInt | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    evaluate: bool = True
+
+
+class OptimizerSettings(Section):
+    """`[optimizer]`: the update rule and its learning-rate schedule. Steps count from 1.
+
+    `milestones` (schedule `step`), `decay_steps` (schedule `cosine`) and `warmup_steps` are in steps.
+    """
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    learning_rate: PositiveFloat = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    epsilon: PositiveFloat = 1e-8
+    schedule: Literal["constant", "step", "cosine"] = "constant"
+    milestones: tuple[PositiveInt, ...] = ()
+    gamma: PositiveFloat = 0.1
+    decay_steps: Annotated[int, Field(ge=0)] = 0
+    final_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _schedule_is_complete(self) -> OptimizerSettings:
+        if self.schedule == "step" and not self.milestones:
+            raise ValueError("schedule 'step' needs optimizer.milestones, for example [800, 1200]")
+        if self.schedule == "cosine" and not self.decay_steps:
+            raise ValueError("schedule 'cosine' needs optimizer.decay_steps, the step at which it ends")
+        if self.nesterov and (self.name != "sgd" or not self.momentum):
+            raise ValueError("nesterov needs optimizer.name = 'sgd' and a momentum above 0")
+        return self
+
+
+class ExchangeSettings(Section):
+    """`[exchange]`: how gradients and parameters travel.
+
+    `plan` merges layers into groups: `per-layer`, `single`, `bucket:SIZE` (for example `bucket:4MB`), or as computed
+    from measurements of the running job: `greedy`, `exact`, and `auto`, which is `exact`. The first
+    `calibration_steps` steps are measured; every `replan_every` steps the plan is made anew if another one has become
+    better. A group is cut into frames of at most `frame_bytes` for each server; at most `window_frames` of them are
+    on their way to one server without an answer.
+    """
+
+    kind: Literal["server"] = "server"
+    plan: Annotated[str, Field(pattern=r"^(auto|greedy|exact|per-layer|single|bucket:[0-9]+(\.[0-9]+)?[kMG]?B)$")] = (
+        "auto"
+    )
+    calibration_steps: Annotated[int, Field(ge=4)] = 8
+    replan_every: PositiveInt = 200
+    frame_bytes: Annotated[int, Field(ge=4096, le=4 << 20, multiple_of=4)] = 1 << 19
+    window_frames: PositiveInt = 6
+    timeout_s: PositiveFloat = 600.0
+    non_finite: Literal["error", "allow"] = "error"
+
+
+class CompressionSettings(Section):
+    """`[compression]`: what is sent of a gradient; what is not is sent later (error feedback).
+
+    `topk` keeps the share `density` of the whole gradient, `lags` of every layer, `dlgs` of every group with a
+    threshold that is made anew every `refresh_every` steps. `downlink` is what comes back: all parameters (`dense`),
+    those that any worker pushed (`exact`), or as many as one worker pushed (`doublesqueeze`). Momentum is applied by
+    the workers before they select (momentum correction) or by the servers after (`momentum_at`); `factor_masking`
+    stops the momentum of what was sent. The density falls from 1 within `density_warmup_steps`; `clip_norm`, divided
+    by the square root of the number of workers, bounds the norm of the gradient of what shares a threshold.
+    """
+
+    method: Literal["none", "topk", "lags", "dlgs"] = "none"
+    density: Annotated[float, Field(gt=0, le=1)] = 0.01
+    refresh_every: PositiveInt = 32
+    value_type: Literal["fp32", "fp16", "bf16"] = "fp32"
+    downlink: Literal["auto", "dense", "exact", "doublesqueeze"] = "auto"
+    momentum_at: Literal["auto", "workers", "servers"] = "auto"
+    factor_masking: bool = True
+    density_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    clip_norm: PositiveFloat | None = None
+
+
+class ClusterSettings(Section):
+    """`[cluster]`: how many processes there are, and where server 0 is found."""
+
+    servers: PositiveInt = 2
+    workers: PositiveInt = 3
+    coordinator: Annotated[str, Field(pattern=r"^[^:\s]+:[0-9]{1,5}$")] | None = None
+    connect_timeout_s: PositiveFloat = 60.0
+    heartbeat_s: PositiveFloat = 0.5
+    lost_after_s: PositiveFloat = 15.0
+    threads: Annotated[int, Field(ge=0)] = 0
+    reflection: bool = False

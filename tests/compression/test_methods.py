@@ -1,0 +1,284 @@
+"""The methods against plain NumPy: nothing is lost, what is sent is bounded, thresholds are as printed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kernels.half import from_half
+from taihu.compression import METHODS, CompressionState, Compressor, Unit, UnitReport, make_compressor, units_of_plan
+from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.planner.groups import Group
+from taihu.settings import CompressionSettings, OptimizerSettings
+
+quick = settings(deadline=None, max_examples=60)
+
+Values = NDArray[np.float32]
+
+SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
+DENSITIES = st.sampled_from([0.01, 0.1, 0.34, 0.5, 1.0])
+
+
+def units_of(sizes: list[int]) -> tuple[Unit, ...]:
+    stops = np.cumsum(sizes)
+    return tuple(
+        Unit(int(stop) - size, int(stop), i) for i, (size, stop) in enumerate(zip(sizes, stops, strict=True))
+    )
+
+
+def gradients_of(seed: int, elements: int, steps: int, zeros: bool) -> list[Values]:
+    random = np.random.default_rng(seed)
+    gradients = [random.standard_normal(elements).astype(np.float32) for _ in range(steps)]
+    if zeros:
+        for gradient in gradients:
+            gradient[random.random(elements) < 0.5] = 0.0
+    return gradients
+
+
+class Run:
+    """Drives a compressor over an arena and keeps what was sent."""
+
+    def __init__(self, compressor: Compressor, units: tuple[Unit, ...]) -> None:
+        self.compressor = compressor
+        self.elements = units[-1].stop
+        self.state: CompressionState = compressor.init(self.elements, units)
+        self.parameters = np.zeros(self.elements, dtype=np.float32)
+
+    def update(self, unit: int, step: int, gradient: Values) -> tuple[UnitReport, NDArray[np.int32], Values]:
+        room = self.compressor.most_selected(self.state.units[unit].elements)
+        indices = np.full(room, -1, dtype=np.int32)
+        values = np.zeros(room, dtype=self.compressor.value_dtype)
+        report = self.compressor.update(
+            self.state,
+            unit,
+            step,
+            gradient=gradient,
+            parameters=self.parameters,
+            indices=indices,
+            values=values,
+        )
+        sent = values[: report.selected]
+        if self.compressor.value_type != "fp32":
+            decoded = np.empty(len(sent), dtype=np.float32)
+            from_half(sent, self.compressor.value_type, decoded)
+            sent = decoded
+        return report, indices[: report.selected], sent
+
+
+@quick
+@given(
+    method=st.sampled_from(["topk", "lags", "dlgs", "none"]),
+    sizes=SIZES,
+    density=DENSITIES,
+    value_type=st.sampled_from(["fp32", "fp16", "bf16"]),
+    refresh=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+    zeros=st.booleans(),
+)
+def test_what_is_sent_and_what_stays_is_the_gradient_bit_for_bit(
+    *,
+    method: str,
+    sizes: list[int],
+    density: float,
+    value_type: Literal["fp32", "fp16", "bf16"],
+    refresh: int,
+    seed: int,
+    zeros: bool,
+) -> None:
+    units = units_of(sizes)
+    run = Run(Compressor(METHODS[method], density, refresh, value_type), units)
+    for step, gradient in enumerate(gradients_of(seed, run.elements, 6, zeros), 1):
+        for index, unit in enumerate(units):
+            part = slice(unit.start, unit.stop)
+            owed = run.state.residual[part] + gradient[part]
+            _, indices, sent = run.update(index, step, gradient)
+            kept = run.state.residual[part].copy()
+            kept[indices - unit.start] += sent
+            np.testing.assert_array_equal(kept.view(np.uint32) & 0x7FFFFFFF, owed.view(np.uint32) & 0x7FFFFFFF)
+            assert (np.sign(kept) == np.sign(owed)).all()
+
+
+@quick
+@given(SIZES, DENSITIES, st.integers(1, 6), st.integers(0, 2**32))
+def test_thresholds_and_selections_follow_the_printed_algorithm(
+    sizes: list[int], density: float, refresh: int, seed: int
+) -> None:
+    """Methods 1.1 in plain NumPy, with the bound of the count."""
+    units = units_of(sizes)
+    run = Run(Compressor(METHODS["dlgs"], density, refresh), units)
+    residual = np.zeros(run.elements, dtype=np.float32)
+    thresholds: dict[int, float] = {}
+    ages: dict[int, int] = {}
+    for step, gradient in enumerate(gradients_of(seed, run.elements, 12, zeros=False), 1):
+        for index, unit in enumerate(units):
+            part = slice(unit.start, unit.stop)
+            k = max(1, math.ceil(density * unit.elements))
+            g = residual[part] + gradient[part]
+            due = index not in ages or ages[index] + 1 == refresh
+            hits = 0 if due else int((np.abs(g) >= thresholds[index]).sum())
+            if due or 2 * hits < k or hits > 2 * k:
+                thresholds[index], ages[index] = float(np.sort(np.abs(g))[-k]), 0
+                refreshed = True
+            else:
+                ages[index] += 1
+                refreshed = False
+            expected = np.flatnonzero(np.abs(g) >= thresholds[index])
+            report, indices, sent = run.update(index, step, gradient)
+            np.testing.assert_array_equal(indices, expected + unit.start)
+            np.testing.assert_array_equal(sent, g[expected])
+            assert (report.refreshed, report.kept, report.selected) == (refreshed, k, len(expected))
+            assert report.threshold == thresholds[index]
+            g[expected] = 0.0
+            residual[part] = g
+    np.testing.assert_array_equal(run.state.residual, residual)
+
+
+@quick
+@given(st.integers(1, 200), DENSITIES, st.integers(0, 2**32))
+def test_equal_values_are_selected_up_to_twice_what_the_density_asks_for(
+    elements: int, density: float, seed: int
+) -> None:
+    run = Run(Compressor(METHODS["dlgs"], density), units_of([elements]))
+    k = max(1, math.ceil(density * elements))
+    sign = np.random.default_rng(seed).choice(np.array([-1, 1], dtype=np.float32), elements)
+    report, indices, _ = run.update(0, 1, sign)
+    assert report.selected == min(elements, 2 * k)
+    np.testing.assert_array_equal(indices, np.arange(report.selected))
+
+
+def test_zeros_are_never_sent() -> None:
+    run = Run(Compressor(METHODS["dlgs"], 0.5), units_of([8]))
+    gradient = np.zeros(8, dtype=np.float32)
+    for step in (1, 2, 3):
+        assert run.update(0, step, gradient)[0].selected == 0
+    gradient[5] = 1e-30
+    report, indices, _ = run.update(0, 4, gradient)
+    assert (report.selected, indices.tolist()) == (1, [5])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_value_that_is_not_finite_is_sent_so_that_the_server_can_refuse_it(bad: float, step: int) -> None:
+    run = Run(Compressor(METHODS["dlgs"], 0.1, refresh_every=8), units_of([100]))
+    gradient = np.linspace(1, 2, 100, dtype=np.float32)
+    if step == 2:
+        run.update(0, 1, gradient)
+    gradient[17] = bad
+    _, indices, sent = run.update(0, step, gradient)
+    assert 17 in indices
+    np.testing.assert_array_equal(sent[indices.tolist().index(17)], np.float32(bad))
+
+
+@quick
+@given(
+    elements=st.integers(2, 60),
+    density=DENSITIES,
+    momentum=st.floats(0, 0.99),
+    decay=st.floats(0, 0.1),
+    nesterov=st.booleans(),
+    masking=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_momentum_correction_and_factor_masking_are_those_of_dgc(
+    *, elements: int, density: float, momentum: float, decay: float, nesterov: bool, masking: bool, seed: int
+) -> None:
+    """Lin et al. 2018, equations 4 and 5, and section 3.2, in float64."""
+    compressor = Compressor(
+        METHODS["dlgs"],
+        density,
+        refresh_every=4,
+        momentum=momentum,
+        weight_decay=decay,
+        nesterov=nesterov,
+        factor_masking=masking,
+    )
+    run = Run(compressor, units_of([elements]))
+    run.parameters[:] = np.random.default_rng(seed + 1).standard_normal(elements)
+    u, v = np.zeros(elements), np.zeros(elements)
+    for step, gradient in enumerate(gradients_of(seed, elements, 5, zeros=False), 1):
+        _, indices, sent = run.update(0, step, gradient)
+        d = gradient.astype(np.float64) + decay * run.parameters
+        u = momentum * u + d
+        v += d + momentum * u if nesterov else u
+        np.testing.assert_allclose(sent, v[indices], rtol=1e-4, atol=1e-5)
+        v[indices] = 0.0
+        if masking:
+            u[indices] = 0.0
+        if momentum or decay:
+            np.testing.assert_allclose(run.state.residual, v, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(run.state.velocity, u, rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(1, 10**7), st.floats(1e-4, 1), st.integers(1, 50))
+def test_the_warm_up_goes_from_everything_to_the_density(elements: int, density: float, steps: int) -> None:
+    compressor = Compressor(METHODS["dlgs"], density, density_warmup_steps=steps)
+    kept = [compressor.kept(elements, step) for step in range(1, steps + 3)]
+    assert kept[0] == elements
+    assert kept[-1] == kept[-2] == min(elements, max(1, math.ceil(density * elements)))
+    assert kept == sorted(kept, reverse=True)
+    if steps > 1:
+        ratio = math.log(density) / steps
+        assert (
+            kept[1] == min(elements, max(1, math.ceil(math.exp(ratio) * elements)))
+            or abs(kept[1] - math.exp(ratio) * elements) < 1.001
+        )
+
+
+@quick
+@given(st.integers(1, 60), st.floats(0.01, 10), st.integers(0, 2**32))
+def test_a_clipped_gradient_has_the_norm_of_the_bound(elements: int, clip: float, seed: int) -> None:
+    run = Run(Compressor(METHODS["dlgs"], 1.0, clip_norm=clip), units_of([elements]))
+    gradient = gradients_of(seed, elements, 1, zeros=False)[0]
+    norm = float(np.linalg.norm(gradient))
+    _, _, sent = run.update(0, 1, gradient.copy())
+    np.testing.assert_allclose(np.linalg.norm(sent), min(norm, clip), rtol=1e-4)
+
+
+def test_other_units_keep_the_residual_and_make_thresholds_anew() -> None:
+    run = Run(Compressor(METHODS["dlgs"], 0.1, refresh_every=100), units_of([50, 50]))
+    gradient = gradients_of(3, 100, 1, zeros=False)[0]
+    for unit in (0, 1):
+        run.update(unit, 1, gradient)
+    owed = run.state.residual + gradient
+    run.state.rebind(units_of([100]))
+    report, indices, sent = run.update(0, 2, gradient)
+    assert report.refreshed
+    assert math.isnan(report.drift)
+    kept = run.state.residual.copy()
+    kept[indices] += sent
+    np.testing.assert_array_equal(kept, owed)
+
+
+def test_the_drift_is_the_relative_change_of_the_threshold() -> None:
+    run = Run(Compressor(METHODS["lags"], 1 / 4), units_of([4]))
+    assert math.isnan(run.update(0, 1, np.array([1, 2, 3, 4], dtype=np.float32))[0].drift)
+    assert run.update(0, 2, np.array([0, 0, 0, 5], dtype=np.float32))[0].drift == pytest.approx(1 / 4)
+
+
+LAYOUT = Layout(tuple(LayerSpec(f"l{i}", (TensorSpec("w", (size,)),)) for i, size in enumerate((3, 0, 5, 7))))
+
+
+def test_units_are_the_model_the_layers_or_the_groups() -> None:
+    groups = (Group(0, 1), Group(2, 3))
+    assert units_of_plan("group", LAYOUT, groups) == (Unit(0, 3, 0), Unit(3, 15, 1))
+    assert units_of_plan("layer", LAYOUT, groups) == (Unit(0, 3, 0), Unit(3, 8, 1), Unit(8, 15, 1))
+    assert units_of_plan("model", LAYOUT, (Group(0, 3),)) == (Unit(0, 15, 0),)
+
+
+def test_a_job_gives_momentum_to_the_side_that_applies_it() -> None:
+    settings_ = CompressionSettings(method="dlgs", density=0.25, refresh_every=7, clip_norm=3.0)
+    optimizer = OptimizerSettings(momentum=0.5, weight_decay=0.1)
+    here = make_compressor(settings_, optimizer, workers=9, momentum_here=True)
+    assert (here.momentum, here.weight_decay, here.refresh_every, here.clip_norm) == (0.5, 0.1, 7, 1.0)
+    there = make_compressor(settings_, optimizer, workers=9, momentum_here=False)
+    assert there == replace(here, momentum=0.0, weight_decay=0.0)
+    assert len(there.init(10, ()).velocity) == 0
+    exact = make_compressor(settings_.model_copy(update={"method": "lags"}), optimizer, workers=1, momentum_here=True)
+    assert exact.refresh_every == 1

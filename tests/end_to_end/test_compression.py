@@ -1,0 +1,76 @@
+"""Whole sparse runs of real processes: they learn, repeat to the last bit, follow a computed plan, and leave a trace."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taihu.trace import busy_seconds, overlap_seconds
+
+Taihu = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def train(taihu: Taihu, folder: Path, *arguments: str) -> dict[str, Any]:
+    done = taihu("train", "--json", "result.json", *arguments)
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return results
+
+
+@pytest.mark.parametrize("downlink", ["exact", "doublesqueeze"])
+def test_a_tenth_of_the_gradient_learns_the_digits(taihu: Taihu, tmp_path: Path, downlink: str) -> None:
+    flags = ("--compression", "dlgs", "--density", "0.1", "--set", f"compression.downlink={downlink}")
+    results = train(taihu, tmp_path, *flags)
+    assert results["test_accuracy"] >= 0.96
+    assert (results["compression"], results["density"], results["downlink"]) == ("dlgs", 0.1, downlink)
+    assert results["selected_ratio"] == pytest.approx(0.1, rel=0.5)
+    # 8 bytes of every value are for the largest overhead there is: more than that would be a defect.
+    elements = sum(layer["elements"] for layer in results["profile"]["layers"])
+    assert results["bytes_sent_per_step"] < 3 * (2 * 0.1 * elements * 8 + 10_000)
+    assert results["thresholds"]["refreshes"]["drift"]
+
+
+def test_the_same_plan_gives_the_same_bits(taihu: Taihu, tmp_path: Path) -> None:
+    flags = ("--compression", "dlgs", "--density", "0.05", "--steps", "40", "--plan", "bucket:20kB")
+    assert train(taihu, tmp_path, *flags)["parameters_sha256"] == train(taihu, tmp_path, *flags)["parameters_sha256"]
+
+
+def test_the_plan_is_computed_from_what_was_measured(taihu: Taihu, tmp_path: Path) -> None:
+    results = train(taihu, tmp_path, "--compression", "dlgs", "--steps", "40", "--set", "exchange.replan_every=10")
+    assert results["predicted_seconds_per_step"] > 0
+    layers = [layer["name"] for layer in results["profile"]["layers"]]
+    covered = [layer for first, last in results["group_layers"] for layer in range(first, last + 1)]
+    assert covered == list(range(len(layers)))
+    assert results["profile"]["forward_seconds"] > 0
+    assert results["profile"]["workers"] == 3
+
+
+def test_topk_cannot_be_cut_into_groups(taihu: Taihu) -> None:
+    done = taihu("train", "--compression", "topk", "--plan", "per-layer")
+    assert done.returncode == 2
+    assert "compression 'topk' selects from the whole gradient: set exchange.plan = 'single'" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_trace_shows_workers_and_servers_on_one_clock(taihu: Taihu, tmp_path: Path) -> None:
+    train(
+        taihu,
+        tmp_path,
+        *("--compression", "dlgs", "--density", "0.1", "--steps", "20", "--plan", "per-layer"),
+        *("--trace", "trace.json", "--trace-steps", "9-20"),
+    )
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    processes = {e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M" and e["name"] == "process_name"}
+    assert processes == {"server 0", "server 1", "worker 0", "worker 1", "worker 2"}
+    for worker in ("worker 0", "worker 1", "worker 2"):
+        for track in ("compute", "compress", "push server 0", "pull server 1"):
+            assert busy_seconds(trace, worker, track) > 0, (worker, track)
+        assert overlap_seconds(trace, worker, "compute", "compress") > 0
+        assert overlap_seconds(trace, worker, "compute", "push server 0") > 0
+    updates = {(e["args"]["step"], e["args"]["group"]) for e in trace["traceEvents"] if e["name"] == "update"}
+    assert updates >= {(step, group) for step in range(9, 21) for group in range(4)}

@@ -1,0 +1,201 @@
+"""Merging against all groupings: exact ends first with the fewest groups, greedy is the paper's scan."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kernels.merge_search import Pipeline, allow_group, relax, run_pipeline, search
+from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.planner.groups import Group, check_groups
+from taihu.planner.merging import TIE, merge_exact, merge_greedy
+from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
+from taihu.planner.tables import TABLES
+from taihu.planner.timeline import simulate, step_costs
+
+quick = settings(deadline=None, max_examples=150)
+Array = NDArray[np.float64]
+
+
+def all_ends(costs: Pipeline) -> tuple[Array, NDArray[np.int64]]:
+    """Of all 2^(L-1) groupings the end of the step and the number of groups.
+
+    Bit l of a grouping's number says that a group ends with layer l. All groupings are gone through at once.
+    """
+    stages, layers, _ = costs.seconds.shape
+    cuts = np.arange(2 ** (layers - 1)) | 2 ** (layers - 1)
+    clocks = np.full((stages, len(cuts)), costs.start)
+    first = np.zeros(len(cuts), dtype=np.int64)
+    for last in range(layers):
+        ends = (cuts >> last & 1).astype(bool)
+        begin = first[ends]
+        if costs.inline:
+            instant = clocks[0, ends] + costs.backward[last + 1] - costs.backward[begin]
+        else:
+            instant = np.full(len(begin), costs.start + costs.backward[last + 1])
+        for stage in range(stages):
+            instant = np.maximum(instant, clocks[stage, ends]) + costs.seconds[stage, begin, last]
+            clocks[stage, ends] = instant
+        first[ends] = last + 1
+    counts = sum((cuts >> layer & 1 for layer in range(layers)), start=np.zeros(len(cuts), dtype=np.int64))
+    return clocks[-1], counts
+
+
+def holds_against_all(costs: Pipeline) -> None:
+    groups = merge_exact(costs)
+    layers = len(costs.backward) - 1
+    check_groups(Layout(tuple(LayerSpec(str(i), (TensorSpec("w", (1,)),)) for i in range(layers))), groups)
+    ends, counts = all_ends(costs)
+    shortest = ends.min()
+    assert simulate(costs, groups).seconds <= shortest * (1 + 3 * TIE)
+    assert len(groups) <= counts[ends <= shortest * (1 + 0.9 * TIE)].min()
+    assert simulate(costs, merge_greedy(costs)).seconds >= shortest * (1 - 1e-12)
+
+
+def random_costs(rng: np.random.Generator, layers: int, stages: int, inline: bool) -> Pipeline:
+    """Costs that a profile might give: in proportion to sizes over decades, with a price for each group."""
+    sizes = 10.0 ** rng.uniform(0, 5, layers)
+    until = np.concatenate(([0.0], np.cumsum(sizes)))
+    elements = np.maximum(until[1:] - until[:-1, None], 0.0)
+    base, slope = 10.0 ** rng.uniform(-3, 0, (stages, 1, 1)), 10.0 ** rng.uniform(-6, -4, (stages, 1, 1))
+    seconds = base + slope * np.ceil(elements * 10.0 ** rng.uniform(-2, 0))
+    backward = np.concatenate(([0.0], np.cumsum(rng.exponential(size=layers)))) * 10.0 ** rng.uniform(-2, 1)
+    return Pipeline(seconds, backward, inline, float(rng.exponential()))
+
+
+@pytest.mark.parametrize(("stages", "inline"), [(2, True), (3, False), (3, True), (2, False), (1, True)])
+def test_no_grouping_ends_before_the_exact_one(stages: int, inline: bool) -> None:
+    rng = np.random.default_rng(stages * 2 + inline)
+    for _ in range(600):
+        holds_against_all(random_costs(rng, int(rng.integers(1, 11)), stages, inline))
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_no_grouping_of_twelve_layers_ends_before_the_exact_one(inline: bool) -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(60):
+        holds_against_all(random_costs(rng, 12, 2 if inline else 3, inline))
+
+
+@st.composite
+def small_numbers(draw: st.DrawFn) -> Pipeline:
+    """Small whole times in no order at all, which have many ties."""
+    layers, stages = draw(st.integers(1, 7)), draw(st.integers(1, 3))
+    times = draw(st.lists(st.integers(0, 4), min_size=stages * layers**2, max_size=stages * layers**2))
+    own = draw(st.lists(st.integers(0, 4), min_size=layers, max_size=layers))
+    seconds = np.array(times, dtype=np.float64).reshape(stages, layers, layers)
+    return Pipeline(seconds, np.cumsum([0.0, *own]), draw(st.booleans()), float(draw(st.integers(0, 3))))
+
+
+@settings(deadline=None, max_examples=400)
+@given(small_numbers())
+def test_of_ties_the_exact_one_has_the_fewest_groups(costs: Pipeline) -> None:
+    holds_against_all(costs)
+
+
+@quick
+@given(small_numbers())
+def test_greedy_is_the_papers_scan(costs: Pipeline) -> None:
+    """Methods 1.3: for l = L..2 merge l into l - 1 if, and only if, the predicted step becomes shorter."""
+    layers = len(costs.backward) - 1
+    merged: set[int] = set()
+
+    def groups(into_next: set[int]) -> tuple[Group, ...]:
+        cuts = [0, *(number + 1 for number in range(layers) if number not in into_next)]
+        return tuple(Group(first, following - 1) for first, following in itertools.pairwise(cuts))
+
+    for index in range(layers - 1):
+        trial = merged | {index}
+        if simulate(costs, groups(trial)).seconds < simulate(costs, groups(merged)).seconds:
+            merged = trial
+    assert merge_greedy(costs) == groups(merged)
+
+
+@quick
+@given(small_numbers(), st.integers(1, 3), st.data())
+def test_bounds_hold_for_every_way_to_go_on(costs: Pipeline, rows: int, data: st.DataObject) -> None:
+    layers = len(costs.backward) - 1
+    cuts = [place for place in range(1, layers) if data.draw(st.booleans())]
+    bounds = np.array([0, *cuts, layers])
+    groups = len(bounds) - 1
+    times = np.empty((groups, 2, len(costs.seconds)))
+    end = run_pipeline(costs, bounds, times)
+    anyhow, limited = relax(costs, 0), relax(costs, rows)
+    for row in range(1, rows + 1):
+        allow_group(costs, limited, row)
+    for number, first in enumerate(bounds[:-1]):
+        clocks = times[number - 1, 1] if number else np.full(len(costs.seconds), costs.start)
+        rest = groups - number
+        relaxations: list[tuple[Any, int]] = [(anyhow, 0)]
+        relaxations += [(limited, row) for row in range(rest, rows + 1)]
+        for relaxation, row in relaxations:
+            assert (clocks + relaxation.remaining[row, :, first]).max() <= end
+            assert relaxation.end[row, first] <= end
+            assert (relaxation.arrival[:, first] <= times[number, 0]).all()
+            for q, s in itertools.combinations(range(len(costs.seconds)), 2):
+                assert clocks[q] + relaxation.passage[q, s, first] <= times[number, 0, s]
+
+
+@quick
+@given(small_numbers(), st.integers(1, 3), st.integers(1, 7))
+def test_a_limited_search_keeps_its_limits(costs: Pipeline, width: int, most: int) -> None:
+    layers = len(costs.backward) - 1
+    most = min(most, layers)
+    relaxation = relax(costs, most if most < layers else 0)
+    for row in range(1, len(relaxation.end)):
+        allow_group(costs, relaxation, row)
+    ends, counts = all_ends(costs)
+    within = ends[counts <= most]
+    bounds = search(costs, relaxation, np.inf, most, 2**40)
+    times = np.empty((len(bounds) - 1, 2, len(costs.seconds)))
+    assert run_pipeline(costs, bounds, times) == pytest.approx(within.min())
+    assert len(bounds) - 1 <= most
+    assert len(search(costs, relaxation, within.min() - 0.5, most, 2**40)) == 1
+    if most == layers:
+        narrow = search(costs, relaxation, np.inf, most, width)
+        assert (narrow[0], narrow[-1]) == (0, layers)
+        assert (np.diff(narrow) > 0).all()
+
+
+def profile_of(name: str, rng: np.random.Generator) -> Profile:
+    sizes = [layer.elements for layer in TABLES[name].layers]
+    layers = tuple(LayerCost(str(i), n, float(rng.exponential(2e-3))) for i, n in enumerate(sizes))
+    link = LinkCost(2e-4, 3.2e-8, 3.2e-8)
+    return Profile(layers, 0.1, LinearCost(1e-5, 1e-9), LinearCost(3e-5, 5e-9), link, 4, 1)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "googlenet", "resnet20"])
+@pytest.mark.parametrize("method", ["none", "lags", "dlgs"])
+@pytest.mark.parametrize("inline", [False, True])
+def test_the_exact_plan_of_a_real_model_beats_all_others(name: str, method: str, inline: bool) -> None:
+    rng = np.random.default_rng(3)
+    costs = step_costs(profile_of(name, rng), Compression(method), inline=inline, full_duplex=not inline)  # type: ignore[arg-type]
+    layers = len(costs.backward) - 1
+    groups = merge_exact(costs)
+    seconds = simulate(costs, groups).seconds
+    assert groups == merge_exact(costs)
+    assert seconds <= simulate(costs, merge_greedy(costs)).seconds * (1 + TIE)
+    for share in np.geomspace(0.005, 1, 60):
+        cuts = np.flatnonzero(rng.random(layers - 1) < share) + 1
+        others = [Group(int(a), int(b) - 1) for a, b in itertools.pairwise([0, *cuts, layers])]
+        assert seconds <= simulate(costs, others).seconds * (1 + TIE)
+    # One group less than it has cannot be had for nothing.
+    for number in range(len(groups) - 1):
+        pair = Group(groups[number].first_layer, groups[number + 1].last_layer)
+        fewer = (*groups[:number], pair, *groups[number + 2 :])
+        assert simulate(costs, fewer).seconds > seconds
+
+
+def test_two_hundred_layers_whose_groups_tie() -> None:
+    """All groups pass while backward runs but the last, so that a few do for what two hundred would."""
+    backward = np.arange(201) * 1e-3
+    seconds = np.full((3, 200, 200), 1e-4) + 1e-6 * np.maximum(np.arange(200) - np.arange(200)[:, None], 0)
+    groups = merge_exact(Pipeline(seconds, backward, False, 0.1))
+    assert simulate(Pipeline(seconds, backward, False, 0.1), groups).seconds == pytest.approx(0.3 + 3e-4)
+    assert len(groups) == 2

@@ -1,0 +1,212 @@
+"""What groups cost and send, against plain loops, a table, and what the kernels really pack."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.pack import pack, packed_bound
+from taihu.errors import ConfigError
+from taihu.planner.profile import (
+    Compression,
+    LayerCost,
+    LinearCost,
+    LinkCost,
+    Profile,
+    rice_bits_per_index,
+)
+
+quick = settings(deadline=None, max_examples=80)
+SECONDS = st.floats(0, 1e3)
+LINEAR = st.builds(LinearCost, SECONDS, SECONDS)
+PROFILES = st.builds(
+    Profile,
+    st.lists(st.builds(LayerCost, st.text(max_size=5), st.integers(0, 10**7), SECONDS), min_size=1, max_size=6).map(
+        tuple
+    ),
+    SECONDS,
+    LINEAR,
+    LINEAR,
+    st.builds(LinkCost, SECONDS, SECONDS, SECONDS),
+    st.integers(1, 64),
+    st.integers(1, 8),
+)
+COMPRESSIONS = st.builds(
+    Compression,
+    st.sampled_from(["none", "topk", "lags", "dlgs"]),
+    st.floats(1e-4, 1),
+    st.integers(1, 64),
+    st.sampled_from([2, 4]),
+    st.sampled_from(["dense", "exact", "doublesqueeze"]),
+    st.integers(1, 1 << 22),
+    st.integers(0, 99),
+    st.integers(0, 9),
+)
+
+
+def profile_of(elements: list[int], *, workers: int = 3, servers: int = 1) -> Profile:
+    layers = tuple(LayerCost(f"l{i}", n, 0.1) for i, n in enumerate(elements))
+    return Profile(
+        layers, 0.2, LinearCost(1e-5, 1e-9), LinearCost(3e-5, 5e-9), LinkCost(1e-3, 1e-8, 2e-8), workers, servers
+    )
+
+
+def bits_by_definition(density: float) -> float:
+    """The least over all parameters of the mean code length, summed over gaps."""
+    gaps = np.arange(int(40 / density))
+    probability = density * (1 - density) ** gaps
+    return min(float((probability * ((gaps >> k) + 1 + k)).sum()) for k in range(20))
+
+
+@quick
+@given(st.floats(0.002, 1))
+def test_the_closed_form_is_the_best_rice_code(density: float) -> None:
+    assert rice_bits_per_index(np.array([density]))[0] == pytest.approx(bits_by_definition(density), rel=1e-6)
+
+
+def test_rice_codes_take_what_the_table_says() -> None:
+    bits = rice_bits_per_index(np.array([0.1, 0.01, 0.001]))
+    assert bits == pytest.approx([4.76, 8.11, 11.5], abs=0.01)
+
+
+@quick
+@given(PROFILES, COMPRESSIONS, st.data())
+def test_costs_of_a_group_are_those_of_its_layers(
+    profile: Profile, compression: Compression, data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(0, len(profile.layers) - 1))
+    last = data.draw(st.integers(first, len(profile.layers) - 1))
+    sizes = compression.sizes(profile, np.array([first]), np.array([last]))
+    own = [layer.elements for layer in profile.layers[first : last + 1]]
+    units = {"lags": own, "none": []}.get(compression.method, [sum(own)])
+    kept = sum(min(n, max(1, math.ceil(compression.density * n))) for n in units)
+    headers = math.ceil(sum(own) * 4 / profile.servers / compression.frame_bytes) * profile.servers
+    headers *= compression.frame_header_bytes
+
+    def sparse(count: float, value_bytes: int) -> float:
+        share = count / sum(own) if sum(own) else 0.0
+        indices = count * float(rice_bits_per_index(np.array([share]))[0]) / 8
+        return count * value_bytes + indices + compression.section_header_bytes * len(own) * profile.servers + headers
+
+    dense = 4 * sum(own) + headers
+    up = dense if compression.method == "none" else sparse(kept, compression.value_bytes)
+    down = dense
+    if compression.method != "none" and compression.downlink == "exact":
+        share = kept / sum(own) if sum(own) else 0.0
+        down = sparse(sum(own) * (1 - (1 - share) ** profile.workers), 4)
+    elif compression.method != "none" and compression.downlink == "doublesqueeze":
+        down = up
+    exact = sum(profile.top_k.base_seconds + profile.top_k.seconds_per_element * n for n in units)
+    reused = sum(profile.scan.base_seconds + profile.scan.seconds_per_element * n for n in units)
+    every = compression.refresh_every if compression.method == "dlgs" else 1
+    assert compression.up_bytes(profile, sizes)[0] == pytest.approx(up, rel=1e-9, abs=1e-6)
+    assert compression.down_bytes(profile, sizes)[0] == pytest.approx(down, rel=1e-9, abs=1e-6)
+    amortised = (exact + (every - 1) * reused) / every
+    assert compression.seconds(profile, sizes)[0] == pytest.approx(amortised, rel=1e-9)
+
+
+@pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
+def test_a_sparse_push_has_the_predicted_bytes(density: float) -> None:
+    elements = 2_000_000
+    profile = profile_of([elements])
+    rng = np.random.default_rng(7)
+    indices = np.sort(rng.choice(elements, int(density * elements), replace=False)).astype(np.int32)
+    values = np.ones(len(indices), dtype=np.float32)
+    sections = np.empty(packed_bound(len(indices), 1), dtype=np.uint8)
+    count, size = pack(indices, values, np.array([[0, elements]]), np.empty_like(values), sections)
+    compression = Compression("dlgs", density, frame_header_bytes=0)
+    sizes = compression.sizes(profile, np.array([0]), np.array([0]))
+    assert compression.up_bytes(profile, sizes)[0] == pytest.approx(4 * count + size, rel=0.01)
+
+
+def test_the_union_grows_with_the_workers_and_ends_at_the_whole() -> None:
+    def down(workers: int) -> float:
+        profile = profile_of([10**6], workers=workers)
+        compression = Compression("dlgs", 0.01)
+        return float(compression.down_bytes(profile, compression.sizes(profile, np.array([0]), np.array([0])))[0])
+
+    assert down(1) < down(2) < 2 * down(1)
+    # With all of 1,000 workers nearly every value is in the union, and a bit for each index.
+    assert down(1000) == pytest.approx(10**6 * (4 + 1 / 8), rel=0.01)
+
+
+@quick
+@given(PROFILES)
+def test_a_profile_survives_a_file(profile: Profile) -> None:
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (["layers", 1, "elements"], -1, ["layers.1.elements", "greater than or equal to 0", "-1"]),
+        (["layers", 0, "elements"], 1.5, ["layers.0.elements", "1.5"]),
+        (["layers", 0, "backward_seconds"], "fast", ["layers.0.backward_seconds", "fast"]),
+        (["layers"], [], ["layers", "at least 1"]),
+        (["forward_seconds"], math.nan, ["forward_seconds", "finite"]),
+        (["scan", "base_seconds"], -0.1, ["scan.base_seconds", "greater than or equal to 0"]),
+        (["link", "alpha_seconds"], None, ["link.alpha_seconds", "None"]),
+        (["workers"], 0, ["workers", "greater than 0"]),
+        (["servers"], True, ["servers", "integer"]),
+        (["top_k"], 3, ["top_k", "3"]),
+    ],
+)
+def test_a_bad_profile_is_refused_by_key(path: list[Any], value: object, words: list[str]) -> None:
+    data = profile_of([5, 6]).to_json()
+    place: Any = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(ConfigError) as caught:
+        Profile.from_json(data)
+    message = str(caught.value)
+    assert message.startswith("profile: ")
+    assert len(message.splitlines()) == 1
+    for word in words:
+        assert word in message, (word, message)
+
+
+@pytest.mark.parametrize("data", [None, [], 3, "profile", {"layers": []}])
+def test_what_is_no_profile_at_all_is_refused(data: object) -> None:
+    with pytest.raises(ConfigError, match="profile: "):
+        Profile.from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"method": "dgc"}, "method 'dgc': expected one of none, topk, lags, dlgs"),
+        ({"downlink": "auto"}, "downlink 'auto': expected one of dense, exact, doublesqueeze"),
+        ({"value_bytes": 3}, "value_bytes 3: expected one of 2, 4"),
+        ({"density": 0.0}, "density 0.0: expected a share above 0"),
+        ({"density": 1.5}, "density 1.5: expected a share above 0 and at most 1"),
+        ({"density": math.nan}, "density nan: expected"),
+        ({"refresh_every": 0}, "refresh_every 0: expected at least 1"),
+        ({"frame_bytes": 0}, "frame_bytes 0: expected at least 1"),
+    ],
+)
+def test_a_bad_compression_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"compression.{words}"):
+        Compression(**values)
+
+
+@pytest.mark.parametrize(("servers", "old", "new", "ratio"), [(1, 3, 6, 2), (4, 4, 8, 2), (4, 2, 4, 1), (4, 8, 2, 0.5)])
+def test_more_workers_share_the_servers_links(servers: int, old: int, new: int, ratio: float) -> None:
+    before = profile_of([5], workers=old, servers=servers)
+    after = before.with_workers(new)
+    assert after.workers == new
+    assert after.link.alpha_seconds == before.link.alpha_seconds
+    assert after.link.up_seconds_per_byte == pytest.approx(before.link.up_seconds_per_byte * ratio)
+    assert after.link.down_seconds_per_byte == pytest.approx(before.link.down_seconds_per_byte * ratio)
+    assert replace(after, link=before.link, workers=old) == before
+
+
+def test_the_layout_has_the_layers() -> None:
+    assert [(layer.name, layer.elements) for layer in profile_of([5, 6]).layout.layers] == [("l0", 5), ("l1", 6)]

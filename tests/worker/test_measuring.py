@@ -1,0 +1,35 @@
+"""The schedule of measured steps, against its words."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.measuring import Measuring
+
+SCHEDULES = st.builds(Measuring, st.integers(4, 30), st.integers(1, 300))
+
+
+@given(SCHEDULES, st.integers(1, 3000))
+def test_reports_follow_the_calibration_and_then_every_so_many_steps(schedule: Measuring, step: int) -> None:
+    first, every = schedule.calibration_steps, schedule.replan_every
+    assert schedule.reports_after(step) == (step >= first and (step - first) % every == 0)
+
+
+@given(SCHEDULES, st.integers(1, 3000))
+def test_the_last_steps_before_a_report_are_serial(schedule: Measuring, step: int) -> None:
+    following = range(step, step + schedule.serial_steps)
+    assert schedule.is_serial(step) == any(schedule.reports_after(later) for later in following)
+
+
+@given(SCHEDULES)
+def test_the_first_report_holds_overlapped_and_serial_steps_but_not_the_first(schedule: Measuring) -> None:
+    measured = [step for step in range(1, schedule.calibration_steps + 1) if schedule.is_measured(step)]
+    assert measured == list(range(2, schedule.calibration_steps + 1))
+    serial = [step for step in measured if schedule.is_serial(step)]
+    assert 1 <= len(serial) < len(measured)
+
+
+@given(SCHEDULES, st.integers(1, 3000))
+def test_steady_steps_come_after_the_calibration_and_are_not_serial(schedule: Measuring, step: int) -> None:
+    assert schedule.is_steady(step) == (step > schedule.calibration_steps and not schedule.is_serial(step))

@@ -1,0 +1,55 @@
+"""A step's numbers follow from its instants."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.exchange_times import GroupTimes
+from worker.step_record import StepRecord
+
+
+def record() -> StepRecord:
+    """Forward until 3 s, 1 s of it waiting; two groups, compressed after one another, the second after backward."""
+    return StepRecord(
+        step=4,
+        serial=False,
+        steady=True,
+        start_s=10.0,
+        loss=0.5,
+        forward_end_s=13.0,
+        backward_end_s=15.0,
+        end_s=15.0,
+        waited_in_forward_s=1.0,
+        waited_s=1.0,
+        ready_s=[13.5, 14.25, 15.0],
+        times=[
+            GroupTimes(
+                60, ready_s=14.25, compress_s=0.5, selected=6, submitted_s=14.75, answered_s=16.0, bytes_up=50
+            ),
+            GroupTimes(
+                40, ready_s=15.0, compress_s=0.25, selected=2, submitted_s=15.25, answered_s=17.0, bytes_down=7
+            ),
+        ],
+    )
+
+
+def test_waiting_is_part_of_neither_forward_nor_compute() -> None:
+    assert record().forward_seconds == 2.0
+    sample = record().sample()
+    assert (sample.step_seconds, sample.compute_seconds, sample.wait_seconds) == (5.0, 4.0, 1.0)
+
+
+def test_backward_is_told_layer_by_layer() -> None:
+    assert record().backward_seconds == [0.5, 0.75, 0.75]
+    assert sum(record().backward_seconds) == pytest.approx(15.0 - 13.0)
+
+
+def test_compression_counts_in_all_and_as_far_as_it_came_after_backward() -> None:
+    sample = record().sample()
+    assert (sample.compress_seconds, sample.compress_wait_seconds) == (0.75, 0.25)
+
+
+def test_the_exchange_lasts_from_the_first_gradient_to_the_last_answer() -> None:
+    sample = record().sample()
+    assert sample.exchange_seconds == 17.0 - 14.25
+    assert (sample.sent_bytes, sample.received_bytes, sample.selected_ratio) == (50, 7, 8 / 100)

@@ -1,0 +1,50 @@
+"""Which steps are measured to plan by, and after which ones the workers report: a pure object.
+
+All workers follow the same schedule, so they exchange groups one at a time in the same steps and report together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Measuring"]
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """The schedule: a report after step `calibration_steps`, and one every `replan_every` steps after.
+
+    Before each report `calibration_steps - 1` steps are measured: the last third of them exchange their groups one
+    at a time, which gives the costs of the links; the others run as always, which gives those of compute and
+    compression.
+    """
+
+    calibration_steps: int
+    replan_every: int
+
+    @property
+    def serial_steps(self) -> int:
+        """How many steps before a report exchange their groups one at a time."""
+        return max(1, self.calibration_steps // 3)
+
+    def reports_after(self, step: int) -> bool:
+        """Whether the workers report when `step` has ended."""
+        return self._until_report(step) == 0
+
+    def is_serial(self, step: int) -> bool:
+        """Whether the groups of `step` are exchanged one at a time."""
+        return self._until_report(step) < self.serial_steps
+
+    def is_measured(self, step: int) -> bool:
+        """Whether `step` is part of a report; the first step, which compiles and connects, is not."""
+        return step > 1 and self._until_report(step) < self.calibration_steps - 1
+
+    def is_steady(self, step: int) -> bool:
+        """Whether `step` runs by a plan that was computed, and at full speed."""
+        return step > self.calibration_steps and not self.is_serial(step)
+
+    def _until_report(self, step: int) -> int:
+        """Steps from `step` to the next report."""
+        if step <= self.calibration_steps:
+            return self.calibration_steps - step
+        return -(step - self.calibration_steps) % self.replan_every

@@ -1,0 +1,75 @@
+"""The instants of one step, and what follows from them once its exchange has ended: a pure object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from worker.exchange_times import GroupTimes
+from worker.progress import StepSample
+
+__all__ = ["StepRecord"]
+
+
+@dataclass
+class StepRecord:
+    """What the training loop notes of one step; instants in seconds of this worker's clock.
+
+    Attributes:
+        step: its number, from 1.
+        serial: whether its groups were exchanged one at a time after backward, to measure them.
+        steady: whether it counts as an ordinary step.
+        start_s: the step began.
+        forward_end_s: the loss was known.
+        backward_end_s: the last gradient was there.
+        end_s: the compute thread went on to the next step.
+        waited_in_forward_s, waited_s: seconds spent waiting for answers, in forward and in all.
+        ready_s: when the gradient of each layer was complete.
+        times: of each group, once all answers are there.
+    """
+
+    step: int
+    serial: bool
+    steady: bool
+    start_s: float
+    loss: float = 0.0
+    forward_end_s: float = 0.0
+    backward_end_s: float = 0.0
+    end_s: float = 0.0
+    waited_in_forward_s: float = 0.0
+    waited_s: float = 0.0
+    ready_s: list[float] = field(default_factory=list)
+    times: Sequence[GroupTimes] = ()
+
+    @property
+    def forward_seconds(self) -> float:
+        """Everything before backward, without waiting."""
+        return self.forward_end_s - self.start_s - self.waited_in_forward_s
+
+    @property
+    def backward_seconds(self) -> list[float]:
+        """For each layer in backward order, the time since the layer before was complete."""
+        starts = [self.forward_end_s, *self.ready_s[:-1]]
+        return [stop - start for start, stop in zip(starts, self.ready_s, strict=True)]
+
+    def sample(self) -> StepSample:
+        """The step in numbers; its exchange has ended."""
+        seconds = self.end_s - self.start_s
+        elements = sum(times.elements for times in self.times)
+        first = min((times.ready_s for times in self.times), default=0.0)
+        last = max((times.answered_s for times in self.times), default=0.0)
+        compress = sum(times.compress_s for times in self.times)
+        submitted = max((times.submitted_s for times in self.times), default=0.0)
+        return StepSample(
+            loss=self.loss,
+            step_seconds=seconds,
+            compute_seconds=seconds - self.waited_s,
+            compress_seconds=compress,
+            compress_wait_seconds=min(compress, max(0.0, submitted - self.backward_end_s)),
+            exchange_seconds=max(0.0, last - first),
+            wait_seconds=self.waited_s,
+            sent_bytes=sum(times.bytes_up for times in self.times),
+            received_bytes=sum(times.bytes_down for times in self.times),
+            selected_ratio=sum(times.selected for times in self.times) / elements if elements else 1.0,
+            steady=self.steady,
+        )
