@@ -154,7 +154,7 @@ def search(pipeline: Pipeline, relaxation: Relaxation, latest_end: float, most_g
     Args:
         pipeline: at least one layer.
         relaxation: what `relax` returned for it; if with rows, those up to `most_groups` filled in.
-        latest_end: only groupings that end by this instant are found.
+        latest_end: only groupings that end by this instant, which is finite, are found.
         most_groups: only groupings of at most so many groups are found; L for any.
         width: states kept behind a layer. What is found is the best only if there were not more.
 

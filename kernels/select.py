@@ -227,7 +227,7 @@ def _lowest_bits(threshold: float) -> np.int32:
     bits = rounded.view(np.int32)
     if rounded < threshold:
         bits = np.int32(bits + np.int32(1))
-    return max(bits, np.int32(1)) if threshold > 0 else np.int32(1)
+    return bits if threshold > 0 else np.int32(1)
 
 
 @kernel

@@ -113,7 +113,7 @@ class CompressionSettings(Section):
     threshold that is made anew every `refresh_every` steps. `downlink` is what comes back: all parameters (`dense`),
     those that any worker pushed (`exact`), or as many as one worker pushed (`doublesqueeze`). Momentum is applied by
     the workers before they select (momentum correction) or by the servers after (`momentum_at`); `factor_masking`
-    stops the momentum of what was sent. The density falls from 1 within `density_warmup_steps`; `clip_norm`, divided
+    stops the momentum of what was sent, for densities so low that it would be stale. The density falls from 1 within `density_warmup_steps`; `clip_norm`, divided
     by the square root of the number of workers, bounds the norm of the gradient of what shares a threshold.
     """
 
@@ -123,7 +123,7 @@ class CompressionSettings(Section):
     value_type: Literal["fp32", "fp16", "bf16"] = "fp32"
     downlink: Literal["auto", "dense", "exact", "doublesqueeze"] = "auto"
     momentum_at: Literal["auto", "workers", "servers"] = "auto"
-    factor_masking: bool = True
+    factor_masking: bool = False
     density_warmup_steps: Annotated[int, Field(ge=0)] = 0
     clip_norm: PositiveFloat | None = None
 

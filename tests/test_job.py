@@ -380,7 +380,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "value_type": "fp16",
         "downlink": "doublesqueeze",
         "momentum_at": "workers",
-        "factor_masking": False,
+        "factor_masking": True,
         "density_warmup_steps": 7,
         "clip_norm": 7,
     },

@@ -152,13 +152,13 @@ def test_a_limited_search_keeps_its_limits(costs: Pipeline, width: int, most: in
         allow_group(costs, relaxation, row)
     ends, counts = all_ends(costs)
     within = ends[counts <= most]
-    bounds = search(costs, relaxation, np.inf, most, 2**40)
+    bounds = search(costs, relaxation, 1e9, most, 2**40)
     times = np.empty((len(bounds) - 1, 2, len(costs.seconds)))
     assert run_pipeline(costs, bounds, times) == pytest.approx(within.min())
     assert len(bounds) - 1 <= most
     assert len(search(costs, relaxation, within.min() - 0.5, most, 2**40)) == 1
     if most == layers:
-        narrow = search(costs, relaxation, np.inf, most, width)
+        narrow = search(costs, relaxation, 1e9, most, width)
         assert (narrow[0], narrow[-1]) == (0, layers)
         assert (np.diff(narrow) > 0).all()
 

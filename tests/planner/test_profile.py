@@ -197,7 +197,9 @@ def test_a_bad_compression_is_refused(values: dict[str, Any], words: str) -> Non
         Compression(**values)
 
 
-@pytest.mark.parametrize(("servers", "old", "new", "ratio"), [(1, 3, 6, 2), (4, 4, 8, 2), (4, 2, 4, 1), (4, 8, 2, 0.5)])
+@pytest.mark.parametrize(
+    ("servers", "old", "new", "ratio"), [(1, 3, 6, 2), (4, 4, 8, 2), (4, 2, 4, 1), (4, 8, 2, 0.5)]
+)
 def test_more_workers_share_the_servers_links(servers: int, old: int, new: int, ratio: float) -> None:
     before = profile_of([5], workers=old, servers=servers)
     after = before.with_workers(new)
