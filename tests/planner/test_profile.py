@@ -96,8 +96,8 @@ def test_costs_of_a_group_are_those_of_its_layers(
         return count * value_bytes + indices + compression.section_header_bytes * len(own) * profile.servers + headers
 
     dense = 4 * sum(own) + headers
-    up = dense if compression.method == "none" else sparse(kept, compression.value_bytes)
-    down = dense
+    up: float = dense if compression.method == "none" else sparse(kept, compression.value_bytes)
+    down: float = dense
     if compression.method != "none" and compression.downlink == "exact":
         share = kept / sum(own) if sum(own) else 0.0
         down = sparse(sum(own) * (1 - (1 - share) ** profile.workers), 4)

@@ -46,7 +46,9 @@ def test_inline_is_the_papers_equations(step: tuple[Pipeline, tuple[Group, ...]]
     for group in groups:
         number = count - group.last_layer
         t_s[number], t_c[number] = costs.seconds[:, group.first_layer, group.last_layer]
-    tau_b, tau_s, tau_c = {count: costs.start}, {}, {}
+    tau_b = {count: costs.start}
+    tau_s: dict[int, float] = {}
+    tau_c: dict[int, float] = {}
     for number in range(count, 0, -1):
         if number < count:
             tau_b[number] = tau_s[number + 1] + t_s[number + 1]

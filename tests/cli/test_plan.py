@@ -1,0 +1,225 @@
+"""`taihu plan` on files and on a coordinator: what it prints, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import typer
+
+from protos import coordinator_pb2 as pb
+from taihu.cli.plan import plan, profile_of_running_job
+from taihu.entry import run_app
+from taihu.errors import ConfigError, PeerUnreachableError
+from taihu.planner.decide import decide
+from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
+
+PROFILE = Profile(
+    layers=tuple(LayerCost(f"l{i}", n, 0.01) for i, n in enumerate((4_000_000, 100, 9_000_000, 50_000, 10, 800_000))),
+    forward_seconds=0.03,
+    scan=LinearCost(1e-5, 1e-9),
+    top_k=LinearCost(3e-5, 5e-9),
+    link=LinkCost(1e-3, 2e-8, 4e-8),
+    workers=3,
+    servers=1,
+)
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process; returns exit code, stdout, stderr."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(plan)
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            run_app(app, [str(argument) for argument in arguments])
+        return int(str(ended.value.code)), *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(PROFILE.to_json()))
+    return path
+
+
+@pytest.fixture
+def results(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    def command(*arguments: object) -> dict[str, Any]:
+        code, _, errors = run(*arguments, "--json", tmp_path / "plan.json")
+        assert code == 0, errors
+        written: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text())
+        return written
+
+    return command
+
+
+def test_a_plan_is_the_decision(results: Callable[..., dict[str, Any]], file: Path) -> None:
+    compression = Compression("lags", 0.02, 8, downlink="doublesqueeze")
+    written = results(
+        file,
+        *("--compression", "lags", "--density", "0.02", "--refresh-every", 8),
+        *("--downlink", "doublesqueeze", "--plan", "bucket:3MB"),
+    )
+    decision = decide(PROFILE, compression, "bucket:3MB")
+    timeline = decision.timeline
+    assert [(g["first_layer"], g["last_layer"]) for g in written["groups"]] == [(0, 0), (1, 2), (3, 5)]
+    assert [g["elements"] for g in written["groups"]] == [4_000_000, 9_000_100, 850_010]
+    assert [g["seconds_ready"] for g in written["groups"]] == [times.ready for times in timeline.groups]
+    stages = [[g[f"seconds_{name}"] for name in ("compressed", "sent", "done")] for g in written["groups"]]
+    assert stages == [list(times.ends) for times in timeline.groups]
+    assert written["predicted_seconds_per_step"] == decision.seconds
+    parts = [written[f"seconds_{name}"] for name in ("compute", "compress", "wait")]
+    assert parts == [timeline.compute_seconds, timeline.compress_seconds, timeline.wait_seconds]
+    assert written["alternatives"] == dict(decision.alternatives)
+    assert written["compression_pays"] is decision.pays is True
+    assert (written["compression"], written["density"]) == ("lags", 0.02)
+
+
+def test_the_default_is_dlgs_by_the_exact_plan(results: Callable[..., dict[str, Any]], file: Path) -> None:
+    written = results(file)
+    assert written["predicted_seconds_per_step"] == decide(PROFILE, Compression(), "exact").seconds
+
+
+def test_a_training_result_holds_a_profile(results: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    training = tmp_path / "training.json"
+    training.write_text(json.dumps({"steps": 10, "profile": PROFILE.to_json()}))
+    assert results(training)["workers"] == 3
+
+
+def test_a_table_has_a_line_for_each_group(run: Run, file: Path) -> None:
+    code, out, _ = run(file, "--plan", "bucket:3MB")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "6 layers, 13,850,110 parameters, 1 servers, 3 workers"
+    assert lines[1] == "compression     dlgs, density 0.01, downlink exact"
+    assert lines[2].split("  ")[0] == "group"
+    assert [line.split()[0] for line in lines[3:6]] == ["0", "1", "2"]
+    assert ("l0" in lines[3], "l1 .. l2" in lines[4], "9,000,100" in lines[4]) == (True, True, True)
+    assert len({len(line) for line in lines[2:6]}) == 1
+    decision = decide(PROFILE, Compression(), "bucket:3MB")
+    assert lines[6].startswith(f"predicted step  {decision.seconds * 1e3:.1f} ms: compute 90.0, compress ")
+    named = dict(line.split(maxsplit=1) for line in lines[7:])
+    assert named == {name: f"{seconds * 1e3:.1f} ms" for name, seconds in decision.alternatives.items()}
+
+
+def test_it_says_when_compression_does_not_pay(run: Run, file: Path) -> None:
+    _, out, _ = run(file, "--rate", "1000gbit")
+    assert "do not compress: sending everything takes " in out
+    assert "do not compress" not in run(file, "--rate", "100mbit")[1]
+    assert "do not compress" not in run(file, "--rate", "1000gbit", "--compression", "none")[1]
+
+
+def test_it_says_when_compression_was_not_measured(run: Run, tmp_path: Path) -> None:
+    free = replace(PROFILE, scan=LinearCost(0.0, 0.0), top_k=LinearCost(0.0, 0.0))
+    (tmp_path / "free.json").write_text(json.dumps(free.to_json()))
+    assert "no measurements of compression" in run(tmp_path / "free.json")[1]
+    assert "no measurements of compression" not in run(tmp_path / "free.json", "--compression", "none")[1]
+
+
+@pytest.mark.parametrize(("workers", "busiest"), [(None, 3), (1, 1), (12, 12)])
+def test_a_rate_replaces_the_links(
+    results: Callable[..., dict[str, Any]], file: Path, workers: int | None, busiest: int
+) -> None:
+    more = () if workers is None else ("--workers", workers)
+    written = results(file, "--rate", "100mbit", *more)
+    per_byte = busiest * 8 / 100e6 * 1514 / 1448
+    profile = replace(PROFILE, link=LinkCost(1e-3, per_byte, per_byte), workers=workers or 3)
+    assert written["workers"] == (workers or 3)
+    assert written["predicted_seconds_per_step"] == pytest.approx(decide(profile, Compression(), "auto").seconds)
+
+
+def test_workers_alone_scale_the_measured_links(results: Callable[..., dict[str, Any]], file: Path) -> None:
+    expected = decide(PROFILE.with_workers(9), Compression(), "auto").seconds
+    assert results(file, "--workers", 9)["predicted_seconds_per_step"] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["neither", "PROFILE.json", "--coordinator"]),
+        (["FILE", "--coordinator", "127.0.0.1:1"], ["both", "--coordinator"]),
+        (["missing.json"], ["cannot read missing.json"]),
+        (["FILE", "--compression", "dgc"], ["--compression", "dgc"]),
+        (["FILE", "--density", "0"], ["density 0", "above 0"]),
+        (["FILE", "--plan", "fastest"], ["plan 'fastest'", "bucket:SIZE"]),
+        (["FILE", "--compression", "topk", "--plan", "per-layer"], ["topk", "single"]),
+        (["FILE", "--rate", "fast"], ["--rate fast", "1gbit"]),
+        (["FILE", "--workers", "0"], ["--workers", "greater than or equal to 1"]),
+        (["FILE", "--refresh-every", "0"], ["refresh_every 0"]),
+        (["FILE", "--json", "nowhere/plan.json"], ["nowhere"]),
+        (["--coordinator", "nowhere"], ["nowhere"]),
+    ],
+)
+def test_a_mistake_is_one_line(run: Run, file: Path, arguments: list[str], words: list[str]) -> None:
+    code, _, errors = run(*(str(file) if argument == "FILE" else argument for argument in arguments))
+    assert code == 2
+    assert errors.startswith("error: ")
+    assert len(errors.splitlines()) == 1
+    for word in words:
+        assert word in errors, (word, errors)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ('{"profile": null}', "more than exchange.calibration_steps steps"),
+        ('{"steps": 3}', "layers: Field required"),
+        ("[]", "profile: "),
+    ],
+)
+def test_a_file_without_a_profile_is_named(run: Run, tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    code, _, errors = run(path)
+    assert (code, len(errors.splitlines())) == (2, 1)
+    assert str(path) in errors
+    assert words in errors
+
+
+@pytest.fixture
+def coordinator() -> Iterator[tuple[list[str], str]]:
+    """What a server answers when it is asked for a profile, last item first, and its address."""
+    answers = [json.dumps(PROFILE.to_json())] * 2
+
+    def get_profile(request: pb.GetProfileRequest, context: grpc.ServicerContext) -> pb.GetProfileResponse:
+        return pb.GetProfileResponse(profile_json=answers.pop() if answers else "")
+
+    method = grpc.unary_unary_rpc_method_handler(
+        get_profile, pb.GetProfileRequest.FromString, pb.GetProfileResponse.SerializeToString
+    )
+    name = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"GetProfile": method}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield answers, f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def test_a_running_job_tells_its_profile(
+    results: Callable[..., dict[str, Any]], coordinator: tuple[list[str], str]
+) -> None:
+    answers, address = coordinator
+    assert profile_of_running_job(address) == PROFILE
+    written = results("--coordinator", address)
+    assert written["predicted_seconds_per_step"] == decide(PROFILE, Compression(), "auto").seconds
+    assert not answers
+    with pytest.raises(ConfigError, match="has not measured its costs yet"):
+        profile_of_running_job(address)
+
+
+def test_a_job_that_does_not_answer_is_named() -> None:
+    with pytest.raises(PeerUnreachableError, match=r"127\.0\.0\.1:1: no answer"):
+        profile_of_running_job("127.0.0.1:1", timeout_s=0.2)

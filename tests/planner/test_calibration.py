@@ -1,0 +1,259 @@
+"""Calibration recovers the costs that measurements were made from, whatever the clocks, waiting and outliers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from taihu.errors import FrameError
+from taihu.planner.calibration import TOP_K_PER_SCAN, Transfers, calibrate, fit_linear, fit_link
+from taihu.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.planner.profile import LinearCost, LinkCost, Profile
+
+quick = settings(deadline=None, max_examples=80)
+SIZES = st.lists(st.integers(1, 10**6), min_size=3, max_size=12).filter(lambda sizes: max(sizes) > 2 * min(sizes))
+SCAN, TOP_K = LinearCost(2e-5, 1e-9), LinearCost(5e-5, 6e-9)
+LINK = LinkCost(3e-3, 2e-8, 5e-8)
+NAMES = [f"l{i}" for i in range(4)]
+ELEMENTS = [100, 250_000, 3_000, 1_000_000]
+
+
+def measure(
+    rng: np.random.Generator,
+    step: int,
+    *,
+    serial: bool,
+    workers: int = 3,
+    refreshed: bool = False,
+    clocks: tuple[float, ...] = (0.0, 5e3, -80.0),
+) -> list[StepMeasurement]:
+    """One step of each worker, a group for each layer; all but one of them wait for the others."""
+    late = rng.integers(workers)
+    cost = TOP_K if refreshed else SCAN
+    measured = []
+    for rank in range(workers):
+        groups = []
+        for elements in ELEMENTS:
+            up, down = elements // 10, elements // 3
+            waiting = 0.0 if rank == late else float(rng.uniform(0.01, 0.5))
+            groups.append(
+                GroupMeasurement(
+                    elements=elements,
+                    compress_seconds=cost.base_seconds + cost.seconds_per_element * elements,
+                    refreshed=refreshed,
+                    bytes_up=up,
+                    bytes_down=down,
+                    up_seconds=waiting + 2e-3 + LINK.up_seconds_per_byte * up - clocks[rank],
+                    down_seconds=1e-3 + LINK.down_seconds_per_byte * down + clocks[rank],
+                )
+            )
+        measured.append(StepMeasurement(step, serial, 0.5, (0.1, 0.2, 0.0, 0.3), tuple(groups)))
+    return measured
+
+
+def reports_of(*steps: list[StepMeasurement]) -> list[list[StepMeasurement]]:
+    return [list(own) for own in zip(*steps, strict=True)]
+
+
+def same_costs(profile: Profile, *, scan: LinearCost = SCAN, top_k: LinearCost = TOP_K) -> None:
+    assert (profile.scan.base_seconds, profile.scan.seconds_per_element) == pytest.approx(
+        (scan.base_seconds, scan.seconds_per_element)
+    )
+    assert (profile.top_k.base_seconds, profile.top_k.seconds_per_element) == pytest.approx(
+        (top_k.base_seconds, top_k.seconds_per_element)
+    )
+
+
+def scaled(cost: LinearCost, factor: float) -> LinearCost:
+    return LinearCost(cost.base_seconds * factor, cost.seconds_per_element * factor)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_costs_are_recovered(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    reports = reports_of(
+        measure(rng, 2, serial=False, refreshed=True),
+        measure(rng, 3, serial=False),
+        measure(rng, 4, serial=True),
+        measure(rng, 5, serial=True),
+    )
+    profile = calibrate(NAMES, ELEMENTS, reports, servers=2)
+    assert [(layer.name, layer.elements) for layer in profile.layers] == list(zip(NAMES, ELEMENTS, strict=True))
+    assert (profile.workers, profile.servers) == (3, 2)
+    assert profile.forward_seconds == pytest.approx(0.5)
+    assert [layer.backward_seconds for layer in profile.layers] == pytest.approx([0.1, 0.2, 0.0, 0.3])
+    same_costs(profile)
+    link = (profile.link.alpha_seconds, profile.link.up_seconds_per_byte, profile.link.down_seconds_per_byte)
+    assert link == pytest.approx((3e-3, 2e-8, 5e-8), rel=1e-4)
+
+
+@pytest.mark.parametrize("refreshed", [False, True])
+def test_one_kind_of_compression_tells_the_other(refreshed: bool) -> None:
+    rng = np.random.default_rng(1)
+    reports = reports_of(measure(rng, 2, serial=False, refreshed=refreshed), measure(rng, 3, serial=True))
+    profile = calibrate(NAMES, ELEMENTS, reports, servers=1)
+    if refreshed:
+        same_costs(profile, scan=scaled(TOP_K, 1 / TOP_K_PER_SCAN))
+    else:
+        same_costs(profile, top_k=scaled(SCAN, TOP_K_PER_SCAN))
+
+
+def test_what_serial_steps_slow_down_does_not_count() -> None:
+    rng = np.random.default_rng(2)
+    slow = [replace(one, forward_seconds=9.0) for one in measure(rng, 3, serial=True, refreshed=True)]
+    usual = measure(rng, 2, serial=False)
+    profile = calibrate(NAMES, ELEMENTS, reports_of(usual, slow), servers=1)
+    assert profile.forward_seconds == 0.5
+    same_costs(profile, top_k=scaled(SCAN, TOP_K_PER_SCAN))
+    assert calibrate(NAMES, ELEMENTS, reports_of(slow), servers=1).forward_seconds == 9.0
+
+
+def test_without_serial_steps_links_are_free() -> None:
+    rng = np.random.default_rng(2)
+    profile = calibrate(NAMES, ELEMENTS, reports_of(measure(rng, 2, serial=False)), servers=1)
+    assert profile.link == LinkCost(0.0, 0.0, 0.0)
+
+
+def test_empty_groups_say_nothing_about_links() -> None:
+    rng = np.random.default_rng(3)
+
+    def with_an_empty_group(one: StepMeasurement) -> StepMeasurement:
+        empty = replace(one.groups[2], elements=0, bytes_up=0, bytes_down=0, up_seconds=7.0, down_seconds=7.0)
+        return replace(one, groups=(*one.groups[:2], empty, one.groups[3]))
+
+    steps = [list(map(with_an_empty_group, measure(rng, step, serial=True))) for step in (2, 3)]
+    link = calibrate(NAMES, ELEMENTS, reports_of(*steps), servers=1).link
+    assert link.alpha_seconds == pytest.approx(LINK.alpha_seconds, rel=1e-4)
+
+
+@quick
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.floats(0, 2), st.lists(st.floats(0, 2), min_size=4, max_size=4)), min_size=3, max_size=3
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_layer_is_ready_when_the_slowest_worker_has_it(times: list[list[tuple[float, list[float]]]]) -> None:
+    reports: list[list[StepMeasurement]] = [[], [], []]
+    for step, workers in enumerate(times):
+        for rank, (forward, backward) in enumerate(workers):
+            group = GroupMeasurement(1, 0.0, False, 4, 4, 0.0, 0.0)
+            reports[rank].append(StepMeasurement(step, False, forward, tuple(backward), (group,)))
+    profile = calibrate(NAMES, ELEMENTS, reports, servers=1)
+    ready = profile.forward_seconds
+    for layer in range(-1, 4):
+        if layer >= 0:
+            ready += profile.layers[layer].backward_seconds
+            assert profile.layers[layer].backward_seconds >= 0
+        slowest = [max(forward + sum(backward[: layer + 1]) for forward, backward in workers) for workers in times]
+        assert ready == pytest.approx(float(np.median(slowest)))
+
+
+def test_steps_that_a_worker_did_not_measure_are_left_out() -> None:
+    rng = np.random.default_rng(4)
+    reports = reports_of(measure(rng, 2, serial=False), measure(rng, 3, serial=True))
+    reports[0].append(replace(reports[0][0], step=9, forward_seconds=50.0))
+    assert calibrate(NAMES, ELEMENTS, reports, servers=1).forward_seconds == 0.5
+    with pytest.raises(FrameError, match="no step in common"):
+        calibrate(NAMES, ELEMENTS, [reports[0][:1], reports[1][1:]], servers=1)
+
+
+@quick
+@given(SIZES, st.floats(0, 10), st.floats(1e-6, 10))
+def test_a_line_is_found(sizes: list[int], base: float, slope: float) -> None:
+    elements = np.array(sizes, dtype=np.float64)
+    cost = fit_linear(elements, base + slope * elements)
+    assert cost.seconds_per_element == pytest.approx(slope, rel=1e-6)
+    assert cost.base_seconds == pytest.approx(base, rel=1e-4, abs=1e-6 * slope * elements.max())
+
+
+@quick
+@given(SIZES, st.lists(st.floats(0, 5), min_size=12, max_size=12))
+def test_the_slope_is_the_weighted_median_of_all_pairs(sizes: list[int], seconds: list[float]) -> None:
+    """Half the weight of all pairs lies at most at it, and half at least."""
+    cost = fit_linear(np.array(sizes, dtype=np.float64), np.array(seconds[: len(sizes)]))
+    pairs = [
+        ((seconds[i] - seconds[j]) / (sizes[i] - sizes[j]), abs(sizes[i] - sizes[j]))
+        for i in range(len(sizes))
+        for j in range(i)
+        if sizes[i] != sizes[j]
+    ]
+    total = sum(weight for _, weight in pairs)
+    median = next(s for s, _ in sorted(pairs) if 2 * sum(w for t, w in pairs if t <= s) >= total)
+    slope = max(0.0, median)
+    rest = float(np.median([y - slope * x for x, y in zip(sizes, seconds, strict=False)]))
+    assume(abs(rest) > 1e-9)
+    if rest >= 0:
+        assert (cost.seconds_per_element, cost.base_seconds) == pytest.approx((slope, rest))
+    else:
+        ratio = float(np.median([y / x for x, y in zip(sizes, seconds, strict=False)]))
+        assert (cost.seconds_per_element, cost.base_seconds) == pytest.approx((ratio, 0.0))
+
+
+def test_a_few_outliers_change_little() -> None:
+    rng = np.random.default_rng(5)
+    elements = rng.uniform(1e3, 1e6, 60)
+    seconds = 1e-4 + 2e-9 * elements
+    seconds[::5] += rng.exponential(0.5, 12)
+    cost = fit_linear(elements, seconds)
+    assert cost.seconds_per_element == pytest.approx(2e-9, rel=0.1)
+    assert cost.base_seconds == pytest.approx(1e-4, rel=0.1)
+
+
+@pytest.mark.parametrize("elements", [[500.0], [500.0] * 4, [500.0, 480.0, 510.0]])
+def test_one_size_gives_a_cost_in_proportion(elements: list[float]) -> None:
+    sizes = np.array(elements)
+    cost = fit_linear(sizes, sizes * 2e-6)
+    assert cost.base_seconds == 0.0
+    assert cost.seconds_per_element == pytest.approx(2e-6)
+
+
+def test_costs_are_never_negative() -> None:
+    sizes = np.array([1e3, 1e4, 1e5])
+    assert fit_linear(sizes, np.array([3.0, 2.0, 1.0])) == LinearCost(2.0, 0.0)
+    steep = fit_linear(sizes, np.array([0.0, 0.0, 9.0]))
+    assert (steep.base_seconds, steep.seconds_per_element) == (0.0, 0.0)
+    falling = Transfers(sizes, sizes, np.array([3.0, 2.0, 1.0]), np.array([-9.0, -9.0, -9.0]))
+    assert fit_link(falling) == LinkCost(0.0, 0.0, 0.0)
+
+
+@quick
+@given(SIZES, st.floats(0, 1), st.floats(1e-7, 1e-3), st.floats(1e-7, 1e-3), st.floats(-1e4, 1e4))
+def test_links_are_found_whatever_the_clocks(
+    sizes: list[int], alpha: float, up: float, down: float, offset: float
+) -> None:
+    bytes_up = np.array(sizes, dtype=np.float64)
+    bytes_down = bytes_up * 3
+    link = fit_link(
+        Transfers(
+            bytes_up, bytes_down, alpha * 0.4 + up * bytes_up - offset, alpha * 0.6 + down * bytes_down + offset
+        )
+    )
+    assert link.up_seconds_per_byte == pytest.approx(up, rel=1e-3, abs=1e-9)
+    assert link.down_seconds_per_byte == pytest.approx(down, rel=1e-3, abs=1e-9)
+    assert link.alpha_seconds == pytest.approx(alpha, abs=1e-4 + 1e-5 * (up + down) * bytes_up.max())
+
+
+def test_a_direction_of_one_size_is_as_fast_as_the_other() -> None:
+    sizes = np.array([1e4, 1e5, 1e6])
+    alike = np.array([1e5, 1.01e5, 1.02e5])
+    up = fit_link(Transfers(sizes, alike, 0.5 + 2e-6 * sizes - 100.0, 2e-6 * alike + 100.0))
+    down = fit_link(Transfers(alike, sizes, 0.5 + 2e-6 * alike - 100.0, 2e-6 * sizes + 100.0))
+    for link in (up, down):
+        assert (link.up_seconds_per_byte, link.down_seconds_per_byte) == pytest.approx((2e-6, 2e-6))
+        assert link.alpha_seconds == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_exchanges_of_one_size_are_put_down_to_bytes(count: int) -> None:
+    up, down = np.full(count, 2e6), np.full(count, 6e6)
+    link = fit_link(Transfers(up, down, np.full(count, 0.3 - 50.0), np.full(count, 0.5 + 50.0)))
+    assert link.alpha_seconds == pytest.approx(0.0, abs=1e-12)
+    assert (link.up_seconds_per_byte, link.down_seconds_per_byte) == pytest.approx((1e-7, 1e-7))

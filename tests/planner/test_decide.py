@@ -1,0 +1,89 @@
+"""A decision is what its strategy says, next to all others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from taihu.errors import ConfigError
+from taihu.planner.decide import UNCOMPRESSED, decide, predict
+from taihu.planner.groups import Group, plan_groups
+from taihu.planner.merging import merge_exact, merge_greedy
+from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
+from taihu.planner.timeline import simulate, step_costs
+
+PROFILE = Profile(
+    layers=tuple(LayerCost(f"l{i}", n, 0.01) for i, n in enumerate((4_000_000, 100, 9_000_000, 50_000, 10, 800_000))),
+    forward_seconds=0.03,
+    scan=LinearCost(1e-5, 1e-9),
+    top_k=LinearCost(3e-5, 5e-9),
+    link=LinkCost(1e-3, 2e-8, 2e-8),
+    workers=3,
+    servers=1,
+)
+DLGS = Compression("dlgs", 0.01)
+STRATEGIES = ["per-layer", "single", "bucket:25MB", "greedy", "exact"]
+
+
+def groups_by(strategy: str, compression: Compression) -> tuple[Group, ...]:
+    costs = step_costs(PROFILE, compression)
+    if strategy == "exact":
+        return merge_exact(costs)
+    return merge_greedy(costs) if strategy == "greedy" else plan_groups(PROFILE.layout, strategy)
+
+
+@pytest.mark.parametrize("method", ["none", "lags", "dlgs"])
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "bucket:3MB"])
+def test_a_strategy_is_followed_and_compared(method: str, strategy: str) -> None:
+    compression = replace(DLGS, method=method)  # type: ignore[arg-type]
+    decision = decide(PROFILE, compression, strategy)
+    assert decision.groups == groups_by(strategy, compression)
+    assert [times.group for times in decision.timeline.groups] == list(decision.groups)
+    costs = step_costs(PROFILE, compression)
+    assert decision.timeline == simulate(costs, decision.groups)
+    assert set(decision.alternatives) == {*STRATEGIES, strategy, UNCOMPRESSED}
+    for name in {*STRATEGIES, strategy}:
+        seconds = predict(PROFILE, compression, groups_by(name, compression))
+        assert decision.alternatives[name] == simulate(costs, groups_by(name, compression)).seconds == seconds
+    dense = replace(compression, method="none")
+    best = predict(PROFILE, dense, groups_by("exact", dense))
+    assert decision.alternatives[UNCOMPRESSED] == best
+    assert decision.seconds == decision.alternatives[strategy]
+    assert decision.pays == (method != "none" and decision.seconds < best)
+
+
+def test_auto_is_exact() -> None:
+    assert decide(PROFILE, DLGS, "auto") == decide(PROFILE, DLGS, "exact")
+
+
+def test_compression_pays_on_a_slow_link_only() -> None:
+    fast = replace(PROFILE, link=LinkCost(0.0, 1e-12, 1e-12))
+    assert decide(PROFILE, DLGS, "auto").pays
+    assert not decide(fast, DLGS, "auto").pays
+    assert not decide(PROFILE, replace(DLGS, method="none"), "auto").pays
+
+
+@pytest.mark.parametrize("strategy", ["auto", "single"])
+def test_top_k_selects_from_one_group(strategy: str) -> None:
+    top_k = replace(DLGS, method="topk")
+    decision = decide(PROFILE, top_k, strategy)
+    assert decision.groups == (Group(0, 5),)
+    assert set(decision.alternatives) == {"single", UNCOMPRESSED}
+    assert decision.pays == (decision.seconds < decision.alternatives[UNCOMPRESSED])
+
+
+@pytest.mark.parametrize(
+    ("method", "strategy", "words"),
+    [
+        ("dlgs", "best", "expected auto, per-layer, single, bucket:SIZE, greedy or exact"),
+        ("dlgs", "auto:1", "expected auto"),
+        ("dlgs", "", "expected auto"),
+        ("dlgs", "bucket:4", "bucket size '4'"),
+        ("topk", "exact", "compression topk selects from the whole gradient"),
+        ("topk", "per-layer", "use single or auto"),
+    ],
+)
+def test_other_strategies_are_refused(method: str, strategy: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        decide(PROFILE, replace(DLGS, method=method), strategy)  # type: ignore[arg-type]
