@@ -113,8 +113,9 @@ class CompressionSettings(Section):
     threshold that is made anew every `refresh_every` steps. `downlink` is what comes back: all parameters (`dense`),
     those that any worker pushed (`exact`), or as many as one worker pushed (`doublesqueeze`). Momentum is applied by
     the workers before they select (momentum correction) or by the servers after (`momentum_at`); `factor_masking`
-    stops the momentum of what was sent, for densities so low that it would be stale. The density falls from 1 within `density_warmup_steps`; `clip_norm`, divided
-    by the square root of the number of workers, bounds the norm of the gradient of what shares a threshold.
+    stops the momentum of what was sent, for densities so low that it would be stale. The density falls from 1 within
+    `density_warmup_steps`; `clip_norm`, divided by the square root of the number of workers, bounds the norm of the
+    gradient of what shares a threshold.
     """
 
     method: Literal["none", "topk", "lags", "dlgs"] = "none"

@@ -71,8 +71,8 @@ class Compressor:
         density_warmup_steps: the density falls exponentially from 1 to `density` within these steps.
         momentum, weight_decay, nesterov: applied before selection (momentum correction, Lin et al. 2018, section
             3.1); all zero when the servers do it.
-        factor_masking: forget the velocity of what was sent (section 3.2 there). Without it density 1 is momentum SGD;
-            with it, momentum ends wherever something is sent, so that at density 1 none is left.
+        factor_masking: forget the velocity of what was sent (section 3.2 there). Without it density 1 is momentum
+            SGD; with it, momentum ends wherever something is sent, so that at density 1 none is left.
         clip_norm: bound of the L2 norm of a unit's gradient, None for none (section 3.2 there; the norm of the whole
             gradient is known only after backward, so every unit is clipped on its own).
     """

@@ -1,4 +1,4 @@
-"""Whole sparse runs of real processes: they learn, repeat to the last bit, follow a computed plan, and leave a trace."""
+"""Whole sparse runs of real processes: they learn, repeat to the last bit, follow a plan, and leave a trace."""
 
 from __future__ import annotations
 
