@@ -4,7 +4,7 @@ A residual holds what was not sent yet, in the unit of gradients. An entry r of 
 `not |r| < threshold`: infinity and NaN always are, so that they reach whoever can report them, and zero never is.
 
 All arrays are contiguous and of shape (n,) unless said otherwise, n < 2**31; values are fp32, `indices` is int32 and
-counts from the start of the given range. The kernels release the GIL and allocate nothing, unless said otherwise.
+counts from the start of the given range. The kernels release the GIL and allocate less than 20 KiB, whatever n is.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ Indices = NDArray[np.int32]
 Codes = NDArray[np.uint16]
 Bits = NDArray[np.int32]
 Counts = NDArray[np.int64]
+Marks = NDArray[np.uint64]
 
 # Without its sign bit, a fp32 as an integer is ordered as its magnitude is, with infinity and then NaN at the end.
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LARGEST = int(_MAGNITUDE)
-_CACHED = 512  # Elements that stay in the L1 cache between two loops over them.
-_LANES = 64  # The bits of a word: one for each element that is tested at once.
+_BLOCK = 512  # Elements that one loop without branches marks, before the next loop looks at the marks.
+_WORD = 64  # Elements whose marks are the bits of one word.
+_WITHIN_WORD = np.uint64(_WORD - 1)
+# Positions are unsigned in the inner loops: signed ones may count from the end, and the test for that would keep the
+# loops from being vectorised.
 _DIGITS = 2048  # What the highest 11 bits of a magnitude can be.
 _SAMPLE = 4096  # Entries that tell roughly where the k-th largest lies.
 
@@ -50,7 +54,7 @@ def accumulate_select(gradient: Values, residual: Values, threshold: float, indi
         gradient: what is added; distinct from `residual` in memory.
         residual: changed in place, everywhere, whatever is selected.
         threshold: the smallest magnitude to select.
-        indices: shape (m,), out: the first m selected positions, ascending.
+        indices: shape (m,), out: the first m selected positions, ascending; what is left of it holds anything then.
 
     Returns:
         How many entries are selected, which may be more than m.
@@ -59,13 +63,13 @@ def accumulate_select(gradient: Values, residual: Values, threshold: float, indi
         ValueError: the arrays differ in length.
     """
     _check_lengths(len(gradient), len(residual))
-    bits = residual.view(np.int32)
     lowest = _lowest_bits(threshold)
+    marks = np.empty(_BLOCK // _WORD, dtype=np.uint64)
     count = 0
-    for start in range(0, len(residual), _CACHED):
-        stop = min(start + _CACHED, len(residual))
-        _add(gradient[start:stop], residual[start:stop])
-        count = _scan(bits[start:stop], start, lowest, _MAGNITUDE, indices, count)
+    for start in range(0, len(residual), _BLOCK):
+        part = slice(start, min(start + _BLOCK, len(residual)))
+        _add(gradient[part], residual[part], lowest, marks)
+        count = _append(marks, part, indices, count)
     return count
 
 
@@ -92,22 +96,29 @@ def momentum_select(  # noqa: PLR0917 - four arrays, a selection, four scalars o
     _check_lengths(len(gradient), len(residual))
     _check_lengths(len(parameters), len(residual))
     _check_lengths(len(velocity), len(residual))
-    bits = residual.view(np.int32)
     lowest = _lowest_bits(threshold)
     rule = (np.float32(momentum), np.float32(weight_decay), nesterov, np.float32(scale))
+    marks = np.empty(_BLOCK // _WORD, dtype=np.uint64)
     count = 0
-    for start in range(0, len(residual), _CACHED):
-        stop = min(start + _CACHED, len(residual))
-        part = slice(start, stop)
-        _add_with_momentum(gradient[part], parameters[part], velocity[part], residual[part], rule)
-        count = _scan(bits[part], start, lowest, _MAGNITUDE, indices, count)
+    for start in range(0, len(residual), _BLOCK):
+        part = slice(start, min(start + _BLOCK, len(residual)))
+        _add_with_momentum(gradient[part], parameters[part], velocity[part], residual[part], rule, lowest, marks)
+        count = _append(marks, part, indices, count)
     return count
 
 
 @kernel
 def select(residual: Values, threshold: float, indices: Indices) -> int:
     """Select from `residual`, which does not change; arguments and result as of `accumulate_select`."""
-    return _scan(residual.view(np.int32), 0, _lowest_bits(threshold), _MAGNITUDE, indices, 0)
+    bits = residual.view(np.int32)
+    lowest = _lowest_bits(threshold)
+    marks = np.empty(_BLOCK // _WORD, dtype=np.uint64)
+    count = 0
+    for start in range(0, len(bits), _BLOCK):
+        part = slice(start, min(start + _BLOCK, len(bits)))
+        _mark(bits[part], lowest, _MAGNITUDE, marks)
+        count = _append(marks, part, indices, count)
+    return count
 
 
 @kernel
@@ -129,7 +140,7 @@ def take_rounded(residual: Values, indices: Indices, codes: Codes, kind: HalfKin
 
     For a finite entry v, `residual + decoded(code) == v` holds in fp32 afterwards. The code is that of
     `kernels.half.to_half`, except for a few fp16 values from 2**29 on, which could not keep that promise with the
-    largest code: they get the one before. Of infinity and NaN nothing remains. Allocates 2 KiB.
+    largest code: they get the one before. Of infinity and NaN nothing remains.
 
     Raises:
         ValueError: `codes` has another length than `indices`, or `kind` is not `fp16` or `bf16`.
@@ -147,7 +158,7 @@ def clear(array: Values, indices: Indices) -> None:
 
 
 def kth_largest_magnitude(values: Values, k: int) -> float:
-    """Exactly the k-th largest |value|, 1 <= k <= n; NaN counts as the largest. Allocates 16 KiB.
+    """Exactly the k-th largest |value|, 1 <= k <= n; NaN counts as the largest.
 
     Raises:
         ValueError: k is not between 1 and n.
@@ -171,53 +182,90 @@ def warm_up() -> None:
 
 
 @kernel
-def _scan(  # noqa: PLR0917 - where it begins, a range of magnitudes, where to append
-    bits: Bits, start: int, least: np.int32, most: np.int32, indices: Indices, count: int
-) -> int:
-    """Append the positions of magnitudes from `least` to `most` to `indices[:count]`; returns the new count.
+def _add(gradient: Values, residual: Values, lowest: np.int32, marks: Marks) -> None:
+    """Add one block, and mark what is selected of it."""
+    for word in range(_words(len(residual))):
+        mark = np.uint64(0)
+        for i in range(word * _WORD, min((word + 1) * _WORD, len(residual))):
+            at = np.uint64(i)
+            r = np.float32(residual[at] + gradient[at])
+            residual[at] = r
+            mark |= _bit(at, r.view(np.int32), lowest, _MAGNITUDE)
+        marks[word] = mark
 
-    `bits` begins at position `start`. The rest of `indices` holds anything then.
+
+@kernel
+def _add_with_momentum(  # noqa: PLR0917 - four arrays, a rule, a threshold, the marks
+    gradient: Values,
+    parameters: Values,
+    velocity: Values,
+    residual: Values,
+    rule: tuple[np.float32, np.float32, bool, np.float32],
+    lowest: np.int32,
+    marks: Marks,
+) -> None:
+    """Add one block with momentum, and mark what is selected of it."""
+    momentum, decay, nesterov, scale = rule
+    for word in range(_words(len(residual))):
+        mark = np.uint64(0)
+        for i in range(word * _WORD, min((word + 1) * _WORD, len(residual))):
+            at = np.uint64(i)
+            d = gradient[at] * scale + decay * parameters[at]
+            v = momentum * velocity[at] + d
+            velocity[at] = v
+            r = np.float32(residual[at] + (d + momentum * v if nesterov else v))
+            residual[at] = r
+            mark |= _bit(at, r.view(np.int32), lowest, _MAGNITUDE)
+        marks[word] = mark
+
+
+@kernel
+def _mark(bits: Bits, least: np.int32, most: np.int32, marks: Marks) -> None:
+    """Mark the magnitudes from `least` to `most` in one block."""
+    for word in range(_words(len(bits))):
+        mark = np.uint64(0)
+        for i in range(word * _WORD, min((word + 1) * _WORD, len(bits))):
+            at = np.uint64(i)
+            mark |= _bit(at, bits[at], least, most)
+        marks[word] = mark
+
+
+@kernel
+def _words(elements: int) -> int:
+    return (elements + _WORD - 1) // _WORD
+
+
+@kernel
+def _bit(at: np.uint64, bits: np.int32, least: np.int32, most: np.int32) -> np.uint64:
+    """The bit of the element `at` in its word: whether its magnitude lies from `least` to `most`."""
+    magnitude = np.int32(bits & _MAGNITUDE)
+    return np.uint64((magnitude >= least) & (magnitude <= most)) << np.uint64(at & _WITHIN_WORD)
+
+
+@kernel
+def _append(marks: Marks, part: slice[int, int, None], indices: Indices, count: int) -> int:
+    """Append the positions that are marked in `part` to `indices[:count]`; the rest of `indices` holds anything then.
+
+    Returns:
+        The new count, which exceeds the length of `indices` when they are more.
     """
-    whole = len(bits) // _LANES
-    for block in range(whole):
-        mask = _within(bits[block * _LANES : (block + 1) * _LANES], _LANES, least, most)
-        count = _append(mask, start + block * _LANES, indices, count)
-    rest = bits[whole * _LANES :]
-    return _append(_within(rest, len(rest), least, most), start + whole * _LANES, indices, count)
-
-
-@kernel
-def _within(bits: Bits, lanes: int, least: np.int32, most: np.int32) -> np.uint64:
-    """One bit for each of at most 64 entries: whether its magnitude lies from `least` to `most`."""
-    mask = np.uint64(0)
-    for i in range(lanes):
-        magnitude = np.int32(bits[i] & _MAGNITUDE)
-        mask |= np.uint64((magnitude >= least) & (magnitude <= most)) << np.uint64(i)
-    return mask
-
-
-@kernel
-def _append(mask: np.uint64, start: int, indices: Indices, count: int) -> int:
-    # Two steps a turn, even where nothing is left: a branch for each entry would be mispredicted too often.
-    while count + 2 <= len(indices):
-        for _ in range(2):
-            indices[np.uint64(count)] = start + trailing_zeros(mask)
-            count += mask != 0
-            mask &= mask - np.uint64(1)
-        if mask == 0:
-            return count
-    while mask:
-        if count < len(indices):
-            indices[np.uint64(count)] = start + trailing_zeros(mask)
-        count += 1
-        mask &= mask - np.uint64(1)
+    for word in range(_words(part.stop - part.start)):
+        mark = marks[word]
+        first = part.start + word * _WORD
+        # Two steps a turn, even where nothing is left: a branch for each entry would be mispredicted too often.
+        while count + 2 <= len(indices):
+            for _ in range(2):
+                indices[np.uint64(count)] = first + trailing_zeros(mark)
+                count += mark != 0
+                mark &= mark - np.uint64(1)
+            if mark == 0:
+                break
+        while mark:
+            if count < len(indices):
+                indices[np.uint64(count)] = first + trailing_zeros(mark)
+            count += 1
+            mark &= mark - np.uint64(1)
     return count
-
-
-@kernel
-def _add(gradient: Values, residual: Values) -> None:
-    for i in range(len(residual)):
-        residual[i] += gradient[i]
 
 
 @kernel
@@ -231,22 +279,6 @@ def _lowest_bits(threshold: float) -> np.int32:
 
 
 @kernel
-def _add_with_momentum(
-    gradient: Values,
-    parameters: Values,
-    velocity: Values,
-    residual: Values,
-    rule: tuple[np.float32, np.float32, bool, np.float32],
-) -> None:
-    momentum, decay, nesterov, scale = rule
-    for i in range(len(residual)):
-        d = gradient[i] * scale + decay * parameters[i]
-        v = momentum * velocity[i] + d
-        velocity[i] = v
-        residual[i] += d + momentum * v if nesterov else v
-
-
-@kernel
 def _check_lengths(seen: int, expected: int) -> None:
     if seen != expected:
         raise ValueError("selection: arrays of different lengths; expected as many entries in each")
@@ -255,14 +287,14 @@ def _check_lengths(seen: int, expected: int) -> None:
 @kernel
 def _take_rounded(residual: Values, indices: Indices, codes: Codes, fp16: bool) -> None:
     _check_lengths(len(codes), len(indices))
-    buffer = np.empty(_CACHED, dtype=np.float32)
+    buffer = np.empty(_BLOCK, dtype=np.float32)
     # Gathering, rounding and scattering in turn: all in one, an element's many instructions would keep the processor
     # from fetching the next ones.
-    for start in range(0, len(indices), _CACHED):
-        chosen = indices[start : start + _CACHED]
+    for start in range(0, len(indices), _BLOCK):
+        chosen = indices[start : start + _BLOCK]
         values = buffer[: len(chosen)]
         take(residual, chosen, values)
-        split(values, codes[start : start + _CACHED], fp16)
+        split(values, codes[start : start + _BLOCK], fp16)
         for j in range(len(chosen)):
             residual[np.uint32(chosen[j])] = values[j]
 
@@ -271,7 +303,7 @@ def _take_rounded(residual: Values, indices: Indices, codes: Codes, fp16: bool) 
 def _kth_largest(bits: Bits, k: int) -> np.float32:
     """Radix selection from the highest digit on: each pass counts the entries that share the digits found so far."""
     counts = np.zeros(_DIGITS, dtype=np.int64)
-    hits = np.empty(_CACHED, dtype=np.int32)
+    hits = np.empty(_BLOCK, dtype=np.int32)
     step = max(1, len(bits) // _SAMPLE) | 1
     for i in range(0, len(bits), step):
         counts[(bits[i] & _MAGNITUDE) >> 20] += 1
@@ -296,10 +328,12 @@ def _count(  # noqa: PLR0917 - a range of magnitudes, a rank, two scratch arrays
 ) -> tuple[int, int]:
     """The `rank`-th largest magnitude from `least` to `most`: its digit at `shift` above `least`, its rank there."""
     counts[:] = 0
-    for start in range(0, len(bits), _CACHED):
-        part = bits[start : start + _CACHED]
-        for j in range(_scan(part, 0, np.int32(least), np.int32(most), hits, 0)):
-            counts[((part[np.uint32(hits[j])] & _MAGNITUDE) - least) >> shift] += 1
+    marks = np.empty(_BLOCK // _WORD, dtype=np.uint64)
+    for start in range(0, len(bits), _BLOCK):
+        block = bits[start : start + _BLOCK]
+        _mark(block, np.int32(least), np.int32(most), marks)
+        for j in range(_append(marks, slice(0, len(block)), hits, 0)):
+            counts[((block[np.uint32(hits[j])] & _MAGNITUDE) - least) >> shift] += 1
     return _walk(counts, rank)
 
 

@@ -334,8 +334,9 @@ Global___GetPlanResponse: _TypeAlias = GetPlanResponse  # noqa: Y015
 
 @_typing.final
 class GroupMeasurement(_message.Message):
-    """One group of a measured step. `up` is until the server had the group from every worker, `down` until the answer was
-    written; both hold the difference of the two clocks, with opposite signs.
+    """One group of a measured step. `up` is until the servers had all of the group from every worker, `down` from when they
+    had the first of its frames until the last answer was written, `overlap` what both share. Up and down hold the
+    difference of the two clocks, with opposite signs.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -347,6 +348,7 @@ class GroupMeasurement(_message.Message):
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
     UP_SECONDS_FIELD_NUMBER: _builtins.int
     DOWN_SECONDS_FIELD_NUMBER: _builtins.int
+    OVERLAP_SECONDS_FIELD_NUMBER: _builtins.int
     elements: _builtins.int
     compress_seconds: _builtins.float
     refreshed: _builtins.bool
@@ -354,6 +356,7 @@ class GroupMeasurement(_message.Message):
     bytes_down: _builtins.int
     up_seconds: _builtins.float
     down_seconds: _builtins.float
+    overlap_seconds: _builtins.float
     def __init__(
         self,
         *,
@@ -364,10 +367,11 @@ class GroupMeasurement(_message.Message):
         bytes_down: _builtins.int = ...,
         up_seconds: _builtins.float = ...,
         down_seconds: _builtins.float = ...,
+        overlap_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "compress_seconds", b"compress_seconds", "down_seconds", b"down_seconds", "elements", b"elements", "refreshed", b"refreshed", "up_seconds", b"up_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "compress_seconds", b"compress_seconds", "down_seconds", b"down_seconds", "elements", b"elements", "overlap_seconds", b"overlap_seconds", "refreshed", b"refreshed", "up_seconds", b"up_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ from typing import Self
 
 import structlog
 
+from kernels import merge_search
 from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from ps_server.store import ParameterStore
@@ -136,6 +137,8 @@ class ServerDaemon:
             lost_after_s=cluster.lost_after_s,
             join_timeout_s=cluster.connect_timeout_s,
         )
+        # The planner is needed for the first time after some steps, in which its kernels can be compiled.
+        threading.Thread(target=merge_search.warm_up, name="warm-up", daemon=True).start()
         coordinator = Coordinator(membership, lambda layout: Planning(self._job, layout), SystemClock())
         add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), self._rpc.grpc_server)
         store = ParameterStore(self._job, 0, self._incarnation, lambda: coordinator.plan(cluster.connect_timeout_s))

@@ -418,6 +418,6 @@ def _nanoseconds(seconds: float) -> int:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     try:
-        path.write_text(json.dumps(content, allow_nan=False, separators=(",", ":")))
+        path.write_text(json.dumps(content, separators=(",", ":")))
     except OSError as error:
         raise ConfigError(f"cannot write trace {path}: {error.strerror}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,18 @@ import structlog
 from threadpoolctl import threadpool_limits
 
 from taihu.clock_offset import ClockOffset
-from taihu.compression import UnitReport
 from taihu.coordination.client import coordinator_address
-from taihu.coordination.plan import Plan
 from taihu.errors import ConfigError
 from taihu.job import Job
-from taihu.planner.profile import Profile
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
-from worker.compression_log import CompressionLog
 from worker.data import Batches, Dataset, load_dataset
 from worker.engine import Model, build_model
 from worker.hashing import parameters_sha256
 from worker.measuring import Measuring
+from worker.observer import Observer
 from worker.plan_follower import PlanFollower
-from worker.progress import ProgressMeter
 from worker.saving import SavedModel, save_model
 from worker.server_link import Arenas
 from worker.session import Session, take_part
@@ -105,37 +101,30 @@ class WorkerDaemon:
 
     def _take_part(self, replica: Replica) -> dict[str, Any]:
         """From joining to finishing."""
-        layout, arenas = replica.model.layout, replica.arenas
-        total = self._job.train.steps or self._job.train.epochs * replica.batches.steps_per_epoch
-        meter = ProgressMeter(total_steps=total, batch=self._job.train.batch)
-        log = CompressionLog()
-
-        def on_compressed(report: UnitReport) -> None:
-            log.add(report)
-            if report.drift == report.drift:  # a first threshold has none
-                self._metrics.threshold_drift.observe(report.drift)
-
+        train, rank, parameters = self._job.train, self._options.rank, replica.arenas.parameters
+        total = train.steps or train.epochs * replica.batches.steps_per_epoch
+        observer = Observer(rank, total_steps=total, batch=train.batch, metrics=self._metrics)
         with take_part(
             self._job,
-            self._options.rank,
-            layout,
-            arenas,
-            progress=lambda: meter.progress,
-            on_compressed=on_compressed,
+            rank,
+            replica.model.layout,
+            replica.arenas,
+            progress=observer.progress,
+            on_compressed=observer.compressed,
             tracer=self._options.tracer,
         ) as session:
-            self._log.info("training", steps=total, parameters=layout.elements, plan=self._job.exchange.plan)
+            self._log.info("training", steps=total, parameters=len(parameters), plan=self._job.exchange.plan)
             try:
-                self._train(session, meter, replica, total)
+                self._train(session, observer, replica, total)
             finally:
                 self._write_trace(session.client.coordinator_clock)
-            digest = parameters_sha256(arenas.parameters)
+            digest = parameters_sha256(parameters)
             self._save(replica, total)
-            profile = session.client.get_profile() if self._options.rank == 0 else None
-            session.client.finish(progress=meter.progress, parameters_sha256=digest)
+            profile = session.client.get_profile() if rank == 0 else None
+            session.client.finish(progress=observer.progress(), parameters_sha256=digest)
         self._log.info("finished", parameters_sha256=digest)
-        plan = session.exchange.plan
-        return {**self._results(meter, digest), **_plan_results(plan, profile), "thresholds": log.results()}
+        results = observer.results(session.exchange.plan, profile)
+        return {"rank": rank, "parameters_sha256": digest, "plan": self._job.exchange.plan, **results}
 
     def _write_trace(self, clock: ClockOffset) -> None:
         if self._options.trace is not None:
@@ -147,14 +136,14 @@ class WorkerDaemon:
                 error_s=clock.error_s,
             )
 
-    def _train(self, session: Session, meter: ProgressMeter, replica: Replica, total: int) -> None:
+    def _train(self, session: Session, observer: Observer, replica: Replica, total: int) -> None:
         settings = self._job.exchange
         measuring = Measuring(settings.calibration_steps, settings.replan_every)
         follower = PlanFollower(measuring, session.client, settings.timeout_s)
 
         def on_step(record: StepRecord) -> None:
             follower.observe(record)
-            self._observe(meter, record)
+            observer.stepped(record)
 
         trainer = Trainer(
             job=self._job,
@@ -172,63 +161,25 @@ class WorkerDaemon:
             trainer.step(step)
             if step % per_epoch == 0 or step == total:
                 trainer.finish()
-                self._evaluate(meter, replica, -(-step // per_epoch))
+                self._evaluate(observer, replica, -(-step // per_epoch))
             if measuring.reports_after(step) and step < total:
                 trainer.finish()
-                self._adopt(trainer, follower.report(step))
+                plan = follower.report(step)
+                trainer.adopt(plan)
+                observer.planned(plan)
 
-    def _adopt(self, trainer: Trainer, plan: Plan) -> None:
-        trainer.adopt(plan)
-        self._log.info(
-            "planned",
-            version=plan.version,
-            groups=len(plan.groups),
-            predicted_ms=round(plan.predicted_seconds * 1e3, 3),
-        )
-
-    def _evaluate(self, meter: ProgressMeter, replica: Replica, epoch: int) -> None:
+    def _evaluate(self, observer: Observer, replica: Replica, epoch: int) -> None:
         """Worker 0 tests its replica; the others meet it again in the next step's exchange."""
-        if self._options.rank != 0 or not self._job.train.evaluate:
-            return
-        start = self._clock.now()
-        tested = evaluate(replica.model, replica.dataset)
-        evaluation = meter.evaluated(
-            epoch=epoch, seconds=self._clock.now() - start, test_loss=tested.loss, test_accuracy=tested.accuracy
-        )
-        self._metrics.test_accuracy.set(tested.accuracy)
-        self._log.info("evaluated", **asdict(evaluation))
-
-    def _observe(self, meter: ProgressMeter, record: StepRecord) -> None:
-        sample = record.sample()
-        meter.add(record.step, sample)
-        metrics = self._metrics
-        metrics.step_seconds.observe(sample.step_seconds)
-        metrics.compute_seconds.observe(sample.compute_seconds)
-        metrics.compress_seconds.observe(sample.compress_seconds)
-        metrics.selected_ratio.set(sample.selected_ratio)
-        metrics.exchange_seconds.observe(sample.exchange_seconds)
-        metrics.wait_seconds.observe(sample.wait_seconds)
-        metrics.sent_bytes.inc(sample.sent_bytes)
-        metrics.received_bytes.inc(sample.received_bytes)
-        metrics.samples.inc(self._job.train.batch)
-        metrics.step.set(record.step)
-        metrics.loss.set(sample.loss)
-        self._log.debug("step", step=record.step, **asdict(sample))
+        if self._options.rank == 0 and self._job.train.evaluate:
+            start = self._clock.now()
+            tested = evaluate(replica.model, replica.dataset)
+            observer.evaluated(tested, epoch=epoch, seconds=self._clock.now() - start)
 
     def _save(self, replica: Replica, steps: int) -> None:
         if self._options.save is not None and self._options.rank == 0:
             data = replica.dataset
             saved = SavedModel(self._job.model.name, data.image_shape, data.classes, data.name, steps)
             save_model(self._options.save, replica.model, saved)
-
-    def _results(self, meter: ProgressMeter, digest: str) -> dict[str, Any]:
-        return {
-            "rank": self._options.rank,
-            **meter.results(),
-            "parameters_sha256": digest,
-            "plan": self._job.exchange.plan,
-            "evaluations": [asdict(evaluation) for evaluation in meter.evaluations],
-        }
 
     def _batches(self, dataset: Dataset) -> Batches:
         return Batches(
@@ -239,12 +190,3 @@ class WorkerDaemon:
             seed=self._job.train.seed,
             augment=self._job.data.augment,
         )
-
-
-def _plan_results(plan: Plan, profile: Profile | None) -> dict[str, Any]:
-    return {
-        "groups": len(plan.groups),
-        "group_layers": [[group.first_layer, group.last_layer] for group in plan.groups],
-        "predicted_seconds_per_step": plan.predicted_seconds or None,
-        "profile": profile.to_json() if profile is not None else None,
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 __all__ = ["GroupTimes"]
@@ -18,7 +19,8 @@ class GroupTimes:
         selected: values that were sent.
         refreshed: whether a threshold was made anew.
         submitted_s: its last frame was handed to the stream.
-        completed_s: the servers had it from every worker; uncertain by the time that the fastest answer took.
+        first_completed_s, completed_s: the servers had its first frame, and the last one, from every worker;
+            uncertain by the time that the fastest answer took.
         answered_s: its last answer was written into the parameters.
         bytes_up, bytes_down: of all its frames, headers included.
     """
@@ -29,6 +31,7 @@ class GroupTimes:
     selected: int = 0
     refreshed: bool = False
     submitted_s: float = 0.0
+    first_completed_s: float = math.inf
     completed_s: float = 0.0
     answered_s: float = 0.0
     bytes_up: int = 0

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 __all__ = ["Measuring"]
 
+_COLD_STEPS = 2
+
 
 @dataclass(frozen=True)
 class Measuring:
     """The schedule: a report after step `calibration_steps`, and one every `replan_every` steps after.
 
-    Before each report `calibration_steps - 1` steps are measured: the last third of them exchange their groups one
+    Before each report `calibration_steps - 2` steps are measured: the last third of them exchange their groups one
     at a time, which gives the costs of the links; the others run as always, which gives those of compute and
     compression.
     """
@@ -36,8 +38,8 @@ class Measuring:
         return self._until_report(step) < self.serial_steps
 
     def is_measured(self, step: int) -> bool:
-        """Whether `step` is part of a report; the first step, which compiles and connects, is not."""
-        return step > 1 and self._until_report(step) < self.calibration_steps - 1
+        """Whether `step` is part of a report; the first two, which compile, connect and touch memory, are not."""
+        return self._until_report(step) < self.calibration_steps - _COLD_STEPS
 
     def is_steady(self, step: int) -> bool:
         """Whether `step` runs by a plan that was computed, and at full speed."""

@@ -50,5 +50,6 @@ def _group_measurement(times: GroupTimes) -> GroupMeasurement:
         bytes_up=times.bytes_up,
         bytes_down=times.bytes_down,
         up_seconds=times.completed_s - times.submitted_s,
-        down_seconds=times.answered_s - times.completed_s,
+        down_seconds=times.answered_s - times.first_completed_s,
+        overlap_seconds=times.completed_s - times.first_completed_s,
     )

@@ -203,6 +203,7 @@ class ServerExchange(GradientExchange):
         with self._changed:
             times = self._times[group]
             times.bytes_down += size_bytes
+            times.first_completed_s = min(times.first_completed_s, completed_s)
             times.completed_s = max(times.completed_s, completed_s)
             self._missing[group] -= 1
             if not self._missing[group]:

@@ -18,7 +18,7 @@ from worker.exchange import GradientExchange
 from worker.measuring import Measuring
 from worker.step_record import StepRecord
 
-__all__ = ["Trainer", "evaluate"]
+__all__ = ["Accuracy", "Trainer", "evaluate"]
 
 _EVALUATION_BATCH = 250
 _SHORTEST_TRACED_WAIT_S = 20e-6

@@ -32,8 +32,8 @@ __all__ = ["METHODS", "Compressor", "Method", "kept_elements", "make_compressor"
 
 Values = NDArray[np.float32]
 
-_MOST_SELECTED = 2
-"""Selected elements are bounded by this many times what the density asks for."""
+_SLACK = 4
+"""A reused threshold may select a quarter more or less than the density asks for."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,10 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 def kept_elements(density: float, elements: int) -> int:
     """How many of `elements` values are kept: `max(1, ceil(density * elements))`, methods section 1.1."""
     return min(elements, max(1, math.ceil(density * elements)))
+
+
+def _most(kept: int) -> int:
+    return kept + max(1, kept // _SLACK)
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Compressor:
         """No update of a unit of `elements` values selects more than this."""
         if self.density_warmup_steps:
             return elements
-        return min(elements, _MOST_SELECTED * kept_elements(self.density, elements))
+        return min(elements, _most(kept_elements(self.density, elements)))
 
     def update(
         self,
@@ -143,13 +147,13 @@ class Compressor:
         kept = self.kept(where.elements, step)
         age = state.ages[unit]
         stale = age < 0 or age + 1 >= self.refresh_every or kept != state.kept[unit]
-        room = indices[: min(len(indices), _MOST_SELECTED * kept)]
+        room = indices[: min(len(indices), _most(kept))]
         before = float(state.thresholds[unit])
         threshold = math.inf if stale else before
         hits = self._accumulate(state, where, threshold, gradient=gradient, parameters=parameters, room=room)
         residual = state.residual[where.start : where.stop]
         # Nothing holds a reused threshold to the density: the count may leave its bounds before the refresh is due.
-        refresh = stale or not kept <= _MOST_SELECTED * hits <= _MOST_SELECTED * _MOST_SELECTED * kept
+        refresh = stale or not kept - kept // _SLACK <= hits <= _most(kept)
         if refresh:
             threshold = kth_largest_magnitude(residual, kept)
             hits = select(residual, threshold, room)

@@ -31,17 +31,22 @@ TOP_K_PER_SCAN: Final = 4.0
 _ALIKE: Final = 0.1
 
 
+_TELLING_SHARE = 0.25
+
+
 @dataclass(frozen=True)
 class Transfers:
-    """Exchanges of one group at a time; four arrays of shape (n,), fp64.
+    """Exchanges of one group at a time; five arrays of shape (n,), fp64.
 
     `up_seconds` may hold any constant that `down_seconds` holds with the opposite sign: the difference of two clocks.
+    Both hold `overlap_seconds`, in which a group of several frames goes up and down at once.
     """
 
     up_bytes: Array
     down_bytes: Array
     up_seconds: Array
     down_seconds: Array
+    overlap_seconds: Array
 
 
 def calibrate(names: Sequence[str], elements: Sequence[int], reports: Reports, *, servers: int) -> Profile:
@@ -108,7 +113,9 @@ def fit_link(transfers: Transfers) -> LinkCost:
     per_byte = [slope for slope in (up, down) if slope is not None]
     # The intercepts are taken together: the difference of the clocks falls out.
     rest = round_trips - per_byte[0] * transfers.up_bytes - per_byte[-1] * transfers.down_bytes
-    return LinkCost(max(0.0, float(np.median(rest))), per_byte[0], per_byte[-1])
+    whole = transfers.overlap_seconds <= 0.0
+    alpha = np.median(rest[whole]) if whole.any() else np.median(rest - transfers.overlap_seconds)
+    return LinkCost(max(0.0, float(alpha)), per_byte[0], per_byte[-1])
 
 
 def _common_steps(reports: Reports, *, serial: bool) -> list[Step]:
@@ -131,7 +138,10 @@ def _compute_seconds(steps: Sequence[Step]) -> tuple[float, Array]:
 def _compression_costs(steps: Sequence[Step]) -> tuple[LinearCost, LinearCost]:
     """Costs of a reused threshold and of an exact selection."""
     groups = [group for workers in steps for one in workers for group in one.groups]
-    reused, exact = (_fit([group for group in groups if group.refreshed == kind]) for kind in (False, True))
+    # Small layers, where a fixed cost is nearly all, say nothing of large ones.
+    telling = _TELLING_SHARE * max((group.elements for group in groups), default=0)
+    kinds = [[group for group in groups if group.refreshed == kind] for kind in (False, True)]
+    reused, exact = (_fit(kind if any(group.elements >= telling for group in kind) else []) for kind in kinds)
     scan = reused or _scaled(exact, 1.0 / TOP_K_PER_SCAN)
     return scan, exact or _scaled(reused, TOP_K_PER_SCAN)
 
@@ -150,8 +160,8 @@ def _scaled(cost: LinearCost | None, factor: float) -> LinearCost:
 
 
 def _transfers(steps: Sequence[Step]) -> Transfers:
-    """One sample for each group: the way up of the worker that submitted last, the median way down."""
-    columns = ("bytes_up", "bytes_down", "up_seconds", "down_seconds")
+    """One sample for each group: from the last worker's submission until the last worker has the answer."""
+    columns = ("bytes_up", "bytes_down", "up_seconds", "down_seconds", "overlap_seconds")
     samples = [
         [[float(getattr(one.groups[g], column)) for one in workers] for column in columns]
         for workers in steps
@@ -159,18 +169,20 @@ def _transfers(steps: Sequence[Step]) -> Transfers:
         if workers[0].groups[g].bytes_up
     ]
     if not samples:
-        return Transfers(*np.empty((4, 0)))
-    up_bytes, down_bytes, up, down = np.moveaxis(np.array(samples), 1, 0)
-    # Answers of a group are alike: by how much later they seem to come is how far a worker's clock is ahead. Only
-    # by one clock can the way up of the last worker, who does not wait for others, be told from the longer ones.
-    ahead = np.median(down - down[:, :1], axis=0)
+        return Transfers(*np.empty((5, 0)))
+    up_bytes, down_bytes, up, down, overlap = np.moveaxis(np.array(samples), 1, 0)
+    # A server serves its workers one after the other, so the fastest answer of each tells how far its clock is ahead.
+    # Only by one clock can the way up of the last worker, who does not wait for others, be told from the longer ones.
+    fastest = np.min(down, axis=0)
+    ahead = fastest - fastest[0]
     last = np.argmin(up + ahead, axis=1)
     rows = np.arange(len(last))
     return Transfers(
         up_bytes[rows, last],
-        np.median(down_bytes, axis=1),
+        np.max(down_bytes, axis=1),
         (up + ahead)[rows, last],
-        np.median(down - ahead, axis=1),
+        np.max(down - ahead, axis=1),
+        overlap[rows, last],
     )
 
 

@@ -11,9 +11,10 @@ __all__ = ["GroupMeasurement", "StepMeasurement"]
 class GroupMeasurement:
     """One group of a measured step.
 
-    `up_seconds` ends when the servers had the group from every worker, and `down_seconds` begins then; by how much
-    the clocks differ is uncertain, so one may hold what the other lacks. They mean something in serial steps only,
-    where no other group is under way.
+    `up_seconds` ends when the servers had all of the group from every worker; `down_seconds` begins when they had the
+    first of its frames; `overlap_seconds` is what both share, 0 for a group of one frame. By how much the clocks
+    differ is uncertain, so up may hold what down lacks. They mean something in serial steps only, where no other
+    group is under way.
     """
 
     elements: int
@@ -23,6 +24,7 @@ class GroupMeasurement:
     bytes_down: int
     up_seconds: float
     down_seconds: float
+    overlap_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def merge_exact(costs: Pipeline) -> tuple[Group, ...]:
     """The shortest step of all 2^(L-1) groupings; of ties (`TIE`) one with the fewest groups.
 
     Two narrow searches find a step that is nearly always the shortest; a full search for a shorter one proves it.
-    Without so tight a bound there can be a hundred thousand states behind a layer.
+    Without so tight a bound there can be tens of thousands of states behind a layer.
     """
     layers = len(costs.backward) - 1
     relaxation = relax(costs, 0)

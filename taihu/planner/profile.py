@@ -218,6 +218,11 @@ class Compression:
         left_out = (1.0 - sizes.kept / np.maximum(sizes.elements, 1.0)) ** profile.workers
         return self._sparse_bytes(profile, sizes, sizes.elements * (1.0 - left_out), _DENSE_VALUE_BYTES)
 
+    def frames(self, profile: Profile, sizes: GroupSizes) -> Array:
+        """Frames in which each group goes to each server, at least one."""
+        covered = sizes.elements * _DENSE_VALUE_BYTES / profile.servers
+        return np.maximum(1.0, np.ceil(covered / self.frame_bytes))
+
     def _kept(self, elements: Array) -> Array:
         return np.minimum(elements, np.maximum(1.0, np.ceil(self.density * elements)))
 
@@ -231,8 +236,7 @@ class Compression:
         return kept * (value_bytes + index_bytes) + sections + self._frame_headers(profile, sizes)
 
     def _frame_headers(self, profile: Profile, sizes: GroupSizes) -> Array:
-        frames = np.ceil(sizes.elements * _DENSE_VALUE_BYTES / profile.servers / self.frame_bytes)
-        return self.frame_header_bytes * profile.servers * frames
+        return self.frame_header_bytes * profile.servers * self.frames(profile, sizes)
 
 
 def _range_sums(values: Array, first: NDArray[np.int64], last: NDArray[np.int64]) -> Array:

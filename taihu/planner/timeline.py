@@ -67,8 +67,16 @@ def step_costs(
     first_LL, last_LL = np.broadcast_arrays(layers[:, None], np.maximum(layers[:, None], layers))
     sizes = compression.sizes(profile, first_LL, last_LL)
     link = profile.link
-    up_LL = link.alpha_seconds + link.up_seconds_per_byte * compression.up_bytes(profile, sizes)
+    up_LL = link.up_seconds_per_byte * compression.up_bytes(profile, sizes)
     down_LL = link.down_seconds_per_byte * compression.down_bytes(profile, sizes)
+    if full_duplex:
+        # Frames of a group stream: its shorter way is over about one frame before or after the longer one.
+        frames_LL = compression.frames(profile, sizes)
+        up_LL, down_LL = (
+            np.where(up_LL < down_LL, up_LL / frames_LL, up_LL),
+            np.where(down_LL <= up_LL, down_LL / frames_LL, down_LL),
+        )
+    up_LL = link.alpha_seconds + up_LL
     transfers = [up_LL, down_LL] if full_duplex else [up_LL + down_LL]
     backward = np.cumsum([0.0, *(layer.backward_seconds for layer in profile.layers)])
     stages_MLL = np.stack([compression.seconds(profile, sizes), *transfers])

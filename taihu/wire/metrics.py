@@ -50,6 +50,9 @@ class WorkerMetrics:
         self.samples = _counter(self.registry, "taihu_samples", "Training samples seen.", labels)
         self.step = _gauge(self.registry, "taihu_step", "Last completed step.", labels)
         self.loss = _gauge(self.registry, "taihu_loss", "Training loss of the last step.", labels)
+        self.predicted_seconds = _gauge(
+            self.registry, "taihu_predicted_step_seconds", "Time of one step that the plan predicts.", labels
+        )
         self.test_accuracy = _gauge(
             self.registry, "taihu_test_accuracy_ratio", "Accuracy of the last evaluation on the test set.", labels
         )

@@ -75,6 +75,10 @@ def test_a_plan_is_the_decision(results: Callable[..., dict[str, Any]], file: Pa
     timeline = decision.timeline
     assert [(g["first_layer"], g["last_layer"]) for g in written["groups"]] == [(0, 0), (1, 2), (3, 5)]
     assert [g["elements"] for g in written["groups"]] == [4_000_000, 9_000_100, 850_010]
+    # Two of 100 values of four bytes and the bits of their gaps, both ways; the union of three pushes is larger.
+    assert written["groups"][0]["bytes_up"] == pytest.approx(0.02 * 4_000_000 * (4 + 7.1 / 8), rel=0.01)
+    exact = results(file, "--density", "0.02", "--plan", "bucket:3MB")["groups"][0]
+    assert exact["bytes_up"] == written["groups"][0]["bytes_up"] < exact["bytes_down"] / 2
     assert [g["seconds_ready"] for g in written["groups"]] == [times.ready for times in timeline.groups]
     stages = [[g[f"seconds_{name}"] for name in ("compressed", "sent", "done")] for g in written["groups"]]
     assert stages == [list(times.ends) for times in timeline.groups]

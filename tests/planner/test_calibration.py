@@ -29,7 +29,7 @@ def measure(
     serial: bool,
     workers: int = 3,
     refreshed: bool = False,
-    clocks: tuple[float, ...] = (0.0, 5e3, -80.0),
+    clocks: tuple[float, ...] = (-80.0, 5e3, 0.0),
 ) -> list[StepMeasurement]:
     """One step of each worker, a group for each layer; all but one of them wait for the others."""
     late = rng.integers(workers)
@@ -121,11 +121,11 @@ def test_without_serial_steps_links_are_free() -> None:
 def test_empty_groups_say_nothing_about_links() -> None:
     rng = np.random.default_rng(3)
 
-    def with_an_empty_group(one: StepMeasurement) -> StepMeasurement:
-        empty = replace(one.groups[2], elements=0, bytes_up=0, bytes_down=0, up_seconds=7.0, down_seconds=7.0)
-        return replace(one, groups=(*one.groups[:2], empty, one.groups[3]))
+    def with_empty_groups(one: StepMeasurement) -> StepMeasurement:
+        empty = replace(one.groups[0], elements=0, bytes_up=0, bytes_down=0, up_seconds=7.0, down_seconds=7.0)
+        return replace(one, groups=(empty, one.groups[1], empty, one.groups[3]))
 
-    steps = [list(map(with_an_empty_group, measure(rng, step, serial=True))) for step in (2, 3)]
+    steps = [list(map(with_empty_groups, measure(rng, step, serial=True))) for step in (2, 3)]
     link = calibrate(NAMES, ELEMENTS, reports_of(*steps), servers=1).link
     assert link.alpha_seconds == pytest.approx(LINK.alpha_seconds, rel=1e-4)
 
@@ -220,7 +220,7 @@ def test_costs_are_never_negative() -> None:
     assert fit_linear(sizes, np.array([3.0, 2.0, 1.0])) == LinearCost(2.0, 0.0)
     steep = fit_linear(sizes, np.array([0.0, 0.0, 9.0]))
     assert (steep.base_seconds, steep.seconds_per_element) == (0.0, 0.0)
-    falling = Transfers(sizes, sizes, np.array([3.0, 2.0, 1.0]), np.array([-9.0, -9.0, -9.0]))
+    falling = Transfers(sizes, sizes, np.array([3.0, 2.0, 1.0]), np.array([-9.0, -9.0, -9.0]), np.zeros(len(sizes)))
     assert fit_link(falling) == LinkCost(0.0, 0.0, 0.0)
 
 
@@ -233,7 +233,11 @@ def test_links_are_found_whatever_the_clocks(
     bytes_down = bytes_up * 3
     link = fit_link(
         Transfers(
-            bytes_up, bytes_down, alpha * 0.4 + up * bytes_up - offset, alpha * 0.6 + down * bytes_down + offset
+            bytes_up,
+            bytes_down,
+            alpha * 0.4 + up * bytes_up - offset,
+            alpha * 0.6 + down * bytes_down + offset,
+            np.zeros(len(sizes)),
         )
     )
     assert link.up_seconds_per_byte == pytest.approx(up, rel=1e-3, abs=1e-9)
@@ -244,8 +248,8 @@ def test_links_are_found_whatever_the_clocks(
 def test_a_direction_of_one_size_is_as_fast_as_the_other() -> None:
     sizes = np.array([1e4, 1e5, 1e6])
     alike = np.array([1e5, 1.01e5, 1.02e5])
-    up = fit_link(Transfers(sizes, alike, 0.5 + 2e-6 * sizes - 100.0, 2e-6 * alike + 100.0))
-    down = fit_link(Transfers(alike, sizes, 0.5 + 2e-6 * alike - 100.0, 2e-6 * sizes + 100.0))
+    up = fit_link(Transfers(sizes, alike, 0.5 + 2e-6 * sizes - 100.0, 2e-6 * alike + 100.0, np.zeros(len(sizes))))
+    down = fit_link(Transfers(alike, sizes, 0.5 + 2e-6 * alike - 100.0, 2e-6 * sizes + 100.0, np.zeros(len(alike))))
     for link in (up, down):
         assert (link.up_seconds_per_byte, link.down_seconds_per_byte) == pytest.approx((2e-6, 2e-6))
         assert link.alpha_seconds == pytest.approx(0.5)
@@ -254,6 +258,6 @@ def test_a_direction_of_one_size_is_as_fast_as_the_other() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_exchanges_of_one_size_are_put_down_to_bytes(count: int) -> None:
     up, down = np.full(count, 2e6), np.full(count, 6e6)
-    link = fit_link(Transfers(up, down, np.full(count, 0.3 - 50.0), np.full(count, 0.5 + 50.0)))
+    link = fit_link(Transfers(up, down, np.full(count, 0.3 - 50.0), np.full(count, 0.5 + 50.0), np.zeros(len(up))))
     assert link.alpha_seconds == pytest.approx(0.0, abs=1e-12)
     assert (link.up_seconds_per_byte, link.down_seconds_per_byte) == pytest.approx((1e-7, 1e-7))

@@ -163,6 +163,22 @@ def test_a_limited_search_keeps_its_limits(costs: Pipeline, width: int, most: in
         assert (np.diff(narrow) > 0).all()
 
 
+@pytest.mark.parametrize("inline", [False, True])
+def test_no_few_groups_end_before_those_of_a_limited_search(inline: bool) -> None:
+    rng = np.random.default_rng(8)
+    for _ in range(300):
+        costs = random_costs(rng, int(rng.integers(7, 11)), 3, inline)
+        ends, counts = all_ends(costs)
+        most_of_all = len(costs.backward) - 2
+        relaxation = relax(costs, most_of_all)
+        for most in range(1, most_of_all + 1):
+            allow_group(costs, relaxation, most)
+            bounds = search(costs, relaxation, 1e9, most, 2**40)
+            end = run_pipeline(costs, bounds, np.empty((len(bounds) - 1, 2, 3)))
+            assert end == pytest.approx(ends[counts <= most].min(), rel=1e-12)
+            assert len(bounds) - 1 <= most
+
+
 def profile_of(name: str, rng: np.random.Generator) -> Profile:
     sizes = [layer.elements for layer in TABLES[name].layers]
     layers = tuple(LayerCost(str(i), n, float(rng.exponential(2e-3))) for i, n in enumerate(sizes))

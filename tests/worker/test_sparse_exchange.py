@@ -102,7 +102,7 @@ class Selector:
             k = max(1, math.ceil(self.density * (stop - start)))
             due = index not in self.ages or self.ages[index] + 1 >= self.refresh
             hits = 0 if due else int((np.abs(owed) >= self.thresholds[index]).sum())
-            if due or 2 * hits < k or hits > 2 * k:
+            if due or hits < k - k // 4 or hits > k + max(1, k // 4):
                 self.thresholds[index], self.ages[index] = float(np.sort(np.abs(owed))[-k]), 0
             else:
                 self.ages[index] += 1

@@ -1,0 +1,85 @@
+"""What a worker tells of its run while it trains: metrics, log lines, progress, and the results at the end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import structlog
+
+from taihu.compression import UnitReport
+from taihu.coordination.membership import Progress
+from taihu.coordination.plan import Plan
+from taihu.planner.profile import Profile
+from taihu.wire.metrics import WorkerMetrics
+from worker.compression_log import CompressionLog
+from worker.progress import ProgressMeter
+from worker.step_record import StepRecord
+from worker.trainer import Accuracy
+
+__all__ = ["Observer"]
+
+
+class Observer:
+    """Takes in steps, compressed groups, plans and evaluations as they happen."""
+
+    def __init__(self, rank: int, *, total_steps: int, batch: int, metrics: WorkerMetrics) -> None:
+        self._meter = ProgressMeter(total_steps=total_steps, batch=batch)
+        self._thresholds = CompressionLog()
+        self._metrics = metrics
+        self._batch = batch
+        self._log = structlog.get_logger().bind(role="worker", rank=rank)
+
+    def progress(self) -> Progress:
+        """Where the run is, for heartbeats."""
+        return self._meter.progress
+
+    def compressed(self, report: UnitReport) -> None:
+        """One unit was compressed; called by the compressing thread."""
+        self._thresholds.add(report)
+        if report.drift == report.drift:  # a first threshold has none
+            self._metrics.threshold_drift.observe(report.drift)
+
+    def stepped(self, record: StepRecord) -> None:
+        """A step and its exchange have ended."""
+        sample = record.sample()
+        self._meter.add(record.step, sample)
+        metrics = self._metrics
+        metrics.step_seconds.observe(sample.step_seconds)
+        metrics.compute_seconds.observe(sample.compute_seconds)
+        metrics.compress_seconds.observe(sample.compress_seconds)
+        metrics.exchange_seconds.observe(sample.exchange_seconds)
+        metrics.wait_seconds.observe(sample.wait_seconds)
+        metrics.selected_ratio.set(sample.selected_ratio)
+        metrics.sent_bytes.inc(sample.sent_bytes)
+        metrics.received_bytes.inc(sample.received_bytes)
+        metrics.samples.inc(self._batch)
+        metrics.step.set(record.step)
+        metrics.loss.set(sample.loss)
+        self._log.debug("step", step=record.step, **asdict(sample))
+
+    def planned(self, plan: Plan) -> None:
+        """The run goes on by `plan`."""
+        self._metrics.predicted_seconds.set(plan.predicted_seconds)
+        predicted_ms = round(plan.predicted_seconds * 1e3, 3)
+        self._log.info("planned", version=plan.version, groups=len(plan.groups), predicted_ms=predicted_ms)
+
+    def evaluated(self, tested: Accuracy, *, epoch: int, seconds: float) -> None:
+        """The replica was tested after the last step."""
+        evaluation = self._meter.evaluated(
+            epoch=epoch, seconds=seconds, test_loss=tested.loss, test_accuracy=tested.accuracy
+        )
+        self._metrics.test_accuracy.set(tested.accuracy)
+        self._log.info("evaluated", **asdict(evaluation))
+
+    def results(self, plan: Plan, profile: Profile | None) -> dict[str, Any]:
+        """What `--json` holds, with the last plan and the costs that it was made from."""
+        return {
+            **self._meter.results(),
+            "groups": len(plan.groups),
+            "group_layers": [[group.first_layer, group.last_layer] for group in plan.groups],
+            "predicted_seconds_per_step": plan.predicted_seconds or None,
+            "profile": profile.to_json() if profile is not None else None,
+            "thresholds": self._thresholds.results(),
+            "evaluations": [asdict(evaluation) for evaluation in self._meter.evaluations],
+        }
