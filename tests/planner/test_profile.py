@@ -87,7 +87,7 @@ def test_costs_of_a_group_are_those_of_its_layers(
     own = [layer.elements for layer in profile.layers[first : last + 1]]
     units = {"lags": own, "none": []}.get(compression.method, [sum(own)])
     kept = sum(min(n, max(1, math.ceil(compression.density * n))) for n in units)
-    headers = math.ceil(sum(own) * 4 / profile.servers / compression.frame_bytes) * profile.servers
+    headers = max(1, math.ceil(sum(own) * 4 / profile.servers / compression.frame_bytes)) * profile.servers
     headers *= compression.frame_header_bytes
 
     def sparse(count: float, value_bytes: int) -> float:
