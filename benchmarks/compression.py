@@ -131,9 +131,7 @@ def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.8), layout="constrained", squeeze=False)
     for (model, rate), axis in zip(panels, axes[0], strict=True):
         chosen = [row for row in rows if (row["model"], row["rate"]) == (model, rate)]
-        names = [
-            row["method"] if row["method"] == "none" else f"{row['method']}\n{row['density']:g}" for row in chosen
-        ]
+        names = list(map(_label, chosen))
         below = [0.0] * len(chosen)
         for label, index in (("compute", 0), ("sparsify, not hidden", 1), ("communicate, not hidden", 2)):
             heights = [parts(row)[index] for row in chosen]

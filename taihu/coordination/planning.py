@@ -11,7 +11,7 @@ from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, StaleError
 from taihu.job import Job
 from taihu.layout import Layout
-from taihu.planner.calibration import calibrate
+from taihu.planner.calibration import calibrate, with_measured_bytes
 from taihu.planner.decide import decide, predict
 from taihu.planner.groups import plan_groups
 from taihu.planner.measurement import StepMeasurement
@@ -89,9 +89,10 @@ class Planning:
     def _decide(self, step: int, reports: Sequence[Sequence[StepMeasurement]]) -> None:
         names = [layer.name for layer in self.plan.layout.layers]
         elements = [layer.elements for layer in self.plan.layout.layers]
-        profile = calibrate(names, elements, reports, servers=self._job.cluster.servers)
         compression = planned_compression(self._job)
         groups = self.plan.groups
+        profile = calibrate(names, elements, reports, servers=self._job.cluster.servers)
+        profile = with_measured_bytes(profile, compression, groups, reports)
         seconds = predict(profile, compression, groups)
         if is_computed(self._job.exchange.plan) and self._job.compression.method != "topk":
             decision = decide(profile, compression, self._job.exchange.plan)

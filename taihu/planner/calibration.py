@@ -8,17 +8,18 @@ negative. Layers are numbered in backward order (0 is the output side), as in `t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.errors import FrameError
+from taihu.planner.groups import Group
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
-from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
 
-__all__ = ["TOP_K_PER_SCAN", "Transfers", "calibrate", "fit_linear", "fit_link"]
+__all__ = ["TOP_K_PER_SCAN", "Transfers", "calibrate", "fit_linear", "fit_link", "with_measured_bytes"]
 
 Array = NDArray[np.float64]
 Reports = Sequence[Sequence[StepMeasurement]]
@@ -81,6 +82,35 @@ def calibrate(names: Sequence[str], elements: Sequence[int], reports: Reports, *
         workers=len(reports),
         servers=servers,
     )
+
+
+def with_measured_bytes(
+    profile: Profile, compression: Compression, groups: Sequence[Group], reports: Reports
+) -> Profile:
+    """The profile with the ratios of the bytes that `groups` took to those that are expected of them."""
+    if compression.method == "none":
+        return profile
+    expected = replace(profile, sparse_up_ratio=1.0, sparse_down_ratio=1.0)
+    first, last = (
+        np.array([getattr(group, bound) for group in groups], dtype=np.int64)
+        for bound in ("first_layer", "last_layer")
+    )
+    sizes = compression.sizes(expected, first, last)
+    steps = [step for report in reports for step in report]
+    up = np.median([sum(group.bytes_up for group in step.groups) for step in steps])
+    down = np.median([sum(group.bytes_down for group in step.groups) for step in steps])
+    return replace(
+        profile,
+        sparse_up_ratio=_ratio(up, compression.up_bytes(expected, sizes)),
+        sparse_down_ratio=1.0
+        if compression.downlink == "dense"
+        else _ratio(down, compression.down_bytes(expected, sizes)),
+    )
+
+
+def _ratio(measured: np.floating, expected: Array) -> float:
+    total = float(expected.sum())
+    return float(measured) / total if measured > 0 and total > 0 else 1.0
 
 
 def fit_linear(elements: Array, seconds: Array) -> LinearCost:

@@ -33,6 +33,7 @@ Method = Literal["none", "topk", "lags", "dlgs"]
 Downlink = Literal["dense", "exact", "doublesqueeze"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Array = NDArray[np.float64]
 
 _DENSE_VALUE_BYTES = 4
@@ -74,7 +75,9 @@ class LinkCost:
 class Profile:
     """The costs of one step, layers in backward order, on `workers` workers and `servers` servers.
 
-    `scan` is one compression that reuses its threshold, `top_k` one that selects exactly.
+    `scan` is one compression that reuses its threshold, `top_k` one that selects exactly. `sparse_up_ratio` and
+    `sparse_down_ratio` are measured bytes over those that would be sent if every threshold kept exactly k values and
+    workers selected independently of each other; they do not, so that the union of what they push is smaller.
     """
 
     layers: Annotated[tuple[LayerCost, ...], Field(min_length=1)]
@@ -84,6 +87,8 @@ class Profile:
     link: LinkCost
     workers: PositiveInt
     servers: PositiveInt
+    sparse_up_ratio: PositiveFloat = 1.0
+    sparse_down_ratio: PositiveFloat = 1.0
 
     @property
     def layout(self) -> Layout:
@@ -206,17 +211,18 @@ class Compression:
         """Bytes that one worker sends for each group."""
         if self.method == "none":
             return self._dense_bytes(profile, sizes)
-        return self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)
+        return profile.sparse_up_ratio * self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)
 
     def down_bytes(self, profile: Profile, sizes: GroupSizes) -> Array:
         """Bytes that one worker receives for each group."""
         if self.method == "none" or self.downlink == "dense":
             return self._dense_bytes(profile, sizes)
         if self.downlink == "doublesqueeze":
-            return self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)
+            return profile.sparse_down_ratio * self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)
         # The expected size of the union when workers select independently of each other.
         left_out = (1.0 - sizes.kept / np.maximum(sizes.elements, 1.0)) ** profile.workers
-        return self._sparse_bytes(profile, sizes, sizes.elements * (1.0 - left_out), _DENSE_VALUE_BYTES)
+        union = sizes.elements * (1.0 - left_out)
+        return profile.sparse_down_ratio * self._sparse_bytes(profile, sizes, union, _DENSE_VALUE_BYTES)
 
     def frames(self, profile: Profile, sizes: GroupSizes) -> Array:
         """Frames in which each group goes to each server, at least one."""

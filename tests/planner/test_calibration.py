@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,9 +11,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from taihu.errors import FrameError
-from taihu.planner.calibration import TOP_K_PER_SCAN, Transfers, calibrate, fit_linear, fit_link
+from taihu.planner.calibration import (
+    TOP_K_PER_SCAN,
+    Transfers,
+    calibrate,
+    fit_linear,
+    fit_link,
+    with_measured_bytes,
+)
+from taihu.planner.groups import Group
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
-from taihu.planner.profile import LinearCost, LinkCost, Profile
+from taihu.planner.profile import Compression, LinearCost, LinkCost, Profile
 
 quick = settings(deadline=None, max_examples=80)
 SIZES = st.lists(st.integers(1, 10**6), min_size=3, max_size=12).filter(lambda sizes: max(sizes) > 2 * min(sizes))
@@ -261,3 +270,24 @@ def test_exchanges_of_one_size_are_put_down_to_bytes(count: int) -> None:
     link = fit_link(Transfers(up, down, np.full(count, 0.3 - 50.0), np.full(count, 0.5 + 50.0), np.zeros(len(up))))
     assert link.alpha_seconds == pytest.approx(0.0, abs=1e-12)
     assert (link.up_seconds_per_byte, link.down_seconds_per_byte) == pytest.approx((1e-7, 1e-7))
+
+
+@pytest.mark.parametrize("downlink", ["exact", "doublesqueeze", "dense"])
+def test_predicted_bytes_are_the_measured_ones(downlink: Literal["exact", "doublesqueeze", "dense"]) -> None:
+    reports = reports_of(*(measure(np.random.default_rng(step), step, serial=True) for step in (1, 2, 3)))
+    profile = calibrate(NAMES, ELEMENTS, reports, servers=1)
+    groups = [Group(layer, layer) for layer in range(len(ELEMENTS))]
+    layers = np.arange(len(ELEMENTS))
+    compression = Compression("dlgs", 0.05, downlink=downlink)
+    before = replace(profile, sparse_up_ratio=7.0, sparse_down_ratio=9.0)
+    after = with_measured_bytes(before, compression, groups, reports)
+    sizes = compression.sizes(after, layers, layers)
+    assert compression.up_bytes(after, sizes).sum() == pytest.approx(sum(n // 10 for n in ELEMENTS))
+    down = sum(n // 3 for n in ELEMENTS) if downlink != "dense" else compression.down_bytes(profile, sizes).sum()
+    assert compression.down_bytes(after, sizes).sum() == pytest.approx(down)
+
+
+def test_dense_bytes_are_known_without_measuring() -> None:
+    reports = reports_of(measure(np.random.default_rng(1), 1, serial=True))
+    profile = calibrate(NAMES, ELEMENTS, reports, servers=1)
+    assert with_measured_bytes(profile, Compression("none"), [Group(0, 3)], reports) == profile

@@ -37,6 +37,8 @@ PROFILES = st.builds(
     st.builds(LinkCost, SECONDS, SECONDS, SECONDS),
     st.integers(1, 64),
     st.integers(1, 8),
+    st.floats(0.1, 2),
+    st.floats(0.1, 2),
 )
 COMPRESSIONS = st.builds(
     Compression,
@@ -96,13 +98,14 @@ def test_costs_of_a_group_are_those_of_its_layers(
         return count * value_bytes + indices + compression.section_header_bytes * len(own) * profile.servers + headers
 
     dense = 4 * sum(own) + headers
-    up: float = dense if compression.method == "none" else sparse(kept, compression.value_bytes)
+    pushed = sparse(kept, compression.value_bytes)
+    up: float = dense if compression.method == "none" else pushed * profile.sparse_up_ratio
     down: float = dense
     if compression.method != "none" and compression.downlink == "exact":
         share = kept / sum(own) if sum(own) else 0.0
-        down = sparse(sum(own) * (1 - (1 - share) ** profile.workers), 4)
+        down = sparse(sum(own) * (1 - (1 - share) ** profile.workers), 4) * profile.sparse_down_ratio
     elif compression.method != "none" and compression.downlink == "doublesqueeze":
-        down = up
+        down = pushed * profile.sparse_down_ratio
     exact = sum(profile.top_k.base_seconds + profile.top_k.seconds_per_element * n for n in units)
     reused = sum(profile.scan.base_seconds + profile.scan.seconds_per_element * n for n in units)
     every = compression.refresh_every if compression.method == "dlgs" else 1
