@@ -48,7 +48,7 @@ def measure(model: str, rate: str, method: str, density: float, options: argpars
         "model.name": model,
         "data.name": "synthetic:3x32x32",
         "train.batch": options.batch,
-        "train.steps": options.calibration + options.steps,
+        "train.steps": 2 * options.calibration + options.steps,
         "train.evaluate": "false",
         "optimizer.learning_rate": 0.01,
         "exchange.plan": _PLANS[method],
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--densities", default="0.1,0.01", help="comma-separated")
     parser.add_argument("--batch", type=int, default=32, help="samples per worker and step")
     parser.add_argument("--steps", type=int, default=20, help="steps after the measured ones")
-    parser.add_argument("--calibration", type=int, default=8, help="steps that are measured to plan by")
+    parser.add_argument("--calibration", type=int, default=8, help="steps that are measured to plan by, twice")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every process")
     parser.add_argument("--json", type=Path, help="write the rows, after those that the file holds already")
     parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw the rows of --json, measure nothing")

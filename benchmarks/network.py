@@ -15,8 +15,9 @@ __all__ = ["ShapedNetwork"]
 
 _SUBNET = "10.98.0"
 _QUEUE_MS = 50
-_SMALLEST_BURST_BYTES = 128 << 10
-_BURST_S = 0.0002
+_LARGEST_PACKET_BYTES = 64 << 10
+_SMALLEST_PACKET_BYTES = 1514
+_BURST_S = 0.0005
 
 
 class ShapedNetwork:
@@ -50,6 +51,14 @@ class ShapedNetwork:
         """`command` as it runs on `host`."""
         return ["ip", "netns", "exec", self._namespace(host), *command]
 
+    @property
+    def _packet_bytes(self) -> int:
+        """The largest piece that the kernel hands to a link at once.
+
+        A limiter lets twice that pass at full speed after a pause, which a real link does not: it must be little.
+        """
+        return round(min(max(self._rate_bits / 8 * _BURST_S, _SMALLEST_PACKET_BYTES), _LARGEST_PACKET_BYTES))
+
     def _add_host(self, host: int) -> None:
         namespace, port = self._namespace(host), f"port{host}"
         self._ip("netns", "add", namespace)
@@ -58,13 +67,14 @@ class ShapedNetwork:
         self._ip("-n", self._switch, *veth)
         self._ip("-n", self._switch, "link", "set", port, "master", "br0", "up")
         self._ip("-n", namespace, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+        for where, device in ((namespace, "eth0"), (self._switch, port)):
+            self._ip("-n", where, "link", "set", device, "gso_max_size", str(self._packet_bytes))
         self._ip("-n", namespace, "link", "set", "eth0", "up", "txqueuelen", "10000")
         self._shape(namespace, "eth0")
         self._shape(self._switch, port)
 
     def _shape(self, namespace: str, device: str) -> None:
-        burst = max(_SMALLEST_BURST_BYTES, round(self._rate_bits / 8 * _BURST_S))
-        shape = f"rate {self._rate_bits:.0f}bit burst {burst}b latency {_QUEUE_MS}ms"
+        shape = f"rate {self._rate_bits:.0f}bit burst {2 * self._packet_bytes}b latency {_QUEUE_MS}ms"
         words = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *shape.split()]
         subprocess.run(words, check=True)
 

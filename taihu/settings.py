@@ -89,9 +89,9 @@ class ExchangeSettings(Section):
 
     `plan` merges layers into groups: `per-layer`, `single`, `bucket:SIZE` (for example `bucket:4MB`), or as computed
     from measurements of the running job: `greedy`, `exact`, and `auto`, which is `exact`. The first
-    `calibration_steps` steps are measured; every `replan_every` steps the plan is made anew if another one has become
-    better. A group is cut into frames of at most `frame_bytes` for each server; at most `window_frames` of them are
-    on their way to one server without an answer.
+    `calibration_steps` steps are measured, and as many by the plan that they led to; every `replan_every` steps the
+    plan is made anew if another one has become better. A group is cut into frames of at most `frame_bytes` for each
+    server; at most `window_frames` of them are on their way to one server without an answer.
     """
 
     kind: Literal["server"] = "server"

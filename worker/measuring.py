@@ -14,8 +14,10 @@ _COLD_STEPS = 2
 
 @dataclass(frozen=True)
 class Measuring:
-    """The schedule: a report after step `calibration_steps`, and one every `replan_every` steps after.
+    """The schedule: a report after step `calibration_steps`, one soon after, then one every `replan_every` steps.
 
+    The second report follows as many steps after the first, because the first plan changes what was measured: merged
+    groups need less of the processor than one for each layer. Later ones notice what has changed outside.
     Before each report `calibration_steps - 2` steps are measured: the last third of them exchange their groups one
     at a time, which gives the costs of the links; the others run as always, which gives those of compute and
     compression.
@@ -42,11 +44,16 @@ class Measuring:
         return self._until_report(step) < self.calibration_steps - _COLD_STEPS
 
     def is_steady(self, step: int) -> bool:
-        """Whether `step` runs by a plan that was computed, and at full speed."""
-        return step > self.calibration_steps and not self.is_serial(step)
+        """Whether `step` runs by a plan that was computed and checked, and at full speed."""
+        return step > self._second_report and not self.is_serial(step)
 
     def _until_report(self, step: int) -> int:
         """Steps from `step` to the next report."""
-        if step <= self.calibration_steps:
-            return self.calibration_steps - step
-        return -(step - self.calibration_steps) % self.replan_every
+        for report in (self.calibration_steps, self._second_report):
+            if step <= report:
+                return report - step
+        return -(step - self._second_report) % self.replan_every
+
+    @property
+    def _second_report(self) -> int:
+        return self.calibration_steps + min(self.calibration_steps, self.replan_every)

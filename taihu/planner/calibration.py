@@ -31,8 +31,10 @@ TOP_K_PER_SCAN: Final = 4.0
 # Sizes of which the largest is at most so much of itself above the smallest say nothing about the cost of a byte.
 _ALIKE: Final = 0.1
 
+_TELLING_SHARE: Final = 0.25
 
-_TELLING_SHARE = 0.25
+# A line through fewer sizes than these says little about the start-up of a transfer.
+_TELLING_SIZES: Final = 6
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,14 @@ class Transfers:
     overlap_seconds: Array
 
 
-def calibrate(names: Sequence[str], elements: Sequence[int], reports: Reports, *, servers: int) -> Profile:
+def calibrate(
+    names: Sequence[str],
+    elements: Sequence[int],
+    reports: Reports,
+    *,
+    servers: int,
+    previous: Profile | None = None,
+) -> Profile:
     """The costs of a job from the reports of its workers.
 
     Compute and compression are taken from the steps that ran as always, as far as there are any, the link from those
@@ -62,6 +71,8 @@ def calibrate(names: Sequence[str], elements: Sequence[int], reports: Reports, *
         elements: of the layers.
         reports: for each worker its measured steps, all by the same plan.
         servers: number of servers.
+        previous: what was calibrated before. When the groups have few sizes, its link is kept and only scaled to the
+            times that were measured.
 
     Raises:
         FrameError: there is no step that every worker measured.
@@ -78,7 +89,7 @@ def calibrate(names: Sequence[str], elements: Sequence[int], reports: Reports, *
         forward_seconds=forward,
         scan=scan,
         top_k=top_k,
-        link=fit_link(_transfers(serial)),
+        link=_link(_transfers(serial), previous),
         workers=len(reports),
         servers=servers,
     )
@@ -146,6 +157,21 @@ def fit_link(transfers: Transfers) -> LinkCost:
     whole = transfers.overlap_seconds <= 0.0
     alpha = np.median(rest[whole]) if whole.any() else np.median(rest - transfers.overlap_seconds)
     return LinkCost(max(0.0, float(alpha)), per_byte[0], per_byte[-1])
+
+
+def _link(transfers: Transfers, previous: Profile | None) -> LinkCost:
+    if previous is None or len(np.unique(transfers.up_bytes)) >= _TELLING_SIZES:
+        return fit_link(transfers)
+    link = previous.link
+    expected = link.alpha_seconds + link.up_seconds_per_byte * transfers.up_bytes
+    expected = expected + link.down_seconds_per_byte * transfers.down_bytes
+    measured = transfers.up_seconds + transfers.down_seconds
+    if not len(measured) or not expected.min() > 0.0:
+        return fit_link(transfers)
+    factor = max(0.0, float(np.median(measured / expected)))
+    return LinkCost(
+        link.alpha_seconds * factor, link.up_seconds_per_byte * factor, link.down_seconds_per_byte * factor
+    )
 
 
 def _common_steps(reports: Reports, *, serial: bool) -> list[Step]:

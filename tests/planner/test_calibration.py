@@ -291,3 +291,35 @@ def test_dense_bytes_are_known_without_measuring() -> None:
     reports = reports_of(measure(np.random.default_rng(1), 1, serial=True))
     profile = calibrate(NAMES, ELEMENTS, reports, servers=1)
     assert with_measured_bytes(profile, Compression("none"), [Group(0, 3)], reports) == profile
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_few_sizes_only_scale_the_link_that_was_known(factor: float) -> None:
+    slower = LinkCost(
+        LINK.alpha_seconds * factor, LINK.up_seconds_per_byte * factor, LINK.down_seconds_per_byte * factor
+    )
+    up, down = np.array([4e6, 5e6, 9e6]), np.array([8e6, 7e6, 3e6])
+    up_s = slower.alpha_seconds + slower.up_seconds_per_byte * up - 70.0
+    down_s = slower.down_seconds_per_byte * down + 70.0
+    rows = zip(up.tolist(), down.tolist(), up_s.tolist(), down_s.tolist(), strict=True)
+    groups = tuple(GroupMeasurement(1000, 0.0, False, int(u), int(d), us, ds) for u, d, us, ds in rows)
+    reports = [[StepMeasurement(9, True, 0.5, (0.1, 0.2, 0.0, 0.3), groups)]]
+    known = replace(calibrate(NAMES, ELEMENTS, reports, servers=1), link=LINK)
+    link = calibrate(NAMES, ELEMENTS, reports, servers=1, previous=known).link
+    assert link.alpha_seconds == pytest.approx(slower.alpha_seconds)
+    assert link.up_seconds_per_byte == pytest.approx(slower.up_seconds_per_byte)
+    assert link.down_seconds_per_byte == pytest.approx(slower.down_seconds_per_byte)
+
+
+def test_many_sizes_are_fitted_anew() -> None:
+    rng = np.random.default_rng(5)
+    up, down = rng.uniform(1e4, 1e6, 8), rng.uniform(1e4, 1e6, 8)
+    up_s = LINK.alpha_seconds + LINK.up_seconds_per_byte * up
+    rows = zip(up.tolist(), down.tolist(), up_s.tolist(), (LINK.down_seconds_per_byte * down).tolist(), strict=True)
+    groups = tuple(GroupMeasurement(1000, 0.0, False, round(u), round(d), us, ds) for u, d, us, ds in rows)
+    reports = [[StepMeasurement(9, True, 0.5, (0.1, 0.2, 0.0, 0.3), groups)]]
+    wrong = replace(calibrate(NAMES, ELEMENTS, reports, servers=1), link=LinkCost(9.0, 9.0, 9.0))
+    link = calibrate(NAMES, ELEMENTS, reports, servers=1, previous=wrong).link
+    assert link.alpha_seconds == pytest.approx(LINK.alpha_seconds, rel=0.01)
+    assert link.up_seconds_per_byte == pytest.approx(LINK.up_seconds_per_byte, rel=0.01)
+    assert link.down_seconds_per_byte == pytest.approx(LINK.down_seconds_per_byte, rel=0.01)
