@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := protos kernels taihu ps_server worker
+PACKAGES := protos kernels taihu allreduce ps_server worker
 JOB ?=
 
 .PHONY: train test check protos bench clean help

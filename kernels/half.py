@@ -19,11 +19,13 @@ from kernels.jit import kernel
 __all__ = [
     "HALF_KINDS",
     "HalfKind",
+    "add_half",
     "decode_bf16",
     "decode_fp16",
     "encode_bf16",
     "encode_fp16",
     "from_half",
+    "scale_half",
     "split",
     "to_half",
 ]
@@ -81,6 +83,36 @@ def from_half(codes: NDArray[np.uint16], kind: HalfKind, out: NDArray[np.float32
     """
     _check(kind, codes, np.uint16, out, np.float32)
     (_decode_all_fp16 if kind == "fp16" else _decode_all_bf16)(read_only(codes), out)
+
+
+def add_half(codes: NDArray[np.uint16], kind: HalfKind, out: NDArray[np.uint16]) -> None:
+    """Set `out[i]` to the code of the sum of the values of `out[i]` and `codes[i]`, rounded once from fp32.
+
+    Args:
+        codes: shape (n,), uint16, contiguous.
+        kind: `fp16` or `bf16`.
+        out: shape (n,), uint16, contiguous; shares no memory with `codes`.
+
+    Raises:
+        ValueError: another kind, shape or dtype. `out` is unchanged.
+    """
+    _check(kind, codes, np.uint16, out, np.uint16)
+    (_add_all_fp16 if kind == "fp16" else _add_all_bf16)(read_only(codes), out)
+
+
+def scale_half(codes: NDArray[np.uint16], kind: HalfKind, factor: float) -> None:
+    """Set `codes[i]` to the code of its value times `factor`, rounded once from fp32.
+
+    Args:
+        codes: shape (n,), uint16, contiguous, writable.
+        kind: `fp16` or `bf16`.
+        factor: rounded to fp32 first.
+
+    Raises:
+        ValueError: another kind, shape or dtype. `codes` is unchanged.
+    """
+    _check(kind, codes, np.uint16, codes, np.uint16)
+    (_scale_all_fp16 if kind == "fp16" else _scale_all_bf16)(codes, np.float32(factor))
 
 
 @kernel
@@ -175,6 +207,30 @@ def _decode_all_fp16(codes: NDArray[np.uint16], out: NDArray[np.float32]) -> Non
 def _decode_all_bf16(codes: NDArray[np.uint16], out: NDArray[np.float32]) -> None:
     for i in range(len(out)):
         out[i] = decode_bf16(np.uint32(codes[i]))
+
+
+@kernel
+def _add_all_fp16(codes: NDArray[np.uint16], out: NDArray[np.uint16]) -> None:
+    for i in range(len(out)):
+        out[i] = np.uint16(encode_fp16(decode_fp16(np.uint32(out[i])) + decode_fp16(np.uint32(codes[i]))))
+
+
+@kernel
+def _add_all_bf16(codes: NDArray[np.uint16], out: NDArray[np.uint16]) -> None:
+    for i in range(len(out)):
+        out[i] = np.uint16(encode_bf16(decode_bf16(np.uint32(out[i])) + decode_bf16(np.uint32(codes[i]))))
+
+
+@kernel
+def _scale_all_fp16(codes: NDArray[np.uint16], factor: np.float32) -> None:
+    for i in range(len(codes)):
+        codes[i] = np.uint16(encode_fp16(decode_fp16(np.uint32(codes[i])) * factor))
+
+
+@kernel
+def _scale_all_bf16(codes: NDArray[np.uint16], factor: np.float32) -> None:
+    for i in range(len(codes)):
+        codes[i] = np.uint16(encode_bf16(decode_bf16(np.uint32(codes[i])) * factor))
 
 
 def _check(kind: str, source: NDArray[Any], source_dtype: DTypeLike, out: NDArray[Any], out_dtype: DTypeLike) -> None:

@@ -102,7 +102,7 @@ class JoinRequest(_message.Message):
     settings_digest: _builtins.str
     """SHA-256 over the settings that all members must share."""
     address: _builtins.str
-    """Servers: where workers reach this process, as host:port."""
+    """Where workers reach this process, as host:port; empty when they do not."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
@@ -131,18 +131,24 @@ class JoinResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SERVER_ADDRESSES_FIELD_NUMBER: _builtins.int
+    WORKER_ADDRESSES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def server_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Address of every server, by index."""
+
+    @_builtins.property
+    def worker_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In a run without servers: address of every worker, by rank."""
 
     def __init__(
         self,
         *,
         server_addresses: _abc.Iterable[_builtins.str] | None = ...,
+        worker_addresses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["server_addresses", b"server_addresses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["server_addresses", b"server_addresses", "worker_addresses", b"worker_addresses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

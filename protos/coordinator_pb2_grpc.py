@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinatorServiceStub:
-    """Membership, the plan and the end of a run. Hosted by server 0.
+    """Membership, the plan and the end of a run. Hosted by server 0 or, in a run without servers, by worker 0.
     """
 
     def __init__(self, channel):
@@ -73,11 +73,11 @@ class CoordinatorServiceStub:
 
 
 class CoordinatorServiceServicer:
-    """Membership, the plan and the end of a run. Hosted by server 0.
+    """Membership, the plan and the end of a run. Hosted by server 0 or, in a run without servers, by worker 0.
     """
 
     def Join(self, request, context):
-        """Announces a process. Workers are answered once every server has joined.
+        """Announces a process. Workers are answered once every server has joined; without servers, every worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,7 +172,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CoordinatorService:
-    """Membership, the plan and the end of a run. Hosted by server 0.
+    """Membership, the plan and the end of a run. Hosted by server 0 or, in a run without servers, by worker 0.
     """
 
     @staticmethod

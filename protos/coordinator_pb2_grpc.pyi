@@ -27,14 +27,14 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CoordinatorServiceStub:
-    """Membership, the plan and the end of a run. Hosted by server 0."""
+    """Membership, the plan and the end of a run. Hosted by server 0 or, in a run without servers, by worker 0."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CoordinatorServiceAsyncStub: ...
     Join: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.JoinRequest, _coordinator_pb2.JoinResponse]
-    """Announces a process. Workers are answered once every server has joined."""
+    """Announces a process. Workers are answered once every server has joined; without servers, every worker."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.HeartbeatRequest, _coordinator_pb2.HeartbeatResponse]
     """Reports that a member is alive and where it is; the answer carries the state of the run."""
     GetPlan: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetPlanRequest, _coordinator_pb2.GetPlanResponse]
@@ -50,11 +50,11 @@ class CoordinatorServiceStub:
 
 @_typing.type_check_only
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
-    """Membership, the plan and the end of a run. Hosted by server 0."""
+    """Membership, the plan and the end of a run. Hosted by server 0 or, in a run without servers, by worker 0."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.JoinRequest, _coordinator_pb2.JoinResponse]  # type: ignore[assignment]
-    """Announces a process. Workers are answered once every server has joined."""
+    """Announces a process. Workers are answered once every server has joined; without servers, every worker."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.HeartbeatRequest, _coordinator_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Reports that a member is alive and where it is; the answer carries the state of the run."""
     GetPlan: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetPlanRequest, _coordinator_pb2.GetPlanResponse]  # type: ignore[assignment]
@@ -69,7 +69,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """A member has done its part, or has failed and says why."""
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Membership, the plan and the end of a run. Hosted by server 0."""
+    """Membership, the plan and the end of a run. Hosted by server 0 or, in a run without servers, by worker 0."""
 
     @_abc_1.abstractmethod
     def Join(
@@ -77,7 +77,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.JoinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.JoinResponse, _abc.Awaitable[_coordinator_pb2.JoinResponse]]:
-        """Announces a process. Workers are answered once every server has joined."""
+        """Announces a process. Workers are answered once every server has joined; without servers, every worker."""
 
     @_abc_1.abstractmethod
     def Heartbeat(

@@ -29,6 +29,7 @@ class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.Val
     DATA_TYPE_FLOAT32: _DataType.ValueType  # 1
     DATA_TYPE_FLOAT16: _DataType.ValueType  # 2
     DATA_TYPE_BFLOAT16: _DataType.ValueType  # 3
+    DATA_TYPE_FLOAT64: _DataType.ValueType  # 4
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """Element type of a payload. Values are little-endian."""
@@ -37,6 +38,7 @@ DATA_TYPE_UNSPECIFIED: DataType.ValueType  # 0
 DATA_TYPE_FLOAT32: DataType.ValueType  # 1
 DATA_TYPE_FLOAT16: DataType.ValueType  # 2
 DATA_TYPE_BFLOAT16: DataType.ValueType  # 3
+DATA_TYPE_FLOAT64: DataType.ValueType  # 4
 Global___DataType: _TypeAlias = DataType  # noqa: Y015
 
 class _Encoding:
@@ -137,7 +139,7 @@ Global___Layout: _TypeAlias = Layout  # noqa: Y015
 
 @_typing.final
 class Frame(_message.Message):
-    """One range of a server's arena in one step. A frame is encoded as `header` followed by `payload`, in this
+    """One range of a server's arena, or of the arena that workers reduce, in one step. A frame is encoded as `header` followed by `payload`, in this
     order, so that a receiver can use the payload in place.
     """
 
@@ -159,6 +161,9 @@ class Frame(_message.Message):
         ENCODING_FIELD_NUMBER: _builtins.int
         SELECTED_FIELD_NUMBER: _builtins.int
         COMPLETED_S_FIELD_NUMBER: _builtins.int
+        HOP_FIELD_NUMBER: _builtins.int
+        FAILURE_FIELD_NUMBER: _builtins.int
+        LAST_FIELD_NUMBER: _builtins.int
         PADDING_FIELD_NUMBER: _builtins.int
         job: _builtins.str
         incarnation: _builtins.int
@@ -171,7 +176,7 @@ class Frame(_message.Message):
         sender: _builtins.int
         """Rank of the sending worker; absent when a server sends."""
         offset: _builtins.int
-        """First element in the server's arena, and number of elements."""
+        """First element in that arena, and number of elements."""
         count: _builtins.int
         data_type: Global___DataType.ValueType
         encoding: Global___Encoding.ValueType
@@ -179,6 +184,12 @@ class Frame(_message.Message):
         """Sparse frames: number of values."""
         completed_s: _builtins.float
         """Answers: the instant at which the sum was complete, in seconds of the server's monotonic clock."""
+        hop: _builtins.int
+        """Between workers: how many times the range has been sent on since its first sender."""
+        failure: _builtins.str
+        """Between workers: the sender gives up, and why; the frame has no values and is the last one."""
+        last: _builtins.bool
+        """Between workers: the sender leaves in good order; nothing follows."""
         padding: _builtins.bytes
         """Ignored; lets a sender place the payload at an aligned offset of the message."""
         def __init__(
@@ -196,11 +207,14 @@ class Frame(_message.Message):
             encoding: Global___Encoding.ValueType = ...,
             selected: _builtins.int = ...,
             completed_s: _builtins.float = ...,
+            hop: _builtins.int = ...,
+            failure: _builtins.str = ...,
+            last: _builtins.bool = ...,
             padding: _builtins.bytes = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "sender", b"sender"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "completed_s", b"completed_s", "count", b"count", "data_type", b"data_type", "encoding", b"encoding", "group", b"group", "incarnation", b"incarnation", "job", b"job", "offset", b"offset", "padding", b"padding", "plan", b"plan", "selected", b"selected", "sender", b"sender", "step", b"step"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "completed_s", b"completed_s", "count", b"count", "data_type", b"data_type", "encoding", b"encoding", "failure", b"failure", "group", b"group", "hop", b"hop", "incarnation", b"incarnation", "job", b"job", "last", b"last", "offset", b"offset", "padding", b"padding", "plan", b"plan", "selected", b"selected", "sender", b"sender", "step", b"step"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         _WhichOneofReturnType__sender: _TypeAlias = _typing.Literal["sender"]  # noqa: Y015
         _WhichOneofArgType__sender: _TypeAlias = _typing.Literal["_sender", b"_sender"]  # noqa: Y015

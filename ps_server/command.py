@@ -11,6 +11,7 @@ from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.entry import raise_on_terminate
 from taihu.environment import rank_from_environment, resolve_job
 from taihu.options import (
+    AdvertiseOption,
     BindOption,
     CoordinatorOption,
     JobArgument,
@@ -35,9 +36,7 @@ def server(
     job_file: JobArgument = None,
     index: Annotated[int | None, typer.Option("--index", help="Index of this server; 0 coordinates the run.")] = None,
     bind: BindOption = "",
-    advertise: Annotated[
-        str, typer.Option(metavar="HOST", help="The host that workers are told to connect to.")
-    ] = "",
+    advertise: AdvertiseOption = "",
     coordinator: CoordinatorOption = None,
     servers: ServersOption = None,
     workers: WorkersOption = None,

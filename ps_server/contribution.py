@@ -11,7 +11,7 @@ from kernels.half import from_half
 from kernels.pack import unpack
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec
-from taihu.wire.codec import Frame, ValueType
+from taihu.wire.codec import Frame, ValueType, dense_values
 
 __all__ = ["Contribution", "SparseContribution", "decode_contribution"]
 
@@ -34,12 +34,12 @@ def decode_contribution(frame: Frame, spec: FrameSpec, *, sparse: bool) -> Contr
         FrameError: a dense frame where a sparse one is expected or the other way round, or places that are not
             ascending ones within the range.
     """
-    values = _decoded_values(frame)
     if (frame.header.selected is not None) is not sparse:
         kinds = ("sparse", "dense") if sparse else ("dense", "sparse")
         raise FrameError(f"frame of worker {frame.header.sender}: expected a {kinds[0]} one, got a {kinds[1]} one")
     if not sparse:
-        return values
+        return dense_values(frame)
+    values = _decoded_values(frame)
     indices = np.empty(len(values), dtype=np.int32)
     try:
         unpack(frame.sections, spec.shard_bounds, len(values), indices)
@@ -52,6 +52,8 @@ def _decoded_values(frame: Frame) -> NDArray[np.float32]:
     value_type = frame.header.value_type
     if value_type is ValueType.FP32:
         return frame.values
+    if value_type is ValueType.FP64:
+        raise FrameError(f"frame of worker {frame.header.sender} has float64 values: expected at most 32 bits")
     decoded = np.empty(len(frame.values), dtype=np.float32)
     from_half(frame.values, "fp16" if value_type is ValueType.FP16 else "bf16", decoded)
     return decoded

@@ -12,20 +12,16 @@ from typing import Self
 
 import structlog
 
-from kernels import merge_search
-from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from ps_server.store import ParameterStore
 from taihu.clock_offset import ClockOffset
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread, coordinator_address, failure_reported
-from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
-from taihu.coordination.planning import Planning
-from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, CoordinatorServicer, new_incarnation
+from taihu.coordination.host import hosted_coordinator, listen
+from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
 from taihu.trace import Tracer
-from taihu.wire.address import advertised_host, join_address, split_address
-from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, ServerMetrics
 from taihu.wire.server import RpcServer
 
@@ -34,7 +30,6 @@ __all__ = ["ServerDaemon", "ServerOptions"]
 LostCallback = Callable[[int, str], None]
 
 _TICK_S = 0.2
-_FAREWELL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,9 @@ class ServerDaemon:
     """One server process; a context manager around `run`."""
 
     def __init__(self, job: Job, options: ServerOptions) -> None:
-        servers = job.cluster.servers
+        servers = job.servers
+        if not servers:
+            raise ConfigError("exchange.kind 'ring' has no servers: start workers only, worker 0 is the coordinator")
         if not 0 <= options.index < servers:
             raise ConfigError(
                 f"server {options.index}: outside the world of {servers} servers; "
@@ -75,7 +72,8 @@ class ServerDaemon:
         self.metrics = ServerMetrics(options.index)
         self._page: MetricsPage | None = None
         self._rpc = RpcServer.create(threads=4 * job.cluster.workers + servers + 8)
-        self.address = self._listen()
+        hosts = options.index == 0
+        self.address = listen(self._rpc, options.bind, options.advertise, job.cluster.coordinator, hosts=hosts)
         if options.metrics_port is not None:
             self._page = MetricsPage(self.metrics.registry, options.metrics_port)
 
@@ -128,21 +126,9 @@ class ServerDaemon:
 
     def _host(self) -> None:
         """Server 0: be the coordinator too."""
-        cluster = self._job.cluster
-        membership = Membership(
-            job=self._job.name,
-            digest=self._job.digest,
-            servers=cluster.servers,
-            workers=cluster.workers,
-            lost_after_s=cluster.lost_after_s,
-            join_timeout_s=cluster.connect_timeout_s,
-        )
-        # The planner is needed for the first time after some steps, in which its kernels can be compiled.
-        threading.Thread(target=merge_search.warm_up, name="warm-up", daemon=True).start()
-        coordinator = Coordinator(membership, lambda layout: Planning(self._job, layout), SystemClock())
-        add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), self._rpc.grpc_server)
-        store = ParameterStore(self._job, 0, self._incarnation, lambda: coordinator.plan(cluster.connect_timeout_s))
-        try:
+        timeout_s = self._job.cluster.connect_timeout_s
+        with hosted_coordinator(self._job, self._rpc) as coordinator:
+            store = ParameterStore(self._job, 0, self._incarnation, lambda: coordinator.plan(timeout_s))
             with (
                 self._serving(store, lambda rank, how: _report_lost(coordinator, rank, how), COORDINATOR_SERVICE),
                 _failing(coordinator, self._member),
@@ -157,15 +143,12 @@ class ServerDaemon:
                         address=self.address,
                     )
                 self._watch(coordinator)
-        finally:
-            coordinator.wait_for(Membership.over, _FAREWELL_S + cluster.heartbeat_s)
 
     def _watch(self, coordinator: Coordinator) -> None:
-        """Let time pass in the membership until the run or this process ends."""
+        """Stay alive in the membership until the run or this process ends."""
         while not self._ended.wait(_TICK_S):
             with coordinator.changing() as (members, now):
                 members.heartbeat(self._member, self._incarnation, Progress(), job=self._job.name, now=now)
-                members.expire(now)
                 if members.state in (RunState.FINISHED, RunState.FAILED):
                     self._end(members.state, members.reason)
         self._raise_unless_finished()
@@ -179,7 +162,7 @@ class ServerDaemon:
             store = ParameterStore(
                 self._job, self._options.index, self._incarnation, lambda: client.get_plan(timeout_s)
             )
-            with self._serving(store, lambda rank, how: self._log.warning("worker lost", worker=rank, how=how)):
+            with self._serving(store, lambda rank, how: self._log.info("worker gone", worker=rank, how=how)):
                 client.join(address=self.address)
                 with failure_reported(client), HeartbeatThread(client, self._job, Progress, self._end):
                     self._ended.wait()
@@ -212,15 +195,6 @@ class ServerDaemon:
         if not self._ended.is_set():
             self._outcome = (state, reason)
             self._ended.set()
-
-    def _listen(self) -> str:
-        coordinator = self._job.cluster.coordinator
-        bind = self._options.bind
-        if not bind and self._options.index == 0 and coordinator is not None:
-            bind = join_address("0.0.0.0", split_address(coordinator)[1])  # noqa: S104
-        host, port = split_address(bind or "0.0.0.0:0")
-        bound = self._rpc.listen(join_address(host, port))
-        return join_address(self._options.advertise or advertised_host(host, coordinator), bound)
 
 
 def _report_lost(coordinator: Coordinator, rank: int, how: str) -> None:

@@ -20,9 +20,9 @@ from kernels.reduce import sum_in_rank_order
 from kernels.scatter import gather, make_marks, scatter_assign, sum_sparse_in_rank_order
 from kernels.select import clear
 from ps_server.contribution import Contribution, SparseContribution
-from ps_server.optimizer import OptimizerShard
 from taihu.compression import METHODS, Compressor, Unit
 from taihu.job import Job
+from taihu.optimization import OptimizerShard
 from taihu.planner.partition import FrameSpec, Framing
 from taihu.wire.codec import FrameHeader, encode_frame
 

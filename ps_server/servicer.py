@@ -31,7 +31,7 @@ Outbox = SimpleQueue["bytes | TaihuError | None"]
 class ParameterServerServicer:
     """The service's three methods.
 
-    `on_lost(rank, how)` is called when a worker's exchange ends without being closed.
+    `on_lost(rank, how)` is called when a worker's exchange ends, also when it has finished.
     """
 
     def __init__(
@@ -117,6 +117,8 @@ class ParameterServerServicer:
         try:
             for message in requests:
                 self._take(identity, message, outbox)
+            # gRPC may tell of a connection that breaks as if the worker had ended the stream.
+            self._on_lost(identity.rank, "its exchange ended")
             outbox.put(None)
         except TaihuError as error:
             self._metrics.rejected_frames.inc()

@@ -12,12 +12,12 @@ from kernels.reduce import all_finite, warm_up
 from ps_server.aggregator import Aggregator, Complete, Outcome
 from ps_server.contribution import Contribution, SparseContribution, decode_contribution
 from ps_server.initialization import Initialization
-from ps_server.optimizer import OptimizerShard
 from ps_server.pull import Pull, make_pull
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, ModelError, PeerUnreachableError, StaleError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
+from taihu.optimization import OptimizerShard
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE, Frame, FrameHeader, encode_frame

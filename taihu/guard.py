@@ -8,7 +8,7 @@ from types import ModuleType
 
 __all__ = ["PACKAGES", "check_installation", "foreign_packages"]
 
-PACKAGES = ("protos", "kernels", "taihu", "ps_server", "worker")
+PACKAGES = ("protos", "kernels", "taihu", "allreduce", "ps_server", "worker")
 
 
 def foreign_packages(modules: dict[str, ModuleType]) -> list[str]:

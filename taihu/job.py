@@ -58,6 +58,11 @@ class Job(Section):
     def _compression_fits(self) -> Job:
         compression, optimizer = self.compression, self.optimizer
         sparse = self.downlink != "dense"
+        if compression.method != "none" and self.exchange.kind == "ring":
+            raise ValueError(
+                f"compression '{compression.method}' needs servers: set exchange.kind = 'server', or "
+                "compression.method = 'none' for a ring"
+            )
         if compression.method == "none" and (sparse or compression.momentum_at == "workers"):
             raise ValueError("compression.downlink and momentum on the workers need a compression.method")
         if compression.method == "topk" and self.exchange.plan not in ("auto", "single"):
@@ -67,6 +72,11 @@ class Job(Section):
         if sparse and optimizer.momentum and compression.momentum_at == "servers":
             raise ValueError("momentum on the servers changes every parameter: set compression.downlink = 'dense'")
         return self
+
+    @property
+    def servers(self) -> int:
+        """Number of servers; 0 where workers exchange with each other."""
+        return 0 if self.exchange.kind == "ring" else self.cluster.servers
 
     @property
     def downlink(self) -> Literal["dense", "exact", "doublesqueeze"]:

@@ -15,8 +15,10 @@ from taihu.errors import ConfigError
 from taihu.trace import Tracer
 
 __all__ = [
+    "AdvertiseOption",
     "BindOption",
     "CoordinatorOption",
+    "ExchangeOption",
     "JobArgument",
     "JsonOption",
     "LogFormatOption",
@@ -42,10 +44,18 @@ SetOption = Annotated[
 ServersOption = Annotated[int | None, typer.Option("--servers", metavar="S", help="Number of servers.")]
 WorkersOption = Annotated[int | None, typer.Option("--workers", metavar="N", help="Number of workers.")]
 CoordinatorOption = Annotated[
-    str | None, typer.Option("--coordinator", metavar="HOST:PORT", help="Where server 0 listens.")
+    str | None,
+    typer.Option("--coordinator", metavar="HOST:PORT", help="Where server 0, in a ring worker 0, listens."),
 ]
 BindOption = Annotated[
     str, typer.Option("--bind", metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+]
+AdvertiseOption = Annotated[
+    str, typer.Option("--advertise", metavar="HOST", help="The host that workers are told to connect to.")
+]
+ExchangeOption = Annotated[
+    Literal["server", "ring"] | None,
+    typer.Option("--exchange", metavar="server|ring", help="Through servers, or around a ring of workers."),
 ]
 MetricsPortOption = Annotated[
     int,

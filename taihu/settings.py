@@ -87,6 +87,8 @@ class OptimizerSettings(Section):
 class ExchangeSettings(Section):
     """`[exchange]`: how gradients and parameters travel.
 
+    Through servers (`kind` server), or around a ring of workers without any server, where worker 0 coordinates.
+
     `plan` merges layers into groups: `per-layer`, `single`, `bucket:SIZE` (for example `bucket:4MB`), or as computed
     from measurements of the running job: `greedy`, `exact`, and `auto`, which is `exact`. The first
     `calibration_steps` steps are measured, and as many by the plan that they led to; every `replan_every` steps the
@@ -94,7 +96,7 @@ class ExchangeSettings(Section):
     server; at most `window_frames` of them are on their way to one server without an answer.
     """
 
-    kind: Literal["server"] = "server"
+    kind: Literal["server", "ring"] = "server"
     plan: Annotated[str, Field(pattern=r"^(auto|greedy|exact|per-layer|single|bucket:[0-9]+(\.[0-9]+)?[kMG]?B)$")] = (
         "auto"
     )

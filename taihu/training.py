@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,7 @@ _FIRST_WORKERS = (
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """`taihu train`: `job.cluster.servers` servers and `job.cluster.workers` workers on this machine.
+    """`taihu train`: the job's servers, if it has any, and workers on this machine.
 
     Logs go to `logs`, or to a temporary folder that is kept only when the run fails.
     """
@@ -91,20 +91,24 @@ class LocalTraining:
         job_file = folder / "job.toml"
         job_file.write_text(job_to_toml(self.job.model_copy(update={"cluster": local})))
         common = [str(job_file), "--log-format", "json"]
-        bind = ["--bind", "127.0.0.1:0"]
-        first = [*common, "--index", "0", *bind, *self._trace_arguments(folder, "server 0")]
-        coordinator = processes.start_listening("server 0", "ps_server", first)
-        common += ["--coordinator", coordinator]
-        for index in range(1, self.job.cluster.servers):
-            name = f"server {index}"
-            arguments = [*common, "--index", str(index), *bind, *self._trace_arguments(folder, name)]
-            processes.start(name, "ps_server", arguments)
-        for rank, result in enumerate(self._result_files(folder)):
-            save = ["--save", str(self.save.absolute())] if self.save is not None and rank == 0 else []
-            name = f"worker {rank}"
-            arguments = [*common, "--rank", str(rank), "--json", str(result), *save]
-            processes.start(name, "worker", [*arguments, *self._trace_arguments(folder, name)])
+        (first, module, arguments), *others = self._members(folder)
+        coordinator = processes.start_listening(first, module, [*common, *arguments])
+        for name, module, arguments in others:
+            processes.start(name, module, [*common, "--coordinator", coordinator, *arguments])
         return coordinator
+
+    def _members(self, folder: Path) -> Iterator[tuple[str, str, list[str]]]:
+        """Name, module and arguments of every process; the first one is the coordinator."""
+        bind = ["--bind", "127.0.0.1:0"]
+        for index in range(self.job.servers):
+            name = f"server {index}"
+            yield name, "ps_server", ["--index", str(index), *bind, *self._trace_arguments(folder, name)]
+        for rank, result in enumerate(self._result_files(folder)):
+            name = f"worker {rank}"
+            arguments = ["--rank", str(rank), "--json", str(result), *self._trace_arguments(folder, name)]
+            if self.save is not None and rank == 0:
+                arguments += ["--save", str(self.save.absolute())]
+            yield name, "worker", arguments if self.job.servers else [*arguments, *bind]
 
     def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
         start = looked = time.monotonic()
@@ -128,7 +132,7 @@ class LocalTraining:
             "final_loss": fmean(worker["final_loss"] for worker in workers),
             "parameters_sha256": first["parameters_sha256"],
             "steps": first["steps"],
-            "servers": self.job.cluster.servers,
+            "servers": self.job.servers,
             "workers": self.job.cluster.workers,
             "exchange": self.job.exchange.kind,
             "compression": self.job.compression.method,

@@ -9,11 +9,15 @@ from typing import Annotated
 
 import typer
 
+from allreduce.rendezvous import ListenOptions, listen_for_peers
 from taihu.entry import raise_on_terminate
 from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
 from taihu.options import (
+    AdvertiseOption,
+    BindOption,
     CoordinatorOption,
+    ExchangeOption,
     JobArgument,
     JsonOption,
     LogFormatOption,
@@ -40,6 +44,9 @@ def worker(
     coordinator: CoordinatorOption = None,
     servers: ServersOption = None,
     workers: WorkersOption = None,
+    exchange: ExchangeOption = None,
+    bind: BindOption = "",
+    advertise: AdvertiseOption = "",
     assignments: SetOption = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="Worker 0 saves the model.")] = None,
     metrics_port: MetricsPortOption = 0,
@@ -56,8 +63,13 @@ def worker(
     Examples:
       taihu worker job.toml --rank 0 --coordinator 10.0.0.1:7070
       RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml
+      torchrun-, MPI- and Slurm-style variables name rank and world size:
+      RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml --exchange ring
     """  # noqa: D301
-    flags = {"cluster": {"coordinator": coordinator, "servers": servers, "workers": workers}}
+    flags: dict[str, dict[str, object]] = {
+        "cluster": {"coordinator": coordinator, "servers": servers, "workers": workers},
+        "exchange": {"kind": exchange},
+    }
     job = resolve_job(job_file, assignments or (), flags)
     if rank is None:
         rank = rank_from_environment(os.environ, "worker")
@@ -67,8 +79,17 @@ def worker(
     raise_on_terminate()
     if stop_with_parent:
         stop_with_stdin()
+    listener = None
+    if not job.servers:
+        listener = listen_for_peers(job, rank, ListenOptions(bind, advertise))
+        typer.echo(f"listening on {listener.address}")
     options = WorkerOptions(
-        rank=rank, metrics_port=metrics_port, save=save, trace=trace, tracer=make_tracer(trace, trace_steps)
+        rank=rank,
+        metrics_port=metrics_port,
+        listener=listener,
+        save=save,
+        trace=trace,
+        tracer=make_tracer(trace, trace_steps),
     )
     results = WorkerDaemon(job, options).run()
     if json_file is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import structlog
 from threadpoolctl import threadpool_limits
 
+from allreduce.rendezvous import Listener
 from taihu.clock_offset import ClockOffset
 from taihu.coordination.client import coordinator_address
 from taihu.errors import ConfigError
@@ -37,11 +38,13 @@ __all__ = ["WorkerDaemon", "WorkerOptions"]
 class WorkerOptions:
     """What differs between the workers of a job.
 
-    `save` is honoured by worker 0; `trace` is where this process's part of the trace is written at the end.
+    `listener` is where peers reach a worker without servers; `save` is honoured by worker 0; `trace` is where this
+    process's part of the trace is written at the end.
     """
 
     rank: int
     metrics_port: int | None = None
+    listener: Listener | None = None
     save: Path | None = None
     trace: Path | None = None
     tracer: Tracer = field(default_factory=Tracer.off)
@@ -66,7 +69,8 @@ class WorkerDaemon:
                 f"worker {options.rank}: outside the world of {job.cluster.workers} workers; expected --rank 0 to "
                 f"{job.cluster.workers - 1}, or raise cluster.workers"
             )
-        coordinator_address(job)  # says what is missing before the data is loaded
+        if job.servers or options.rank:
+            coordinator_address(job)  # says what is missing before the data is loaded
         self._job = job
         self._options = options
         self._log = structlog.get_logger().bind(role="worker", rank=options.rank)
@@ -112,6 +116,7 @@ class WorkerDaemon:
             progress=observer.progress,
             on_compressed=observer.compressed,
             tracer=self._options.tracer,
+            listener=self._options.listener,
         ) as session:
             self._log.info("training", steps=total, parameters=len(parameters), plan=self._job.exchange.plan)
             try:
@@ -131,7 +136,7 @@ class WorkerDaemon:
             self._options.tracer.write_part(
                 self._options.trace,
                 f"worker {self._options.rank}",
-                self._job.cluster.servers + self._options.rank,
+                self._job.servers + self._options.rank,
                 offset_s=clock.offset_s,
                 error_s=clock.error_s,
             )

@@ -29,6 +29,7 @@ from taihu.wire.codec import (
     FrameHeader,
     ValueType,
     decode_frame,
+    dense_values,
     encode_frame,
     layout_to_message,
     read_frame,
@@ -279,7 +280,7 @@ class ServerLink:
         if header.step != self._step:
             raise FrameError(f"{self.peer} answered step {header.step} during step {self._step}")
         if header.selected is None:
-            self._write(spec, answer.values)
+            self._write(spec, dense_values(answer))
         else:
             self._write_sparse(spec, answer)
         # The answer that came fastest after its sum tells how far the server's clock is ahead at least.

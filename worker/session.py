@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from allreduce.rendezvous import Listener, ListenOptions, listen_for_peers, meet
 from taihu.compression import UnitReport
 from taihu.coordination.client import (
     CoordinatorClient,
@@ -20,6 +21,8 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.trace import Tracer
 from taihu.wire.identity import WorkerIdentity
+from worker.exchange import GradientExchange
+from worker.ring_exchange import RingExchange
 from worker.server_exchange import ServerExchange
 from worker.server_link import Arenas
 
@@ -31,7 +34,7 @@ class Session:
     """What a worker that takes part has; the parameter arena holds the job's initial parameters."""
 
     client: CoordinatorClient
-    exchange: ServerExchange
+    exchange: GradientExchange
 
 
 @contextmanager
@@ -44,14 +47,43 @@ def take_part(
     progress: Callable[[], Progress],
     on_compressed: Callable[[UnitReport], None] = lambda _: None,
     tracer: Tracer | None = None,
+    listener: Listener | None = None,
 ) -> Iterator[Session]:
     """Take part in `job`'s run as worker `rank` during the block, which ends by finishing with `client.finish`.
 
-    `arenas` hold `layout.elements` values each; worker 0 brings its parameters, the others get theirs.
+    `arenas` hold `layout.elements` values each; worker 0 brings its parameters, the others get theirs. In a run
+    without servers `listener` is where the other workers reach this one.
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
     """
+    if job.servers:
+        with _through_servers(
+            job, rank, layout, arenas, progress=progress, on_compressed=on_compressed, tracer=tracer
+        ) as session:
+            yield session
+    else:
+        listener = listener or listen_for_peers(job, rank, ListenOptions())
+        with meet(job, rank, layout, listener, progress=progress) as meeting:
+            plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
+            exchange = RingExchange(
+                job=job, plan=plan, communicator=meeting.communicator, arenas=arenas, tracer=tracer
+            )
+            exchange.start()
+            yield Session(meeting.client, exchange)
+
+
+@contextmanager
+def _through_servers(
+    job: Job,
+    rank: int,
+    layout: Layout,
+    arenas: Arenas,
+    *,
+    progress: Callable[[], Progress],
+    on_compressed: Callable[[UnitReport], None],
+    tracer: Tracer | None,
+) -> Iterator[Session]:
     incarnation = new_incarnation()
     with CoordinatorClient(coordinator_address(job), job, MemberId(Role.WORKER, rank), incarnation) as client:
         addresses = client.join(layout=layout)

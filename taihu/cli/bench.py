@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ps_server.daemon import ServerDaemon, ServerOptions
+from taihu.cli.bench_allreduce import allreduce
 from taihu.cli.bench_select import select
 from taihu.entry import raise_on_terminate
 from taihu.environment import rank_from_environment, resolve_job
@@ -35,6 +36,7 @@ __all__ = ["bench_app", "exchange", "floor_seconds"]
 
 bench_app = typer.Typer(help="Measure parts of the system on real processes.", no_args_is_help=True)
 bench_app.command()(select)
+bench_app.command()(allreduce)
 
 _TCP_PAYLOAD_SHARE = 1448 / 1514
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)(k|m|g)bit$")

@@ -136,7 +136,7 @@ def _at(profile: Profile, workers: int | None, link_rate: float | None) -> Profi
         profile = profile.with_workers(workers)
     if link_rate is None:
         return profile
-    per_byte = floor_seconds(1, profile.servers, profile.workers, link_rate)
+    per_byte = floor_seconds(1, profile.servers or profile.workers, profile.workers, link_rate)
     link = replace(profile.link, up_seconds_per_byte=per_byte, down_seconds_per_byte=per_byte)
     return replace(profile, link=link)
 
@@ -186,7 +186,8 @@ def _describe(
 ) -> Iterable[str]:
     elements = sum(layer.elements for layer in profile.layers)
     sent = "" if settings.method == "none" else f", density {settings.density:g}, downlink {settings.downlink}"
-    members = f"{profile.servers} servers, {profile.workers} workers"
+    servers = f"{profile.servers} servers" if profile.servers else "no servers"
+    members = f"{servers}, {profile.workers} workers"
     yield f"{len(profile.layers)} layers, {elements:,} parameters, {members}"
     yield f"compression     {settings.method}{sent}"
     yield from _aligned([_COLUMNS, *starmap(_row, ((profile, index, group) for index, group in enumerate(groups)))])

@@ -14,6 +14,7 @@ from taihu.entry import raise_on_terminate
 from taihu.environment import resolve_job
 from taihu.job import Job
 from taihu.options import (
+    ExchangeOption,
     JobArgument,
     JsonOption,
     ServersOption,
@@ -33,6 +34,7 @@ def train(
     job_file: JobArgument = None,
     servers: ServersOption = None,
     workers: WorkersOption = None,
+    exchange: ExchangeOption = None,
     model: Annotated[
         str | None, typer.Option(metavar="M", help="Model of the zoo, or path/to/file.py:build.")
     ] = None,
@@ -66,13 +68,14 @@ def train(
       taihu train job.toml --workers 4 --json result.json
       taihu train --model cifar10_quick --data fashion-mnist --epochs 5 --save model.safetensors
       taihu train --compression dlgs --density 0.01
+      taihu train --exchange ring --workers 4
       taihu train --set optimizer.name=adam --set optimizer.learning_rate=0.001
     """  # noqa: D301
     flags: dict[str, dict[str, object]] = {
         "cluster": {"servers": servers, "workers": workers},
         "model": {"name": model},
         "data": {"name": data, "path": data_path},
-        "exchange": {"plan": plan},
+        "exchange": {"kind": exchange, "plan": plan},
         "compression": {"method": compression, "density": density},
         "train": {"batch": batch, "epochs": epochs, "steps": steps, "seed": seed},
     }
@@ -90,9 +93,11 @@ def train(
 
 
 def _opening(job: Job) -> str:
-    cluster = job.cluster
+    members = f"{job.servers} servers, {job.cluster.workers} workers"
+    if not job.servers:
+        members = f"a ring of {job.cluster.workers} workers"
     return (
-        f"training {job.model.name} on {job.data.name}: {cluster.servers} servers, {cluster.workers} workers, "
+        f"training {job.model.name} on {job.data.name}: {members}, "
         f"batch {job.train.batch} each (the first run compiles kernels, which takes a while)"
     )
 
@@ -113,7 +118,7 @@ def _summarise(display: Display, results: dict[str, Any], elapsed_s: float, save
         predicted = results["predicted_seconds_per_step"] * 1e3
         display.say(f"plan            {results['groups']} groups, {predicted:.1f} ms per step predicted")
     sent, received = (human_bytes(results[f"bytes_{way}_per_step"]) for way in ("sent", "received"))
-    display.say(f"bytes per step  {sent} pushed, {received} pulled by all workers together")
+    display.say(f"bytes per step  {sent} sent, {received} received by all workers together")
     display.say(f"parameters      sha256 {results['parameters_sha256']}")
     if save is not None:
         display.say(f"saved           {save}")

@@ -61,10 +61,12 @@ class CoordinatorClient:
         self._channel.close()
 
     def join(self, *, address: str = "", layout: Layout | None = None) -> tuple[str, ...]:
-        """Announce this member; a worker gets the servers' addresses as soon as all of them are there.
+        """Announce this member; a worker gets its peers' addresses as soon as all of them are there.
+
+        The peers are the servers by index or, in a run without servers, all workers by rank.
 
         Raises:
-            PeerUnreachableError: the coordinator did not answer, or servers did not join, in time.
+            PeerUnreachableError: the coordinator did not answer, or peers did not join, in time.
             ConfigError, ModelError, StaleError: the coordinator refused; the message says why.
         """
         request = pb.JoinRequest(
@@ -80,7 +82,7 @@ class CoordinatorClient:
             timeout_s=self._job.cluster.connect_timeout_s,
             clock=self._clock,
         )
-        return tuple(response.server_addresses)
+        return tuple(response.server_addresses or response.worker_addresses)
 
     def get_plan(self, timeout_s: float) -> Plan:
         """The run's plan; waits until the first worker has brought the layout."""
@@ -204,9 +206,10 @@ def failure_reported(client: CoordinatorClient) -> Iterator[None]:
 
 
 def coordinator_address(job: Job) -> str:
-    """Where server 0 listens; raises ConfigError when the job does not say."""
+    """Where the coordinator listens; raises ConfigError when the job does not say."""
     if job.cluster.coordinator is None:
-        raise ConfigError("server address unknown: give --coordinator HOST:PORT of server 0, or cluster.coordinator")
+        host = "server 0" if job.servers else "worker 0"
+        raise ConfigError(f"{host}'s address unknown: give --coordinator HOST:PORT of {host}, or cluster.coordinator")
     return job.cluster.coordinator
 
 

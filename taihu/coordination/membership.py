@@ -71,7 +71,8 @@ class Membership:
     """The members of one run.
 
     A run waits until every server and worker has joined, runs until every worker has finished with the same
-    parameters, and fails with a one-line `reason` when a member fails, falls silent or never comes.
+    parameters, and fails with a one-line `reason` when a member fails, falls silent or never comes. Its coordinator
+    is server 0 or, in a run without servers, worker 0.
     """
 
     def __init__(
@@ -87,6 +88,10 @@ class Membership:
         self._lost_after_s = lost_after_s
         self._join_timeout_s = join_timeout_s
         self._first_join_s: float | None = None
+        self._lost: set[MemberId] = set()
+        self._host = MemberId(Role.SERVER if servers else Role.WORKER, 0)
+        # Whom the others exchange with: their addresses must be known to all workers.
+        self._peers = Role.SERVER if servers else Role.WORKER
 
     def join(
         self,
@@ -109,7 +114,7 @@ class Membership:
         self._check(member, job)
         if digest != self._digest:
             raise ConfigError(
-                f"{member} was started with other settings than server 0; give every process the same job file, "
+                f"{member} was started with other settings than {self._host}; give every process the same job file, "
                 "--set and flags"
             )
         known = self.members.get(member)
@@ -176,12 +181,13 @@ class Membership:
         """A member's connection or process is gone; fails the run unless the member had finished."""
         record = self.members.get(member)
         if record is not None and not record.finished:
+            self._lost.add(member)
             self.fail(f"{member} was lost after step {record.progress.step}: {how}")
 
     def expire(self, now: float) -> None:
         """Fail the run when a member has been silent, or missing, for too long.
 
-        Workers are not silent while servers are missing.
+        Workers are not silent while `peer_addresses` are not known.
         """
         self._hold_workers(now)
         for member, record in self.members.items():
@@ -197,25 +203,25 @@ class Membership:
         everyone = (MemberId(role, rank) for role, size in self.sizes.items() for rank in range(size))
         return [member for member in everyone if member not in self.members]
 
-    def server_addresses(self) -> tuple[str, ...] | None:
-        """The address of every server by index; None until all have joined."""
-        servers = [MemberId(Role.SERVER, index) for index in range(self.sizes[Role.SERVER])]
-        if not all(server in self.members for server in servers):
+    def peer_addresses(self) -> tuple[str, ...] | None:
+        """The address of every server by index or, without servers, of every worker; None until all have joined."""
+        peers = [MemberId(self._peers, rank) for rank in range(self.sizes[self._peers])]
+        if not all(peer in self.members for peer in peers):
             return None
-        return tuple(self.members[server].address for server in servers)
+        return tuple(self.members[peer].address for peer in peers)
 
     def over(self) -> bool:
-        """Whether the run has ended and every other server knows (or has itself ended)."""
+        """Whether the run has ended and every other peer knows (or is itself gone)."""
         ended = self.state in (RunState.FINISHED, RunState.FAILED)
         return ended and all(
-            record.finished
+            record.finished or member in self._lost
             for member, record in self.members.items()
-            if member.role is Role.SERVER and member.rank != 0
+            if member.role is self._peers and member != self._host
         )
 
     def _hold_workers(self, now: float) -> None:
-        """A worker's call to join is held until every server is there; it cannot send heartbeats before."""
-        if self.server_addresses() is None:
+        """A worker's call to join is held until every peer is there; it cannot send heartbeats before."""
+        if self.peer_addresses() is None:
             for member, record in self.members.items():
                 if member.role is Role.WORKER:
                     record.last_seen_s = now

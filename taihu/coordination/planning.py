@@ -91,7 +91,7 @@ class Planning:
         elements = [layer.elements for layer in self.plan.layout.layers]
         compression = planned_compression(self._job)
         groups = self.plan.groups
-        profile = calibrate(names, elements, reports, servers=self._job.cluster.servers, previous=self.profile)
+        profile = calibrate(names, elements, reports, servers=self._job.servers, previous=self.profile)
         profile = with_measured_bytes(profile, compression, groups, reports)
         seconds = predict(profile, compression, groups)
         if is_computed(self._job.exchange.plan) and self._job.compression.method != "topk":

@@ -114,7 +114,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         self._coordinator = coordinator
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinResponse:  # noqa: N802
-        """Admit the member, and hold a worker until every server is there."""
+        """Admit the member, and hold a worker until everybody is there whom it exchanges with."""
         with _errors_as_status(context):
             member, incarnation = messages.member_from_message(request.member)
             layout = layout_from_message(request.layout) if request.HasField("layout") else None
@@ -129,9 +129,12 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     layout=layout,
                 )
             if member.role is Role.WORKER:
-                self._await_servers(context)
+                self._await_peers(context)
         with self._coordinator.changing() as (membership, _):
-            return pb.JoinResponse(server_addresses=membership.server_addresses() or ())
+            addresses = membership.peer_addresses() or ()
+            if membership.sizes[Role.SERVER]:
+                return pb.JoinResponse(server_addresses=addresses)
+            return pb.JoinResponse(worker_addresses=addresses)
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatResponse:  # noqa: N802
         """Note the progress; answer with the state of the run."""
@@ -203,16 +206,17 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             )
             return pb.FinishResponse(state=messages.state_to_message(membership.state))
 
-    def _await_servers(self, context: grpc.ServicerContext) -> None:
+    def _await_peers(self, context: grpc.ServicerContext) -> None:
         self._coordinator.wait_for(
-            lambda m: m.server_addresses() is not None or m.state is RunState.FAILED, _remaining_s(context)
+            lambda m: m.peer_addresses() is not None or m.state is RunState.FAILED, _remaining_s(context)
         )
         with self._coordinator.changing() as (membership, _):
             if membership.state is RunState.FAILED:
                 raise RunError(membership.reason)
-            if membership.server_addresses() is None:
-                missing = ", ".join(str(m) for m in membership.missing() if m.role is Role.SERVER)
-                raise PeerUnreachableError(f"{missing} did not join in time; start all servers of the job")
+            if membership.peer_addresses() is None:
+                role = Role.SERVER if membership.sizes[Role.SERVER] else Role.WORKER
+                missing = ", ".join(str(m) for m in membership.missing() if m.role is role)
+                raise PeerUnreachableError(f"{missing} did not join in time; start all {role.value}s of the job")
 
 
 @contextmanager

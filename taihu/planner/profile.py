@@ -75,6 +75,7 @@ class LinkCost:
 class Profile:
     """The costs of one step, layers in backward order, on `workers` workers and `servers` servers.
 
+    Without servers groups are summed around a ring of the workers; all of its time is then charged to the way up.
     `scan` is one compression that reuses its threshold, `top_k` one that selects exactly. `sparse_up_ratio` and
     `sparse_down_ratio` are measured bytes over those that would be sent if every threshold kept exactly k values and
     workers selected independently of each other; they do not, so that the union of what they push is smaller.
@@ -86,7 +87,7 @@ class Profile:
     top_k: LinearCost
     link: LinkCost
     workers: PositiveInt
-    servers: PositiveInt
+    servers: Annotated[int, Field(ge=0)]
     sparse_up_ratio: PositiveFloat = 1.0
     sparse_down_ratio: PositiveFloat = 1.0
 
@@ -98,8 +99,11 @@ class Profile:
     def with_workers(self, workers: int) -> Profile:
         """The same job with another number of workers.
 
-        A server's link carries the bytes of `workers / servers` workers; a worker's own link bounds it from below.
+        A server's link carries the bytes of `workers / servers` workers; a worker's own link bounds it from below. On
+        a ring every link carries the bytes of its own worker.
         """
+        if not self.servers:
+            return replace(self, workers=workers)
         ratio = max(workers / self.servers, 1.0) / max(self.workers / self.servers, 1.0)
         link = replace(
             self.link,
@@ -214,7 +218,9 @@ class Compression:
         return profile.sparse_up_ratio * self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)
 
     def down_bytes(self, profile: Profile, sizes: GroupSizes) -> Array:
-        """Bytes that one worker receives for each group."""
+        """Bytes that one worker receives for each group; on a ring, where bytes go both ways at once, none."""
+        if not profile.servers:
+            return np.zeros_like(sizes.elements)
         if self.method == "none" or self.downlink == "dense":
             return self._dense_bytes(profile, sizes)
         if self.downlink == "doublesqueeze":
@@ -225,15 +231,18 @@ class Compression:
         return profile.sparse_down_ratio * self._sparse_bytes(profile, sizes, union, _DENSE_VALUE_BYTES)
 
     def frames(self, profile: Profile, sizes: GroupSizes) -> Array:
-        """Frames in which each group goes to each server, at least one."""
-        covered = sizes.elements * _DENSE_VALUE_BYTES / profile.servers
+        """Frames in which each group goes to each server, or around the ring, at least one."""
+        covered = sizes.elements * _DENSE_VALUE_BYTES / max(1, profile.servers)
         return np.maximum(1.0, np.ceil(covered / self.frame_bytes))
 
     def _kept(self, elements: Array) -> Array:
         return np.minimum(elements, np.maximum(1.0, np.ceil(self.density * elements)))
 
     def _dense_bytes(self, profile: Profile, sizes: GroupSizes) -> Array:
-        return _DENSE_VALUE_BYTES * sizes.elements + self._frame_headers(profile, sizes)
+        size_bytes = _DENSE_VALUE_BYTES * sizes.elements
+        if not profile.servers:
+            return 2.0 * (profile.workers - 1) / profile.workers * size_bytes
+        return size_bytes + self._frame_headers(profile, sizes)
 
     def _sparse_bytes(self, profile: Profile, sizes: GroupSizes, kept: Array, value_bytes: int) -> Array:
         """Values, Rice-coded indices and headers."""

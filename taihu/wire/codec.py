@@ -28,6 +28,7 @@ __all__ = [
     "FrameHeader",
     "ValueType",
     "decode_frame",
+    "dense_values",
     "encode_frame",
     "frame_from_message",
     "layout_from_message",
@@ -47,21 +48,31 @@ _MAX_LENGTH_BYTES = 5
 
 
 class ValueType(Enum):
-    """Type of the values on the wire; the 16-bit ones travel as codes of `kernels.half` (uint16)."""
+    """Type of the values on the wire; the 16-bit ones travel as codes of `kernels.half` (uint16).
+
+    Gradients and parameters of a job are fp32, sparse values fp32 or 16-bit; fp64 only workers reduce.
+    """
 
     FP32 = tensor_pb2.DATA_TYPE_FLOAT32
     FP16 = tensor_pb2.DATA_TYPE_FLOAT16
     BF16 = tensor_pb2.DATA_TYPE_BFLOAT16
+    FP64 = tensor_pb2.DATA_TYPE_FLOAT64
 
     @property
     def label(self) -> str:
         """Its common name."""
-        return {self.FP32: "float32", self.FP16: "float16", self.BF16: "bfloat16"}[self]
+        return {self.FP32: "float32", self.FP16: "float16", self.BF16: "bfloat16", self.FP64: "float64"}[self]
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The little-endian NumPy type that holds such values."""
-        return _WIRE_TYPE if self is ValueType.FP32 else np.dtype("<u2")
+        match self:
+            case ValueType.FP32:
+                return _WIRE_TYPE
+            case ValueType.FP64:
+                return np.dtype("<f8")
+            case _:
+                return np.dtype("<u2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,9 @@ class FrameHeader:
     """Where a frame belongs, and how its values are placed.
 
     `sender` is the rank of a worker, or None for a server; `selected` is the number of values of a sparse frame, or
-    None for a dense one; `completed_s` is set in answers, in seconds of the server's monotonic clock.
+    None for a dense one; `completed_s` is set in answers, in seconds of the server's monotonic clock; `hop`,
+    `failure` and `last` are set between workers: how often a range has been sent on, why the sender gives up, and
+    whether it leaves in good order.
     """
 
     job: str
@@ -83,6 +96,9 @@ class FrameHeader:
     selected: int | None = None
     value_type: ValueType = ValueType.FP32
     completed_s: float = 0.0
+    hop: int = 0
+    failure: str = ""
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +113,11 @@ class Frame:
     values: NDArray[Any]
     sections: NDArray[np.uint8]
 
+    @property
+    def size_bytes(self) -> int:
+        """Of values and sections together."""
+        return self.values.nbytes + self.sections.nbytes
+
 
 def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
     """Write one frame.
@@ -105,8 +126,8 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
 
     Args:
         header: a dense or sparse one.
-        pieces: contiguous arrays; of a dense frame fp32 with `header.count` values together, of a sparse one
-            `header.selected` values of the header's type followed by the bytes of its sections.
+        pieces: contiguous arrays; of a dense frame `header.count` values of the header's type together, of a sparse
+            one `header.selected` values followed by the bytes of its sections.
     """
     message = tensor_pb2.Frame.Header(
         job=header.job,
@@ -118,6 +139,9 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
         count=header.count,
         data_type=header.value_type.value,
         completed_s=header.completed_s,
+        hop=header.hop,
+        failure=header.failure,
+        last=header.last,
     )
     if header.sender is not None:
         message.sender = header.sender
@@ -149,12 +173,26 @@ def decode_frame(message: bytes) -> tuple[FrameHeader, NDArray[np.float32]]:
     Raises:
         FrameError: it is none, or not dense.
     """
-    return _dense(read_frame(message))
+    frame = read_frame(message)
+    return frame.header, dense_values(frame)
 
 
 def frame_from_message(frame: tensor_pb2.Frame) -> tuple[FrameHeader, NDArray[np.float32]]:
     """Like `decode_frame`, for a frame that is part of another message."""
-    return _dense(_checked(frame.header, frame.payload))
+    checked = _checked(frame.header, frame.payload)
+    return checked.header, dense_values(checked)
+
+
+def dense_values(frame: Frame) -> NDArray[np.float32]:
+    """The values of a frame that must hold one in fp32 for every element; raises FrameError when it does not."""
+    header = frame.header
+    if header.selected is not None or header.value_type is not ValueType.FP32:
+        kind = "sparse" if header.selected is not None else "dense"
+        raise FrameError(
+            f"frame at offset {header.offset} is {kind} with {header.value_type.label} values: expected a dense one "
+            "with float32 values"
+        )
+    return frame.values
 
 
 def layout_to_message(layout: Layout) -> tensor_pb2.Layout:
@@ -230,19 +268,13 @@ def _checked(message: tensor_pb2.Frame.Header, payload: memoryview | bytes) -> F
     return Frame(header, values if values.flags.aligned else values.copy(), data[size:])
 
 
-def _dense(frame: Frame) -> tuple[FrameHeader, NDArray[np.float32]]:
-    if frame.header.selected is not None:
-        raise FrameError(f"frame at offset {frame.header.offset} is sparse: expected a dense one")
-    return frame.header, frame.values
-
-
 def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:
     sparse = message.encoding == tensor_pb2.ENCODING_SPARSE
     if not sparse and (message.encoding != tensor_pb2.ENCODING_DENSE or message.selected):
         raise FrameError(f"frame encoding {message.encoding}, {message.selected} selected: not known to this version")
     if not math.isfinite(message.completed_s):
         raise FrameError(f"frame completed at {message.completed_s} s: expected a finite time")
-    known = {value_type.value: value_type for value_type in ValueType if sparse or value_type is ValueType.FP32}
+    known = {value_type.value: value_type for value_type in ValueType}
     if message.data_type not in known:
         expected = ", ".join(f"{number} ({value_type.label})" for number, value_type in known.items())
         raise FrameError(f"frame data type {message.data_type}: expected {expected}")
@@ -258,6 +290,9 @@ def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:
         selected=message.selected if sparse else None,
         value_type=known[message.data_type],
         completed_s=message.completed_s,
+        hop=message.hop,
+        failure=message.failure,
+        last=message.last,
     )
 
 

@@ -34,8 +34,8 @@ class RpcServer:
                 *SHARED_OPTIONS,
                 # a port that is taken is an error, not a shared one
                 ("grpc.so_reuseport", 0),
-                # ms: clients ping every 10 s
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+                # an idle stream is no reason to cut a client that pings, however often
+                ("grpc.http2.max_ping_strikes", 0),
             ),
         )
         servicer = health.HealthServicer()

@@ -53,7 +53,7 @@ class Interpreter:
             case "state":
                 return describe_members(self._membership)
             case "addresses?":
-                return ", ".join(self._membership.server_addresses() or ["not known yet"])
+                return ", ".join(self._membership.peer_addresses() or ["not known yet"])
             case "over?":
                 return "yes" if self._membership.over() else "no"
         raise ValueError(f"unknown question {question!r}")

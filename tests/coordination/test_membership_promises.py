@@ -48,6 +48,8 @@ class Trial:
         self._joined: dict[MemberId, int] = {}
         self._contact: dict[MemberId, float] = {}
         self._hashes: dict[MemberId, str] = {}
+        self._lost: set[MemberId] = set()
+        self._peers = Role.SERVER if servers else Role.WORKER
         self._first_join_s: float | None = None
         self._layout: Layout | None = None
         self._membership = Membership(
@@ -129,10 +131,23 @@ class Trial:
             self._contact[member] = self._now
         if command.action in ("finish", "fail"):
             self._hashes[member] = command.detail if command.action == "finish" else ""
+        if command.action == "vanish" and member in self._joined and member not in self._hashes:
+            self._lost.add(member)
+        if command.action == "wait":
+            self._lost.update(self._silent())
+
+    def _silent(self) -> list[MemberId]:
+        return [
+            member
+            for member, seen in self._contact.items()
+            if self._now - seen > LOST_AFTER_S
+            and member not in self._hashes
+            and not (self._is_held() and member.role is Role.WORKER)
+        ]
 
     def _is_held(self) -> bool:
-        """Whether servers are missing, so that workers wait in their call to join."""
-        return any(member.role is Role.SERVER and member not in self._joined for member in self.everyone)
+        """Whether somebody is missing whom workers exchange with, so that they wait in their call to join."""
+        return any(member.role is self._peers and member not in self._joined for member in self.everyone)
 
     def _check_state(self, before: RunState, reason: str) -> None:
         run = self._membership
@@ -142,26 +157,20 @@ class Trial:
         assert run.missing() == [member for member in self.everyone if member not in self._joined]
         assert run.state is not RunState.WAITING or run.missing()
         assert run.state is not RunState.RUNNING or not run.missing()
-        assert (run.server_addresses() is None) == self._is_held()
+        assert (run.peer_addresses() is None) == self._is_held()
         if run.state is RunState.FINISHED and before is not RunState.FINISHED:
             workers = [member for member in self.everyone if member.role is Role.WORKER]
             assert all(worker in self._hashes for worker in workers)
             assert len({self._hashes[worker] for worker in workers}) == 1
-        others = [member for member in self._joined if member.role is Role.SERVER and member.rank > 0]
+        others = [member for member in self._joined if member.role is self._peers and member.rank > 0]
         ended = run.state in (RunState.FINISHED, RunState.FAILED)
-        assert run.over() == (ended and all(server in self._hashes for server in others))
+        assert run.over() == (ended and all(peer in self._hashes or peer in self._lost for peer in others))
 
     def _check_silence(self, before: RunState) -> None:
         """The passing of time fails a run that has not ended if and only if somebody is overdue."""
         if before in (RunState.FINISHED, RunState.FAILED):
             return
-        silent = [
-            member
-            for member, seen in self._contact.items()
-            if self._now - seen > LOST_AFTER_S
-            and member not in self._hashes
-            and not (self._is_held() and member.role is Role.WORKER)
-        ]
+        silent = self._silent()
         since = self._now - (self._first_join_s or self._now)
         late = self._membership.missing() and since > JOIN_TIMEOUT_S
         assert (self._membership.state is RunState.FAILED) == bool(silent or late)
@@ -173,7 +182,11 @@ class Trial:
 
 def commands(servers: int, workers: int) -> SearchStrategy[Command]:
     one_server, one_worker = (
-        st.builds(MemberId, st.just(role), weighted((15, st.integers(0, size - 1)), (1, st.sampled_from([-1, size]))))
+        st.builds(
+            MemberId,
+            st.just(role),
+            weighted((15, st.integers(0, max(0, size - 1))), (1, st.sampled_from([-1, size]))),
+        )
         for role, size in ((Role.SERVER, servers), (Role.WORKER, workers))
     )
     anyone = st.one_of(one_server, one_worker)
@@ -193,7 +206,7 @@ def test_any_sequence_of_commands_keeps_the_promises() -> None:
     seen: Counter[str] = Counter()
 
     @settings(deadline=None, max_examples=200)
-    @given(st.integers(1, 3), st.integers(1, 3), st.booleans(), st.randoms(), st.data())
+    @given(st.integers(0, 3), st.integers(1, 3), st.booleans(), st.randoms(), st.data())
     def check(servers: int, workers: int, everyone_joins: bool, random: Random, data: st.DataObject) -> None:
         script = data.draw(st.lists(commands(servers, workers), min_size=10, max_size=60))
         trial = Trial(servers, workers)

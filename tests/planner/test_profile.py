@@ -36,7 +36,7 @@ PROFILES = st.builds(
     LINEAR,
     st.builds(LinkCost, SECONDS, SECONDS, SECONDS),
     st.integers(1, 64),
-    st.integers(1, 8),
+    st.integers(0, 8),
     st.floats(0.1, 2),
     st.floats(0.1, 2),
 )
@@ -89,7 +89,7 @@ def test_costs_of_a_group_are_those_of_its_layers(
     own = [layer.elements for layer in profile.layers[first : last + 1]]
     units = {"lags": own, "none": []}.get(compression.method, [sum(own)])
     kept = sum(min(n, max(1, math.ceil(compression.density * n))) for n in units)
-    headers = max(1, math.ceil(sum(own) * 4 / profile.servers / compression.frame_bytes)) * profile.servers
+    headers = max(1, math.ceil(sum(own) * 4 / max(1, profile.servers) / compression.frame_bytes)) * profile.servers
     headers *= compression.frame_header_bytes
 
     def sparse(count: float, value_bytes: int) -> float:
@@ -97,7 +97,9 @@ def test_costs_of_a_group_are_those_of_its_layers(
         indices = count * float(rice_bits_per_index(np.array([share]))[0]) / 8
         return count * value_bytes + indices + compression.section_header_bytes * len(own) * profile.servers + headers
 
-    dense = 4 * sum(own) + headers
+    dense: float = 4 * sum(own) + headers
+    if not profile.servers:  # around a ring
+        dense = 4 * sum(own) * 2 * (profile.workers - 1) / profile.workers
     pushed = sparse(kept, compression.value_bytes)
     up: float = dense if compression.method == "none" else pushed * profile.sparse_up_ratio
     down: float = dense
@@ -106,6 +108,8 @@ def test_costs_of_a_group_are_those_of_its_layers(
         down = sparse(sum(own) * (1 - (1 - share) ** profile.workers), 4) * profile.sparse_down_ratio
     elif compression.method != "none" and compression.downlink == "doublesqueeze":
         down = pushed * profile.sparse_down_ratio
+    if not profile.servers:
+        down = 0.0
     exact = sum(profile.top_k.base_seconds + profile.top_k.seconds_per_element * n for n in units)
     reused = sum(profile.scan.base_seconds + profile.scan.seconds_per_element * n for n in units)
     every = compression.refresh_every if compression.method == "dlgs" else 1

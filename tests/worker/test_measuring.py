@@ -11,9 +11,7 @@ SCHEDULES = st.builds(Measuring, st.integers(4, 30), st.integers(1, 300))
 
 
 @given(SCHEDULES, st.integers(1, 3000))
-def test_reports_follow_the_calibration_and_its_check_and_then_come_regularly(
-    schedule: Measuring, step: int
-) -> None:
+def test_reports_follow_the_calibration_and_its_check_and_then_come_regularly(schedule: Measuring, step: int) -> None:
     first, every = schedule.calibration_steps, schedule.replan_every
     second = first + min(first, every)
     assert schedule.reports_after(step) == (step == first or (step >= second and (step - second) % every == 0))

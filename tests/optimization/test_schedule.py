@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_server.schedule import learning_rate
+from taihu.optimization.schedule import learning_rate
 from taihu.settings import OptimizerSettings
 
 schedules = st.one_of(

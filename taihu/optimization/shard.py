@@ -1,4 +1,4 @@
-"""The optimizer of one server's arena: its part of all parameters, and the optimizer state of that part (ZeRO)."""
+"""The optimizer of an arena: its part of all parameters, and the optimizer state of that part (ZeRO)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum, sgd_sparse
-from ps_server.schedule import learning_rate
 from taihu.errors import ConfigError, FrameError, ModelError
+from taihu.optimization.schedule import learning_rate
 from taihu.settings import OptimizerSettings
 
 __all__ = ["OptimizerShard"]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kernels.reduce import sum_in_rank_order
-from ps_server.optimizer import OptimizerShard
-from ps_server.schedule import learning_rate
 from taihu.errors import ConfigError, FrameError, ModelError
+from taihu.optimization import OptimizerShard
+from taihu.optimization.schedule import learning_rate
 from taihu.settings import OptimizerSettings
 
 Values = NDArray[np.float32]

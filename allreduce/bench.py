@@ -1,0 +1,89 @@
+"""Rounds of allreduce between the ranks of a job, without computing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce.communicator import Communicator
+from taihu.measure import spread
+from taihu.wire.clock import Clock, SystemClock
+
+__all__ = ["AllreduceRow", "as_rows", "bus_bandwidth", "time_allreduce"]
+
+Values = NDArray[np.float32]
+Allreduce = Callable[[Values], None]
+
+_CALLS_BYTES = 20e6
+_WARMUP_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class AllreduceRow:
+    """One size: `seconds` of one call by the name of who did it."""
+
+    megabytes: float
+    seconds: dict[str, dict[str, float]]
+
+
+def time_allreduce(
+    communicator: Communicator,
+    megabytes: Sequence[float],
+    contestants: dict[str, Allreduce],
+    *,
+    rounds: int,
+    clock: Clock | None = None,
+) -> list[AllreduceRow]:
+    """Sum fp32 buffers of these sizes (10**6 bytes) with every contestant in turn; all ranks do so together.
+
+    Contestants take turns round by round, so that they meet the same disturbances. A round of a small size makes
+    several calls, and its time is their mean.
+    """
+    clock = clock or SystemClock()
+    rows = []
+    for size in megabytes:
+        elements = max(1, round(size * 1e6 / 4))
+        calls = max(1, round(_CALLS_BYTES / (elements * 4)))
+        buffers = {name: np.empty(elements, dtype=np.float32) for name in contestants}
+        seconds: dict[str, list[float]] = {name: [] for name in contestants}
+        for number in range(_WARMUP_ROUNDS + rounds):
+            for name, allreduce in contestants.items():
+                buffers[name].fill(1.0 / communicator.size)
+                communicator.allreduce(np.zeros(1, dtype=np.float32))  # all ranks begin together
+                start = clock.now()
+                for _ in range(calls):
+                    allreduce(buffers[name])
+                if number >= _WARMUP_ROUNDS:
+                    seconds[name].append((clock.now() - start) / calls)
+        rows.append(AllreduceRow(size, {name: spread(values) for name, values in seconds.items()}))
+    return rows
+
+
+def bus_bandwidth(size_bytes: float, ranks: int, seconds: float) -> float:
+    """Bytes per second that a ring carries over every link: 2 (P - 1) / P of the buffer in `seconds`."""
+    return 2.0 * (ranks - 1) / ranks * size_bytes / seconds
+
+
+def as_rows(rows: Sequence[AllreduceRow], ranks: int, path: str, own: str) -> list[dict[str, Any]]:
+    """The rows as the results show them; other contestants than `own` give `<name>_seconds`."""
+    shown = []
+    for row in rows:
+        seconds = row.seconds[own]
+        others = {f"{name}_seconds": times for name, times in row.seconds.items() if name != own}
+        bandwidth = bus_bandwidth(row.megabytes * 1e6, ranks, seconds["median"])
+        shown.append(
+            {
+                "megabytes": row.megabytes,
+                "ranks": ranks,
+                "path": path,
+                "seconds": seconds,
+                "algorithm_bandwidth_bytes_per_second": row.megabytes * 1e6 / seconds["median"],
+                "bus_bandwidth_bytes_per_second": bandwidth,
+                **others,
+            }
+        )
+    return shown

@@ -1,0 +1,254 @@
+"""Collective operations between workers: what arrives is taken to the operation that it belongs to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from numpy.typing import NDArray
+
+from allreduce.direct import Sink
+from allreduce.operation import Operation, OperationKey
+from allreduce.peer_link import LinkEvents, PeerLink
+from allreduce.peer_service import PeerServicer
+from allreduce.ring import Broadcast, Ring, Segment, buffer_layout, cut_chunks
+from taihu.errors import ExchangeError, MemberLostError, TaihuError
+from taihu.planner.groups import Group
+from taihu.wire.codec import FrameHeader, ValueType
+from taihu.wire.identity import WorkerIdentity
+
+__all__ = ["Communicator"]
+
+
+class Communicator:
+    """Rank `identity.rank`'s end of all operations between `size` workers; a context manager.
+
+    `register` comes first, `connect` when all peers serve. All ranks start the same operations under the same keys;
+    frames of an operation that this rank has not started yet wait for it. Operations may be started by any thread.
+    """
+
+    def __init__(self, identity: WorkerIdentity, size: int, *, timeout_s: float = 600.0, direct: bool = True) -> None:
+        self.rank = identity.rank
+        self.size = size
+        self._identity = identity
+        self._timeout_s = timeout_s
+        self._direct = direct
+        sink = Sink(destination=self._destination, take=self._take)
+        self._servicer = PeerServicer(identity, size, sink=sink, events=LinkEvents(self.fail, self._sender_left))
+        self._right: PeerLink | None = None
+        self._changed = threading.Condition()
+        self._failure: TaihuError | None = None
+        # Guards the operations and their buffers, but not `finished`.
+        self._lock = threading.Lock()
+        self._running: dict[OperationKey, Operation] = {}
+        self._early: dict[OperationKey, list[tuple[FrameHeader, NDArray[Any]]]] = {}
+        self._calls = 0
+        self._incomplete = False
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes sent so far, headers included."""
+        return self._right.sent_bytes if self._right is not None else 0
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes received so far, headers included."""
+        return self._servicer.received_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if value is not None:
+            self.fail(value)
+        self.close()
+
+    def register(self, server: grpc.Server) -> None:
+        """Add the service that peers send to; the server is started afterwards."""
+        self._servicer.register(server)
+
+    def connect(self, addresses: Sequence[str]) -> None:
+        """Open the way to the right neighbour; `addresses` are those of all workers by rank."""
+        if self.size > 1:
+            right = (self.rank + 1) % self.size
+            events = LinkEvents(self.fail, self._receiver_left)
+            peer = f"worker {right}"
+            self._right = PeerLink(peer, addresses[right], self._identity, events, direct=self._direct)
+
+    @property
+    def path(self) -> str:
+        """How values travel to the right neighbour, see `PeerLink.path`."""
+        return self._right.path if self._right is not None else "none"
+
+    def start(self, operation: Operation) -> None:
+        """Take part in an operation; `wait` returns when it is finished."""
+        try:
+            with self._lock:
+                self._start(operation)
+        except TaihuError as error:
+            self.fail(error)
+
+    def wait(self, operation: Operation, timeout_s: float | None = None) -> None:
+        """Return when the result is in the buffer, which then belongs to the caller again.
+
+        Raises:
+            ExchangeError: it is not finished within `timeout_s`, or the communicator's own.
+            TaihuError: what `fail` was told.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        with self._changed:
+            self._changed.wait_for(lambda: operation.finished or self._failure, timeout_s)
+            if self._failure is not None:
+                raise self._failure
+            if not operation.finished:
+                raise ExchangeError(
+                    f"operation {operation.key.group} of step {operation.key.step} did not end within "
+                    f"{timeout_s:g} s; another worker is slow or stuck, or raise exchange.timeout_s"
+                )
+
+    def allreduce(self, values: NDArray[Any], value_type: ValueType = ValueType.FP32, *, mean: bool = False) -> None:
+        """Replace `values` on every rank by the sum or mean over all ranks; the same bits everywhere.
+
+        Args:
+            values: shape (n,), of the type's dtype, contiguous and writable; n is the same on all ranks.
+            value_type: 16-bit types are codes of `kernels.half`; every sum of two values is rounded.
+            mean: multiply the sums by 1 / size.
+
+        Raises:
+            TaihuError: see `wait`.
+        """
+        schedule = Ring(self.rank, cut_chunks(buffer_layout(len(values)), Group(0, 0), self.size, values.itemsize))
+        scale = 1.0 / self.size if mean else 1.0
+        self._call(Operation(self._next_key(), values, value_type, schedule, scale=scale))
+
+    def broadcast(self, values: NDArray[Any], value_type: ValueType = ValueType.FP32, *, root: int = 0) -> None:
+        """Replace `values` (shape (n,), as in `allreduce`) on every rank by those of rank `root`."""
+        frames = cut_chunks(buffer_layout(len(values)), Group(0, 0), 1, values.itemsize)[0]
+        schedule = Broadcast(self.rank, self.size, frames, root)
+        self._call(Operation(self._next_key(), values, value_type, schedule))
+
+    def fail(self, error: BaseException) -> None:
+        """Make every present and later `wait` raise `error`, and tell the neighbours why."""
+        with self._changed:
+            if self._failure is not None:
+                return
+            self._failure = error if isinstance(error, TaihuError) else ExchangeError(str(error) or repr(error))
+            self._changed.notify_all()
+        self._servicer.end(self._failure)
+        if self._right is not None:
+            self._right.fail(self._header(OperationKey(0, 0), failure=str(self._failure)))
+
+    def close(self) -> None:
+        """Leave in good order; nothing may be under way."""
+        if self._right is not None:
+            self._right.close(self._header(OperationKey(0, 0), last=True))
+        self._servicer.close()
+
+    def _call(self, operation: Operation) -> None:
+        self.start(operation)
+        self.wait(operation)
+
+    def _next_key(self) -> OperationKey:
+        self._calls += 1
+        return OperationKey(0, self._calls)
+
+    def _receiver_left(self) -> None:
+        """The right neighbour has left in good order: it has all it needs, and nothing new can begin."""
+        self._incomplete = True
+
+    def _sender_left(self) -> None:
+        """The left neighbour has left in good order: nothing may wait for it."""
+        with self._lock:
+            self._incomplete = True
+            waiting = bool(self._running)
+        if waiting:
+            self.fail(_neighbour_left())
+
+    def _start(self, operation: Operation) -> None:
+        if self._incomplete:
+            raise _neighbour_left()
+        self._running[operation.key] = operation
+        segments = operation.schedule.first_segments()
+        if self._right is None:
+            operation.finish_alone([segment.frame for segment in segments])
+        else:
+            for segment in segments:
+                self._send(operation, segment)
+        self._end_if_arrived(operation)
+        for header, values in self._early.pop(operation.key, ()):
+            self._advance(operation, header, values, in_place=False)
+
+    def _destination(self, header: FrameHeader) -> NDArray[Any] | None:
+        operation = self._running.get(OperationKey(header.step, header.group))
+        return operation.place(header) if operation is not None else None
+
+    def _take(self, header: FrameHeader, values: NDArray[Any], in_place: bool) -> None:
+        key = OperationKey(header.step, header.group)
+        with self._lock:
+            if self._failure is not None:
+                return
+            operation = self._running.get(key)
+            if operation is None:
+                self._early.setdefault(key, []).append((header, values.copy()))
+            else:
+                self._advance(operation, header, values, in_place=in_place)
+
+    def _advance(self, operation: Operation, header: FrameHeader, values: NDArray[Any], *, in_place: bool) -> None:
+        forward = operation.take(header, values, in_place=in_place)
+        if forward is not None:
+            self._send(operation, forward)
+        self._end_if_arrived(operation)
+
+    def _end_if_arrived(self, operation: Operation) -> None:
+        if not operation.schedule.done:
+            return
+        del self._running[operation.key]
+        if self._right is None:
+            self._finish(operation)
+        else:
+            self._right.after(partial(self._finish, operation))
+
+    def _send(self, operation: Operation, segment: Segment) -> None:
+        assert self._right is not None  # noqa: S101
+        values = operation.views(segment.frame)
+        operation.sent_bytes += sum(view.nbytes for view in values)
+        self._right.send(self._header(operation.key, segment, operation.value_type), values)
+
+    def _finish(self, operation: Operation) -> None:
+        operation.on_finished()
+        with self._changed:
+            operation.finished = True
+            self._changed.notify_all()
+
+    def _header(
+        self,
+        key: OperationKey,
+        segment: Segment | None = None,
+        value_type: ValueType = ValueType.FP32,
+        failure: str = "",
+        last: bool = False,
+    ) -> FrameHeader:
+        return FrameHeader(
+            job=self._identity.job,
+            incarnation=self._identity.incarnation,
+            plan=0,
+            step=key.step,
+            group=key.group,
+            offset=segment.frame.offset if segment is not None else 0,
+            count=segment.frame.count if segment is not None else 0,
+            sender=self.rank,
+            value_type=value_type,
+            hop=segment.hop if segment is not None else 0,
+            failure=failure,
+            last=last,
+        )
+
+
+def _neighbour_left() -> MemberLostError:
+    return MemberLostError("a neighbour on the ring has left the run while this worker goes on")

@@ -1,0 +1,141 @@
+"""The way from this worker to another one: a gRPC stream, and where it can be had a connection for the values."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import structlog
+from numpy.typing import NDArray
+
+from allreduce.direct import DirectSender
+from protos import peer_pb2 as pb
+from protos.peer_pb2_grpc import PeerServiceStub
+from taihu.errors import MemberLostError, TaihuError
+from taihu.wire.address import split_address
+from taihu.wire.channel import open_channel
+from taihu.wire.codec import FrameHeader, encode_frame
+from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.status import error_class, error_from_rpc
+
+__all__ = ["PEER_SERVICE", "LinkEvents", "PeerLink"]
+
+PEER_SERVICE = pb.DESCRIPTOR.services_by_name["PeerService"].full_name
+_OPEN_TIMEOUT_S = 60.0
+_FAREWELL_S = 2.0
+
+Item = tuple[FrameHeader, Sequence[NDArray[Any]]] | Callable[[], None] | None
+
+
+@dataclass(frozen=True)
+class LinkEvents:
+    """What a link tells: it broke, or the other side has left in good order; both at most once and before `close`."""
+
+    lost: Callable[[TaihuError], None]
+    left: Callable[[], None]
+
+
+class PeerLink:
+    """Sends frames to one worker in the order of `send`; opens its stream at once.
+
+    With `direct`, values take a connection of their own if the other side can be reached that way.
+    """
+
+    def __init__(
+        self, peer: str, address: str, identity: WorkerIdentity, events: LinkEvents, *, direct: bool = True
+    ) -> None:
+        self.peer = f"{peer} at {address}"
+        self._events = events
+        self._closed = False
+        self._stream_bytes = 0
+        self._queue: SimpleQueue[Item] = SimpleQueue()
+        self._channel = open_channel(address)
+        exchange: grpc.StreamStreamMultiCallable[bytes, bytes]
+        exchange = self._channel.stream_stream(f"/{PEER_SERVICE}/Exchange")
+        self._call = exchange(self._requests(), metadata=identity_to_metadata(identity), wait_for_ready=True)
+        self._watcher = threading.Thread(target=self._watch, args=(self._call,), name="peer-link", daemon=True)
+        self._watcher.start()
+        self._direct = self._open_direct(address, identity) if direct else None
+
+    @property
+    def path(self) -> str:
+        """How values travel: `tcp` on a connection of their own, `grpc` in the stream."""
+        return "grpc" if self._direct is None else "tcp"
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of all frames so far, headers included."""
+        return self._stream_bytes + (self._direct.sent_bytes if self._direct is not None else 0)
+
+    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
+        """Queue a frame; the arrays are read when its turn comes, and must not change until then (see `after`)."""
+        if self._direct is not None:
+            self._direct.send(header, pieces)
+        else:
+            self._queue.put((header, pieces))
+
+    def after(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, from the link's sending thread, when all frames queued so far have been read."""
+        if self._direct is not None:
+            self._direct.after(callback)
+        else:
+            self._queue.put(callback)
+
+    def fail(self, header: FrameHeader) -> None:
+        """Say that this worker gives up, for the reason in `header`; nothing else is sent any more."""
+        self._closed = True
+        self._queue.put((header, ()))
+        self._queue.put(None)
+        if self._direct is not None:
+            self._direct.stop()
+
+    def close(self, header: FrameHeader) -> None:
+        """End in good order, which `header` says: let the other side take in what has been sent, for a while."""
+        self._closed = True
+        if self._direct is not None:
+            self._direct.close(_FAREWELL_S)
+        self._queue.put((header, ()))
+        self._queue.put(None)
+        self._watcher.join(_FAREWELL_S)
+        self._channel.close()
+        self._watcher.join()
+
+    def _requests(self) -> Iterator[bytes]:
+        while (item := self._queue.get()) is not None:
+            if callable(item):
+                item()
+                continue
+            message = encode_frame(*item)
+            self._stream_bytes += len(message)
+            yield message
+
+    def _watch(self, answers: Iterable[bytes]) -> None:
+        """Wait until the other side ends the stream."""
+        try:
+            for _ in answers:
+                pass
+        except grpc.RpcError as error:
+            meant = error_class(error)
+            lost = MemberLostError(f"{self.peer} was lost: its connection broke")
+            self._lost(error_from_rpc(error, self.peer) if meant is not None else lost)
+        else:
+            if not self._closed:
+                self._events.left()
+
+    def _lost(self, error: TaihuError) -> None:
+        if not self._closed:
+            self._events.lost(error)
+
+    def _open_direct(self, address: str, identity: WorkerIdentity) -> DirectSender | None:
+        request = pb.OpenConnectionRequest(job=identity.job, rank=identity.rank, incarnation=identity.incarnation)
+        try:
+            stub = PeerServiceStub(self._channel)
+            answer = stub.OpenConnection(request, timeout=_OPEN_TIMEOUT_S, wait_for_ready=True)
+            return DirectSender.connect(split_address(address)[0], answer.port, answer.token, self.peer, self._lost)
+        except (grpc.RpcError, OSError) as error:
+            structlog.get_logger().warning("values go over gRPC", peer=self.peer, reason=str(error))
+            return None

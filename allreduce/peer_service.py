@@ -1,0 +1,182 @@
+"""`PeerService`: takes in what other workers send, one thread for each of them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+
+from allreduce.direct import DirectListener, DirectReceiver, Sink
+from allreduce.peer_link import PEER_SERVICE, LinkEvents
+from protos import peer_pb2 as pb
+from taihu.errors import FrameError, MemberLostError, StaleError, TaihuError
+from taihu.wire.codec import read_frame
+from taihu.wire.identity import WorkerIdentity, identity_from_metadata
+from taihu.wire.status import abort
+
+__all__ = ["PeerServicer"]
+
+Outbox = SimpleQueue["TaihuError | None"]
+
+
+class PeerServicer:
+    """The service's methods.
+
+    Args:
+        identity: of this worker; frames of other jobs are refused.
+        size: number of workers.
+        sink: what takes the frames of a peer, in the order in which it sent them, by that peer's thread.
+        events: what is told when a peer's stream ends.
+    """
+
+    def __init__(self, identity: WorkerIdentity, size: int, *, sink: Sink, events: LinkEvents) -> None:
+        self._identity = identity
+        self._size = size
+        self._sink = sink
+        self._events = events
+        self._lock = threading.Lock()
+        self._outboxes: dict[int, Outbox] = {}
+        self._receivers: dict[int, DirectReceiver] = {}
+        self._listener: DirectListener | None = None
+        self._end: list[TaihuError | None] = []
+        self._stream_bytes = 0
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of all frames so far, headers included."""
+        return self._stream_bytes + sum(receiver.received_bytes for receiver in list(self._receivers.values()))
+
+    def register(self, server: grpc.Server) -> None:
+        """Add the service to `server`; frames stay bytes, the codec reads them."""
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
+            "OpenConnection": grpc.unary_unary_rpc_method_handler(
+                self._open_connection,
+                pb.OpenConnectionRequest.FromString,
+                pb.OpenConnectionResponse.SerializeToString,
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PEER_SERVICE, handlers),))
+
+    def end(self, error: TaihuError | None) -> None:
+        """End every stream, and every later one: with `error`, or well."""
+        with self._lock:
+            self._end.append(error)
+            outboxes = list(self._outboxes.values())
+        for outbox in outboxes:
+            outbox.put(error)
+
+    def close(self) -> None:
+        """End what is still open, and stop listening for connections."""
+        self.end(None)
+        with self._lock:
+            receivers, listener = list(self._receivers.values()), self._listener
+        if listener is not None:
+            listener.close()
+        for receiver in receivers:
+            receiver.close()
+
+    def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            peer = identity_from_metadata(context.invocation_metadata())
+            outbox = self._open(peer)
+        except TaihuError as error:
+            abort(context, error)
+        name = f"peer-{peer.rank}"
+        reader = threading.Thread(target=self._read, args=(peer, requests, outbox), name=name, daemon=True)
+        reader.start()
+        end = outbox.get()
+        if end is not None:
+            abort(context, end)
+        return iter(())
+
+    def _open(self, peer: WorkerIdentity) -> Outbox:
+        self._check_peer(peer)
+        outbox: Outbox = SimpleQueue()
+        with self._lock:
+            if self._end:
+                outbox.put(self._end[0])
+            if peer.rank in self._outboxes:
+                raise StaleError(f"worker {peer.rank} has an open stream already; ranks must be unique")
+            self._outboxes[peer.rank] = outbox
+        return outbox
+
+    def _check_peer(self, peer: WorkerIdentity) -> None:
+        if peer.job != self._identity.job:
+            raise StaleError(f"worker {peer.rank} belongs to job {peer.job!r}, this is {self._identity.job!r}")
+        if not 0 <= peer.rank < self._size or peer.rank == self._identity.rank:
+            raise StaleError(f"worker {peer.rank} is no peer of worker {self._identity.rank} of {self._size}")
+
+    def _open_connection(
+        self, request: pb.OpenConnectionRequest, context: grpc.ServicerContext
+    ) -> pb.OpenConnectionResponse:
+        peer = WorkerIdentity(request.job, request.rank, request.incarnation)
+        try:
+            self._check_peer(peer)
+            with self._lock:
+                if self._end or peer.rank in self._receivers:
+                    raise StaleError(f"worker {peer.rank} cannot open a connection now")
+                if self._listener is None:
+                    self._listener = DirectListener()
+                token = self._listener.expect(partial(self._receive_directly, peer))
+                return pb.OpenConnectionResponse(port=self._listener.port, token=token)
+        except TaihuError as error:
+            abort(context, error)
+
+    def _receive_directly(self, peer: WorkerIdentity, connection: socket.socket) -> None:
+        with self._lock:
+            self._receivers[peer.rank] = DirectReceiver(connection, peer, self._sink, self._lost)
+
+    def _read(self, peer: WorkerIdentity, requests: Iterator[bytes], outbox: Outbox) -> None:
+        """Take in one peer's frames until it ends the stream."""
+        try:
+            for message in requests:
+                self._stream_bytes += len(message)
+                if self._take(peer, message):
+                    self._left(peer)
+                    outbox.put(None)
+                    return
+            # gRPC may tell of a connection that breaks as if the other side had ended the stream.
+            raise _connection_broke(peer)
+        except TaihuError as error:
+            self._lost(error)
+        except grpc.RpcError:
+            self._lost(_connection_broke(peer))
+
+    def _left(self, peer: WorkerIdentity) -> None:
+        """The peer has said its last word; what it sent on another connection comes before that."""
+        receiver = self._receivers.get(peer.rank)
+        if receiver is not None:
+            receiver.join()
+        if not self._end:
+            self._events.left()
+
+    def _lost(self, error: TaihuError) -> None:
+        if not self._end:
+            self._events.lost(error)
+
+    def _take(self, peer: WorkerIdentity, message: bytes) -> bool:
+        """Take in a frame; returns whether it is the peer's last one."""
+        frame = read_frame(message)
+        header = frame.header
+        if header.sender != peer.rank or header.incarnation != peer.incarnation or header.job != peer.job:
+            raise FrameError(
+                f"frame of sender {header.sender} of job {header.job!r} in the stream of worker {peer.rank} of job "
+                f"{peer.job!r}"
+            )
+        if header.failure:
+            raise MemberLostError(header.failure)
+        if header.selected is not None:
+            raise FrameError(f"frame of worker {peer.rank} is sparse: expected a dense one")
+        if not header.last:
+            self._sink.take(header, frame.values, False)
+        return header.last
+
+
+def _connection_broke(peer: WorkerIdentity) -> MemberLostError:
+    return MemberLostError(f"worker {peer.rank} was lost: its connection broke")

@@ -1,0 +1,98 @@
+"""How workers without servers find each other: through worker 0, who hosts the run's coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from allreduce.communicator import Communicator
+from allreduce.peer_link import PEER_SERVICE
+from taihu.coordination.client import (
+    CoordinatorClient,
+    HeartbeatThread,
+    coordinator_address,
+    failure_reported,
+)
+from taihu.coordination.host import hosted_coordinator, listen
+from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.service import COORDINATOR_SERVICE, new_incarnation
+from taihu.errors import RunError
+from taihu.job import Job
+from taihu.layout import Layout
+from taihu.wire.identity import WorkerIdentity
+from taihu.wire.server import RpcServer
+
+__all__ = ["ListenOptions", "Listener", "Meeting", "listen_for_peers", "meet"]
+
+
+@dataclass(frozen=True)
+class ListenOptions:
+    """Where a worker listens for its peers.
+
+    `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for worker 0, a
+    free one for the others), `advertise` the host that peers are told.
+    """
+
+    bind: str = ""
+    advertise: str = ""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A server that listens at `address` and is not started yet: who connects waits."""
+
+    rpc: RpcServer
+    address: str
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A worker's place in a run without servers; the communicator is connected."""
+
+    client: CoordinatorClient
+    communicator: Communicator
+
+
+def listen_for_peers(job: Job, rank: int, options: ListenOptions) -> Listener:
+    """Listen; raises ConfigError when the address cannot be listened on."""
+    rpc = RpcServer.create(threads=3 * job.cluster.workers + 8)
+    return Listener(rpc, listen(rpc, options.bind, options.advertise, job.cluster.coordinator, hosts=rank == 0))
+
+
+@contextmanager
+def meet(
+    job: Job, rank: int, layout: Layout, listener: Listener, *, progress: Callable[[], Progress] = Progress
+) -> Iterator[Meeting]:
+    """Take part in `job`'s run without servers as worker `rank` during the block, which ends with `client.finish`.
+
+    The listener is stopped at the end.
+
+    Raises:
+        TaihuError: what went wrong; the coordinator has been told.
+    """
+    incarnation, workers = new_incarnation(), job.cluster.workers
+    communicator = Communicator(
+        WorkerIdentity(job.name, rank, incarnation), workers, timeout_s=job.exchange.timeout_s
+    )
+    with ExitStack() as stack:
+        rpc, address = listener.rpc, listener.address
+        stack.callback(rpc.stop)
+        services = [PEER_SERVICE]
+        if rank == 0:
+            stack.enter_context(hosted_coordinator(job, rpc))
+            services.append(COORDINATOR_SERVICE)
+        communicator.register(rpc.grpc_server)
+        rpc.start(services, with_reflection=job.cluster.reflection)
+        coordinator = address if rank == 0 else coordinator_address(job)
+        client = stack.enter_context(CoordinatorClient(coordinator, job, MemberId(Role.WORKER, rank), incarnation))
+
+        def on_end(state: RunState, reason: str) -> None:
+            if state is RunState.FAILED:
+                communicator.fail(RunError(reason))
+
+        addresses = client.join(address=address, layout=layout)
+        # The failure is reported while the streams are open: a stream that breaks first would become the reason.
+        with communicator, HeartbeatThread(client, job, progress, on_end), failure_reported(client):
+            communicator.connect(addresses)
+            yield Meeting(client, communicator)

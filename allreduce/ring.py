@@ -1,0 +1,201 @@
+"""Collective operations on a ring as pure state machines: what to send, and what to do with what arrives.
+
+The arena is cut into as many chunks as there are ranks, and every chunk into segments. A chunk makes 2 (P - 1) hops
+from rank to rank: rank r sends chunk (r - h) mod P at hop h to rank r + 1. In the first P - 1 hops the receiver adds
+the chunk to its own (reduce-scatter), in the others it takes it over (allgather); methods section 2, with both phases
+counted through. A segment goes on as soon as it has been added, so that sending, receiving and adding overlap.
+
+Chunk c is summed in the order of ranks c, c + 1, ..., c - 1 (mod P), whatever arrives first, by one rank; all others
+take its bits over. So all ranks hold the same bits, and a rerun gives them again. Chunk c of a group is what server c
+of P would own of it (`taihu.planner.partition`): merging layers in another way changes no bit either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from taihu.errors import FrameError
+from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.planner.groups import Group
+from taihu.planner.partition import FrameSpec, Shard
+
+__all__ = ["Action", "Arrival", "Broadcast", "Ring", "Segment", "buffer_layout", "cut_chunks", "summation_order"]
+
+_SEGMENTS_PER_CHUNK = 64
+_SMALLEST_SEGMENT_BYTES = 64 << 10
+_LARGEST_SEGMENT_BYTES = 1 << 20
+
+Chunks = Sequence[Sequence[FrameSpec]]
+
+
+class Action(Enum):
+    """What a rank does with a segment that has arrived."""
+
+    ADD = "add"
+    """Add it to the own values."""
+    COMPLETE = "complete"
+    """Add it to the own values; the sum of all ranks is then complete."""
+    REPLACE = "replace"
+    """Replace the own values by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a chunk at one of its hops; `frame.pieces` are its ranges of the arena."""
+
+    hop: int
+    frame: FrameSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The segment that has arrived, what to do with it, and after that which one to send on, if any."""
+
+    segment: Segment
+    action: Action
+    forward: Segment | None
+
+
+class _Hop:
+    """The segments of one hop as they arrive, in order."""
+
+    def __init__(self, hop: int, frames: Sequence[FrameSpec]) -> None:
+        self._hop = hop
+        self._frames = frames
+        self._next = 0
+
+    @property
+    def missing(self) -> int:
+        return len(self._frames) - self._next
+
+    def expected(self, offset: int, count: int) -> Segment | None:
+        """The next segment, if it is this one."""
+        if not self.missing:
+            return None
+        frame = self._frames[self._next]
+        return Segment(self._hop, frame) if (frame.offset, frame.count) == (offset, count) else None
+
+    def arrive(self, offset: int, count: int) -> Segment:
+        segment = self.expected(offset, count)
+        if segment is None:
+            seen = f"segment [{offset}, {offset + count}) at hop {self._hop}"
+            if not self.missing:
+                raise FrameError(f"{seen}: expected no more of this hop")
+            frame = self._frames[self._next]
+            raise FrameError(f"{seen}: expected [{frame.offset}, {frame.offset + frame.count})")
+        self._next += 1
+        return segment
+
+
+class Ring:
+    """Rank `rank`'s part in summing an arena that is cut into `chunks`, one for each rank; see `cut_chunks`.
+
+    The left neighbour's segments of one hop arrive in order; hops may interleave.
+    """
+
+    def __init__(self, rank: int, chunks: Chunks) -> None:
+        self._rank = rank
+        self._chunks = chunks
+        self._size = len(chunks)
+        # At hop h a rank sends the chunk h ranks behind it and receives the one h + 1 behind.
+        self._hops = [_Hop(hop, self._behind(hop + 1)) for hop in range(2 * (self._size - 1))]
+        self._missing = sum(hop.missing for hop in self._hops)
+
+    @property
+    def done(self) -> bool:
+        """Whether everything has arrived."""
+        return not self._missing
+
+    def first_segments(self) -> list[Segment]:
+        """What this rank sends before anything has arrived: its own chunk."""
+        return [Segment(0, frame) for frame in self._behind(0)]
+
+    def replaces(self, hop: int, offset: int, count: int) -> Segment | None:
+        """The segment, if it is the next of its hop and replaces the own values."""
+        if not self._size - 1 <= hop < len(self._hops):
+            return None
+        return self._hops[hop].expected(offset, count)
+
+    def arrive(self, hop: int, offset: int, count: int) -> Arrival:
+        """Take notice of a segment of the left neighbour.
+
+        Raises:
+            FrameError: it is not the next one of its hop. Nothing was changed.
+        """
+        if not 0 <= hop < len(self._hops):
+            raise FrameError(f"segment at hop {hop}: {self._size} ranks make hops 0 to {len(self._hops) - 1}")
+        segment = self._hops[hop].arrive(offset, count)
+        self._missing -= 1
+        forward = Segment(hop + 1, segment.frame) if hop + 1 < len(self._hops) else None
+        if hop > self._size - 2:
+            return Arrival(segment, Action.REPLACE, forward)
+        return Arrival(segment, Action.COMPLETE if hop == self._size - 2 else Action.ADD, forward)
+
+    def _behind(self, ranks: int) -> Sequence[FrameSpec]:
+        return self._chunks[(self._rank - ranks) % self._size]
+
+
+class Broadcast:
+    """Rank `rank`'s part in handing `root`'s values on around a ring of `size`, segment by segment in order."""
+
+    def __init__(self, rank: int, size: int, frames: Sequence[FrameSpec], root: int = 0) -> None:
+        distance = (rank - root) % size
+        self._frames = () if distance else frames
+        self._forwards = distance < size - 1
+        self._hop = _Hop(distance - 1, frames if distance else ())
+
+    @property
+    def done(self) -> bool:
+        """Whether everything has arrived."""
+        return not self._hop.missing
+
+    def first_segments(self) -> list[Segment]:
+        """What this rank sends before anything has arrived: the root everything, the others nothing."""
+        return [Segment(0, frame) for frame in self._frames]
+
+    def replaces(self, hop: int, offset: int, count: int) -> Segment | None:
+        """The segment, if it is the next one."""
+        segment = self._hop.expected(offset, count)
+        return segment if segment is not None and segment.hop == hop else None
+
+    def arrive(self, hop: int, offset: int, count: int) -> Arrival:
+        """Take notice of a segment of the left neighbour.
+
+        Raises:
+            FrameError: it is not the next one. Nothing was changed.
+        """
+        if self.replaces(hop, offset, count) is None:
+            raise FrameError(f"broadcast: segment [{offset}, {offset + count}) at hop {hop} is not the next one")
+        segment = self._hop.arrive(offset, count)
+        forward = Segment(hop + 1, segment.frame) if self._forwards else None
+        return Arrival(segment, Action.REPLACE, forward)
+
+
+def cut_chunks(layout: Layout, group: Group, size: int, itemsize: int) -> tuple[tuple[FrameSpec, ...], ...]:
+    """The chunks of a group of layers for `size` ranks, each cut into segments.
+
+    Segments are small enough that a chunk is a stream of many, for overlap, but not tiny.
+
+    Args:
+        layout: of the arena, in backward order.
+        group: layers that are summed together.
+        size: number of ranks.
+        itemsize: bytes of a value.
+    """
+    elements = layout.offsets[group.last_layer + 1] - layout.offsets[group.first_layer]
+    chunk_bytes = elements * itemsize / size
+    size_bytes = min(max(chunk_bytes / _SEGMENTS_PER_CHUNK, _SMALLEST_SEGMENT_BYTES), _LARGEST_SEGMENT_BYTES)
+    segment = max(1, int(size_bytes) // itemsize)
+    return tuple(Shard(layout, size, rank).frames((group,), segment) for rank in range(size))
+
+
+def buffer_layout(elements: int) -> Layout:
+    """A layout of one layer, for a buffer that is no model's."""
+    return Layout((LayerSpec("buffer", (TensorSpec("values", (elements,)),)),))
+
+
+def summation_order(chunk: int, size: int) -> list[int]:
+    """The order of ranks in which the values of a chunk are added."""
+    return [(chunk + i) % size for i in range(size)]

@@ -1,0 +1,42 @@
+"""Addition and scaling of values of every type that workers reduce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.half import HalfKind, add_half, scale_half
+from taihu.wire.codec import ValueType
+
+__all__ = ["add_values", "half_kind", "scale_values"]
+
+
+def add_values(values: NDArray[Any], out: NDArray[Any], value_type: ValueType) -> None:
+    """Add `values` to `out`, both of shape (n,) and of the type's dtype; 16-bit sums are rounded from fp32."""
+    kind = half_kind(value_type)
+    if kind is None:
+        np.add(out, values, out=out)
+    else:
+        add_half(values, kind, out)
+
+
+def scale_values(values: NDArray[Any], factor: float, value_type: ValueType) -> None:
+    """Multiply `values` (shape (n,), the type's dtype) by `factor` in place."""
+    kind = half_kind(value_type)
+    if kind is None:
+        np.multiply(values, values.dtype.type(factor), out=values)
+    else:
+        scale_half(values, kind, factor)
+
+
+def half_kind(value_type: ValueType) -> HalfKind | None:
+    """What the 16-bit type is called in `kernels.half`; None for the others."""
+    match value_type:
+        case ValueType.FP16:
+            return "fp16"
+        case ValueType.BF16:
+            return "bf16"
+        case _:
+            return None

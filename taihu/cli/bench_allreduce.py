@@ -1,0 +1,171 @@
+"""`taihu bench allreduce`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from allreduce.bench import Allreduce, as_rows, time_allreduce
+from allreduce.communicator import Communicator
+from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
+from taihu.entry import raise_on_terminate
+from taihu.environment import rank_from_environment, resolve_job
+from taihu.errors import ConfigError
+from taihu.job import Job
+from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.local import LocalProcesses
+from taihu.options import (
+    AdvertiseOption,
+    BindOption,
+    CoordinatorOption,
+    JsonOption,
+    SetOption,
+    StopWithStdinOption,
+    stop_with_stdin,
+)
+from taihu.results import check_writable, read_json, write_json
+from taihu.wire.address import split_address
+from taihu.wire.codec import ValueType
+
+__all__ = ["allreduce"]
+
+_OURS = "taihu"
+
+
+def allreduce(
+    sizes: Annotated[str, typer.Option(metavar="MB,...", help="Buffer sizes in 10^6 bytes.")] = "0.1,1,10,60.97,244",
+    ranks: Annotated[int, typer.Option(metavar="P", min=1, help="Number of ranks.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, after two that do not.")] = 10,
+    path: Annotated[Literal["tcp"], typer.Option(metavar="tcp", help="How payloads travel.")] = "tcp",
+    against: Annotated[
+        Literal["gloo"] | None, typer.Option(metavar="gloo", help="Time torch.distributed's Gloo in turns with ours.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(help="Run this rank only, others on other hosts.")] = None,
+    coordinator: CoordinatorOption = None,
+    bind: BindOption = "",
+    advertise: AdvertiseOption = "",
+    assignments: SetOption = None,
+    json_file: JsonOption = None,
+    stop_with_parent: StopWithStdinOption = False,
+) -> None:
+    """Time allreduce of fp32 buffers between real processes: all on this machine, or one rank per host.
+
+    \b
+    Examples:
+      taihu bench allreduce --ranks 4 --sizes 1,10
+      taihu bench allreduce --against gloo --json result.json
+      taihu bench allreduce --ranks 2 --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
+      taihu bench allreduce --ranks 2 --rank 1 --coordinator 10.0.0.1:7070     (on the other host)
+    """  # noqa: D301
+    flags: dict[str, dict[str, object]] = {
+        "cluster": {"workers": ranks, "coordinator": coordinator},
+        "exchange": {"kind": "ring"},
+    }
+    job = resolve_job(None, assignments or (), flags)
+    megabytes = _parse_sizes(sizes)
+    check_writable(json_file)
+    raise_on_terminate()
+    if stop_with_parent:
+        stop_with_stdin()
+    if rank is None:
+        rank = rank_from_environment(os.environ, "worker")
+    if rank is None:
+        arguments = ["--sizes", sizes, "--ranks", str(ranks), "--rounds", str(rounds), "--path", path]
+        arguments += [f"--against={against}"] if against is not None else []
+        rows = _measure_here(ranks, [*arguments, *(f"--set={item}" for item in assignments or ())])
+    else:
+        listener = listen_for_peers(job, rank, ListenOptions(bind, advertise))
+        typer.echo(f"listening on {listener.address}")
+        layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
+        with meet(job, rank, layout, listener) as meeting:
+            with _contestants(meeting.communicator, job, against) as contestants:
+                measured = time_allreduce(meeting.communicator, megabytes, contestants, rounds=rounds)
+            meeting.client.finish()
+        rows = as_rows(measured, ranks, path, _OURS)
+    if rank is None or rank == 0:
+        _tell(rows)
+    if json_file is not None:
+        write_json(json_file, {"rows": rows})
+
+
+def _parse_sizes(text: str) -> list[float]:
+    try:
+        sizes = [float(size) for size in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or any(not 0 < size <= 1e5 for size in sizes):
+        raise ConfigError(f"--sizes {text}: expected megabytes separated by commas, for example 0.1,1,10")
+    return sizes
+
+
+def _measure_here(ranks: int, arguments: Sequence[str]) -> list[dict[str, Any]]:
+    """Start all ranks as processes on this machine; rank 0's times count."""
+    common = ["bench", "allreduce", *arguments, "--bind", "127.0.0.1:0"]
+    with tempfile.TemporaryDirectory(prefix="taihu-bench-") as name, LocalProcesses(Path(name)) as processes:
+        result = Path(name) / "rank-0.json"
+        address = processes.start_listening("rank 0", "taihu", [*common, "--rank", "0", "--json", str(result)])
+        for rank in range(1, ranks):
+            processes.start(f"rank {rank}", "taihu", [*common, "--rank", str(rank), "--coordinator", address])
+        while not processes.check():
+            time.sleep(0.1)
+        rows: list[dict[str, Any]] = read_json(result)["rows"]
+    return rows
+
+
+@contextmanager
+def _contestants(communicator: Communicator, job: Job, against: str | None) -> Iterator[dict[str, Allreduce]]:
+    ours: dict[str, Allreduce] = {_OURS: communicator.allreduce}
+    if against is None:
+        yield ours
+        return
+    with _gloo(communicator, job) as other:
+        yield {**ours, against: other}
+
+
+@contextmanager
+def _gloo(communicator: Communicator, job: Job) -> Iterator[Allreduce]:
+    """torch.distributed's allreduce between the same ranks."""
+    try:
+        import torch  # noqa: PLC0415 - an extra
+        from torch import distributed  # noqa: PLC0415
+    except ImportError:
+        raise ConfigError("--against gloo needs torch: pip install 'taihu[torch]'") from None
+    host = split_address(job.cluster.coordinator or "127.0.0.1:0")[0]
+    port = np.zeros(1, dtype=np.float64)
+    if communicator.rank == 0:
+        with socket.create_server(("", 0)) as probe:
+            port[0] = probe.getsockname()[1]
+    communicator.broadcast(port, ValueType.FP64)
+    distributed.init_process_group(
+        "gloo", init_method=f"tcp://{host}:{port[0]:.0f}", rank=communicator.rank, world_size=communicator.size
+    )
+
+    def allreduce(values: NDArray[np.float32]) -> None:
+        distributed.all_reduce(torch.from_numpy(values))
+
+    try:
+        yield allreduce
+    finally:
+        distributed.destroy_process_group()
+
+
+def _tell(rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows:
+        text = (
+            f"{row['megabytes']:>8g} MB, {row['ranks']} ranks, {row['path']}: {row['seconds']['median'] * 1e3:.2f} ms"
+        )
+        text += f", bus {row['bus_bandwidth_bytes_per_second'] / 1e6:.0f} MB/s"
+        if "gloo_seconds" in row:
+            gloo = row["gloo_seconds"]["median"]
+            text += f"; gloo {gloo * 1e3:.2f} ms, {gloo / row['seconds']['median']:.2f} times ours"
+        typer.echo(text)

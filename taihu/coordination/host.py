@@ -1,0 +1,75 @@
+"""The coordinator in the process that hosts it: server 0 or, in a run without servers, worker 0."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kernels import merge_search
+from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
+from taihu.coordination.membership import Membership
+from taihu.coordination.planning import Planning
+from taihu.coordination.service import Coordinator, CoordinatorServicer
+from taihu.job import Job
+from taihu.wire.address import advertised_host, join_address, split_address
+from taihu.wire.clock import SystemClock
+from taihu.wire.server import RpcServer
+
+__all__ = ["hosted_coordinator", "listen"]
+
+_TICK_S = 0.2
+_FAREWELL_S = 5.0
+
+
+@contextmanager
+def hosted_coordinator(job: Job, rpc: RpcServer) -> Iterator[Coordinator]:
+    """A coordinator of `job` on `rpc`, which is started afterwards; leaving waits until the others know the end."""
+    cluster = job.cluster
+    membership = Membership(
+        job=job.name,
+        digest=job.digest,
+        servers=job.servers,
+        workers=cluster.workers,
+        lost_after_s=cluster.lost_after_s,
+        join_timeout_s=cluster.connect_timeout_s,
+    )
+    # The planner is needed for the first time after some steps, in which its kernels can be compiled.
+    threading.Thread(target=merge_search.warm_up, name="warm-up", daemon=True).start()
+    coordinator = Coordinator(membership, lambda layout: Planning(job, layout), SystemClock())
+    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), rpc.grpc_server)
+    closed = threading.Event()
+    watch = threading.Thread(target=_let_time_pass, args=(coordinator, closed), name="membership", daemon=True)
+    watch.start()
+    try:
+        yield coordinator
+    finally:
+        coordinator.wait_for(Membership.over, _FAREWELL_S + cluster.heartbeat_s)
+        closed.set()
+        watch.join()
+
+
+def _let_time_pass(coordinator: Coordinator, closed: threading.Event) -> None:
+    while not closed.wait(_TICK_S):
+        with coordinator.changing() as (members, now):
+            members.expire(now)
+
+
+def listen(rpc: RpcServer, bind: str, advertise: str, coordinator: str | None, *, hosts: bool) -> str:
+    """Listen on `bind` and return the address that others are told.
+
+    Args:
+        rpc: not started yet.
+        bind: `host:port`; empty means every interface, at the coordinator's port if this process `hosts` it.
+        advertise: the host to tell others; empty means the one by which this machine reaches the coordinator.
+        coordinator: its address, as far as it is known.
+        hosts: whether this process hosts the coordinator.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    if not bind and hosts and coordinator is not None:
+        bind = join_address("0.0.0.0", split_address(coordinator)[1])  # noqa: S104
+    host, port = split_address(bind or "0.0.0.0:0")
+    bound = rpc.listen(join_address(host, port))
+    return join_address(advertise or advertised_host(host, coordinator), bound)

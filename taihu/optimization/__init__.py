@@ -1,0 +1,6 @@
+"""Optimizers over ranges of a parameter arena: on the servers, or on every worker in a run without servers."""
+
+from taihu.optimization.schedule import learning_rate
+from taihu.optimization.shard import OptimizerShard
+
+__all__ = ["OptimizerShard", "learning_rate"]

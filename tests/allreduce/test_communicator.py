@@ -1,0 +1,295 @@
+"""Collective operations over real gRPC, against NumPy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import grpc
+import numpy as np
+import pytest
+from cluster import layout_of
+from numpy.typing import NDArray
+from peers import Peers
+
+from allreduce.communicator import Communicator
+from allreduce.operation import Operation, OperationKey
+from allreduce.peer_link import PEER_SERVICE
+from allreduce.ring import Ring, cut_chunks, summation_order
+from taihu.errors import ExchangeError, RunError, TaihuError
+from taihu.planner.groups import Group
+from taihu.planner.partition import FrameSpec, slice_bounds
+from taihu.wire.codec import FrameHeader, ValueType, encode_frame
+from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+
+SIZES = (0, 1, 2, 7, 1000, 100_003)
+Float = NDArray[np.floating]
+
+
+def inputs(rank: int, elements: int) -> NDArray[np.float64]:
+    return np.random.default_rng([rank, elements]).standard_normal(elements)
+
+
+def ring_sum(values: list[Float], add: Callable[[Float, Float], Float]) -> Float:
+    """The sum of every chunk in the order of the ring."""
+    size, total = len(values), values[0].copy()
+    for chunk in range(size):
+        start, stop = slice_bounds(len(total), size, chunk)
+        first, *others = summation_order(chunk, size)
+        part = values[first][start:stop]
+        for rank in others:
+            part = add(part, values[rank][start:stop])
+        total[start:stop] = part
+    return total
+
+
+def round_to_bf16(values: Float) -> Float:
+    """Round fp32 values to the nearest bf16, ties to even, by arithmetic on their bits."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["tcp", "grpc"])
+@pytest.mark.parametrize("size", range(1, 10))
+def test_every_rank_gets_the_same_sum(size: int, direct: bool) -> None:
+    def work(communicator: Communicator) -> list[bytes]:
+        results = []
+        for elements in SIZES:
+            for dtype, value_type in ((np.float32, ValueType.FP32), (np.float64, ValueType.FP64)):
+                values = inputs(communicator.rank, elements).astype(dtype)
+                communicator.allreduce(values, value_type)
+                results.append(values.tobytes())
+        return results
+
+    with Peers(size, direct=direct) as peers:
+        assert {communicator.path for communicator in peers.communicators} == {
+            "none" if size == 1 else "tcp" if direct else "grpc"
+        }
+        results = peers.run(work)
+    expected = [
+        ring_sum([inputs(rank, n).astype(dtype) for rank in range(size)], np.add).tobytes()
+        for n in SIZES
+        for dtype in (np.float32, np.float64)
+    ]
+    assert results == [expected] * size
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_sums_and_means_of_16_bit_values_are_rounded_at_every_addition(size: int) -> None:
+    def work(communicator: Communicator) -> tuple[Float, Float]:
+        half = inputs(communicator.rank, 4099).astype(np.float16)
+        communicator.allreduce(half.view(np.uint16), ValueType.FP16, mean=True)
+        codes = (round_to_bf16(inputs(communicator.rank, 4099)).view(np.uint32) >> 16).astype(np.uint16)
+        communicator.allreduce(codes, ValueType.BF16)
+        return half, (codes.astype(np.uint32) << 16).view(np.float32)
+
+    with Peers(size) as peers:
+        results = peers.run(work)
+    halves = [inputs(rank, 4099).astype(np.float16) for rank in range(size)]
+    mean = ring_sum(halves, np.add)  # numpy rounds every half-precision sum
+    mean = (mean.astype(np.float32) * np.float32(1 / size)).astype(np.float16)
+    brains = [round_to_bf16(inputs(rank, 4099)) for rank in range(size)]
+    total = ring_sum(brains, lambda a, b: round_to_bf16(a.astype(np.float32) + b.astype(np.float32)))
+    for half, brain in results:
+        np.testing.assert_array_equal(half, mean)
+        np.testing.assert_array_equal(brain, total)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_mean_is_the_sum_times_one_over_size(size: int) -> None:
+    def work(communicator: Communicator) -> bytes:
+        values = inputs(communicator.rank, 1001).astype(np.float32)
+        communicator.allreduce(values, mean=True)
+        return values.tobytes()
+
+    with Peers(size) as peers:
+        results = peers.run(work)
+    total = ring_sum([inputs(rank, 1001).astype(np.float32) for rank in range(size)], np.add)
+    assert results == [(total * np.float32(1 / size)).tobytes()] * size
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_broadcast_brings_every_bit_of_the_root(size: int) -> None:
+    def work(communicator: Communicator) -> bytes:
+        values = np.full(70_001, np.nan, dtype=np.float32)
+        if communicator.rank == size - 1:
+            values[:] = inputs(9, len(values))
+            values[0] = -0.0
+        communicator.broadcast(values, root=size - 1)
+        return values.tobytes()
+
+    with Peers(size) as peers:
+        results = peers.run(work)
+    expected = inputs(9, 70_001).astype(np.float32)
+    expected[0] = -0.0
+    assert results == [expected.tobytes()] * size
+
+
+def test_operations_overlap_and_frames_of_one_that_was_not_started_wait() -> None:
+    sizes, size = (30_000, 7, 20_000, 1, 500), 3
+    layout = layout_of(*sizes)
+
+    def work(communicator: Communicator) -> tuple[bytes, list[tuple[int, int]]]:
+        arena = inputs(communicator.rank, layout.elements).astype(np.float32)
+        final: list[tuple[int, int]] = []
+
+        def note(frame: FrameSpec) -> None:
+            final.extend((piece.start, piece.stop) for piece in frame.pieces)
+
+        operations = []
+        for number, group in enumerate((Group(0, 0), Group(1, 3), Group(4, 4))):
+            ring = Ring(communicator.rank, cut_chunks(layout, group, size, 4))
+            operations.append(Operation(OperationKey(7, number), arena, ValueType.FP32, ring, on_final=note))
+        # Rank 0 starts everything at once, the others go group by group.
+        for operation in operations:
+            communicator.start(operation)
+            if communicator.rank:
+                communicator.wait(operation)
+        for operation in reversed(operations):
+            communicator.wait(operation)
+        return arena.tobytes(), sorted(final)
+
+    with Peers(size) as peers:
+        results = peers.run(work)
+    arenas = [inputs(rank, layout.elements).astype(np.float32) for rank in range(size)]
+    bounds = list(pairwise(layout.offsets))
+    expected = np.concatenate([ring_sum([arena[a:b] for arena in arenas], np.add) for a, b in bounds])
+    for values, final in results:
+        assert values == expected.tobytes()
+        assert [start for start, _ in final] == [0, *(stop for _, stop in final[:-1])]
+        assert final[-1][1] == layout.elements
+
+
+def test_bytes_are_counted_with_their_headers() -> None:
+    def work(communicator: Communicator) -> tuple[int, int]:
+        communicator.allreduce(np.zeros(120_000, dtype=np.float32))
+        return communicator.sent_bytes, communicator.received_bytes
+
+    with Peers(3) as peers:
+        for sent, received in peers.run(work):
+            payload = 4 * 80_000 * 2
+            assert payload < sent < payload * 1.01
+            assert payload < received < payload * 1.01
+
+
+def exchange(channel: grpc.Channel) -> grpc.StreamStreamMultiCallable[bytes, bytes]:
+    return channel.stream_stream(f"/{PEER_SERVICE}/Exchange")
+
+
+def held(message: bytes, until: threading.Event) -> Iterator[bytes]:
+    """A message, and after it a stream that stays open."""
+    yield message
+    until.wait(30)
+
+
+def outcome(communicator: Communicator, elements: int) -> str:
+    try:
+        communicator.allreduce(np.zeros(elements, dtype=np.float32))
+    except TaihuError as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+def test_a_rank_that_fails_tells_the_others_why() -> None:
+    with Peers(4) as peers:
+
+        def work(communicator: Communicator) -> str:
+            if communicator.rank == 2:
+                communicator.fail(RunError("out of paper"))
+            return outcome(communicator, 1000)
+
+        results = peers.run(work)
+    assert results[2] == "RunError: out of paper"
+    assert all("out of paper" in result for result in results)
+
+
+def test_another_size_of_the_buffer_is_an_error_on_every_rank() -> None:
+    with Peers(3) as peers:
+        results = peers.run(lambda communicator: outcome(communicator, 1000 + (communicator.rank == 1)))
+    assert all("segment [" in result for result in results), results
+
+
+def test_a_peer_that_left_is_not_waited_for() -> None:
+    with Peers(2) as peers:
+        peers.run(lambda communicator: outcome(communicator, 10))
+
+        def work(communicator: Communicator) -> str:
+            if communicator.rank == 1:
+                communicator.close()
+                return ""
+            return outcome(communicator, 10)
+
+        # Whether it is known at once or by waiting, it is an error.
+        assert peers.run(work)[0].startswith("MemberLostError: a neighbour on the ring has left")
+
+
+def test_an_operation_that_nobody_joins_ends_with_its_timeout() -> None:
+    with Peers(2, timeout_s=0.2) as peers:
+        with pytest.raises(ExchangeError, match=r"operation 1 of step 0 did not end within 0.2 s"):
+            peers.communicators[0].allreduce(np.zeros(10, dtype=np.float32))
+        peers.communicators[1].fail(RunError("the test is over"))
+
+
+@pytest.mark.parametrize(
+    ("identity", "status", "message"),
+    [
+        (
+            WorkerIdentity("other", 1, 1),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "belongs to job 'other', this is 'job'",
+        ),
+        (WorkerIdentity("job", 2, 1), grpc.StatusCode.FAILED_PRECONDITION, "worker 2 is no peer of worker 0 of 2"),
+        (WorkerIdentity("job", 0, 1), grpc.StatusCode.FAILED_PRECONDITION, "worker 0 is no peer of worker 0 of 2"),
+        (WorkerIdentity("job", 1, 1), grpc.StatusCode.FAILED_PRECONDITION, "worker 1 has an open stream already"),
+        (None, grpc.StatusCode.INVALID_ARGUMENT, "exchange without the metadata"),
+    ],
+)
+def test_strangers_are_refused_and_disturb_nobody(
+    identity: WorkerIdentity | None, status: grpc.StatusCode, message: str
+) -> None:
+    with Peers(2) as peers:
+        peers.run(lambda communicator: outcome(communicator, 10))
+        with grpc.insecure_channel(peers.addresses[0]) as channel:
+            metadata = identity_to_metadata(identity) if identity is not None else ()
+            call = exchange(channel)(iter(()), metadata=metadata, timeout=10)
+            with pytest.raises(grpc.RpcError) as caught:
+                list(call)
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is status
+        assert message in str(caught.value.details())
+        assert peers.run(lambda communicator: outcome(communicator, 10)) == ["done", "done"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"nonsense",
+        encode_frame(FrameHeader("job", 7, 0, 0, 1, 0, 2, 0), [np.zeros(2, dtype=np.float32)]),
+        encode_frame(FrameHeader("job", 1001, 0, 0, 1, 0, 2, 1, hop=9), [np.zeros(2, dtype=np.float32)]),
+        encode_frame(
+            FrameHeader("job", 1001, 0, 0, 1, 5, 5, 1, value_type=ValueType.FP16), [np.zeros(5, dtype=np.uint16)]
+        ),
+    ],
+)
+def test_a_frame_that_does_not_belong_fails_its_receiver(message: bytes) -> None:
+    with Peers(3) as peers:
+        receiver = peers.communicators[0]
+        # Rank 1 sends to rank 2 only, so that its stream to rank 0 is free for a frame of ours.
+        with grpc.insecure_channel(peers.addresses[0]) as channel:
+            metadata = identity_to_metadata(WorkerIdentity("job", 1, 1001))
+            refused = threading.Event()
+            call = exchange(channel)(held(message, refused), metadata=metadata, timeout=30)
+            assert outcome(receiver, 10).startswith("FrameError")
+            refused.set()
+            with pytest.raises(grpc.RpcError):
+                list(call)
+
+
+def test_streams_that_are_idle_are_not_cut() -> None:
+    """Workers may test a model for minutes; the third keepalive ping, after 30 s, was one too many once."""
+    with Peers(2) as peers:
+        first = peers.communicators[0]
+        with pytest.raises(ExchangeError, match="did not end"):
+            first.wait(Operation(OperationKey(1, 0), np.zeros(1), ValueType.FP64, Ring(0, [(), ()])), timeout_s=33)
+        assert peers.run(lambda communicator: outcome(communicator, 10)) == ["done", "done"]

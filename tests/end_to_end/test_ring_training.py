@@ -1,0 +1,90 @@
+"""Runs without servers, of real processes: they end where servers would, and no one outlives a dead peer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from daemons import daemons
+from safetensors.numpy import load_file
+
+Taihu = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def train(taihu: Taihu, folder: Path, *arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    done = taihu("train", "--json", "result.json", "--save", "model.safetensors", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "result.json").read_text()), load_file(folder / "model.safetensors")
+
+
+def test_a_ring_ends_where_servers_and_one_worker_end(taihu: Taihu, tmp_path: Path) -> None:
+    common = ("--steps", "100", "--set", "optimizer.learning_rate=0.01")
+    alone, expected = train(taihu, tmp_path, *common, "--servers", "1", "--workers", "1", "--batch", "96")
+    for way in (("--exchange", "server", "--servers", "2"), ("--exchange", "ring")):
+        results, parameters = train(taihu, tmp_path, *common, *way, "--workers", "3", "--batch", "32")
+        assert results["exchange"] == way[1]
+        assert abs(results["test_accuracy"] - alone["test_accuracy"]) < 0.005
+        for name, values in expected.items():
+            distance = np.linalg.norm(parameters[name] - values) / np.linalg.norm(values)
+            assert distance < 1e-5, (way, name, distance)
+
+
+def test_rings_end_with_the_same_bits_whatever_the_plan(taihu: Taihu, tmp_path: Path) -> None:
+    plans = ("auto", "per-layer", "single", "bucket:20kB")
+    common = ("--exchange", "ring", "--workers", "3", "--steps", "30")
+    runs = [train(taihu, tmp_path, *common, "--plan", plan)[0] for plan in plans]
+    assert len({run["parameters_sha256"] for run in runs}) == 1
+    assert runs[0]["servers"] == 0
+    # Every rank sends 2 (P - 1) / P of the gradient in every step.
+    elements = sum(layer["elements"] for layer in runs[0]["profile"]["layers"])
+    assert runs[0]["bytes_sent_per_step"] == runs[0]["bytes_received_per_step"] == 2 * 2 * elements * 4
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_survivors_of_a_killed_worker_end_and_name_it(tmp_path: Path, victim: int) -> None:
+    endless = (
+        "--exchange",
+        "ring",
+        "--workers",
+        "4",
+        "--set",
+        "train.steps=1000000",
+        "--set",
+        "train.evaluate=false",
+    )
+    with daemons(tmp_path) as start:
+        first = start("worker", *endless, "--rank", "0", "--bind", "127.0.0.1:0", "-v")
+        assert first.stdout is not None
+        address = first.stdout.readline().removeprefix("listening on ").strip()
+        others = [
+            start("worker", *endless, "--rank", str(rank), "--coordinator", address, "--bind", "127.0.0.1:0", "-v")
+            for rank in (1, 2, 3)
+        ]
+        workers = [first, *others]
+        for rank, worker in enumerate(workers):
+            wait_for_step(worker, tmp_path / f"{rank}.log")
+        os.kill(workers[victim].pid, signal.SIGKILL)
+        for rank, worker in enumerate(workers):
+            worker.wait(timeout=20)
+            if rank != victim:
+                last = (tmp_path / f"{rank}.log").read_text().strip().splitlines()[-1]
+                assert worker.returncode == 1
+                assert last.startswith("error: ")
+                assert f"worker {victim}" in last, last
+
+
+def wait_for_step(worker: subprocess.Popen[str], log: Path) -> None:
+    """Return when the worker that writes `log` has made some steps."""
+    deadline = time.monotonic() + 60
+    while '"step": 3,' not in log.read_text():
+        assert worker.poll() is None, log.read_text()[-500:]
+        assert time.monotonic() < deadline, log.read_text()[-500:]
+        time.sleep(0.05)

@@ -1,0 +1,53 @@
+"""Workers that exchange with each other, all in this process, over real gRPC on free ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self, TypeVar
+
+from allreduce.communicator import Communicator
+from allreduce.peer_link import PEER_SERVICE
+from taihu.wire.identity import WorkerIdentity
+from taihu.wire.server import RpcServer
+
+T = TypeVar("T")
+
+
+class Peers:
+    """The communicators of `size` workers, connected; a context manager."""
+
+    def __init__(self, size: int, *, timeout_s: float = 30.0, direct: bool = True) -> None:
+        self.communicators = [
+            Communicator(WorkerIdentity("job", rank, 1000 + rank), size, timeout_s=timeout_s, direct=direct)
+            for rank in range(size)
+        ]
+        self.servers: list[RpcServer] = []
+        self.addresses: list[str] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        for communicator in self.communicators:
+            server = RpcServer.create(threads=8)
+            communicator.register(server.grpc_server)
+            self.addresses.append(f"127.0.0.1:{server.listen('127.0.0.1:0')}")
+            server.start((PEER_SERVICE,))
+            self._stack.callback(server.stop, 0.0)
+            self.servers.append(server)
+        for communicator in self.communicators:
+            communicator.connect(self.addresses)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with ThreadPoolExecutor(len(self.communicators)) as pool:
+            list(pool.map(Communicator.close, self.communicators))
+        self._stack.close()
+
+    def run(self, work: Callable[[Communicator], T]) -> list[T]:
+        """Let every worker do its part, in a thread of its own; returns what came of it, by rank."""
+        with ThreadPoolExecutor(len(self.communicators)) as pool:
+            return [future.result(timeout=60) for future in [pool.submit(work, c) for c in self.communicators]]

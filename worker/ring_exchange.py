@@ -1,0 +1,132 @@
+"""The exchange without servers: groups are summed around a ring, and every worker updates all parameters itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from allreduce.communicator import Communicator
+from allreduce.operation import Operation, OperationKey
+from allreduce.ring import Ring, cut_chunks
+from kernels.reduce import all_finite
+from taihu.coordination.plan import Plan
+from taihu.errors import FrameError
+from taihu.job import Job
+from taihu.optimization import OptimizerShard
+from taihu.planner.partition import FrameSpec
+from taihu.trace import Tracer
+from taihu.wire.clock import Clock, SystemClock
+from taihu.wire.codec import BYTES_PER_VALUE, ValueType
+from worker.exchange import ExchangeTotals, GradientExchange
+from worker.exchange_times import GroupTimes
+from worker.server_link import Arenas
+
+__all__ = ["RingExchange"]
+
+
+class RingExchange(GradientExchange):
+    """See `GradientExchange`; `start` comes before the first step. The communicator is not closed here.
+
+    A part of a group is updated as soon as its sum is complete, while the rest is still under way. Sums are the same
+    bits on every worker and updates are pure functions of them, so replicas stay equal to the bit.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        plan: Plan,
+        communicator: Communicator,
+        arenas: Arenas,
+        clock: Clock | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._job = job
+        self._communicator = communicator
+        self._arenas = arenas
+        self._optimizer = OptimizerShard(job.optimizer, arenas.parameters)
+        self._clock = clock or SystemClock()
+        self._tracer = tracer or Tracer.off()
+        self._step = 0
+        self._operations: dict[int, Operation] = {}
+        self.adopt(plan)
+
+    def start(self) -> None:
+        """Bring worker 0's parameters to all others."""
+        self._optimizer.warm_up()
+        self._communicator.broadcast(self._arenas.parameters)
+
+    def adopt(self, plan: Plan) -> None:
+        """See `GradientExchange.adopt`."""
+        self.plan = plan
+        size = self._communicator.size
+        self._chunks = [cut_chunks(plan.layout, group, size, BYTES_PER_VALUE) for group in plan.groups]
+        self._times = self._fresh_times()
+
+    def begin(self, step: int) -> None:
+        """See `GradientExchange.begin`."""
+        self._step = step
+        self._operations = {}
+        self._times = self._fresh_times()
+
+    def push(self, group: int) -> None:
+        """See `GradientExchange.push`."""
+        times = self._times[group]
+        times.ready_s = times.submitted_s = self._clock.now()
+        times.selected = times.elements
+        self._operations[group] = self._operation(group)
+        self._communicator.start(self._operations[group])
+
+    def wait(self, group: int) -> None:
+        """See `GradientExchange.wait`; a group that was not pushed in this step is there already."""
+        operation = self._operations.get(group)
+        if operation is not None:
+            self._communicator.wait(operation)
+
+    def fail(self, error: BaseException) -> None:
+        """See `GradientExchange.fail`."""
+        self._communicator.fail(error)
+
+    def totals(self) -> ExchangeTotals:
+        """See `GradientExchange.totals`."""
+        return ExchangeTotals(self._communicator.sent_bytes, self._communicator.received_bytes)
+
+    def group_times(self) -> Sequence[GroupTimes]:
+        """See `GradientExchange.group_times`."""
+        return self._times
+
+    def close(self) -> None:
+        """See `GradientExchange.close`."""
+
+    def _fresh_times(self) -> list[GroupTimes]:
+        return [GroupTimes(sum(frame.count for chunk in chunks for frame in chunk)) for chunks in self._chunks]
+
+    def _operation(self, group: int) -> Operation:
+        operation = Operation(
+            OperationKey(self._step, group),
+            self._arenas.gradients,
+            ValueType.FP32,
+            Ring(self._communicator.rank, self._chunks[group]),
+            on_final=partial(self._update, group),
+        )
+        operation.on_finished = partial(self._finished, group, operation)
+        return operation
+
+    def _update(self, group: int, frame: FrameSpec) -> None:
+        """The sum of a part of the group is complete: apply it."""
+        for piece in frame.pieces:
+            gradient = self._arenas.gradients[piece.start : piece.stop]
+            if self._job.exchange.non_finite == "error" and not all_finite(gradient):
+                raise FrameError(
+                    f"group {group} of step {self._step}: the sum of all gradients is not finite; lower "
+                    "optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"
+                )
+            scale = 1.0 / self._communicator.size
+            self._optimizer.update(piece.start, piece.stop, gradient, self._step, scale)
+
+    def _finished(self, group: int, operation: Operation) -> None:
+        times = self._times[group]
+        times.bytes_up, times.bytes_down = operation.sent_bytes, operation.received_bytes
+        # All of it counts as the way up: bytes go both ways at once.
+        times.first_completed_s = times.completed_s = times.answered_s = self._clock.now()
+        self._tracer.add("ring", "allreduce", times.ready_s, times.answered_s, step=self._step, group=group)
