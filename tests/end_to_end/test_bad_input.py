@@ -35,7 +35,7 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         (["--set", "steps"], ["--set steps", "section.key=value"]),
         (["--steps", "many"], ["--steps", "integer", "--help"]),
         (["--steps", "0"], ["train.steps", "greater than 0"]),
-        (["--set", "exchange.kind=ring"], ["exchange.kind", "server", "ring"]),
+        (["--set", "exchange.kind=star"], ["exchange.kind", "server", "ring"]),
         (["--set", "optimizer.schedule=step"], ["optimizer.milestones"]),
         (["no-such-job.toml"], ["no-such-job.toml", "not found"]),
         (["--frobnicate"], ["--frobnicate", "--help"]),
