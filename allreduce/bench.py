@@ -13,7 +13,7 @@ from allreduce.communicator import Communicator
 from taihu.measure import spread
 from taihu.wire.clock import Clock, SystemClock
 
-__all__ = ["AllreduceRow", "as_rows", "bus_bandwidth", "time_allreduce"]
+__all__ = ["AllreduceRow", "as_rows", "bus_bandwidth", "elements_of", "time_allreduce"]
 
 Values = NDArray[np.float32]
 Allreduce = Callable[[Values], None]
@@ -36,19 +36,20 @@ def time_allreduce(
     contestants: dict[str, Allreduce],
     *,
     rounds: int,
+    allocate: Callable[[str, int], Values] = lambda name, elements: np.empty(elements, dtype=np.float32),
     clock: Clock | None = None,
 ) -> list[AllreduceRow]:
     """Sum fp32 buffers of these sizes (10**6 bytes) with every contestant in turn; all ranks do so together.
 
     Contestants take turns round by round, so that they meet the same disturbances. A round of a small size makes
-    several calls, and its time is their mean.
+    several calls, and its time is their mean. `allocate(name, elements)` gives a contestant its buffer.
     """
     clock = clock or SystemClock()
     rows = []
     for size in megabytes:
-        elements = max(1, round(size * 1e6 / 4))
+        elements = elements_of(size)
         calls = max(1, round(_CALLS_BYTES / (elements * 4)))
-        buffers = {name: np.empty(elements, dtype=np.float32) for name in contestants}
+        buffers = {name: allocate(name, elements) for name in contestants}
         seconds: dict[str, list[float]] = {name: [] for name in contestants}
         for number in range(_WARMUP_ROUNDS + rounds):
             for name, allreduce in contestants.items():
@@ -61,6 +62,11 @@ def time_allreduce(
                     seconds[name].append((clock.now() - start) / calls)
         rows.append(AllreduceRow(size, {name: spread(values) for name, values in seconds.items()}))
     return rows
+
+
+def elements_of(megabytes: float) -> int:
+    """How many fp32 values a buffer of this size has, at least one."""
+    return max(1, round(megabytes * 1e6 / 4))
 
 
 def bus_bandwidth(size_bytes: float, ranks: int, seconds: float) -> float:

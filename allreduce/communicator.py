@@ -6,9 +6,11 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import grpc
+import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from allreduce.direct import Sink
@@ -16,7 +18,9 @@ from allreduce.operation import Operation, OperationKey
 from allreduce.peer_link import LinkEvents, PeerLink
 from allreduce.peer_service import PeerServicer
 from allreduce.ring import Broadcast, Ring, Segment, buffer_layout, cut_chunks
-from taihu.errors import ExchangeError, MemberLostError, TaihuError
+from allreduce.same_host import DESCRIPTOR_BYTES, SameHostPath, encode_descriptor, open_all
+from allreduce.shared_memory import SharedBuffer, SharedMemoryError
+from taihu.errors import ConfigError, ExchangeError, MemberLostError, TaihuError
 from taihu.planner.groups import Group
 from taihu.wire.codec import FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity
@@ -48,6 +52,7 @@ class Communicator:
         self._early: dict[OperationKey, list[tuple[FrameHeader, NDArray[Any]]]] = {}
         self._calls = 0
         self._incomplete = False
+        self._same_host: SameHostPath | None = None
 
     @property
     def sent_bytes(self) -> int:
@@ -83,11 +88,66 @@ class Communicator:
 
     @property
     def path(self) -> str:
-        """How values travel to the right neighbour, see `PeerLink.path`."""
+        """`same-host` where shared values are summed in place, else how they travel (`PeerLink.path`)."""
+        if self._same_host is not None:
+            return "same-host"
         return self._right.path if self._right is not None else "none"
 
+    def choose_path(self, path: Literal["auto", "tcp", "same-host"], buffer: SharedBuffer | None) -> None:
+        """Sum values in `buffer` in shared memory if `path` allows it and all ranks can; see `share`.
+
+        Raises:
+            ConfigError: they cannot, and `path` is `same-host`.
+        """
+        shared = path != "tcp" and self.share(buffer)
+        if path == "same-host" and not shared and self.size > 1:
+            raise ConfigError(
+                "exchange.path 'same-host': the workers do not all share one machine's /dev/shm, or it is too "
+                "small; use auto or tcp"
+            )
+
+    def share(self, buffer: SharedBuffer | None) -> bool:
+        """Sum values that lie in `buffer` in shared memory from now on, if all ranks can; all ranks call this once.
+
+        Without a buffer this rank says that it cannot. Whether it succeeds or not, the buffer's name is gone after.
+        """
+        if self.size == 1:
+            return False
+        cells = np.zeros((self.size, DESCRIPTOR_BYTES), dtype=np.float64)
+        if buffer is not None:
+            cells[self.rank] = encode_descriptor(buffer.descriptor)
+        self.allreduce(cells.ravel(), ValueType.FP64)
+        opened = self._open_shared(buffer, cells.astype(np.uint8))
+        agreed = np.array([float(opened is not None)])
+        self.allreduce(agreed, ValueType.FP64)
+        if buffer is not None:
+            buffer.unlink()
+        if opened is not None and agreed[0] == self.size:
+            self._same_host = SameHostPath(
+                self.rank,
+                opened,
+                is_failed=lambda: self._failure,
+                on_finished=self._finish,
+                on_failed=self.fail,
+            )
+        return self._same_host is not None
+
+    def _open_shared(self, buffer: SharedBuffer | None, descriptors: NDArray[np.uint8]) -> list[SharedBuffer] | None:
+        if buffer is None:
+            return None
+        try:
+            return open_all(buffer, self.rank, list(descriptors))
+        except SharedMemoryError as error:
+            structlog.get_logger().debug("no memory is shared", reason=str(error))
+            return None
+
     def start(self, operation: Operation) -> None:
-        """Take part in an operation; `wait` returns when it is finished."""
+        """Take part in an operation; `wait` returns when it is finished. After a failure nothing is started."""
+        if self._failure is not None:
+            return
+        if self._same_host is not None and self._same_host.takes(operation):
+            self._same_host.start(operation)
+            return
         try:
             with self._lock:
                 self._start(operation)
@@ -146,6 +206,8 @@ class Communicator:
 
     def close(self) -> None:
         """Leave in good order; nothing may be under way."""
+        if self._same_host is not None:
+            self._same_host.close()
         if self._right is not None:
             self._right.close(self._header(OperationKey(0, 0), last=True))
         self._servicer.close()

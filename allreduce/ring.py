@@ -97,7 +97,7 @@ class Ring:
 
     def __init__(self, rank: int, chunks: Chunks) -> None:
         self._rank = rank
-        self._chunks = chunks
+        self.chunks = chunks
         self._size = len(chunks)
         # At hop h a rank sends the chunk h ranks behind it and receives the one h + 1 behind.
         self._hops = [_Hop(hop, self._behind(hop + 1)) for hop in range(2 * (self._size - 1))]
@@ -107,6 +107,11 @@ class Ring:
     def done(self) -> bool:
         """Whether everything has arrived."""
         return not self._missing
+
+    @property
+    def sent_elements(self) -> int:
+        """How many values this rank sends in all."""
+        return sum(frame.count for hop in range(len(self._hops)) for frame in self._behind(hop))
 
     def first_segments(self) -> list[Segment]:
         """What this rank sends before anything has arrived: its own chunk."""
@@ -134,7 +139,7 @@ class Ring:
         return Arrival(segment, Action.COMPLETE if hop == self._size - 2 else Action.ADD, forward)
 
     def _behind(self, ranks: int) -> Sequence[FrameSpec]:
-        return self._chunks[(self._rank - ranks) % self._size]
+        return self.chunks[(self._rank - ranks) % self._size]
 
 
 class Broadcast:

@@ -80,6 +80,7 @@ class SharedAllreduce:
         stop: int,
         value_type: ReduceKind,
         *,
+        own: Sequence[tuple[int, int]] | None = None,
         mean: bool = False,
         is_failed: IsFailed = _never,
     ) -> None:
@@ -90,25 +91,32 @@ class SharedAllreduce:
         Args:
             start: the first element, counted in values of the type from the start of the data area.
             stop: the one after the last.
+            own: ranges that this rank sums; those of all ranks cover [start, stop) once. By default, one of P ranges
+                of equal size.
             value_type: of fp16 and bf16 the area holds the codes of `kernels.half`.
             mean: whether the mean is wanted.
             is_failed: asked at least every 50 ms while waiting; an error that it returns ends the wait.
 
         Raises:
-            ValueError: the range does not lie in the data area, or the type is not known. Nothing has changed.
+            ValueError: a range does not lie in the data area, or the type is not known. Nothing has changed.
             ExchangeError: another rank made another call, or an earlier call failed; the range holds anything then.
             BaseException: what `is_failed` returned; the range holds anything then.
         """
         self._check(start, stop, value_type)
+        if any(not start <= begin <= end <= stop for begin, end in own or ()):
+            raise ValueError(f"ranges to sum {list(own or ())}: expected ranges within [{start}, {stop})")
         if self._failed:
             raise ExchangeError(f"shared allreduce of rank {self._rank}: an earlier call failed; make new buffers")
         self._failed = True
         self._controls[self._rank][_CALL] = (start, stop, REDUCE_KINDS.index(value_type), mean)
         self._synchronise(is_failed)
         self._expect_same_calls()
-        begin, end = slice_bounds(stop - start, self._size, self._rank)
+        if own is None:
+            begin, end = slice_bounds(stop - start, self._size, self._rank)
+            own = [(start + begin, start + end)]
         scale = 1.0 / self._size if mean else 1.0
-        reduce_to_all(self._addresses, start + begin, start + end, value_type, scale)
+        for begin, end in own:
+            reduce_to_all(self._addresses, begin, end, value_type, scale)
         self._synchronise(is_failed)
         self._failed = False
 

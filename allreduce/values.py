@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.half import HalfKind, add_half, scale_half
+from kernels.shared_reduce import ReduceKind
 from taihu.wire.codec import ValueType
 
-__all__ = ["add_values", "half_kind", "scale_values"]
+__all__ = ["add_values", "half_kind", "reduce_kind", "scale_values"]
 
 
 def add_values(values: NDArray[Any], out: NDArray[Any], value_type: ValueType) -> None:
@@ -29,6 +30,17 @@ def scale_values(values: NDArray[Any], factor: float, value_type: ValueType) -> 
         np.multiply(values, values.dtype.type(factor), out=values)
     else:
         scale_half(values, kind, factor)
+
+
+def reduce_kind(value_type: ValueType) -> ReduceKind:
+    """What the type is called in `kernels.shared_reduce`."""
+    kinds: dict[ValueType, ReduceKind] = {
+        ValueType.FP32: "fp32",
+        ValueType.FP64: "fp64",
+        ValueType.FP16: "fp16",
+        ValueType.BF16: "bf16",
+    }
+    return kinds[value_type]
 
 
 def half_kind(value_type: ValueType) -> HalfKind | None:

@@ -20,8 +20,8 @@ from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.settings import ClusterSettings
 from taihu.wire.identity import WorkerIdentity
+from worker.arenas import allocate_arenas
 from worker.server_exchange import ServerExchange
-from worker.server_link import Arenas
 
 Values = NDArray[np.float32]
 
@@ -99,7 +99,7 @@ class Member:
         assert job.cluster.coordinator is not None
         self.rank = rank
         self.identity = WorkerIdentity(job.name, rank, 1000 + rank)
-        self.arenas = Arenas(*(np.zeros(layout.elements, dtype=np.float32) for _ in range(2)))
+        self.arenas = allocate_arenas(layout.elements, shared=False)
         if rank == 0:
             self.arenas.parameters[:] = initial_parameters(layout)
         member = MemberId(Role.WORKER, rank)

@@ -11,9 +11,9 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.measure import spread
 from taihu.wire.clock import SystemClock
+from worker.arenas import Arenas
 from worker.exchange import GradientExchange
 from worker.hashing import parameters_sha256
-from worker.server_link import Arenas
 from worker.session import take_part
 
 __all__ = ["exchange_rounds"]

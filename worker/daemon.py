@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import structlog
 from threadpoolctl import threadpool_limits
 
@@ -19,6 +18,7 @@ from taihu.job import Job
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
+from worker.arenas import Arenas, allocate_arenas
 from worker.data import Batches, Dataset, load_dataset
 from worker.engine import Model, build_model
 from worker.hashing import parameters_sha256
@@ -26,7 +26,6 @@ from worker.measuring import Measuring
 from worker.observer import Observer
 from worker.plan_follower import PlanFollower
 from worker.saving import SavedModel, save_model
-from worker.server_link import Arenas
 from worker.session import Session, take_part
 from worker.step_record import StepRecord
 from worker.trainer import Trainer, evaluate
@@ -97,7 +96,8 @@ class WorkerDaemon:
         dataset = load_dataset(self._job.data.name, self._job.data.path)
         batches = self._batches(dataset)
         model = build_model(self._job.model.name, dataset.image_shape, dataset.classes)
-        arenas = Arenas(*(np.zeros(model.layout.elements, dtype=np.float32) for _ in range(2)))
+        shares = not self._job.servers and self._job.exchange.path != "tcp"
+        arenas = allocate_arenas(model.layout.elements, shared=shares)
         model.bind(arenas.parameters, arenas.gradients)
         if self._options.rank == 0:
             model.initialize(self._job.train.seed)

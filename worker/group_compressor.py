@@ -16,7 +16,7 @@ from taihu.job import Job
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec
 from taihu.wire.codec import ValueType
-from worker.server_link import Arenas
+from worker.arenas import Arenas
 
 __all__ = ["GroupCompressor", "Selection"]
 

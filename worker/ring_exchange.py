@@ -17,9 +17,9 @@ from taihu.planner.partition import FrameSpec
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE, ValueType
+from worker.arenas import Arenas
 from worker.exchange import ExchangeTotals, GradientExchange
 from worker.exchange_times import GroupTimes
-from worker.server_link import Arenas
 
 __all__ = ["RingExchange"]
 
@@ -52,9 +52,14 @@ class RingExchange(GradientExchange):
         self.adopt(plan)
 
     def start(self) -> None:
-        """Bring worker 0's parameters to all others."""
+        """Bring worker 0's parameters to all others, and find out whether all workers share memory.
+
+        Raises:
+            ConfigError: they do not, although `exchange.path` says so.
+        """
         self._optimizer.warm_up()
         self._communicator.broadcast(self._arenas.parameters)
+        self._communicator.choose_path(self._job.exchange.path, self._arenas.shared)
 
     def adopt(self, plan: Plan) -> None:
         """See `GradientExchange.adopt`."""

@@ -14,10 +14,11 @@ from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import FrameHeader
 from taihu.wire.identity import WorkerIdentity
+from worker.arenas import Arenas
 from worker.exchange import ExchangeTotals, GradientExchange
 from worker.exchange_times import GroupTimes
 from worker.group_compressor import GroupCompressor
-from worker.server_link import Arenas, ServerLink
+from worker.server_link import ServerLink
 
 __all__ = ["ServerExchange"]
 

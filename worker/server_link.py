@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -37,8 +36,9 @@ from taihu.wire.codec import (
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.retry import call_until_reachable
 from taihu.wire.status import error_from_rpc
+from worker.arenas import Arenas
 
-__all__ = ["Arenas", "ServerLink"]
+__all__ = ["ServerLink"]
 
 _SERVICE = f"/{pb.DESCRIPTOR.services_by_name['ParameterServerService'].full_name}"
 
@@ -49,14 +49,6 @@ class Call(Protocol):
     def cancel(self) -> bool:
         """Cut the call."""
         ...
-
-
-@dataclass(frozen=True)
-class Arenas:
-    """The worker's flat fp32 arrays of `layout.elements` values each."""
-
-    parameters: NDArray[np.float32]
-    gradients: NDArray[np.float32]
 
 
 class ServerLink:

@@ -21,10 +21,10 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.trace import Tracer
 from taihu.wire.identity import WorkerIdentity
+from worker.arenas import Arenas
 from worker.exchange import GradientExchange
 from worker.ring_exchange import RingExchange
 from worker.server_exchange import ServerExchange
-from worker.server_link import Arenas
 
 __all__ = ["Session", "take_part"]
 

@@ -15,7 +15,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from allreduce.bench import Allreduce, as_rows, time_allreduce
+from allreduce.bench import Allreduce, as_rows, elements_of, time_allreduce
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
 from taihu.entry import raise_on_terminate
@@ -36,6 +36,7 @@ from taihu.options import (
 from taihu.results import check_writable, read_json, write_json
 from taihu.wire.address import split_address
 from taihu.wire.codec import ValueType
+from worker.arenas import allocate_arenas
 
 __all__ = ["allreduce"]
 
@@ -46,7 +47,10 @@ def allreduce(
     sizes: Annotated[str, typer.Option(metavar="MB,...", help="Buffer sizes in 10^6 bytes.")] = "0.1,1,10,60.97,244",
     ranks: Annotated[int, typer.Option(metavar="P", min=1, help="Number of ranks.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, after two that do not.")] = 10,
-    path: Annotated[Literal["tcp"], typer.Option(metavar="tcp", help="How payloads travel.")] = "tcp",
+    path: Annotated[
+        Literal["auto", "tcp", "same-host"],
+        typer.Option(metavar="auto|tcp|same-host", help="Through shared memory if all ranks are on one host."),
+    ] = "auto",
     against: Annotated[
         Literal["gloo"] | None, typer.Option(metavar="gloo", help="Time torch.distributed's Gloo in turns with ours.")
     ] = None,
@@ -88,10 +92,18 @@ def allreduce(
         typer.echo(f"listening on {listener.address}")
         layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
         with meet(job, rank, layout, listener) as meeting:
+            arenas = allocate_arenas(elements_of(max(megabytes)), shared=path != "tcp")
+            meeting.communicator.choose_path(path, arenas.shared)
+
+            def allocate(name: str, elements: int) -> NDArray[np.float32]:
+                return arenas.gradients[:elements] if name == _OURS else np.empty(elements, dtype=np.float32)
+
             with _contestants(meeting.communicator, job, against) as contestants:
-                measured = time_allreduce(meeting.communicator, megabytes, contestants, rounds=rounds)
+                measured = time_allreduce(
+                    meeting.communicator, megabytes, contestants, rounds=rounds, allocate=allocate
+                )
+            rows = as_rows(measured, ranks, meeting.communicator.path, _OURS)
             meeting.client.finish()
-        rows = as_rows(measured, ranks, path, _OURS)
     if rank is None or rank == 0:
         _tell(rows)
     if json_file is not None:

@@ -37,10 +37,11 @@ def test_a_ring_ends_where_servers_and_one_worker_end(taihu: Taihu, tmp_path: Pa
             assert distance < 1e-5, (way, name, distance)
 
 
-def test_rings_end_with_the_same_bits_whatever_the_plan(taihu: Taihu, tmp_path: Path) -> None:
+def test_rings_end_with_the_same_bits_whatever_the_plan_and_the_path(taihu: Taihu, tmp_path: Path) -> None:
     plans = ("auto", "per-layer", "single", "bucket:20kB")
     common = ("--exchange", "ring", "--workers", "3", "--steps", "30")
     runs = [train(taihu, tmp_path, *common, "--plan", plan)[0] for plan in plans]
+    runs.append(train(taihu, tmp_path, *common, "--set", "exchange.path=tcp")[0])
     assert len({run["parameters_sha256"] for run in runs}) == 1
     assert runs[0]["servers"] == 0
     # Every rank sends 2 (P - 1) / P of the gradient in every step.

@@ -10,7 +10,7 @@ from cluster import Cluster, Member, initial_parameters, layout_of, make_job
 
 from taihu.coordination.membership import Progress
 from taihu.errors import RunError
-from worker.server_link import Arenas
+from worker.arenas import Arenas
 from worker.session import take_part
 
 LAYOUT = layout_of(8, 3)

@@ -1,0 +1,139 @@
+"""Workers on one machine: the same bits through shared memory as over the network, or the network if one cannot."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cluster import layout_of
+from numpy.typing import NDArray
+from peers import Peers
+
+from allreduce.communicator import Communicator
+from allreduce.operation import Operation, OperationKey
+from allreduce.ring import Ring, cut_chunks
+from allreduce.same_host import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
+from allreduce.shared_memory import SharedBuffer, SharedMemoryError
+from taihu.errors import ConfigError, RunError, TaihuError
+from taihu.planner.groups import Group
+from taihu.planner.partition import FrameSpec
+from taihu.wire.codec import ValueType
+
+LAYERS = (3000, 7, 20_000, 1, 500)
+
+
+def values_of(rank: int, elements: int) -> NDArray[np.float32]:
+    return np.random.default_rng([rank, elements]).standard_normal(elements, dtype=np.float32)
+
+
+def reduced(communicator: Communicator, *, shared: bool) -> tuple[bytes, list[tuple[int, int]], str]:
+    """The sums of a model's groups and of a plain buffer, and which parts were told to be final."""
+    layout = layout_of(*LAYERS)
+    elements = layout.elements
+    final: list[tuple[int, int]] = []
+
+    def note(frame: FrameSpec) -> None:
+        final.extend((piece.start, piece.stop) for piece in frame.pieces)
+
+    with SharedBuffer.create(4 * elements) as buffer:
+        communicator.choose_path("auto" if shared else "tcp", buffer)
+        arena = buffer.array(np.float32, elements)
+        arena[:] = values_of(communicator.rank, elements)
+        operations = [
+            Operation(
+                OperationKey(1, number),
+                arena,
+                ValueType.FP32,
+                Ring(communicator.rank, cut_chunks(layout, group, communicator.size, 4)),
+                on_final=note,
+            )
+            for number, group in enumerate((Group(0, 0), Group(1, 3), Group(4, 4)))
+        ]
+        for operation in operations:
+            communicator.start(operation)
+        for operation in operations:
+            communicator.wait(operation)
+        sums = arena.tobytes()
+        communicator.allreduce(arena[:1000], mean=True)
+        # What does not lie in the buffer goes over the network.
+        other = values_of(communicator.rank, 100)
+        communicator.allreduce(other)
+        return sums + arena.tobytes() + other.tobytes(), sorted(final), communicator.path
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_shared_memory_gives_the_bits_of_the_ring(size: int) -> None:
+    with Peers(size) as peers:
+        over_network = peers.run(lambda communicator: reduced(communicator, shared=False))
+    with Peers(size) as peers:
+        in_memory = peers.run(lambda communicator: reduced(communicator, shared=True))
+    assert {path for _, _, path in over_network} == {"none" if size == 1 else "tcp"}
+    assert {path for _, _, path in in_memory} == {"none" if size == 1 else "same-host"}
+    assert {result for result, _, _ in in_memory} == {result for result, _, _ in over_network}
+    for _, final, _ in [*in_memory, *over_network]:
+        assert [start for start, _ in final] == [0, *(stop for _, stop in final[:-1])]
+        assert final[-1][1] == sum(LAYERS)
+
+
+def files() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("taihu-*")}  # noqa: S108
+
+
+def test_one_rank_without_shared_memory_is_enough_for_the_network() -> None:
+    before = files()
+
+    def work(communicator: Communicator) -> tuple[str, str]:
+        # Another machine's boot id, another size, no buffer at all: none of them is an error.
+        with SharedBuffer.create(64 if communicator.rank == 1 else 128) as buffer:
+            shared = communicator.share(None if communicator.rank == 2 else buffer)
+            assert not shared
+            try:
+                communicator.choose_path("same-host", None)
+            except ConfigError as error:
+                return communicator.path, str(error)
+            return communicator.path, ""
+
+    with Peers(3) as peers:
+        for path, message in peers.run(work):
+            assert path == "tcp"
+            assert message.startswith("exchange.path 'same-host': the workers do not all share")
+    assert files() <= before
+
+
+def test_a_rank_that_fails_ends_the_wait_of_the_others() -> None:
+    def work(communicator: Communicator) -> str:
+        with SharedBuffer.create(4000) as buffer:
+            try:
+                assert communicator.share(buffer)
+                communicator.allreduce(buffer.array(np.float32, 1000))
+                if communicator.rank == 1:
+                    communicator.fail(RunError("out of paper"))
+                communicator.allreduce(buffer.array(np.float32, 1000))
+            except TaihuError as error:
+                return str(error)
+        return "done"
+
+    with Peers(3) as peers:
+        assert all("out of paper" in result for result in peers.run(work))
+    assert not [thread for thread in threading.enumerate() if thread.name == "same-host"]
+
+
+def test_a_descriptor_travels_and_nothing_else_is_taken_for_one() -> None:
+    with SharedBuffer.create(100) as buffer:
+        data = encode_descriptor(buffer.descriptor)
+        assert data.shape == (DESCRIPTOR_BYTES,)
+        assert decode_descriptor(data) == buffer.descriptor
+        buffer.unlink()
+        bad = [
+            np.zeros(DESCRIPTOR_BYTES, dtype=np.uint8),
+            np.frombuffer(b"{}".ljust(DESCRIPTOR_BYTES), dtype=np.uint8),
+            np.frombuffer(b"[1]".ljust(DESCRIPTOR_BYTES), dtype=np.uint8),
+            encode_descriptor(replace(buffer.descriptor, size_bytes=-1)),
+            encode_descriptor(replace(buffer.descriptor, path="x" * 600)),
+        ]
+    for data in bad:
+        with pytest.raises(SharedMemoryError, match="not a descriptor"):
+            decode_descriptor(data)
