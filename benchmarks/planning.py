@@ -1,4 +1,4 @@
-"""How long the exact plan of a deep net takes, and how far the greedy one is from it: `python -m benchmarks.planning`.
+"""How long the exact plan of a deep net takes, and how far greedy is from it: `python -m benchmarks.planning --help`.
 
 Nets are random: layer sizes over four decades, backward times in proportion to them up to noise, links from 10 Mbit/s
 to 10 Gbit/s, start-up times from 10 us to 10 ms.
@@ -48,9 +48,8 @@ def main() -> None:
         seconds.append(time.perf_counter() - start)
         excess.append(simulate(costs, merge_greedy(costs)).seconds / simulate(costs, groups).seconds - 1)
     median, most, worst = np.quantile(seconds, [0.5, 0.99, 1.0]) * 1e3
-    print(
-        f"{options.nets} nets of {options.layers} layers: median {median:.1f} ms, 99 % {most:.1f} ms, {worst:.1f} ms at most"
-    )
+    times = f"median {median:.1f} ms, 99 % {most:.1f} ms, {worst:.1f} ms at most"
+    print(f"{options.nets} nets of {options.layers} layers: {times}")
     print(f"greedy: longer by {np.mean(excess):.2%} on average, {max(excess):.2%} at most")
 
 
