@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,9 @@ def select(
     ] = 25_557_032,
     density: Annotated[float, typer.Option(help="Share of the elements that is selected.")] = 0.01,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 9,
-    against: Annotated[Literal["torch", "none"], typer.Option(help="Time torch.topk too, or nothing else.")] = "none",
+    against: Annotated[
+        Literal["auto", "torch", "none"], typer.Option(help="Time torch.topk too; auto: where torch is installed.")
+    ] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="Threads that share the gradient, and those of torch.")] = 1,
     json_file: JsonOption = None,
 ) -> None:
@@ -64,7 +67,7 @@ def select(
             "refresh_seconds": lambda: kth_largest_magnitude(residual, kept),
             "seconds": lambda: list(pool.map(_Part.reuse, parts)),
         }
-        if against == "torch":
+        if against == "torch" or (against == "auto" and importlib.util.find_spec("torch") is not None):
             timed["topk_seconds"] = _torch_topk(np.abs(gradient), kept, threads, stack)
         seconds = _alternate(timed, rounds, residual, initial)
     results = {
