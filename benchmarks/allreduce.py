@@ -1,7 +1,7 @@
-"""Allreduce over shaped links, on loopback and in shared memory, against Gloo: `python -m benchmarks.allreduce --help`.
+"""Allreduce over shaped links, on loopback and in shared memory: `python -m benchmarks.allreduce --help`.
 
-Over shaped links every rank runs on a host of its own (see `benchmarks.network`). Prints one row for each setting and,
-with --json, writes the rows.
+Over shaped links every rank runs on a host of its own (see `benchmarks.network`). Prints one row for each setting
+and, with --json, writes the rows.
 """
 
 from __future__ import annotations
