@@ -111,18 +111,12 @@ class Communicator:
 
         Without a buffer this rank says that it cannot. Whether it succeeds or not, the buffer's name is gone after.
         """
-        if self.size == 1:
-            return False
-        cells = np.zeros((self.size, DESCRIPTOR_BYTES), dtype=np.float64)
-        if buffer is not None:
-            cells[self.rank] = encode_descriptor(buffer.descriptor)
-        self.allreduce(cells.ravel(), ValueType.FP64)
-        opened = self._open_shared(buffer, cells.astype(np.uint8))
-        agreed = np.array([float(opened is not None)])
-        self.allreduce(agreed, ValueType.FP64)
-        if buffer is not None:
-            buffer.unlink()
-        if opened is not None and agreed[0] == self.size:
+        try:
+            opened = self._exchange_descriptors(buffer) if self.size > 1 else None
+        finally:
+            if buffer is not None:
+                buffer.unlink()
+        if opened is not None:
             self._same_host = SameHostPath(
                 self.rank,
                 opened,
@@ -131,6 +125,17 @@ class Communicator:
                 on_failed=self.fail,
             )
         return self._same_host is not None
+
+    def _exchange_descriptors(self, buffer: SharedBuffer | None) -> list[SharedBuffer] | None:
+        """The buffers of all ranks, if every rank has opened them."""
+        cells = np.zeros((self.size, DESCRIPTOR_BYTES), dtype=np.float64)
+        if buffer is not None:
+            cells[self.rank] = encode_descriptor(buffer.descriptor)
+        self.allreduce(cells.ravel(), ValueType.FP64)
+        opened = self._open_shared(buffer, cells.astype(np.uint8))
+        agreed = np.array([float(opened is not None)])
+        self.allreduce(agreed, ValueType.FP64)
+        return opened if agreed[0] == self.size else None
 
     def _open_shared(self, buffer: SharedBuffer | None, descriptors: NDArray[np.uint8]) -> list[SharedBuffer] | None:
         if buffer is None:

@@ -82,6 +82,14 @@ def files() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("taihu-*")}  # noqa: S108
 
 
+def test_no_file_is_left_behind() -> None:
+    before = files()
+    for size in (1, 2):
+        with Peers(size) as peers:
+            peers.run(lambda communicator: reduced(communicator, shared=True))
+    assert files() <= before
+
+
 def test_one_rank_without_shared_memory_is_enough_for_the_network() -> None:
     before = files()
 
