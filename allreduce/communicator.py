@@ -102,7 +102,7 @@ class Communicator:
         shared = path != "tcp" and self.share(buffer)
         if path == "same-host" and not shared and self.size > 1:
             raise ConfigError(
-                "exchange.path 'same-host': the workers do not all share one machine's /dev/shm, or it is too "
+                "exchange.transport 'same-host': the workers do not all share one machine's /dev/shm, or it is too "
                 "small; use auto or tcp"
             )
 

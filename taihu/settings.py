@@ -94,14 +94,14 @@ class ExchangeSettings(Section):
     `calibration_steps` steps are measured, and as many by the plan that they led to; every `replan_every` steps the
     plan is made anew if another one has become better. A group is cut into frames of at most `frame_bytes` for each
     server; at most `window_frames` of them are on their way to one server without an answer. Workers of a ring that
-    all run on one machine sum in memory that they share, unless `path` says otherwise.
+    all run on one machine sum in memory that they share, unless `transport` says otherwise.
     """
 
     kind: Literal["server", "ring"] = "server"
     plan: Annotated[str, Field(pattern=r"^(auto|greedy|exact|per-layer|single|bucket:[0-9]+(\.[0-9]+)?[kMG]?B)$")] = (
         "auto"
     )
-    path: Literal["auto", "tcp", "same-host"] = "auto"
+    transport: Literal["auto", "tcp", "same-host"] = "auto"
     calibration_steps: Annotated[int, Field(ge=4)] = 8
     replan_every: PositiveInt = 200
     frame_bytes: Annotated[int, Field(ge=4096, le=4 << 20, multiple_of=4)] = 1 << 19

@@ -73,7 +73,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
     },
     "exchange": {
         "kind": st.sampled_from(["server", "ring"]),
-        "path": st.sampled_from(["auto", "tcp", "same-host"]),
+        "transport": st.sampled_from(["auto", "tcp", "same-host"]),
         "plan": st.sampled_from(["auto", "greedy", "exact", "per-layer", "single", "bucket:0.5kB", "bucket:1GB"]),
         "calibration_steps": st.integers(4, 10**12),
         "replan_every": COUNT,
@@ -371,7 +371,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
     "exchange": {
         "plan": "single",
         "kind": "ring",
-        "path": "tcp",
+        "transport": "tcp",
         "calibration_steps": 7,
         "replan_every": 7,
         "frame_bytes": 8192,

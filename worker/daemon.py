@@ -96,7 +96,7 @@ class WorkerDaemon:
         dataset = load_dataset(self._job.data.name, self._job.data.path)
         batches = self._batches(dataset)
         model = build_model(self._job.model.name, dataset.image_shape, dataset.classes)
-        shares = not self._job.servers and self._job.exchange.path != "tcp"
+        shares = not self._job.servers and self._job.exchange.transport != "tcp"
         arenas = allocate_arenas(model.layout.elements, shared=shares)
         model.bind(arenas.parameters, arenas.gradients)
         if self._options.rank == 0:

@@ -55,11 +55,11 @@ class RingExchange(GradientExchange):
         """Bring worker 0's parameters to all others, and find out whether all workers share memory.
 
         Raises:
-            ConfigError: they do not, although `exchange.path` says so.
+            ConfigError: they do not, although `exchange.transport` says so.
         """
         self._optimizer.warm_up()
         self._communicator.broadcast(self._arenas.parameters)
-        self._communicator.choose_path(self._job.exchange.path, self._arenas.shared)
+        self._communicator.choose_path(self._job.exchange.transport, self._arenas.shared)
 
     def adopt(self, plan: Plan) -> None:
         """See `GradientExchange.adopt`."""

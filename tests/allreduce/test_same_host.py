@@ -107,7 +107,7 @@ def test_one_rank_without_shared_memory_is_enough_for_the_network() -> None:
     with Peers(3) as peers:
         for path, message in peers.run(work):
             assert path == "tcp"
-            assert message.startswith("exchange.path 'same-host': the workers do not all share")
+            assert message.startswith("exchange.transport 'same-host': the workers do not all share")
     assert files() <= before
 
 

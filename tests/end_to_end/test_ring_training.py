@@ -41,7 +41,7 @@ def test_rings_end_with_the_same_bits_whatever_the_plan_and_the_path(taihu: Taih
     plans = ("auto", "per-layer", "single", "bucket:20kB")
     common = ("--exchange", "ring", "--workers", "3", "--steps", "30")
     runs = [train(taihu, tmp_path, *common, "--plan", plan)[0] for plan in plans]
-    runs.append(train(taihu, tmp_path, *common, "--set", "exchange.path=tcp")[0])
+    runs.append(train(taihu, tmp_path, *common, "--set", "exchange.transport=tcp")[0])
     assert len({run["parameters_sha256"] for run in runs}) == 1
     assert runs[0]["servers"] == 0
     # Every rank sends 2 (P - 1) / P of the gradient in every step.

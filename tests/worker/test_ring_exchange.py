@@ -20,7 +20,7 @@ LAYOUT = layout_of(1, 700, 3, 4096, 2500, 2)
 
 
 def ring_job(workers: int, **exchange: object) -> Job:
-    return make_job(1, workers, exchange={"kind": "ring", "path": "tcp", **exchange})
+    return make_job(1, workers, exchange={"kind": "ring", "transport": "tcp", **exchange})
 
 
 def plan_of(strategy: str, version: int = 1) -> Plan:
@@ -33,7 +33,7 @@ def gradients(rank: int, step: int) -> Values:
 
 def started(job: Job, communicator: Communicator, plan: Plan) -> tuple[RingExchange, NDArray[np.float32], Values]:
     """An exchange that has begun, and its arenas."""
-    arenas = allocate_arenas(LAYOUT.elements, shared=job.exchange.path != "tcp")
+    arenas = allocate_arenas(LAYOUT.elements, shared=job.exchange.transport != "tcp")
     if communicator.rank == 0:
         arenas.parameters[:] = initial_parameters(LAYOUT)
     exchange = RingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas)
@@ -54,7 +54,7 @@ def run_step(exchange: RingExchange, step: int) -> None:
 @pytest.mark.parametrize("path", ["tcp", "auto"])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_all_workers_hold_the_bits_of_the_mean_update_whatever_the_plan(workers: int, path: str) -> None:
-    job = ring_job(workers, path=path)
+    job = ring_job(workers, transport=path)
 
     def work(communicator: Communicator) -> list[bytes]:
         ends = []
@@ -173,12 +173,12 @@ def test_values_that_are_not_finite_pass_where_they_are_allowed() -> None:
 
 
 def test_same_host_is_refused_where_memory_is_not_shared() -> None:
-    job = ring_job(2, path="same-host")
+    job = ring_job(2, transport="same-host")
 
     def work(communicator: Communicator) -> str:
         arenas = allocate_arenas(LAYOUT.elements, shared=communicator.rank == 0)
         exchange = RingExchange(job=job, plan=plan_of("single"), communicator=communicator, arenas=arenas)
-        with pytest.raises(ConfigError, match=r"exchange\.path 'same-host'") as caught:
+        with pytest.raises(ConfigError, match=r"exchange\.transport 'same-host'") as caught:
             exchange.start()
         return str(caught.value)
 
