@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +80,8 @@ def test_shared_memory_gives_the_bits_of_the_ring(size: int) -> None:
 
 
 def files() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("taihu-*")}  # noqa: S108
+    """The names of this process's shared memory; other tests run beside it."""
+    return {path.name for path in Path("/dev/shm").glob(f"taihu-*-{os.getpid()}-*")}  # noqa: S108
 
 
 def test_no_file_is_left_behind() -> None:
