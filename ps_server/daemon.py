@@ -162,9 +162,13 @@ class ServerDaemon:
             store = ParameterStore(
                 self._job, self._options.index, self._incarnation, lambda: client.get_plan(timeout_s)
             )
-            with self._serving(store, lambda rank, how: self._log.info("worker gone", worker=rank, how=how)):
+            # An interrupt may come when the coordinator knows of this server, but not yet this server of that.
+            with (
+                self._serving(store, lambda rank, how: self._log.info("worker gone", worker=rank, how=how)),
+                failure_reported(client),
+            ):
                 client.join(address=self.address)
-                with failure_reported(client), HeartbeatThread(client, self._job, Progress, self._end):
+                with HeartbeatThread(client, self._job, Progress, self._end):
                     self._ended.wait()
                     self._raise_unless_finished()
             with suppress(TaihuError):  # the run has finished, whether or not the coordinator hears the farewell
