@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import tempfile
@@ -148,8 +149,8 @@ def _contestants(communicator: Communicator, job: Job, against: str | None) -> I
 def _gloo(communicator: Communicator, job: Job) -> Iterator[Allreduce]:
     """torch.distributed's allreduce between the same ranks."""
     try:
-        import torch  # noqa: PLC0415 - an extra
-        from torch import distributed  # noqa: PLC0415
+        torch: Any = importlib.import_module("torch")
+        distributed: Any = importlib.import_module("torch.distributed")
     except ImportError:
         raise ConfigError("--against gloo needs torch: pip install 'taihu[torch]'") from None
     host = split_address(job.cluster.coordinator or "127.0.0.1:0")[0]
