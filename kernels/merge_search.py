@@ -6,8 +6,9 @@ stage serves one group after another. L layers, M stages, G groups; times are fp
 
 The search goes through the layers and keeps, behind each one, the states that may still win. A state is the instants
 at which the stages become free (its clocks). Three things keep the states few, and none of them loses an optimum: a
-state is dropped when another one has no later clock; when `Relaxation.remaining` shows that it cannot end within the
-bound; and its clocks are set forward to where an earlier one would make no difference.
+state is dropped when another one has no later clock; when `Relaxation.remaining` shows that it, or one that is as early
+as the earliest of all in every stage, cannot end within the bound; and its clocks are set forward to where an earlier
+one would make no difference.
 """
 
 from __future__ import annotations
@@ -147,6 +148,19 @@ def _fill_row(pipeline: Pipeline, relaxation: Relaxation, row: int, following: i
             end[first] = min(end[first], max(ready + longest, end_behind[last + 1]))
 
 
+class _States(NamedTuple):
+    """States, one after another: those behind a layer stand together.
+
+    Attributes:
+        clocks: shape (K, M).
+        links: shape (K, 3), its predecessor, the first layer of its last group, and its number of groups (0 when any
+            number may be).
+    """
+
+    clocks: Array
+    links: Indices
+
+
 @kernel
 def search(pipeline: Pipeline, relaxation: Relaxation, latest_end: float, most_groups: int, width: int) -> Indices:
     """Find the grouping that ends first.
@@ -162,39 +176,48 @@ def search(pipeline: Pipeline, relaxation: Relaxation, latest_end: float, most_g
         `bounds_G1` of the grouping, of length 1 when there is none.
     """
     stages, layers, _ = pipeline.seconds.shape
-    clocks = np.empty((1024, stages))
-    # Of each state its predecessor, the first layer of its last group, and its number of groups.
-    links = np.empty((1024, 3), dtype=np.int64)
+    limited = most_groups < layers
+    states = _States(np.empty((1024, stages)), np.empty((1024, 3), dtype=np.int64))
     begin = np.zeros(layers + 2, dtype=np.int64)
-    clocks[0] = pipeline.start
-    links[0] = 0
+    states.clocks[0] = pipeline.start
+    states.links[0] = 0
+    earliest = np.full((layers + 1, stages), np.inf)
+    earliest[0] = pipeline.start
     begin[1] = end = 1
     times = np.empty((2, stages))
     ends = times[1]
-    limited = most_groups < layers
     for last in range(layers):
         for first in range(last, -1, -1):
+            _advance(pipeline, earliest[first], first, last, times)
+            if _end_at_least(relaxation, ends, most_groups - 1 if limited else 0, last + 1) > latest_end:
+                continue
             for state in range(begin[first], begin[first + 1]):
-                groups = links[state, 2] + 1
-                _advance(pipeline, clocks[state], first, last, times)
+                groups = states.links[state, 2] + limited
+                _advance(pipeline, states.clocks[state], first, last, times)
                 if _end_at_least(relaxation, ends, most_groups - groups if limited else 0, last + 1) > latest_end:
                     continue
                 _set_forward(relaxation, ends, last + 1)
-                old = slice(begin[last + 1], end)
-                if _is_dominated(clocks[old], links[old], ends, groups, limited):
+                if _is_dominated(states, begin[last + 1], end, ends, groups):
                     continue
-                end = begin[last + 1] + _drop_dominated(clocks[old], links[old], ends, groups, limited)
+                end = _drop_dominated(states, begin[last + 1], end, ends, groups)
                 place = end
                 if end - begin[last + 1] == width:
-                    place = begin[last + 1] + _least_promising(relaxation, clocks[begin[last + 1] : end], last + 1)
-                elif end == len(clocks):
-                    clocks = np.concatenate((clocks, np.empty_like(clocks)))
-                    links = np.concatenate((links, np.empty_like(links)))
-                clocks[place] = ends
-                links[place, 0], links[place, 1], links[place, 2] = state, first, groups
+                    place = _least_promising(relaxation, states.clocks, begin[last + 1], end, last + 1)
+                elif end == len(states.clocks):
+                    states = _twice_the_room(states)
+                states.clocks[place] = ends
+                states.links[place, 0], states.links[place, 1], states.links[place, 2] = state, first, groups
                 end = max(end, place + 1)
         begin[last + 2] = end
-    return _trace_back(clocks, links, int(begin[layers]), end, layers)
+        for state in range(begin[last + 1], end):
+            earliest[last + 1] = np.minimum(earliest[last + 1], states.clocks[state])
+    return _trace_back(states, int(begin[layers]), end, layers)
+
+
+@kernel
+def _twice_the_room(states: _States) -> _States:
+    clocks = np.concatenate((states.clocks, np.empty_like(states.clocks)))
+    return _States(clocks, np.concatenate((states.links, np.empty_like(states.links))))
 
 
 @kernel
@@ -220,46 +243,49 @@ def _set_forward(relaxation: Relaxation, clocks: Array, following: int) -> None:
 
 
 @kernel
-def _is_dominated(clocks_KM: Array, links_K3: Indices, candidate: Array, groups: int, limited: bool) -> bool:
-    """Whether one of the states is as good; it is moved forward among them, as it may be so again."""
-    for state in range(len(clocks_KM)):
-        if limited and links_K3[state, 2] > groups:
+def _is_dominated(states: _States, begin: int, end: int, candidate: Array, groups: int) -> bool:
+    """Whether one of the states `begin` to `end` is as good; it moves forward among them, as it may be so again."""
+    clocks, links = states
+    for state in range(begin, end):
+        if links[state, 2] > groups:
             continue
         later = False
         for stage in range(len(candidate)):
-            later |= clocks_KM[state, stage] > candidate[stage]
+            later |= clocks[state, stage] > candidate[stage]
         if later:
             continue
-        place = state // 2
+        place = (begin + state) // 2
         for stage in range(len(candidate)):
-            clocks_KM[state, stage], clocks_KM[place, stage] = clocks_KM[place, stage], clocks_KM[state, stage]
+            clocks[state, stage], clocks[place, stage] = clocks[place, stage], clocks[state, stage]
         for item in range(3):
-            links_K3[state, item], links_K3[place, item] = links_K3[place, item], links_K3[state, item]
+            links[state, item], links[place, item] = links[place, item], links[state, item]
         return True
     return False
 
 
 @kernel
-def _drop_dominated(clocks_KM: Array, links_K3: Indices, candidate: Array, groups: int, limited: bool) -> int:
-    """Close up the states over those that the candidate replaces; returns how many are left."""
-    kept = 0
-    for state in range(len(clocks_KM)):
-        better = limited and links_K3[state, 2] < groups
+def _drop_dominated(states: _States, begin: int, end: int, candidate: Array, groups: int) -> int:
+    """Close up the states `begin` to `end` over those that the candidate replaces; returns the end of the rest."""
+    clocks, links = states
+    kept = begin
+    for state in range(begin, end):
+        better = links[state, 2] < groups
         for stage in range(len(candidate)):
-            better |= clocks_KM[state, stage] < candidate[stage]
+            better |= clocks[state, stage] < candidate[stage]
         if better:
-            clocks_KM[kept] = clocks_KM[state]
-            links_K3[kept] = links_K3[state]
+            if kept < state:
+                clocks[kept] = clocks[state]
+                links[kept] = links[state]
             kept += 1
     return kept
 
 
 @kernel
-def _least_promising(relaxation: Relaxation, clocks_KM: Array, following: int) -> int:
+def _least_promising(relaxation: Relaxation, clocks_KM: Array, begin: int, end: int, following: int) -> int:
     """The state that ends last by the bounds; of several the one with the latest clocks."""
-    place = 0
+    place = begin
     latest = total = -1.0
-    for state in range(len(clocks_KM)):
+    for state in range(begin, end):
         promised = _end_at_least(relaxation, clocks_KM[state], 0, following)
         if promised > latest or (promised == latest and clocks_KM[state].sum() > total):
             place, latest, total = state, promised, clocks_KM[state].sum()
@@ -267,18 +293,19 @@ def _least_promising(relaxation: Relaxation, clocks_KM: Array, following: int) -
 
 
 @kernel
-def _trace_back(clocks: Array, links: Indices, begin: int, end: int, layers: int) -> Indices:
+def _trace_back(states: _States, begin: int, end: int, layers: int) -> Indices:
     """The bounds of the groups that lead to the first to end of the states `begin` to `end`."""
     if begin == end:
         return np.zeros(1, dtype=np.int64)
-    state = begin + np.argmin(clocks[begin:end, -1])
-    groups = links[state, 2]
-    bounds = np.empty(groups + 1, dtype=np.int64)
-    bounds[groups] = layers
-    for group in range(groups - 1, -1, -1):
-        bounds[group] = links[state, 1]
-        state = links[state, 0]
-    return bounds
+    bounds = np.empty(layers + 1, dtype=np.int64)
+    bounds[layers] = layers
+    place = layers
+    state = begin + np.argmin(states.clocks[begin:end, -1])
+    while bounds[place] > 0:
+        place -= 1
+        bounds[place] = states.links[state, 1]
+        state = states.links[state, 0]
+    return bounds[place:].copy()
 
 
 def warm_up() -> None:

@@ -22,8 +22,8 @@ Bounds = NDArray[np.int64]
 TIE: Final = 1e-9
 """Groupings whose steps differ by less than this share are ties: sums in another order differ as much."""
 
-_NARROW: Final = 4
-_WIDE: Final = 32
+_NARROW: Final = 2
+_WIDE: Final = 8
 _ALL: Final = 2**62
 
 
