@@ -2,18 +2,22 @@
 
 One server and three workers on hosts of their own (see `benchmarks.network`) train a model of the zoo on synthetic
 images; the times are those of the real training loop. Every method runs by the plan that belongs to it: global Top-K
-as one group, LAGS with every layer on its own, dense and DLGS by the plan that the run computes as it measures.
-Prints one row for each setting and, with --json, writes the rows; `--draw` draws the breakdown of the rows in a file.
+as one group, LAGS with every layer on its own, dense and DLGS by the plan that the run computes as it measures. The
+settings of one model and rate take turns, `--rounds` times over, so that what else the machine does meets them alike.
+Prints a line for each run and, with --json, writes it; the table at the end shows medians over the runs of a setting.
+`--draw` draws the breakdown of the runs in a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +69,10 @@ def measure(model: str, rate: str, method: str, density: float, options: argpars
     row = {key: results[0][key] for key in _KEYS}
     for key in ("bytes_sent_per_step", "bytes_received_per_step"):
         row[key] = sum(result[key] for result in results)
+    step = row["seconds_per_step"]["median"]
+    row["prediction_error"] = (
+        row["predicted_seconds_per_step"] / step - 1 if row["predicted_seconds_per_step"] else None
+    )
     return {"model": model, "rate": rate, "method": method, "density": density, "batch": options.batch, **row}
 
 
@@ -85,15 +93,23 @@ def _run(network: ShapedNetwork, extra: Sequence[str], folder: Path) -> list[dic
     return [json.loads(file.read_text()) for file in files]
 
 
+def settings_of(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The runs of each setting, settings in the order in which they came first."""
+    runs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        runs.setdefault(tuple(row[key] for key in ("model", "rate", "method", "density")), []).append(row)
+    return list(runs.values())
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown; speed-up and bytes are relative to the dense row of the same model and rate."""
-    dense = {(row["model"], row["rate"]): row for row in rows if row["method"] == "none"}
+    """The settings as Markdown, medians over their runs; speed-up and bytes are relative to `none`'s."""
+    dense = {(runs[0]["model"], runs[0]["rate"]): runs for runs in settings_of(rows) if runs[0]["method"] == "none"}
     lines = [
-        "| model | links | method | density | step s | compute | sparsify | communicate | speed-up | bytes | groups "
-        "| predicted s | error |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | links | method | density | step s | of runs | compute | sparsify | communicate | speed-up | bytes "
+        "| groups | predicted s | error |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    lines += [_line(row, dense.get((row["model"], row["rate"]))) for row in rows]
+    lines += [_line(runs, dense.get((runs[0]["model"], runs[0]["rate"]))) for runs in settings_of(rows)]
     return "\n".join(lines)
 
 
@@ -103,21 +119,35 @@ def parts(row: dict[str, Any]) -> tuple[float, float, float]:
     return row["seconds_compute"]["median"], sparsify, max(0.0, row["seconds_wait"]["median"] - sparsify)
 
 
-def _line(row: dict[str, Any], dense: dict[str, Any] | None) -> str:
-    step = row["seconds_per_step"]["median"]
-    predicted = row["predicted_seconds_per_step"]
+def median_parts(runs: Sequence[dict[str, Any]]) -> list[float]:
+    """The median of each part over the runs."""
+    return [statistics.median(values) for values in zip(*map(parts, runs), strict=True)]
+
+
+def _line(runs: Sequence[dict[str, Any]], dense: Sequence[dict[str, Any]] | None) -> str:
+    first = runs[0]
+    steps = [row["seconds_per_step"]["median"] for row in runs]
+    step = statistics.median(steps)
     relative = "- | -"
     if dense is not None:
-        both = ("bytes_sent_per_step", "bytes_received_per_step")
-        share = sum(row[key] for key in both) / sum(dense[key] for key in both)
-        relative = f"{dense['seconds_per_step']['median'] / step:.2f} | {share:.4f}"
-    density = "-" if row["method"] == "none" else f"{row['density']:g}"
-    shown = " | ".join(f"{value:.3f}" for value in (step, *parts(row)))
-    error = f"{predicted:.3f} | {predicted / step - 1:+.1%}" if predicted else "- | -"
+        full = statistics.median(row["seconds_per_step"]["median"] for row in dense)
+        relative = f"{full / step:.2f} | {_bytes(runs) / _bytes(dense):.4f}"
+    density = "-" if first["method"] == "none" else f"{first['density']:g}"
+    shown = " | ".join(f"{value:.3f}" for value in median_parts(runs))
+    groups = ", ".join(str(row["groups"]) for row in runs)
+    errors = [row["prediction_error"] for row in runs if row["prediction_error"] is not None]
+    predicted = "- | -"
+    if errors:
+        seconds = statistics.median(row["predicted_seconds_per_step"] for row in runs)
+        predicted = f"{seconds:.3f} | {statistics.median(errors):+.1%}"
     return (
-        f"| {row['model']} | {row['rate']} | {row['method']} | {density} | {shown} | {relative} | {row['groups']} "
-        f"| {error} |"
+        f"| {first['model']} | {first['rate']} | {first['method']} | {density} | {step:.3f} "
+        f"| {min(steps):.3f} - {max(steps):.3f} | {shown} | {relative} | {groups} | {predicted} |"
     )
+
+
+def _bytes(runs: Sequence[dict[str, Any]]) -> float:
+    return statistics.median(row["bytes_sent_per_step"] + row["bytes_received_per_step"] for row in runs)
 
 
 def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
@@ -130,11 +160,11 @@ def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
     panels = list(dict.fromkeys((row["model"], row["rate"]) for row in rows))
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.8), layout="constrained", squeeze=False)
     for (model, rate), axis in zip(panels, axes[0], strict=True):
-        chosen = [row for row in rows if (row["model"], row["rate"]) == (model, rate)]
-        names = list(map(_label, chosen))
+        chosen = settings_of([row for row in rows if (row["model"], row["rate"]) == (model, rate)])
+        names = [_label(runs[0]) for runs in chosen]
         below = [0.0] * len(chosen)
         for label, index in (("compute", 0), ("sparsify, not hidden", 1), ("communicate, not hidden", 2)):
-            heights = [parts(row)[index] for row in chosen]
+            heights = [median_parts(runs)[index] for runs in chosen]
             axis.bar(names, heights, bottom=below, label=label)
             below = [low + height for low, height in zip(below, heights, strict=True)]
         axis.set(title=f"{model}, {rate}", ylabel="seconds per step")
@@ -157,6 +187,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="samples per worker and step")
     parser.add_argument("--steps", type=int, default=20, help="steps after the measured ones")
     parser.add_argument("--calibration", type=int, default=8, help="steps that are measured to plan by, twice")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each setting, in turns with the others")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every process")
     parser.add_argument("--json", type=Path, help="write the rows, after those that the file holds already")
     parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw the rows of --json, measure nothing")
@@ -168,16 +199,22 @@ def main() -> None:
         draw(rows, options.draw)
         print(table(rows))
         return
-    for model in options.models.split(","):
-        for rate in options.rates.split(","):
-            for method in options.methods.split(","):
-                densities = [1.0] if method == "none" else map(float, options.densities.split(","))
-                for density in densities:
-                    rows.append(measure(model, rate, method, density, options))
-                    print(table(rows[-1:]).splitlines()[-1], flush=True)
-                    if options.json is not None:
-                        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    for model, rate, method, density in _turns(options):
+        rows.append(measure(model, rate, method, density, options))
+        print(table(rows[-1:]).splitlines()[-1], flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(table(rows))
+
+
+def _turns(options: argparse.Namespace) -> Iterator[tuple[str, str, str, float]]:
+    """Model, rate, method and density of one run after another."""
+    densities = [float(density) for density in options.densities.split(",")]
+    for model, rate in itertools.product(options.models.split(","), options.rates.split(",")):
+        for _ in range(options.rounds):
+            for method in options.methods.split(","):
+                for density in [1.0] if method == "none" else densities:
+                    yield model, rate, method, density
 
 
 if __name__ == "__main__":

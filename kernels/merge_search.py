@@ -6,9 +6,9 @@ stage serves one group after another. L layers, M stages, G groups; times are fp
 
 The search goes through the layers and keeps, behind each one, the states that may still win. A state is the instants
 at which the stages become free (its clocks). Three things keep the states few, and none of them loses an optimum: a
-state is dropped when another one has no later clock; when `Relaxation.remaining` shows that it, or one that is as early
-as the earliest of all in every stage, cannot end within the bound; and its clocks are set forward to where an earlier
-one would make no difference.
+state is dropped when another one has no later clock; when `Relaxation.remaining` shows that it, or one that is as
+early as the earliest of all in every stage, cannot end within the bound; and its clocks are set forward to where an
+earlier one would make no difference.
 """
 
 from __future__ import annotations
