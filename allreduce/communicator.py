@@ -19,11 +19,11 @@ from allreduce.peer_link import LinkEvents, PeerLink
 from allreduce.peer_service import PeerServicer
 from allreduce.ring import Broadcast, Ring, Segment, buffer_layout, cut_chunks
 from allreduce.same_host import DESCRIPTOR_BYTES, SameHostPath, encode_descriptor, open_all
-from allreduce.shared_memory import SharedBuffer, SharedMemoryError
-from taihu.errors import ConfigError, ExchangeError, MemberLostError, TaihuError
+from taihu.errors import ConfigError, ExchangeError, MemberLostError, SharedMemoryError, TaihuError
 from taihu.planner.groups import Group
 from taihu.wire.codec import FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.shared_memory import SharedBuffer
 
 __all__ = ["Communicator"]
 

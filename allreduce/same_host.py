@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from allreduce.operation import Operation
 from allreduce.ring import Ring
 from allreduce.shared_allreduce import IsFailed, SharedAllreduce
-from allreduce.shared_memory import SharedBuffer, SharedDescriptor, SharedMemoryError, open_shared
 from allreduce.values import reduce_kind
-from taihu.errors import TaihuError
+from taihu.errors import SharedMemoryError, TaihuError
+from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["DESCRIPTOR_BYTES", "SameHostPath", "decode_descriptor", "encode_descriptor", "open_all"]
 

@@ -16,11 +16,11 @@ from typing import Final
 import numpy as np
 
 from allreduce.ring import summation_order
-from allreduce.shared_memory import SharedBuffer
 from kernels.futex import publish, wait_until
 from kernels.shared_reduce import REDUCE_KINDS, ReduceKind, dtype_of, reduce_to_all, warm_up
 from taihu.errors import ExchangeError
 from taihu.planner.partition import slice_bounds
+from taihu.wire.shared_memory import SharedBuffer
 
 __all__ = ["IsFailed", "SharedAllreduce"]
 

@@ -56,6 +56,7 @@ def measure(model: str, rate: str, method: str, density: float, options: argpars
         "train.evaluate": "false",
         "optimizer.learning_rate": 0.01,
         "exchange.plan": _PLANS[method],
+        "exchange.transport": "tcp",
         "exchange.calibration_steps": options.calibration,
         "compression.method": method,
         "compression.density": density,
@@ -69,10 +70,8 @@ def measure(model: str, rate: str, method: str, density: float, options: argpars
     row = {key: results[0][key] for key in _KEYS}
     for key in ("bytes_sent_per_step", "bytes_received_per_step"):
         row[key] = sum(result[key] for result in results)
-    step = row["seconds_per_step"]["median"]
-    row["prediction_error"] = (
-        row["predicted_seconds_per_step"] / step - 1 if row["predicted_seconds_per_step"] else None
-    )
+    predicted = row["predicted_seconds_per_step"]
+    row["prediction_error"] = predicted / row["seconds_per_step"]["median"] - 1 if predicted else None
     return {"model": model, "rate": rate, "method": method, "density": density, "batch": options.batch, **row}
 
 
@@ -147,7 +146,7 @@ def _line(runs: Sequence[dict[str, Any]], dense: Sequence[dict[str, Any]] | None
 
 
 def _bytes(runs: Sequence[dict[str, Any]]) -> float:
-    return statistics.median(row["bytes_sent_per_step"] + row["bytes_received_per_step"] for row in runs)
+    return float(statistics.median(row["bytes_sent_per_step"] + row["bytes_received_per_step"] for row in runs))
 
 
 def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:

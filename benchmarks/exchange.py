@@ -23,13 +23,14 @@ _PORT = 7070
 
 
 def measure(model: str, size: tuple[int, int], rate: str, rounds: int, extra: list[str]) -> dict[str, Any]:
-    """One row: all roles on hosts of their own, links at `rate`; or on loopback when `rate` is `loopback`."""
+    """One row: all roles on hosts of their own, links at `rate`; or on this one, by `loopback` or `same-host`."""
     servers, workers = size
     flags = ["--model", model, "--servers", str(servers), "--workers", str(workers), "--rounds", str(rounds), *extra]
     command = [sys.executable, "-m", "taihu", "bench", "exchange", *flags]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        if rate == "loopback":
+        command.append(f"--set=exchange.transport={'same-host' if rate == 'same-host' else 'tcp'}")
+        if rate in ("loopback", "same-host"):
             subprocess.run([*command, "--json", str(result)], check=True, stdout=subprocess.DEVNULL)
         else:
             _measure_shaped(command, servers, workers, rate, result)
@@ -75,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="resnet50", help="comma-separated layer tables")
     parser.add_argument("--sizes", default="1+3,2+2", help="comma-separated servers+workers")
-    parser.add_argument("--rates", default="1gbit,loopback", help="comma-separated link rates, or loopback")
+    parser.add_argument("--rates", default="1gbit,loopback,same-host", help="link rates, loopback, same-host")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--set", action="append", default=[], help="passed on to the bench")
     parser.add_argument("--json", type=Path)

@@ -312,11 +312,14 @@ class GetPlanResponse(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
     PREDICTED_SECONDS_FIELD_NUMBER: _builtins.int
+    FRAME_ELEMENTS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     from_step: _builtins.int
     """First step that uses this plan."""
     predicted_seconds: _builtins.float
     """What the planner expects of a step by this plan; 0 when nothing has been measured yet."""
+    frame_elements: _builtins.int
+    """The most elements that a frame covers."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -329,10 +332,11 @@ class GetPlanResponse(_message.Message):
         groups: _abc.Iterable[Global___Group] | None = ...,
         layout: _tensor_pb2.Layout | None = ...,
         predicted_seconds: _builtins.float = ...,
+        frame_elements: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_step", b"from_step", "groups", b"groups", "layout", b"layout", "predicted_seconds", b"predicted_seconds", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_elements", b"frame_elements", "from_step", b"from_step", "groups", b"groups", "layout", b"layout", "predicted_seconds", b"predicted_seconds", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

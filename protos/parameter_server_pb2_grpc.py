@@ -46,6 +46,11 @@ class ParameterServerServiceStub:
                 request_serializer=protos_dot_parameter__server__pb2.InitializeRequest.SerializeToString,
                 response_deserializer=protos_dot_parameter__server__pb2.InitializeResponse.FromString,
                 _registered_method=True)
+        self.Share = channel.unary_unary(
+                '/taihu.v1.ParameterServerService/Share',
+                request_serializer=protos_dot_parameter__server__pb2.ShareRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.ShareResponse.FromString,
+                _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/taihu.v1.ParameterServerService/Fetch',
                 request_serializer=protos_dot_parameter__server__pb2.FetchRequest.SerializeToString,
@@ -72,6 +77,14 @@ class ParameterServerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Share(self, request, context):
+        """Offers the memory that the worker's gradients lie in to a server that may run on the same machine, and asks for that
+        of the server's parameters. Comes before Exchange, after the parameters have been initialized.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fetch(self, request, context):
         """Streams the shard's current parameters; waits until they have been initialized.
         """
@@ -91,6 +104,11 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
                     servicer.Initialize,
                     request_deserializer=protos_dot_parameter__server__pb2.InitializeRequest.FromString,
                     response_serializer=protos_dot_parameter__server__pb2.InitializeResponse.SerializeToString,
+            ),
+            'Share': grpc.unary_unary_rpc_method_handler(
+                    servicer.Share,
+                    request_deserializer=protos_dot_parameter__server__pb2.ShareRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.ShareResponse.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
@@ -153,6 +171,33 @@ class ParameterServerService:
             '/taihu.v1.ParameterServerService/Initialize',
             protos_dot_parameter__server__pb2.InitializeRequest.SerializeToString,
             protos_dot_parameter__server__pb2.InitializeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Share(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.ParameterServerService/Share',
+            protos_dot_parameter__server__pb2.ShareRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.ShareResponse.FromString,
             options,
             channel_credentials,
             insecure,

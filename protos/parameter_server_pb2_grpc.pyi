@@ -40,6 +40,10 @@ class ParameterServerServiceStub:
     """
     Initialize: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.InitializeRequest, _parameter_server_pb2.InitializeResponse]
     """Worker 0 sets the initial parameters. The first request carries the layout, every further one a frame."""
+    Share: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ShareRequest, _parameter_server_pb2.ShareResponse]
+    """Offers the memory that the worker's gradients lie in to a server that may run on the same machine, and asks for that
+    of the server's parameters. Comes before Exchange, after the parameters have been initialized.
+    """
     Fetch: _grpc.UnaryStreamMultiCallable[_parameter_server_pb2.FetchRequest, _tensor_pb2.Frame]
     """Streams the shard's current parameters; waits until they have been initialized."""
 
@@ -54,6 +58,10 @@ class ParameterServerServiceAsyncStub(ParameterServerServiceStub):
     """
     Initialize: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.InitializeRequest, _parameter_server_pb2.InitializeResponse]  # type: ignore[assignment]
     """Worker 0 sets the initial parameters. The first request carries the layout, every further one a frame."""
+    Share: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ShareRequest, _parameter_server_pb2.ShareResponse]  # type: ignore[assignment]
+    """Offers the memory that the worker's gradients lie in to a server that may run on the same machine, and asks for that
+    of the server's parameters. Comes before Exchange, after the parameters have been initialized.
+    """
     Fetch: _aio.UnaryStreamMultiCallable[_parameter_server_pb2.FetchRequest, _tensor_pb2.Frame]  # type: ignore[assignment]
     """Streams the shard's current parameters; waits until they have been initialized."""
 
@@ -77,6 +85,16 @@ class ParameterServerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.InitializeResponse, _abc.Awaitable[_parameter_server_pb2.InitializeResponse]]:
         """Worker 0 sets the initial parameters. The first request carries the layout, every further one a frame."""
+
+    @_abc_1.abstractmethod
+    def Share(
+        self,
+        request: _parameter_server_pb2.ShareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.ShareResponse, _abc.Awaitable[_parameter_server_pb2.ShareResponse]]:
+        """Offers the memory that the worker's gradients lie in to a server that may run on the same machine, and asks for that
+        of the server's parameters. Comes before Exchange, after the parameters have been initialized.
+        """
 
     @_abc_1.abstractmethod
     def Fetch(

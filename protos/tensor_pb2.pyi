@@ -53,6 +53,8 @@ class _EncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Encoding.Val
     """`selected` values, then the sections that say where they belong, one for each layer of the frame; the format of
     sections is described in kernels/pack.py.
     """
+    ENCODING_SHARED: _Encoding.ValueType  # 2
+    """No payload: the values lie in the memory that sender and receiver share (ParameterServerService.Share)."""
 
 class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper):
     """How the values of a frame are placed."""
@@ -63,6 +65,8 @@ ENCODING_SPARSE: Encoding.ValueType  # 1
 """`selected` values, then the sections that say where they belong, one for each layer of the frame; the format of
 sections is described in kernels/pack.py.
 """
+ENCODING_SHARED: Encoding.ValueType  # 2
+"""No payload: the values lie in the memory that sender and receiver share (ParameterServerService.Share)."""
 Global___Encoding: _TypeAlias = Encoding  # noqa: Y015
 
 @_typing.final
@@ -139,8 +143,8 @@ Global___Layout: _TypeAlias = Layout  # noqa: Y015
 
 @_typing.final
 class Frame(_message.Message):
-    """One range of a server's arena, or of the arena that workers reduce, in one step. A frame is encoded as `header` followed by `payload`, in this
-    order, so that a receiver can use the payload in place.
+    """One range of a server's arena, or of the arena that workers reduce, in one step. A frame is encoded as `header`
+    followed by `payload`, in this order, so that a receiver can use the payload in place.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -27,13 +27,18 @@ class SparseContribution:
 Contribution = NDArray[np.float32] | SparseContribution
 
 
-def decode_contribution(frame: Frame, spec: FrameSpec, *, sparse: bool) -> Contribution:
-    """Check and decode a worker's frame, which covers the range of `spec`.
+def decode_contribution(
+    frame: Frame, spec: FrameSpec, *, sparse: bool, shared: NDArray[np.float32] | None
+) -> Contribution:
+    """Check and decode a worker's frame, which covers the range of `spec`; `shared` are the gradients it shares.
 
     Raises:
-        FrameError: a dense frame where a sparse one is expected or the other way round, or places that are not
-            ascending ones within the range.
+        FrameError: a dense frame where a sparse one is expected or the other way round, a shared one without shared
+            gradients, or places that are not ascending ones within the range.
     """
+    if frame.header.shared and shared is not None and not sparse:
+        ranges = [shared[piece.start : piece.stop] for piece in spec.ranges]
+        return ranges[0] if len(ranges) == 1 else np.concatenate(ranges)
     if (frame.header.selected is not None) is not sparse:
         kinds = ("sparse", "dense") if sparse else ("dense", "sparse")
         raise FrameError(f"frame of worker {frame.header.sender}: expected a {kinds[0]} one, got a {kinds[1]} one")

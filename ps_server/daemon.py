@@ -178,7 +178,7 @@ class ServerDaemon:
     def _serving(self, store: ParameterStore, on_lost: LostCallback, *services: str) -> Iterator[None]:
         """Serve; when the block fails, whoever waits for this server is told why."""
         servicer = ParameterServerServicer(
-            self._job.name, store, self.metrics, on_lost=on_lost, tracer=self._options.tracer
+            self._job, store, self.metrics, on_lost=on_lost, tracer=self._options.tracer
         )
         servicer.register(self._rpc.grpc_server)
         self._rpc.start((PARAMETER_SERVER_SERVICE, *services), with_reflection=self._job.cluster.reflection)
@@ -189,6 +189,8 @@ class ServerDaemon:
             self._end(RunState.FAILED, f"{self._member}: {error}")
             servicer.fail(RunError(self._outcome[1]))
             raise
+        finally:
+            store.stop_sharing()
 
     def _raise_unless_finished(self) -> None:
         state, reason = self._outcome

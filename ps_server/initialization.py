@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, StaleError
-from taihu.planner.partition import FrameSpec, Shard
-from taihu.wire.codec import FrameHeader
+from taihu.planner.partition import Shard
+from taihu.wire.codec import BYTES_PER_VALUE, FrameHeader
+from taihu.wire.shared_memory import create_shared
 
 __all__ = ["Initialization"]
 
@@ -16,14 +17,20 @@ Values = NDArray[np.float32]
 
 
 class Initialization:
-    """Initial parameters on their way in; `ParameterStore.adopt` takes them when every frame has come."""
+    """Initial parameters on their way in; `ParameterStore.adopt` takes them when every frame has come.
 
-    def __init__(self, job: str, plan: Plan, shard: Shard, frames: tuple[FrameSpec, ...]) -> None:
+    With `shared` they lie in a `buffer` that other processes of this machine can map, if it has the memory.
+    """
+
+    def __init__(self, job: str, plan: Plan, shard: Shard, *, shared: bool) -> None:
         self.job = job
         self.plan = plan
         self.shard = shard
-        self.frames = frames
-        self.parameters = np.zeros(shard.elements, dtype=np.float32)
+        self.frames = frames = shard.state_frames(plan.frame_elements)
+        self.buffer = create_shared(shard.elements * BYTES_PER_VALUE) if shared else None
+        self.parameters: Values = np.zeros(0 if self.buffer else shard.elements, dtype=np.float32)
+        if self.buffer is not None:
+            self.parameters = self.buffer.array(np.float32, shard.elements)
         self._missing = {frame.offset: frame for frame in frames}
 
     def write(self, header: FrameHeader, values: Values) -> None:

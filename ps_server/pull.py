@@ -60,12 +60,12 @@ class Pull(ABC):
         self._scratch = SimpleQueue()
 
     @abstractmethod
-    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> bytes:
-        """Update the frame's range by the mean of `contributions`; returns the answer, encoded with `header`."""
+    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> None:
+        """Update the frame's range by the mean of `contributions`; `header` is that of the answer."""
 
     @abstractmethod
-    def answer_again(self, frame: FrameSpec, header: FrameHeader) -> bytes:
-        """The answer to the last step of a frame that has been applied."""
+    def answer(self, frame: FrameSpec, header: FrameHeader) -> bytes:
+        """The answer to the last step of a frame that has been applied, without values if `header` says so."""
 
     @contextmanager
     def _borrowed(self) -> Iterator[Scratch]:
@@ -97,35 +97,34 @@ class Pull(ABC):
 class DensePull(Pull):
     """All gradients come in, all parameters go back; any optimizer."""
 
-    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> bytes:
+    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> None:
         """See `Pull.apply`."""
         with self._borrowed() as scratch:
             total = scratch.total[: frame.count]
             sum_in_rank_order([each for each in contributions if not isinstance(each, SparseContribution)], total)
-            return self._update_all(frame, step, total, header)
+            self._update_all(frame, step, total)
 
-    def answer_again(self, frame: FrameSpec, header: FrameHeader) -> bytes:
-        """See `Pull.answer_again`."""
-        return encode_frame(header, (self._parameters[frame.offset : frame.offset + frame.count],))
+    def answer(self, frame: FrameSpec, header: FrameHeader) -> bytes:
+        """See `Pull.answer`."""
+        values = () if header.shared else (self._parameters[frame.offset : frame.offset + frame.count],)
+        return encode_frame(header, values)
 
-    def _update_all(self, frame: FrameSpec, step: int, total: Values, header: FrameHeader) -> bytes:
+    def _update_all(self, frame: FrameSpec, step: int, total: Values) -> None:
         self._optimizer.update(frame.offset, frame.offset + frame.count, total, step, scale=self._scale)
-        return self.answer_again(frame, header)
 
 
 class SparsePushDensePull(DensePull):
     """Selected gradients come in, all parameters go back; any optimizer."""
 
-    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> bytes:
+    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> None:
         """See `Pull.apply`."""
         with self._borrowed() as scratch:
             indices, values = self._sum_sparse(frame, contributions, scratch)
             indices -= np.int32(frame.offset)
             total = scratch.total[: frame.count]
             scatter_assign(indices, values, total)
-            answer = self._update_all(frame, step, total, header)
+            self._update_all(frame, step, total)
             clear(total, indices)
-            return answer
 
 
 class SparsePull(Pull):
@@ -140,31 +139,30 @@ class SparsePull(Pull):
         super().adopt(framing)
         self._answers.clear()
 
-    def answer_again(self, frame: FrameSpec, header: FrameHeader) -> bytes:
-        """See `Pull.answer_again`."""
+    def answer(self, frame: FrameSpec, header: FrameHeader) -> bytes:
+        """See `Pull.answer`."""
         return self._answers[frame.offset]
 
-    def _encode_sparse(
+    def _answer_with(
         self, frame: FrameSpec, indices: NDArray[np.int32], scratch: Scratch, header: FrameHeader
-    ) -> bytes:
-        """The present parameters at `indices`."""
+    ) -> None:
+        """Make the present parameters at `indices` the answer."""
         values = scratch.values[: len(indices)]
         gather(self._parameters, indices, values)
         count, size = pack(indices, values, frame.shard_bounds, scratch.packed, scratch.sections)
-        answer = encode_frame(replace(header, selected=count), (scratch.packed[:count], scratch.sections[:size]))
-        self._answers[frame.offset] = answer
-        return answer
+        pieces = (scratch.packed[:count], scratch.sections[:size])
+        self._answers[frame.offset] = encode_frame(replace(header, selected=count), pieces)
 
 
 class ExactPull(SparsePull):
     """The parameters that any worker pushed a gradient for go back: methods section 1.6 (a). Plain SGD."""
 
-    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> bytes:
+    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> None:
         """See `Pull.apply`."""
         with self._borrowed() as scratch:
             indices, values = self._sum_sparse(frame, contributions, scratch)
             self._optimizer.update_sparse(indices, values, step, scale=self._scale)
-            return self._encode_sparse(frame, indices, scratch, header)
+            self._answer_with(frame, indices, scratch, header)
 
 
 class SqueezedPull(SparsePull):
@@ -186,7 +184,7 @@ class SqueezedPull(SparsePull):
         self._state.rebind([Unit(f.offset, f.offset + f.count, f.group) for f in framing.frames])
         self._units = {frame.offset: index for index, frame in enumerate(framing.frames)}
 
-    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> bytes:
+    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> None:
         """See `Pull.apply`."""
         with self._borrowed() as scratch:
             indices, values = self._sum_sparse(frame, contributions, scratch)
@@ -204,7 +202,7 @@ class SqueezedPull(SparsePull):
             clear(self._sums, indices)
             chosen = scratch.chosen[: report.selected]
             self._optimizer.update_sparse(chosen, scratch.packed[: report.selected], step, scale=self._scale)
-            return self._encode_sparse(frame, chosen, scratch, header)
+            self._answer_with(frame, chosen, scratch, header)
 
 
 def make_pull(job: Job, parameters: Values, optimizer: OptimizerShard) -> Pull:

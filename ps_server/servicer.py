@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
 import grpc
+import numpy as np
+import structlog
+from numpy.typing import NDArray
 
 from protos import parameter_server_pb2 as pb
 from ps_server.aggregator import Outcome
 from ps_server.initialization import Initialization
 from ps_server.store import ParameterStore
-from taihu.errors import FrameError, RunError, StaleError, TaihuError
+from taihu.errors import FrameError, RunError, SharedMemoryError, StaleError, TaihuError
+from taihu.job import Job
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
-from taihu.wire.codec import frame_from_message, layout_from_message, read_frame
+from taihu.wire.codec import FrameHeader, frame_from_message, layout_from_message, read_frame
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.metrics import ServerMetrics
+from taihu.wire.shared_memory import buffer_from_message, buffer_to_message
 from taihu.wire.status import abort
 
 __all__ = ["PARAMETER_SERVER_SERVICE", "ParameterServerServicer"]
@@ -28,29 +34,40 @@ PARAMETER_SERVER_SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerServic
 Outbox = SimpleQueue["bytes | TaihuError | None"]
 
 
+@dataclass
+class _Exchange:
+    """An open exchange: what waits to be sent to the worker, and whether it gets values in shared memory."""
+
+    outbox: Outbox = field(default_factory=SimpleQueue)
+    shares: bool = False
+
+
 class ParameterServerServicer:
-    """The service's three methods.
+    """The service's methods.
 
     `on_lost(rank, how)` is called when a worker's exchange ends, also when it has finished.
     """
 
     def __init__(
         self,
-        job: str,
+        job: Job,
         store: ParameterStore,
         metrics: ServerMetrics,
         *,
         on_lost: Callable[[int, str], None],
         tracer: Tracer,
     ) -> None:
-        self._job = job
+        self._job = job.name
+        self._workers = job.cluster.workers
         self._store = store
         self._metrics = metrics
         self._on_lost = on_lost
         self._tracer = tracer
         self._clock = SystemClock()
+        self._log = structlog.get_logger().bind(role="server")
         self._lock = threading.Lock()
-        self._outboxes: dict[int, Outbox] = {}
+        self._exchanges: dict[int, _Exchange] = {}
+        self._gradients: dict[WorkerIdentity, NDArray[np.float32]] = {}
         self._failure: TaihuError | None = None
 
     def register(self, server: grpc.Server) -> None:
@@ -59,6 +76,9 @@ class ParameterServerServicer:
             "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
             "Initialize": grpc.stream_unary_rpc_method_handler(
                 self._initialize, pb.InitializeRequest.FromString, pb.InitializeResponse.SerializeToString
+            ),
+            "Share": grpc.unary_unary_rpc_method_handler(
+                self._share, pb.ShareRequest.FromString, pb.ShareResponse.SerializeToString
             ),
             "Fetch": grpc.unary_stream_rpc_method_handler(self._fetch, pb.FetchRequest.FromString),
         }
@@ -69,54 +89,56 @@ class ParameterServerServicer:
         self._store.fail(error)
         with self._lock:
             self._failure = self._failure or error
-            outboxes = list(self._outboxes.values())
-        for outbox in outboxes:
-            outbox.put(error)
+            exchanges = list(self._exchanges.values())
+        for exchange in exchanges:
+            exchange.outbox.put(error)
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
             identity = identity_from_metadata(context.invocation_metadata())
-            outbox = self._open(identity)
+            exchange = self._open(identity)
         except TaihuError as error:
             abort(context, error)
         reader = threading.Thread(
-            target=self._read, args=(identity, requests, outbox), name=f"read-{identity.rank}", daemon=True
+            target=self._read, args=(identity, requests, exchange), name=f"read-{identity.rank}", daemon=True
         )
         reader.start()
         try:
-            while (item := outbox.get()) is not None:
+            while (item := exchange.outbox.get()) is not None:
                 if isinstance(item, TaihuError):
                     abort(context, item)
                 yield item
                 self._metrics.sent_bytes.inc(len(item))
         finally:
-            self._close(identity.rank, outbox)
+            self._close(identity.rank, exchange)
 
-    def _open(self, identity: WorkerIdentity) -> Outbox:
-        if identity.job != self._job:
-            raise StaleError(f"worker {identity.rank} belongs to job {identity.job!r}, this is job {self._job!r}")
-        outbox: Outbox = SimpleQueue()
+    def _open(self, identity: WorkerIdentity) -> _Exchange:
+        self._check_job(identity.rank, identity.job)
+        exchange = _Exchange()
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            if identity.rank in self._outboxes:
+            if identity.rank in self._exchanges:
                 raise StaleError(f"worker {identity.rank} has an open exchange already; ranks must be unique")
             self._store.admit(identity.rank, identity.incarnation)
-            self._outboxes[identity.rank] = outbox
-            self._metrics.workers.set(len(self._outboxes))
-        return outbox
+            self._exchanges[identity.rank] = exchange
+            self._metrics.workers.set(len(self._exchanges))
+            if len(self._exchanges) == self._workers:
+                self._store.stop_sharing()
+        return exchange
 
-    def _close(self, rank: int, outbox: Outbox) -> None:
+    def _close(self, rank: int, exchange: _Exchange) -> None:
         with self._lock:
-            if self._outboxes.get(rank) is outbox:
-                del self._outboxes[rank]
-            self._metrics.workers.set(len(self._outboxes))
+            if self._exchanges.get(rank) is exchange:
+                del self._exchanges[rank]
+            self._metrics.workers.set(len(self._exchanges))
 
-    def _read(self, identity: WorkerIdentity, requests: Iterator[bytes], outbox: Outbox) -> None:
+    def _read(self, identity: WorkerIdentity, requests: Iterator[bytes], exchange: _Exchange) -> None:
         """Take in one worker's frames until it closes the stream."""
+        outbox = exchange.outbox
         try:
             for message in requests:
-                self._take(identity, message, outbox)
+                self._take(identity, message, exchange)
             # gRPC may tell of a connection that breaks as if the worker had ended the stream.
             self._on_lost(identity.rank, "its exchange ended")
             outbox.put(None)
@@ -130,15 +152,16 @@ class ParameterServerServicer:
             outbox.put(RunError(f"internal error while taking in a frame of worker {identity.rank}: {error!r}"))
             raise
 
-    def _take(self, identity: WorkerIdentity, message: bytes, outbox: Outbox) -> None:
+    def _take(self, identity: WorkerIdentity, message: bytes, exchange: _Exchange) -> None:
         self._metrics.received_bytes.inc(len(message))
         frame = read_frame(message)
         header = frame.header
         if header.sender != identity.rank:
             raise FrameError(f"frame of sender {header.sender} in the exchange of worker {identity.rank}")
         start = self._clock.now()
-        outcome = self._store.push(frame)
-        if isinstance(outcome, bytes):
+        exchange.shares = header.shared
+        outcome = self._store.push(frame, self._gradients.get(identity))
+        if isinstance(outcome, FrameHeader):
             stop = self._clock.now()
             self._metrics.update_seconds.observe(stop - start)
             self._broadcast(outcome)
@@ -150,14 +173,37 @@ class ParameterServerServicer:
                 track, "collect", start, self._clock.now(), step=header.step, group=header.group, peer=identity.rank
             )
         if outcome is Outcome.ANSWERED:
-            outbox.put(self._store.answer_again(header))
+            exchange.outbox.put(self._store.answer_again(header, shared=exchange.shares))
         if outcome in (Outcome.ANSWERED, Outcome.DUPLICATE):
             self._metrics.duplicate_frames.inc()
 
-    def _broadcast(self, answer: bytes) -> None:
+    def _broadcast(self, header: FrameHeader) -> None:
+        """Answer everybody, each in its way: all have pushed this frame."""
         with self._lock:
-            for outbox in self._outboxes.values():
-                outbox.put(answer)
+            exchanges = list(self._exchanges.values())
+        answers = {
+            shares: self._store.answer(header, shared=shares) for shares in {each.shares for each in exchanges}
+        }
+        for exchange in exchanges:
+            exchange.outbox.put(answers[exchange.shares])
+
+    def _share(self, request: pb.ShareRequest, context: grpc.ServicerContext) -> pb.ShareResponse:
+        identity = WorkerIdentity(request.job, request.rank, request.incarnation)
+        try:
+            self._check_job(identity.rank, identity.job)
+            gradients, parameters = self._store.share(buffer_from_message(request.gradients))
+        except SharedMemoryError as error:
+            self._log.info("no memory is shared", worker=identity.rank, reason=str(error))
+            return pb.ShareResponse()
+        except TaihuError as error:
+            abort(context, error)
+        with self._lock:
+            self._gradients[identity] = gradients
+        return pb.ShareResponse(parameters=buffer_to_message(parameters))
+
+    def _check_job(self, rank: int, job: str) -> None:
+        if job != self._job:
+            raise StaleError(f"worker {rank} belongs to job {job!r}, this is job {self._job!r}")
 
     def _initialize(
         self, requests: Iterator[pb.InitializeRequest], context: grpc.ServicerContext
@@ -185,8 +231,7 @@ class ParameterServerServicer:
 
     def _fetch(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            if request.job != self._job:
-                raise StaleError(f"worker {request.rank} belongs to job {request.job!r}, this is job {self._job!r}")
+            self._check_job(request.rank, request.job)
             self._store.wait_until_initialized(max(0.0, (context.time_remaining() or 3600.0) - 0.2))
             self._store.check_layout(request.layout_digest)
         except TaihuError as error:

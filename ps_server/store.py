@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +15,14 @@ from ps_server.contribution import Contribution, SparseContribution, decode_cont
 from ps_server.initialization import Initialization
 from ps_server.pull import Pull, make_pull
 from taihu.coordination.plan import Plan
-from taihu.errors import FrameError, ModelError, PeerUnreachableError, StaleError, TaihuError
+from taihu.errors import FrameError, ModelError, PeerUnreachableError, SharedMemoryError, StaleError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.optimization import OptimizerShard
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE, Frame, FrameHeader, encode_frame
+from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["ParameterStore"]
 
@@ -52,9 +54,11 @@ class ParameterStore:
         self._shard: Shard | None = None
         self._state_frames: tuple[FrameSpec, ...] = ()
         self._parameters: Values = np.zeros(0, dtype=np.float32)
+        self._buffer: SharedBuffer | None = None
         self._aggregator: Aggregator[Contribution] | None = None
         self._optimizer: OptimizerShard | None = None
         self._pull: Pull | None = None
+        self._framing: Framing | None = None
         self._step = 0
         self._failure: TaihuError | None = None
 
@@ -82,8 +86,7 @@ class ParameterStore:
         if self._plan is not None:
             raise StaleError("the parameters have been initialized already; only worker 0 does so, once")
         shard = Shard(layout, self._job.cluster.servers, self._index)
-        frames = shard.state_frames(self._job.exchange.frame_bytes // BYTES_PER_VALUE)
-        return Initialization(self._job.name, plan, shard, frames)
+        return Initialization(self._job.name, plan, shard, shared=self._job.shares_memory)
 
     def adopt(self, initial: Initialization) -> int:
         """Make complete initial parameters this shard's; returns their number of values."""
@@ -97,6 +100,7 @@ class ParameterStore:
             self._shard = initial.shard
             self._state_frames = initial.frames
             self._parameters = initial.parameters
+            self._buffer = initial.buffer
             self._optimizer = optimizer
             self._pull = make_pull(self._job, initial.parameters, optimizer)
             self._set_plan(initial.plan, last_step=0)
@@ -142,8 +146,36 @@ class ParameterStore:
         with self._changed:
             self._ready().admit(rank, incarnation)
 
-    def push(self, frame: Frame) -> Outcome | bytes:
-        """Take in one worker's frame; the frame that completes a sum returns the encoded answer for all workers.
+    def share(self, descriptor: SharedDescriptor) -> tuple[Values, SharedDescriptor]:
+        """Map the gradients of a worker on this machine; returns them, and where the worker finds the parameters.
+
+        Raises:
+            StaleError: before initialization.
+            SharedMemoryError: they are no gradients of this model, or one of the two sides shares no memory.
+        """
+        with self._changed:
+            if self._plan is None:
+                raise _no_parameters()
+            elements, own = self._plan.layout.elements, self._buffer
+        if own is None:
+            raise SharedMemoryError("this server shares no memory")
+        if descriptor.size_bytes != elements * BYTES_PER_VALUE:
+            raise SharedMemoryError(
+                f"shared gradients of {descriptor.size_bytes} bytes: the model has {elements} values"
+            )
+        return open_shared(descriptor).array(np.float32, elements), own.descriptor
+
+    def stop_sharing(self) -> None:
+        """Everyone who could has mapped the parameters: remove the memory's name."""
+        if self._buffer is not None:
+            self._buffer.unlink()
+
+    def push(self, frame: Frame, shared: Values | None = None) -> Outcome | FrameHeader:
+        """Take in one worker's frame; the frame that completes a sum returns the header of the answer.
+
+        Args:
+            frame: as it came.
+            shared: the gradients that the worker shares, where values of shared frames are.
 
         Raises:
             FrameError: malformed, or not finite where `exchange.non_finite` is `error`.
@@ -155,19 +187,27 @@ class ParameterStore:
         with self._changed:
             aggregator = self._ready()
             spec = aggregator.find(header)
-        contribution = decode_contribution(frame, spec, sparse=self._job.compression.method != "none")
+        sparse = self._job.compression.method != "none"
+        contribution = decode_contribution(frame, spec, sparse=sparse, shared=shared)
         if self._job.exchange.non_finite == "error":
             self._check_finite(header, contribution)
         with self._changed:
             outcome = aggregator.offer(header, contribution)
         return self._apply(outcome) if isinstance(outcome, Complete) else outcome
 
-    def answer_again(self, header: FrameHeader) -> bytes:
-        """The answer to a frame that had been answered before."""
+    def answer(self, header: FrameHeader, *, shared: bool) -> bytes:
+        """The encoded answer that `push` returned the header of; `shared`: to one who has the parameters mapped."""
+        assert self._pull is not None  # noqa: S101
+        assert self._framing is not None  # noqa: S101
+        frame = self._framing.at(header.offset)
+        assert frame is not None  # noqa: S101
+        return self._pull.answer(frame, replace(header, shared=shared))
+
+    def answer_again(self, header: FrameHeader, *, shared: bool) -> bytes:
+        """The answer to a worker's frame that had been answered before."""
         with self._changed:
             frame = self._ready().find(header)
-        assert self._pull is not None  # noqa: S101
-        return self._pull.answer_again(frame, self._header(frame, header.step))
+        return self.answer(self._header(frame, header.step), shared=shared)
 
     def _follow(self, version: int) -> None:
         """Change to plan `version`, whose first frame has come.
@@ -188,7 +228,7 @@ class ParameterStore:
     def _set_plan(self, plan: Plan, last_step: int) -> None:
         assert self._shard is not None  # noqa: S101
         assert self._pull is not None  # noqa: S101
-        framing = Framing(self._shard, plan.groups, self._job.exchange_frame_elements)
+        self._framing = framing = Framing(self._shard, plan.groups, plan.frame_elements)
         incarnations = self._aggregator.incarnations if self._aggregator is not None else {}
         self._aggregator = Aggregator(
             job=self._job.name,
@@ -202,14 +242,14 @@ class ParameterStore:
         self._pull.adopt(framing)
         self._plan = plan
 
-    def _apply(self, complete: Complete[Contribution]) -> bytes:
+    def _apply(self, complete: Complete[Contribution]) -> FrameHeader:
         assert self._pull is not None  # noqa: S101
         header = self._header(complete.frame, complete.step)
-        answer = self._pull.apply(complete.frame, complete.step, complete.contributions, header)
+        self._pull.apply(complete.frame, complete.step, complete.contributions, header)
         with self._changed:
             self._ready().applied(complete.frame)
             self._step = max(self._step, complete.step)
-        return answer
+        return header
 
     def _header(self, frame: FrameSpec, step: int) -> FrameHeader:
         return FrameHeader(
@@ -225,7 +265,7 @@ class ParameterStore:
 
     def _ready(self) -> Aggregator[Contribution]:
         if self._aggregator is None:
-            raise StaleError("this server has no parameters yet; worker 0 initializes them first")
+            raise _no_parameters()
         return self._aggregator
 
     def _check_finite(self, header: FrameHeader, contribution: Contribution) -> None:
@@ -244,3 +284,7 @@ class ParameterStore:
             f"worker {header.sender} pushed {bad} gradients that are not finite in {name} at step {header.step}; "
             "lower optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"
         )
+
+
+def _no_parameters() -> StaleError:
+    return StaleError("this server has no parameters yet; worker 0 initializes them first")

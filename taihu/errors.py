@@ -9,6 +9,7 @@ __all__ = [
     "ModelError",
     "PeerUnreachableError",
     "RunError",
+    "SharedMemoryError",
     "StaleError",
     "TaihuError",
 ]
@@ -52,6 +53,10 @@ class MemberLostError(RunError):
 
 class FrameError(TaihuError):
     """A frame is malformed: wrong size, range, dtype or layout. Nothing was changed by it."""
+
+
+class SharedMemoryError(TaihuError):
+    """Memory cannot be shared with a process; the same bytes can go over TCP."""
 
 
 class StaleError(TaihuError):

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from taihu.errors import ConfigError
-from taihu.planner.partition import SPARSE_FRAME_ELEMENTS
 from taihu.settings import (
     ClusterSettings,
     CompressionSettings,
@@ -63,6 +62,8 @@ class Job(Section):
                 f"compression '{compression.method}' needs servers: set exchange.kind = 'server', or "
                 "compression.method = 'none' for a ring"
             )
+        if compression.method != "none" and self.exchange.transport == "same-host":
+            raise ValueError("compressed gradients travel in messages: set exchange.transport = 'auto'")
         if compression.method == "none" and (sparse or compression.momentum_at == "workers"):
             raise ValueError("compression.downlink and momentum on the workers need a compression.method")
         if compression.method == "topk" and self.exchange.plan not in ("auto", "single"):
@@ -87,9 +88,9 @@ class Job(Section):
         return "exact" if exact and self.compression.momentum_at != "servers" else "dense"
 
     @property
-    def exchange_frame_elements(self) -> int:
-        """The most elements that a frame of the exchange covers."""
-        return self.exchange.frame_bytes // 4 if self.downlink == "dense" else SPARSE_FRAME_ELEMENTS
+    def shares_memory(self) -> bool:
+        """Whether processes of one machine exchange dense gradients, and parameters, in memory that they share."""
+        return self.exchange.transport != "tcp" and self.compression.method == "none"
 
     @property
     def momentum_on_workers(self) -> bool:

@@ -93,8 +93,9 @@ class ExchangeSettings(Section):
     from measurements of the running job: `greedy`, `exact`, and `auto`, which is `exact`. The first
     `calibration_steps` steps are measured, and as many by the plan that they led to; every `replan_every` steps the
     plan is made anew if another one has become better. A group is cut into frames of at most `frame_bytes` for each
-    server; at most `window_frames` of them are on their way to one server without an answer. Workers of a ring that
-    all run on one machine sum in memory that they share, unless `transport` says otherwise.
+    server, by default 512 KiB, or 4 MiB where all processes run on one machine; at most `window_frames` of them are
+    on their way to one server without an answer. Processes of one machine exchange dense values in memory that they
+    share, unless `transport` says otherwise: `same-host` insists on it. In a ring all workers must.
     """
 
     kind: Literal["server", "ring"] = "server"
@@ -104,7 +105,7 @@ class ExchangeSettings(Section):
     transport: Literal["auto", "tcp", "same-host"] = "auto"
     calibration_steps: Annotated[int, Field(ge=4)] = 8
     replan_every: PositiveInt = 200
-    frame_bytes: Annotated[int, Field(ge=4096, le=4 << 20, multiple_of=4)] = 1 << 19
+    frame_bytes: Annotated[int, Field(ge=4096, le=4 << 20, multiple_of=4)] | None = None
     window_frames: PositiveInt = 6
     timeout_s: PositiveFloat = 600.0
     non_finite: Literal["error", "allow"] = "error"

@@ -20,7 +20,7 @@ from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.settings import ClusterSettings
 from taihu.wire.identity import WorkerIdentity
-from worker.arenas import allocate_arenas
+from worker.arenas import Arenas, allocate_arenas
 from worker.server_exchange import ServerExchange
 
 Values = NDArray[np.float32]
@@ -67,15 +67,20 @@ class Cluster:
             thread.join(timeout=30)
             assert not thread.is_alive()
 
-    def member(self, rank: int, layout: Layout) -> Member:
-        """Worker `rank`, joined."""
-        return Member(self.job, rank, layout)
+    def member(self, rank: int, layout: Layout, arenas: Arenas | None = None) -> Member:
+        """Worker `rank`, joined; its arenas are shared if the job says so."""
+        return Member(self.job, rank, layout, arenas)
 
-    def run(self, layout: Layout, work: Callable[[Member], None]) -> None:
+    def run(
+        self,
+        layout: Layout,
+        work: Callable[[Member], None],
+        arenas_of: Callable[[int], Arenas | None] = lambda _: None,
+    ) -> None:
         """Let every worker, in a thread of its own, join, `work`, and finish."""
 
         def life(rank: int) -> None:
-            with self.member(rank, layout) as member:
+            with self.member(rank, layout, arenas_of(rank)) as member:
                 member.exchange.start()
                 work(member)
                 member.client.finish(parameters_sha256="equal")
@@ -95,11 +100,11 @@ class Cluster:
 class Member:
     """One worker: arenas, client, exchange and heartbeats; a context manager."""
 
-    def __init__(self, job: Job, rank: int, layout: Layout) -> None:
+    def __init__(self, job: Job, rank: int, layout: Layout, arenas: Arenas | None = None) -> None:
         assert job.cluster.coordinator is not None
         self.rank = rank
         self.identity = WorkerIdentity(job.name, rank, 1000 + rank)
-        self.arenas = allocate_arenas(layout.elements, shared=False)
+        self.arenas = arenas or allocate_arenas(layout.elements, shared=job.shares_memory)
         if rank == 0:
             self.arenas.parameters[:] = initial_parameters(layout)
         member = MemberId(Role.WORKER, rank)
@@ -144,11 +149,12 @@ def initial_parameters(layout: Layout) -> Values:
 
 
 def make_job(servers: int, workers: int, **sections: dict[str, object]) -> Job:
-    """A job with short timeouts."""
+    """A job with short timeouts, over TCP unless `exchange` says otherwise."""
     cluster = ClusterSettings(
         servers=servers, workers=workers, heartbeat_s=0.1, lost_after_s=5.0, connect_timeout_s=15.0
     )
-    return Job.model_validate({"cluster": cluster.model_dump(), **sections})
+    exchange = {"transport": "tcp", **sections.get("exchange", {})}
+    return Job.model_validate({"cluster": cluster.model_dump(), **sections, "exchange": exchange})
 
 
 def momentum_sgd(start: Values, steps: Sequence[Sequence[Values]], rate: float, momentum: float) -> Values:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
-from allreduce.shared_memory import SharedBuffer, SharedMemoryError
+from taihu.wire.shared_memory import SharedBuffer, create_shared
 
 __all__ = ["Arenas", "allocate_arenas"]
 
@@ -28,10 +27,6 @@ class Arenas:
 def allocate_arenas(elements: int, *, shared: bool) -> Arenas:
     """Arenas of zeros; with `shared`, other processes of this machine can map the gradients, if it has the memory."""
     parameters = np.zeros(elements, dtype=np.float32)
-    if shared:
-        try:
-            buffer = SharedBuffer.create(parameters.nbytes)
-            return Arenas(parameters, buffer.array(np.float32, elements), buffer)
-        except SharedMemoryError as error:
-            structlog.get_logger().info("no shared memory", reason=str(error))
-    return Arenas(parameters, np.zeros_like(parameters))
+    buffer = create_shared(parameters.nbytes) if shared else None
+    gradients = np.zeros_like(parameters) if buffer is None else buffer.array(np.float32, elements)
+    return Arenas(parameters, gradients, buffer)

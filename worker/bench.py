@@ -11,7 +11,7 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.measure import spread
 from taihu.wire.clock import SystemClock
-from worker.arenas import Arenas
+from worker.arenas import allocate_arenas
 from worker.exchange import GradientExchange
 from worker.hashing import parameters_sha256
 from worker.session import take_part
@@ -25,9 +25,8 @@ def exchange_rounds(job: Job, rank: int, layout: Layout, *, rounds: int, warmup:
     A round pushes every group in backward order and ends when every group has been pulled.
     """
     random = np.random.default_rng([job.train.seed, rank])
-    arenas = Arenas(
-        np.zeros(layout.elements, dtype=np.float32), random.standard_normal(layout.elements, dtype=np.float32)
-    )
+    arenas = allocate_arenas(layout.elements, shared=job.shares_memory)
+    random.standard_normal(out=arenas.gradients, dtype=np.float32)
     clock = SystemClock()
     with take_part(job, rank, layout, arenas, progress=Progress) as session:
         exchange = session.exchange
@@ -39,6 +38,7 @@ def exchange_rounds(job: Job, rank: int, layout: Layout, *, rounds: int, warmup:
         "bytes_sent_per_round": totals.sent_bytes // (warmup + rounds),
         "bytes_received_per_round": totals.received_bytes // (warmup + rounds),
         "groups": len(exchange.groups),
+        "path": exchange.path,
     }
 
 

@@ -96,8 +96,7 @@ class WorkerDaemon:
         dataset = load_dataset(self._job.data.name, self._job.data.path)
         batches = self._batches(dataset)
         model = build_model(self._job.model.name, dataset.image_shape, dataset.classes)
-        shares = not self._job.servers and self._job.exchange.transport != "tcp"
-        arenas = allocate_arenas(model.layout.elements, shared=shares)
+        arenas = allocate_arenas(model.layout.elements, shared=self._job.shares_memory)
         model.bind(arenas.parameters, arenas.gradients)
         if self._options.rank == 0:
             model.initialize(self._job.train.seed)

@@ -39,6 +39,11 @@ class GradientExchange(ABC):
         """The groups of the present plan."""
         return self.plan.groups
 
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """How values travel: `tcp`, `same-host`, or both."""
+
     @abstractmethod
     def adopt(self, plan: Plan) -> None:
         """Go on by another plan; every group has been waited for, and all workers do so before the same step."""

@@ -61,6 +61,11 @@ class RingExchange(GradientExchange):
         self._communicator.broadcast(self._arenas.parameters)
         self._communicator.choose_path(self._job.exchange.transport, self._arenas.shared)
 
+    @property
+    def path(self) -> str:
+        """See `GradientExchange.path`."""
+        return self._communicator.path
+
     def adopt(self, plan: Plan) -> None:
         """See `GradientExchange.adopt`."""
         self.plan = plan

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 from taihu.compression import UnitReport
 from taihu.coordination.plan import Plan
-from taihu.errors import ExchangeError, RunError, TaihuError
+from taihu.errors import ConfigError, ExchangeError, RunError, TaihuError
 from taihu.job import Job
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
@@ -40,6 +40,8 @@ class ServerExchange(GradientExchange):
     ) -> None:
         self._tracer = tracer or Tracer.off()
         self._timeout_s = job.exchange.timeout_s
+        self._transport = job.exchange.transport
+        self._shared = arenas.shared
         self._rank = identity.rank
         self._clock = clock or SystemClock()
         self._changed = threading.Condition()
@@ -70,6 +72,7 @@ class ServerExchange(GradientExchange):
         """Worker 0 brings the initial parameters to the servers, the others fetch them; then open the streams.
 
         Raises:
+            ConfigError: no memory is shared with a server, although `exchange.transport` says so.
             ModelError: this worker's model differs from the servers'.
             PeerUnreachableError: a server does not answer.
             TaihuError: what `fail` was told meanwhile.
@@ -80,6 +83,7 @@ class ServerExchange(GradientExchange):
                     link.initialize()
                 else:
                     link.fetch()
+            self._share()
         except TaihuError:
             self._raise_failure()
             raise
@@ -90,6 +94,25 @@ class ServerExchange(GradientExchange):
                 target=self._compress_groups, args=(self._compressor,), name="compress", daemon=True
             )
             self._compressing.start()
+
+    @property
+    def path(self) -> str:
+        """See `GradientExchange.path`."""
+        return " and ".join(sorted({link.path for link in self._links}))
+
+    def _share(self) -> None:
+        """Exchange values in shared memory with the servers of this machine; the memory's name is gone after."""
+        if self._shared is not None:
+            try:
+                for link in self._links:
+                    link.share(self._shared)
+            finally:
+                self._shared.unlink()
+        if self._transport == "same-host" and self.path != "same-host":
+            raise ConfigError(
+                "exchange.transport 'same-host': this worker and a server do not share one machine's /dev/shm, or it "
+                "is too small; use auto or tcp"
+            )
 
     def adopt(self, plan: Plan) -> None:
         """See `GradientExchange.adopt`."""

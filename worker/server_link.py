@@ -10,13 +10,14 @@ from typing import Any, Protocol
 
 import grpc
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from kernels.pack import unpack
 from kernels.scatter import scatter_assign
 from protos import parameter_server_pb2 as pb
 from taihu.coordination.plan import Plan
-from taihu.errors import ExchangeError, FrameError, TaihuError
+from taihu.errors import ExchangeError, FrameError, SharedMemoryError, TaihuError
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.trace import Tracer
@@ -35,6 +36,7 @@ from taihu.wire.codec import (
 )
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.retry import call_until_reachable
+from taihu.wire.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
 from taihu.wire.status import error_from_rpc
 from worker.arenas import Arenas
 
@@ -87,10 +89,11 @@ class ServerLink:
         self._identity = identity
         self._arenas = arenas
         self._parameter_bytes = arenas.parameters.view(np.uint8)
+        self._shared: NDArray[np.float32] | None = None
         self._on_answer = on_answer
         self._on_error = on_error
         self._shard = Shard(plan.layout, job.cluster.servers, index)
-        self._state_frames = self._shard.state_frames(job.exchange.frame_bytes // BYTES_PER_VALUE)
+        self._state_frames = self._shard.state_frames(plan.frame_elements)
         self._framing = self._frame(plan)
         self._positions: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._step = 0
@@ -148,6 +151,36 @@ class ServerLink:
                 f"{self.peer}: {len(missing)} of {len(self._state_frames)} frames of parameters did not come"
             )
 
+    @property
+    def path(self) -> str:
+        """How values travel: `same-host` or `tcp`."""
+        return "tcp" if self._shared is None else "same-host"
+
+    def share(self, gradients: SharedBuffer) -> None:
+        """Exchange values in shared memory, if this worker's `gradients` and the server's parameters can be.
+
+        Comes after the initial parameters and before `open`; see `path` for the result.
+        """
+        share = self._channel.unary_unary(
+            f"{_SERVICE}/Share", pb.ShareRequest.SerializeToString, pb.ShareResponse.FromString
+        )
+        identity = self._identity
+        request = pb.ShareRequest(
+            job=identity.job,
+            rank=identity.rank,
+            incarnation=identity.incarnation,
+            gradients=buffer_to_message(gradients.descriptor),
+        )
+        try:
+            response = share(request, timeout=self._job.exchange.timeout_s)
+            if response.HasField("parameters"):
+                buffer = open_shared(buffer_from_message(response.parameters))
+                self._shared = buffer.array(np.float32, self._shard.elements)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.peer) from None
+        except (SharedMemoryError, ValueError) as error:
+            structlog.get_logger().info("no memory is shared", peer=self.peer, reason=str(error))
+
     def open(self) -> None:
         """Open the exchange."""
         exchange: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(f"{_SERVICE}/Exchange")
@@ -199,17 +232,22 @@ class ServerLink:
         self._channel.close()
 
     def _requests(self) -> Iterator[bytes]:
-        """Frames in the order of pushing, at most a window ahead of their answers."""
+        """Frames in the order of pushing, those with values at most a window ahead of their answers."""
         while (item := self._queue.get()) is not None:
-            self._window.acquire()
+            frame, message = item
+            shared = message is None and self._shared is not None
+            if not shared:
+                self._window.acquire()
             if self._abandoned:
                 return
-            frame, message = item
             start_s = self._clock.now()
-            if message is None:
+            if shared:
+                message = encode_frame(self._header(frame, shared=True), ())
+            elif message is None:
                 message = self._encode(frame, self._arenas.gradients)
-            self.sent_bytes += len(message)
-            self.sent_by_group[frame.group] += len(message)
+            size = _moved_bytes(message, frame, shared=shared)
+            self.sent_bytes += size
+            self.sent_by_group[frame.group] += size
             yield message
             self._trace("push", frame, start_s)
 
@@ -221,10 +259,15 @@ class ServerLink:
             yield request
 
     def _frame(self, plan: Plan) -> Framing:
-        return Framing(self._shard, plan.groups, self._job.exchange_frame_elements)
+        return Framing(self._shard, plan.groups, plan.frame_elements)
 
     def _header(
-        self, frame: FrameSpec, selected: int | None = None, value_type: ValueType = ValueType.FP32
+        self,
+        frame: FrameSpec,
+        selected: int | None = None,
+        value_type: ValueType = ValueType.FP32,
+        *,
+        shared: bool = False,
     ) -> FrameHeader:
         return FrameHeader(
             job=self._job.name,
@@ -237,10 +280,11 @@ class ServerLink:
             sender=self._identity.rank,
             selected=selected,
             value_type=value_type,
+            shared=shared,
         )
 
     def _encode(self, frame: FrameSpec, arena: NDArray[np.float32]) -> bytes:
-        return encode_frame(self._header(frame), [arena[piece.start : piece.stop] for piece in frame.pieces])
+        return encode_frame(self._header(frame), [arena[piece.start : piece.stop] for piece in frame.ranges])
 
     def _track(self, call: Call) -> None:
         """`abandon` cuts `call` from now on, also when it came first."""
@@ -263,7 +307,6 @@ class ServerLink:
 
     def _take(self, message: bytes) -> None:
         start_s = self._clock.now()
-        self.received_bytes += len(message)
         answer = read_frame(message)
         header = answer.header
         spec = self._framing.find(group=header.group, offset=header.offset, count=header.count)
@@ -271,15 +314,20 @@ class ServerLink:
             raise self._not_asked_for(header)
         if header.step != self._step:
             raise FrameError(f"{self.peer} answered step {header.step} during step {self._step}")
-        if header.selected is None:
+        if header.shared and self._shared is not None:
+            self._write(spec, self._shared[spec.offset : spec.offset + spec.count])
+        elif header.selected is None:
             self._write(spec, dense_values(answer))
         else:
             self._write_sparse(spec, answer)
+        size = _moved_bytes(message, spec, shared=header.shared)
+        self.received_bytes += size
         # The answer that came fastest after its sum tells how far the server's clock is ahead at least.
         self._server_ahead_s = max(self._server_ahead_s, header.completed_s - start_s)
-        self._window.release()
+        if not header.shared:
+            self._window.release()
         self._trace("pull", spec, start_s)
-        self._on_answer(header, len(message), header.completed_s - self._server_ahead_s)
+        self._on_answer(header, size, header.completed_s - self._server_ahead_s)
 
     def _trace(self, name: str, frame: FrameSpec, start_s: float) -> None:
         if self._tracer.enabled:
@@ -308,7 +356,12 @@ class ServerLink:
     def _write(self, frame: FrameSpec, values: NDArray[np.float32]) -> None:
         source = values.view(np.uint8)
         taken = 0
-        for piece in frame.pieces:
+        for piece in frame.ranges:
             start, stop = piece.start * BYTES_PER_VALUE, piece.stop * BYTES_PER_VALUE
             self._parameter_bytes[start:stop] = source[taken : taken + stop - start]
             taken += stop - start
+
+
+def _moved_bytes(message: bytes, frame: FrameSpec, *, shared: bool) -> int:
+    """What a frame moves: its message and, beside it, the values in shared memory."""
+    return len(message) + (frame.count * BYTES_PER_VALUE if shared else 0)

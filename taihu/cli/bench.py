@@ -38,6 +38,7 @@ bench_app = typer.Typer(help="Measure parts of the system on real processes.", n
 bench_app.command()(select)
 bench_app.command()(allreduce)
 
+_PLAN = "exchange.plan=bucket:4MB"
 _TCP_PAYLOAD_SHARE = 1448 / 1514
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)(k|m|g)bit$")
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
@@ -68,6 +69,9 @@ def exchange(
 ) -> None:
     """Time dense push and pull rounds with a model's true layer shapes between real processes.
 
+    Layers are merged into groups of 4 MB, as there is no backward pass that smaller ones could overlap with; another
+    --set exchange.plan=... wins.
+
     \b
     Examples:
       taihu bench exchange --model resnet50 --servers 1 --workers 3
@@ -78,7 +82,7 @@ def exchange(
         "cluster": {"servers": servers, "workers": workers, "coordinator": coordinator},
         "optimizer": {"momentum": 0.0, "learning_rate": 1e-3},
     }
-    job = resolve_job(None, assignments or (), flags)
+    job = resolve_job(None, [_PLAN, *(assignments or ())], flags)
     check_writable(json_file)
     raise_on_terminate()
     if stop_with_parent:
@@ -101,7 +105,6 @@ def exchange(
         "model": model,
         "servers": servers,
         "workers": workers,
-        "path": "tcp",
         **measured,
         "floor_seconds": floor,
     }
@@ -136,7 +139,7 @@ def _measure_here(job: Job, model: str, rounds: int, warmup: int) -> dict[str, A
     cluster = job.cluster
     common = ["bench", "exchange", "--model", model, "--rounds", str(rounds), "--warmup", str(warmup)]
     common += ["--servers", str(cluster.servers), "--workers", str(cluster.workers)]
-    common += [f"--set=exchange.{key}={value}" for key, value in job.exchange.model_dump().items()]
+    common += [f"--set=exchange.{key}={value}" for key, value in job.exchange.model_dump(exclude_none=True).items()]
     with tempfile.TemporaryDirectory(prefix="taihu-bench-") as name, LocalProcesses(Path(name)) as processes:
         folder = Path(name)
         server = [*common, "--role", "server", "--bind", "127.0.0.1:0"]
@@ -152,13 +155,13 @@ def _measure_here(job: Job, model: str, rounds: int, warmup: int) -> dict[str, A
         while not processes.check():
             time.sleep(0.1)
         measured = read_json(folder / "worker-0.json")
-    keys = ("seconds_per_round", "bytes_sent_per_round", "bytes_received_per_round", "groups")
+    keys = ("seconds_per_round", "bytes_sent_per_round", "bytes_received_per_round", "groups", "path")
     return {key: measured[key] for key in keys}
 
 
 def _tell(results: dict[str, Any]) -> None:
     seconds = results["seconds_per_round"]
-    text = f"{results['model']}, {results['servers']} servers, {results['workers']} workers: "
+    text = f"{results['model']}, {results['servers']} servers, {results['workers']} workers, {results['path']}: "
     text += f"{seconds['median']:.4f} s a round (min {seconds['min']:.4f}, max {seconds['max']:.4f})"
     if results["floor_seconds"] is not None:
         floor = results["floor_seconds"]

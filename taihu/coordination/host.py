@@ -12,7 +12,7 @@ from taihu.coordination.membership import Membership
 from taihu.coordination.planning import Planning
 from taihu.coordination.service import Coordinator, CoordinatorServicer
 from taihu.job import Job
-from taihu.wire.address import advertised_host, join_address, split_address
+from taihu.wire.address import advertised_host, is_loopback, join_address, split_address
 from taihu.wire.clock import SystemClock
 from taihu.wire.server import RpcServer
 
@@ -36,7 +36,9 @@ def hosted_coordinator(job: Job, rpc: RpcServer) -> Iterator[Coordinator]:
     )
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
     threading.Thread(target=merge_search.warm_up, name="warm-up", daemon=True).start()
-    coordinator = Coordinator(membership, lambda layout: Planning(job, layout), SystemClock())
+    coordinator = Coordinator(
+        membership, lambda layout: Planning(job, layout, one_host=_on_one_host(membership)), SystemClock()
+    )
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), rpc.grpc_server)
     closed = threading.Event()
     watch = threading.Thread(target=_let_time_pass, args=(coordinator, closed), name="membership", daemon=True)
@@ -47,6 +49,12 @@ def hosted_coordinator(job: Job, rpc: RpcServer) -> Iterator[Coordinator]:
         coordinator.wait_for(Membership.over, _FAREWELL_S + cluster.heartbeat_s)
         closed.set()
         watch.join()
+
+
+def _on_one_host(membership: Membership) -> bool:
+    """Whether the addresses that members exchange at mean something on this machine only."""
+    addresses = membership.peer_addresses()
+    return addresses is not None and all(map(is_loopback, addresses))
 
 
 def _let_time_pass(coordinator: Coordinator, closed: threading.Event) -> None:

@@ -70,6 +70,7 @@ def plan_to_message(plan: Plan) -> pb.GetPlanResponse:
         from_step=plan.from_step,
         groups=[pb.Group(first_layer=g.first_layer, last_layer=g.last_layer) for g in plan.groups],
         layout=layout_to_message(plan.layout),
+        frame_elements=plan.frame_elements,
         predicted_seconds=plan.predicted_seconds,
     )
 
@@ -81,6 +82,7 @@ def plan_from_message(message: pb.GetPlanResponse) -> Plan:
         from_step=message.from_step,
         groups=tuple(Group(g.first_layer, g.last_layer) for g in message.groups),
         layout=layout_from_message(message.layout),
+        frame_elements=message.frame_elements,
         predicted_seconds=message.predicted_seconds,
     )
 

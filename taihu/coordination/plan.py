@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from taihu.errors import ConfigError
 from taihu.layout import Layout
 from taihu.planner.groups import Group, check_groups
 
@@ -14,14 +15,18 @@ __all__ = ["Plan"]
 class Plan:
     """`groups` of `layout`, used from step `from_step` on; every frame carries `version`.
 
-    `predicted_seconds` is what a step should take, 0 as long as nothing has been measured.
+    A frame covers at most `frame_elements` values. `predicted_seconds` is what a step should take, 0 as long as
+    nothing has been measured.
     """
 
     version: int
     from_step: int
     groups: tuple[Group, ...]
     layout: Layout
+    frame_elements: int
     predicted_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         check_groups(self.layout, self.groups)
+        if self.frame_elements < 1:
+            raise ConfigError(f"a plan of frames of {self.frame_elements} values: expected at least 1")

@@ -6,6 +6,7 @@ Workers report after the same steps and wait for the answer, so that the plan wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, StaleError
@@ -15,12 +16,15 @@ from taihu.planner.calibration import calibrate, with_measured_bytes
 from taihu.planner.decide import decide, predict
 from taihu.planner.groups import plan_groups
 from taihu.planner.measurement import StepMeasurement
+from taihu.planner.partition import SPARSE_FRAME_ELEMENTS
 from taihu.planner.profile import Compression, Profile
+from taihu.wire.codec import BYTES_PER_VALUE, MAX_PAYLOAD_BYTES
 
 __all__ = ["Planning", "first_plan", "is_computed"]
 
 _COMPUTED = ("auto", "greedy", "exact")
 _WORTHWHILE_GAIN = 0.05
+_FRAME_BYTES = 1 << 19
 
 
 def is_computed(strategy: str) -> bool:
@@ -28,8 +32,8 @@ def is_computed(strategy: str) -> bool:
     return strategy in _COMPUTED
 
 
-def first_plan(job: Job, layout: Layout) -> Plan:
-    """The plan before anything has been measured.
+def first_plan(job: Job, layout: Layout, *, one_host: bool) -> Plan:
+    """The plan before anything has been measured; `one_host` says that only this machine's processes take part.
 
     Where it will be computed, every layer is a group of its own at first: that gives costs of many sizes.
     """
@@ -38,15 +42,27 @@ def first_plan(job: Job, layout: Layout) -> Plan:
         strategy = "single"
     elif is_computed(strategy):
         strategy = "per-layer"
-    return Plan(1, 1, plan_groups(layout, strategy), layout)
+    return Plan(1, 1, plan_groups(layout, strategy), layout, _frame_elements(job, one_host=one_host))
+
+
+def _frame_elements(job: Job, *, one_host: bool) -> int:
+    """The most elements that a frame of the exchange covers.
+
+    A small one is soon answered on a link, while shared memory has no use for that and each message costs time.
+    """
+    if job.downlink != "dense":
+        return SPARSE_FRAME_ELEMENTS
+    if job.exchange.frame_bytes is not None:
+        return job.exchange.frame_bytes // BYTES_PER_VALUE
+    return (MAX_PAYLOAD_BYTES if one_host and job.shares_memory else _FRAME_BYTES) // BYTES_PER_VALUE
 
 
 class Planning:
     """`plan` is what holds now, `profile` the costs that it was made from, None before the first report."""
 
-    def __init__(self, job: Job, layout: Layout) -> None:
+    def __init__(self, job: Job, layout: Layout, *, one_host: bool = False) -> None:
         self._job = job
-        self.plan = first_plan(job, layout)
+        self.plan = first_plan(job, layout, one_host=one_host)
         self.profile: Profile | None = None
         self._decided_after = 0
         self._reports: dict[int, Sequence[StepMeasurement]] = {}
@@ -89,7 +105,7 @@ class Planning:
     def _decide(self, step: int, reports: Sequence[Sequence[StepMeasurement]]) -> None:
         names = [layer.name for layer in self.plan.layout.layers]
         elements = [layer.elements for layer in self.plan.layout.layers]
-        compression = planned_compression(self._job)
+        compression = planned_compression(self._job, self.plan.frame_elements)
         groups = self.plan.groups
         profile = calibrate(names, elements, reports, servers=self._job.servers, previous=self.profile)
         profile = with_measured_bytes(profile, compression, groups, reports)
@@ -100,16 +116,16 @@ class Planning:
                 groups, seconds = decision.groups, decision.seconds
         self.profile = profile
         changed = groups != self.plan.groups
-        self.plan = Plan(
-            self.plan.version + changed,
-            step + 1 if changed else self.plan.from_step,
-            groups,
-            self.plan.layout,
-            seconds,
+        self.plan = replace(
+            self.plan,
+            version=self.plan.version + changed,
+            from_step=step + 1 if changed else self.plan.from_step,
+            groups=groups,
+            predicted_seconds=seconds,
         )
 
 
-def planned_compression(job: Job) -> Compression:
+def planned_compression(job: Job, frame_elements: int) -> Compression:
     """The job's compression as the planner sees it."""
     settings = job.compression
     return Compression(
@@ -118,5 +134,5 @@ def planned_compression(job: Job) -> Compression:
         refresh_every=settings.refresh_every,
         value_bytes=4 if settings.value_type == "fp32" else 2,
         downlink=job.downlink,
-        frame_bytes=job.exchange_frame_elements * 4,
+        frame_bytes=frame_elements * BYTES_PER_VALUE,
     )

@@ -57,6 +57,17 @@ class FrameSpec:
         stops = self.offset + np.cumsum(sizes)
         return np.stack([stops - sizes, stops], axis=1)
 
+    @cached_property
+    def ranges(self) -> tuple[Piece, ...]:
+        """The pieces, neighbours joined."""
+        joined: list[Piece] = []
+        for piece in self.pieces:
+            if joined and joined[-1].stop == piece.start:
+                joined[-1] = Piece(joined[-1].start, piece.stop)
+            else:
+                joined.append(piece)
+        return tuple(joined)
+
 
 def slice_bounds(elements: int, parts: int, index: int) -> tuple[int, int]:
     """Range `index` of `elements` values cut into `parts` ranges whose lengths differ by one at most."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 
 from taihu.errors import ConfigError
 
-__all__ = ["advertised_host", "join_address", "split_address"]
+__all__ = ["advertised_host", "is_loopback", "join_address", "split_address"]
 
 _EVERY_HOST = ("", "0.0.0.0", "::")  # noqa: S104
 _ADDRESS = re.compile(r"(?:\[([^\[\]\s]*)\]|([^\[\]:\s]*)):([0-9]{1,5})")
@@ -24,6 +25,15 @@ def split_address(address: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """`host:port`, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only processes of this machine can mean what listens at `address` (`host:port`)."""
+    host = split_address(address)[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def advertised_host(bound: str, coordinator: str | None) -> str:

@@ -80,9 +80,9 @@ class FrameHeader:
     """Where a frame belongs, and how its values are placed.
 
     `sender` is the rank of a worker, or None for a server; `selected` is the number of values of a sparse frame, or
-    None for a dense one; `completed_s` is set in answers, in seconds of the server's monotonic clock; `hop`,
-    `failure` and `last` are set between workers: how often a range has been sent on, why the sender gives up, and
-    whether it leaves in good order.
+    None for a dense one; the values of a `shared` frame lie in memory that both sides map; `completed_s` is set in
+    answers, in seconds of the server's monotonic clock; `hop`, `failure` and `last` are set between workers: how
+    often a range has been sent on, why the sender gives up, and whether it leaves in good order.
     """
 
     job: str
@@ -95,6 +95,7 @@ class FrameHeader:
     sender: int | None = None
     selected: int | None = None
     value_type: ValueType = ValueType.FP32
+    shared: bool = False
     completed_s: float = 0.0
     hop: int = 0
     failure: str = ""
@@ -125,9 +126,9 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
     The result is the only copy made of the values.
 
     Args:
-        header: a dense or sparse one.
+        header: a dense, sparse or shared one.
         pieces: contiguous arrays; of a dense frame `header.count` values of the header's type together, of a sparse
-            one `header.selected` values followed by the bytes of its sections.
+            one `header.selected` values followed by the bytes of its sections; none of a shared one.
     """
     message = tensor_pb2.Frame.Header(
         job=header.job,
@@ -148,6 +149,8 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
     if header.selected is not None:
         message.encoding = tensor_pb2.ENCODING_SPARSE
         message.selected = header.selected
+    elif header.shared:
+        message.encoding = tensor_pb2.ENCODING_SHARED
     prefix = _aligned_prefix(message.SerializeToString(), sum(piece.nbytes for piece in pieces))
     return b"".join((prefix, *(piece.view(np.uint8).data for piece in pieces)))
 
@@ -186,8 +189,8 @@ def frame_from_message(frame: tensor_pb2.Frame) -> tuple[FrameHeader, NDArray[np
 def dense_values(frame: Frame) -> NDArray[np.float32]:
     """The values of a frame that must hold one in fp32 for every element; raises FrameError when it does not."""
     header = frame.header
-    if header.selected is not None or header.value_type is not ValueType.FP32:
-        kind = "sparse" if header.selected is not None else "dense"
+    if header.selected is not None or header.shared or header.value_type is not ValueType.FP32:
+        kind = "sparse" if header.selected is not None else "shared" if header.shared else "dense"
         raise FrameError(
             f"frame at offset {header.offset} is {kind} with {header.value_type.label} values: expected a dense one "
             "with float32 values"
@@ -256,7 +259,7 @@ def _checked(message: tensor_pb2.Frame.Header, payload: memoryview | bytes) -> F
     header = _header(message)
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise FrameError(f"frame payload of {len(payload)} bytes: expected at most {MAX_PAYLOAD_BYTES} bytes")
-    held = header.count if header.selected is None else header.selected
+    held = 0 if header.shared else header.count if header.selected is None else header.selected
     size = held * header.value_type.dtype.itemsize
     if size > len(payload) or (size < len(payload) and header.selected is None) or held > header.count:
         raise FrameError(
@@ -270,7 +273,7 @@ def _checked(message: tensor_pb2.Frame.Header, payload: memoryview | bytes) -> F
 
 def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:
     sparse = message.encoding == tensor_pb2.ENCODING_SPARSE
-    if not sparse and (message.encoding != tensor_pb2.ENCODING_DENSE or message.selected):
+    if message.encoding not in tensor_pb2.Encoding.values() or (message.selected and not sparse):
         raise FrameError(f"frame encoding {message.encoding}, {message.selected} selected: not known to this version")
     if not math.isfinite(message.completed_s):
         raise FrameError(f"frame completed at {message.completed_s} s: expected a finite time")
@@ -289,6 +292,7 @@ def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:
         sender=message.sender if message.HasField("sender") else None,
         selected=message.selected if sparse else None,
         value_type=known[message.data_type],
+        shared=message.encoding == tensor_pb2.ENCODING_SHARED,
         completed_s=message.completed_s,
         hop=message.hop,
         failure=message.failure,

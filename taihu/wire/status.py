@@ -21,6 +21,7 @@ _CODES: dict[type[TaihuError], grpc.StatusCode] = {
     errors.ModelError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.StaleError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.SharedMemoryError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.MemberLostError: grpc.StatusCode.ABORTED,
     errors.RunError: grpc.StatusCode.ABORTED,
     errors.PeerUnreachableError: grpc.StatusCode.UNAVAILABLE,

@@ -17,11 +17,11 @@ from allreduce.communicator import Communicator
 from allreduce.operation import Operation, OperationKey
 from allreduce.ring import Ring, cut_chunks
 from allreduce.same_host import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
-from allreduce.shared_memory import SharedBuffer, SharedMemoryError
-from taihu.errors import ConfigError, RunError, TaihuError
+from taihu.errors import ConfigError, RunError, SharedMemoryError, TaihuError
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec
 from taihu.wire.codec import ValueType
+from taihu.wire.shared_memory import SharedBuffer
 
 LAYERS = (3000, 7, 20_000, 1, 500)
 

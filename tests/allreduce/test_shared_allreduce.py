@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from value_kinds import random_values, same_bits, summed
 
 from allreduce.shared_allreduce import SharedAllreduce
-from allreduce.shared_memory import SharedBuffer, open_shared
 from kernels.shared_reduce import REDUCE_KINDS, ReduceKind, dtype_of
 from taihu.errors import ExchangeError
+from taihu.wire.shared_memory import SharedBuffer, open_shared
 
 WORKERS = multiprocessing.get_context("spawn")
 ROUNDS = 40

@@ -45,7 +45,7 @@ def plans(draw: st.DrawFn) -> Plan:
     cuts = draw(st.sets(st.integers(1, len(layers) - 1))) if len(layers) > 1 else set()
     bounds = sorted({0, *cuts, len(layers)})
     groups = tuple(Group(first, following - 1) for first, following in pairwise(bounds))
-    return Plan(draw(UINT32), draw(UINT64), groups, Layout(tuple(layers)))
+    return Plan(draw(UINT32), draw(UINT64), groups, Layout(tuple(layers)), draw(st.integers(1, 2**32 - 1)))
 
 
 @quick
@@ -120,9 +120,17 @@ def test_a_plan_that_does_not_cover_its_layers_is_refused(plan: Plan, bounds: li
         plan_from_message(message)
 
 
+def test_a_plan_of_empty_frames_is_refused() -> None:
+    layout = Layout((LayerSpec("fc", (TensorSpec("weight", (2, 3)),)),))
+    message = plan_to_message(Plan(1, 1, (Group(0, 0),), layout, 1))
+    message.frame_elements = 0
+    with pytest.raises(ConfigError, match="frames of 0 values: expected at least 1"):
+        plan_from_message(message)
+
+
 def test_a_plan_with_a_negative_dimension_is_refused() -> None:
     layout = Layout((LayerSpec("fc", (TensorSpec("weight", (2, 3)),)),))
-    message = plan_to_message(Plan(1, 1, (Group(0, 0),), layout))
+    message = plan_to_message(Plan(1, 1, (Group(0, 0),), layout, 1))
     message.layout.layers[0].tensors[0].shape[1] = -3
     with pytest.raises(FrameError, match="fc/weight has a negative dimension"):
         plan_from_message(message)

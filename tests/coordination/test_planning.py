@@ -46,8 +46,28 @@ def report(alpha: float = 0.0001) -> list[StepMeasurement]:
     ],
 )
 def test_the_first_plan_measures_every_layer_unless_a_plan_is_named(plan: str, method: str, groups: int) -> None:
-    first = first_plan(job(plan, method), LAYOUT)
+    first = first_plan(job(plan, method), LAYOUT, one_host=False)
     assert (first.version, first.from_step, len(first.groups), first.predicted_seconds) == (1, 1, groups, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "method", "one_host", "frame_bytes"),
+    [
+        ({}, "none", False, 512 << 10),
+        ({}, "none", True, 4 << 20),
+        ({"transport": "tcp"}, "none", True, 512 << 10),
+        ({"transport": "same-host"}, "none", True, 4 << 20),
+        ({"frame_bytes": 8192}, "none", True, 8192),
+        ({"frame_bytes": 8192}, "none", False, 8192),
+        ({}, "dlgs", True, 4_000_000),
+        ({"frame_bytes": 8192}, "dlgs", False, 4_000_000),
+    ],
+)
+def test_frames_are_large_where_memory_is_shared(
+    exchange: dict[str, object], method: str, one_host: bool, frame_bytes: int
+) -> None:
+    job = Job.model_validate({"exchange": exchange, "compression": {"method": method}})
+    assert first_plan(job, LAYOUT, one_host=one_host).frame_elements * 4 == frame_bytes
 
 
 def test_the_last_report_makes_the_plan_that_the_planner_finds_best() -> None:
@@ -58,7 +78,7 @@ def test_the_last_report_makes_the_plan_that_the_planner_finds_best() -> None:
     planning.report(0, 8, report(alpha=0.5))
     assert planning.decided_after(8)
     assert planning.profile is not None
-    best = decide(planning.profile, planned_compression(job()), "auto")
+    best = decide(planning.profile, planned_compression(job(), planning.plan.frame_elements), "auto")
     # A start-up of half a second for each message leaves nothing but one message.
     assert best.groups == (Group(0, 2),)
     plan = planning.plan

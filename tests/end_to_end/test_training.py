@@ -48,14 +48,17 @@ def test_three_workers_end_where_one_with_the_whole_batch_ends(taihu: Taihu, tmp
 
 def test_two_runs_of_a_job_end_with_the_same_bits_on_any_number_of_servers(taihu: Taihu, tmp_path: Path) -> None:
     runs = [train(taihu, tmp_path, "--steps", "30", "--servers", servers)[0] for servers in ("2", "2", "3")]
+    tcp = ("--set", "exchange.transport=tcp")
+    runs.append(train(taihu, tmp_path, "--steps", "30", "--servers", "2", *tcp)[0])
     assert len({run["parameters_sha256"] for run in runs}) == 1
 
 
 def test_the_plan_does_not_change_the_result(taihu: Taihu, tmp_path: Path) -> None:
     reference, _ = train(taihu, tmp_path, "--steps", "10")
-    small = ("--set", "exchange.frame_bytes=8192", "--set", "exchange.window_frames=2")
+    small = ("exchange.transport=tcp", "exchange.frame_bytes=8192", "exchange.window_frames=2")
+    settings = [f"--set={setting}" for setting in small]
     for plan in ("per-layer", "single", "bucket:20kB"):
-        results, _ = train(taihu, tmp_path, "--steps", "10", *small, "--set", f"exchange.plan={plan}")
+        results, _ = train(taihu, tmp_path, "--steps", "10", *settings, "--set", f"exchange.plan={plan}")
         assert results["parameters_sha256"] == reference["parameters_sha256"], plan
 
 

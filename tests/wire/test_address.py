@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taihu.errors import ConfigError
-from taihu.wire.address import advertised_host, join_address, split_address
+from taihu.wire.address import advertised_host, is_loopback, join_address, split_address
 
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,20}(\.[a-z0-9]{1,8}){0,3}", fullmatch=True)
 HOSTS = st.just("") | NAMES | st.ip_addresses().map(str)
@@ -26,6 +26,23 @@ def test_splitting_gives_back_what_was_joined(host: str, port: int) -> None:
 @given(st.ip_addresses(v=6))
 def test_an_ipv6_host_stands_in_brackets(host: ipaddress.IPv6Address) -> None:
     assert join_address(str(host), 80) == f"[{host}]:80"
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.9.8.7:1", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("10.0.0.1:1", False),
+        ("[::]:1", False),
+        (":1", False),
+        ("localhost.example:1", False),
+    ],
+)
+def test_loopback_addresses_mean_something_on_one_machine_only(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected
 
 
 @pytest.mark.parametrize(

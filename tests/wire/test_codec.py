@@ -23,6 +23,7 @@ from taihu.wire.codec import (
     frame_from_message,
     layout_from_message,
     layout_to_message,
+    read_frame,
 )
 
 Values = NDArray[np.float32]
@@ -277,6 +278,19 @@ def test_a_payload_of_the_largest_size_passes_and_one_value_more_does_not() -> N
         decode_frame(message)
     with pytest.raises(FrameError, match=f"at most {MAX_PAYLOAD_BYTES} bytes"):
         frame_from_message(tensor_pb2.Frame.FromString(message))
+
+
+def test_the_values_of_a_shared_frame_are_elsewhere() -> None:
+    header = FrameHeader("job", 1, 1, 1, 0, 0, 9, 2, shared=True)
+    message = encode_frame(header, [])
+    frame = read_frame(message)
+    assert (frame.header, len(frame.values), frame.size_bytes) == (header, 0, 0)
+    parsed = tensor_pb2.Frame.FromString(message)
+    assert (parsed.header.encoding, parsed.payload) == (tensor_pb2.ENCODING_SHARED, b"")
+    with pytest.raises(FrameError, match="shared with float32 values: expected a dense one"):
+        decode_frame(message)
+    with pytest.raises(FrameError, match="frame payload of 36 bytes: expected 0"):
+        read_frame(encode_frame(header, [np.zeros(9, dtype=np.float32)]))
 
 
 def test_a_header_of_any_size_is_read() -> None:

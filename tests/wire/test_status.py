@@ -25,6 +25,7 @@ EXPECTED_CODES = {
     "ModelError": "FAILED_PRECONDITION",
     "PeerUnreachableError": "UNAVAILABLE",
     "RunError": "ABORTED",
+    "SharedMemoryError": "FAILED_PRECONDITION",
     "StaleError": "FAILED_PRECONDITION",
     "TaihuError": "INTERNAL",
 }

@@ -22,14 +22,17 @@ def gradients(rank: int, step: int, elements: int) -> Values:
     return np.random.default_rng([rank, step]).standard_normal(elements, dtype=np.float32)
 
 
+@pytest.mark.parametrize("transport", ["tcp", "same-host"])
 @pytest.mark.parametrize("plan", ["single", "per-layer", "bucket:5kB"])
 @pytest.mark.parametrize(("servers", "workers"), [(1, 1), (1, 3), (2, 2), (3, 4), (5, 1)])
-def test_all_workers_hold_the_bits_of_the_mean_update(servers: int, workers: int, plan: str) -> None:
+def test_all_workers_hold_the_bits_of_the_mean_update(servers: int, workers: int, plan: str, transport: str) -> None:
     layout = layout_of(*LAYERS)
-    job = make_job(servers, workers, exchange={"plan": plan, "frame_bytes": 4096, "window_frames": 2})
+    exchange = {"plan": plan, "frame_bytes": 4096, "window_frames": 2, "transport": transport}
+    job = make_job(servers, workers, exchange=exchange)
     ends: dict[int, Values] = {}
 
     def work(member: Member) -> None:
+        assert member.exchange.path == transport
         for step in range(1, 5):
             ends[member.rank] = member.step(step, gradients(member.rank, step, layout.elements))
 
@@ -63,7 +66,8 @@ def test_groups_come_back_while_others_have_not_been_pushed() -> None:
         cluster.run(layout, work)
 
 
-def test_bytes_are_counted_with_their_headers() -> None:
+@pytest.mark.parametrize("transport", ["tcp", "same-host"])
+def test_bytes_are_counted_with_their_headers(transport: str) -> None:
     layout = layout_of(*LAYERS)
 
     def work(member: Member) -> None:
@@ -77,7 +81,7 @@ def test_bytes_are_counted_with_their_headers() -> None:
         assert sum(group.bytes_down for group in times) == totals.received_bytes
         assert all(group.ready_s <= group.answered_s for group in times)
 
-    with Cluster(make_job(2, 1)) as cluster:
+    with Cluster(make_job(2, 1, exchange={"transport": transport})) as cluster:
         cluster.run(layout, work)
 
 
@@ -129,6 +133,7 @@ MALFORMED: dict[str, bytes | FrameHeader] = {
     "old incarnation": FrameHeader("taihu", 1, 1, 1, 0, 0, 8, 1),
     "step ahead": FrameHeader("taihu", 1001, 1, 2, 0, 0, 8, 1),
     "not finite": FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1),
+    "nothing shared": FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1, shared=True),
 }
 STALE = ("foreign job", "foreign plan", "old incarnation", "step ahead")
 
@@ -140,7 +145,7 @@ def test_a_malformed_frame_gets_a_status_and_changes_nothing(kind: str) -> None:
     bad = MALFORMED[kind]
     if isinstance(bad, FrameHeader):
         values = np.full(bad.count, np.nan if kind == "not finite" else 1, dtype=np.float32)
-        message = encode_frame(bad, [values])
+        message = encode_frame(bad, [] if bad.shared else [values])
     else:
         message = encode_frame(good, [np.ones(8, dtype=np.float32)])[:40] if kind == "half a frame" else bad
     with Cluster(make_job(1, 2)) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:

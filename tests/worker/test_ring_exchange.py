@@ -24,7 +24,7 @@ def ring_job(workers: int, **exchange: object) -> Job:
 
 
 def plan_of(strategy: str, version: int = 1) -> Plan:
-    return Plan(version, 1, plan_groups(LAYOUT, strategy), LAYOUT)
+    return Plan(version, 1, plan_groups(LAYOUT, strategy), LAYOUT, 1000)
 
 
 def gradients(rank: int, step: int) -> Values:

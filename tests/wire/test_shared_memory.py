@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allreduce.shared_memory import (
+from taihu.errors import SharedMemoryError
+from taihu.wire.shared_memory import (
     CONTROL_WORDS,
     SharedBuffer,
     SharedDescriptor,
-    SharedMemoryError,
     open_shared,
     remove_leftovers,
 )
@@ -25,7 +25,7 @@ from allreduce.shared_memory import (
 SHM = Path("/dev/shm")  # noqa: S108 - where the buffers are
 CREATE_AND_DIE = """
 import os, signal
-from allreduce.shared_memory import SharedBuffer
+from taihu.wire.shared_memory import SharedBuffer
 print(SharedBuffer.create(100).descriptor.path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

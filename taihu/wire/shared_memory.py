@@ -13,22 +13,26 @@ import os
 import re
 import secrets
 import stat
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from mmap import MAP_POPULATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
+import structlog
 from numpy.typing import DTypeLike, NDArray
 
-from taihu.errors import TaihuError
+from protos import parameter_server_pb2 as pb
+from taihu.errors import SharedMemoryError
 
 __all__ = [
     "CONTROL_WORDS",
     "SharedBuffer",
     "SharedDescriptor",
-    "SharedMemoryError",
+    "buffer_from_message",
+    "buffer_to_message",
+    "create_shared",
     "open_shared",
     "remove_leftovers",
 ]
@@ -42,10 +46,6 @@ _DIRECTORY = Path("/dev/shm")  # noqa: S108 - opened with O_EXCL, or checked bef
 # pid namespace, pid, the process's start time, token
 _NAME = re.compile(r"taihu-(\d{1,20})-(\d{1,20})-(\d{1,20})-[0-9a-f]{32}", re.ASCII)
 _OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class SharedMemoryError(TaihuError):
-    """Memory cannot be shared with a process; the same bytes can go over TCP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,25 @@ class SharedBuffer:
         return self._memory
 
 
+def create_shared(size_bytes: int) -> SharedBuffer | None:
+    """Like `SharedBuffer.create`; None where this machine cannot."""
+    try:
+        return SharedBuffer.create(size_bytes)
+    except SharedMemoryError as error:
+        structlog.get_logger().info("no shared memory", reason=str(error))
+        return None
+
+
+def buffer_to_message(descriptor: SharedDescriptor) -> pb.SharedBuffer:
+    """Convert a descriptor."""
+    return pb.SharedBuffer(**asdict(descriptor))
+
+
+def buffer_from_message(message: pb.SharedBuffer) -> SharedDescriptor:
+    """Convert a descriptor; `open_shared` checks it."""
+    return SharedDescriptor(message.boot_id, message.path, message.token, message.size_bytes)
+
+
 def open_shared(descriptor: SharedDescriptor) -> SharedBuffer:
     """Map the buffer that a peer created on this machine.
 
@@ -152,11 +171,9 @@ def open_shared(descriptor: SharedDescriptor) -> SharedBuffer:
     """
     path = Path(descriptor.path)
     try:
-        boot_id = _boot_id()
-        if descriptor.boot_id != boot_id:
-            raise SharedMemoryError(
-                f"shared buffer of boot {descriptor.boot_id!r}: this machine's boot is {boot_id!r}"
-            )
+        own = _boot_id()
+        if descriptor.boot_id != own:
+            raise SharedMemoryError(f"shared buffer of boot {descriptor.boot_id!r}: this machine's boot is {own!r}")
         if path.parent != _DIRECTORY or descriptor.path != str(path) or not _NAME.fullmatch(path.name):
             raise SharedMemoryError(f"shared buffer {descriptor.path!r}: expected {_DIRECTORY}/{_NAME.pattern}")
         memory = _open(path, descriptor.size_bytes)
