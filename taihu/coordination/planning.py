@@ -13,7 +13,7 @@ from taihu.errors import FrameError, StaleError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.calibration import calibrate, with_measured_bytes
-from taihu.planner.decide import decide, predict
+from taihu.planner.decide import best_frame_bytes, decide, predict
 from taihu.planner.groups import plan_groups
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.partition import SPARSE_FRAME_ELEMENTS
@@ -114,15 +114,25 @@ class Planning:
             decision = decide(profile, compression, self._job.exchange.plan)
             if self.profile is None or decision.seconds < seconds * (1.0 - _WORTHWHILE_GAIN):
                 groups, seconds = decision.groups, decision.seconds
+        frame_elements = self._frame_elements(profile)
+        changed = (groups, frame_elements) != (self.plan.groups, self.plan.frame_elements)
         self.profile = profile
-        changed = groups != self.plan.groups
         self.plan = replace(
             self.plan,
             version=self.plan.version + changed,
+            frame_elements=frame_elements,
             from_step=step + 1 if changed else self.plan.from_step,
             groups=groups,
             predicted_seconds=seconds,
         )
+
+    def _frame_elements(self, profile: Profile) -> int:
+        """The first profile tells what frames the links want."""
+        own = self.plan.frame_elements
+        named = self._job.exchange.frame_bytes is not None or not is_computed(self._job.exchange.plan)
+        if named or self.profile is not None or not self._job.servers or self._job.downlink != "dense":
+            return own
+        return best_frame_bytes(profile, own * BYTES_PER_VALUE) // BYTES_PER_VALUE
 
 
 def planned_compression(job: Job, frame_elements: int) -> Compression:

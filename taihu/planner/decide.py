@@ -5,6 +5,7 @@ Layers are numbered in backward order (0 is the output side), as in `taihu.layou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -15,12 +16,14 @@ from taihu.planner.groups import Group, plan_groups
 from taihu.planner.merging import merge_exact, merge_greedy
 from taihu.planner.profile import Compression, Profile
 from taihu.planner.timeline import Timeline, simulate, step_costs
+from taihu.wire.codec import BYTES_PER_VALUE
 
-__all__ = ["UNCOMPRESSED", "Decision", "decide", "predict"]
+__all__ = ["UNCOMPRESSED", "Decision", "best_frame_bytes", "decide", "predict"]
 
 UNCOMPRESSED = "uncompressed"
 """The alternative that sends everything, by its own best plan."""
 
+_LEAST_FRAME_BYTES = 1 << 16
 _COMPARED = ("per-layer", "single", "bucket:25MB", "greedy", "exact")
 
 
@@ -73,6 +76,22 @@ def decide(profile: Profile, compression: Compression, strategy: str) -> Decisio
 def predict(profile: Profile, compression: Compression, groups: Sequence[Group]) -> float:
     """Seconds per step by a plan that there is already."""
     return simulate(step_costs(profile, compression), groups).seconds
+
+
+def best_frame_bytes(profile: Profile, most: int) -> int:
+    """A size of dense frames, a power of two from 64 KiB to `most`, that keeps both directions of the links busy.
+
+    Frames of f bytes cost a model of n bytes n / f start-ups of alpha, and one frame's way, beta f, during which only
+    one direction is busy; the sum is least at f = sqrt(alpha n / beta).
+    """
+    link = profile.link
+    size = sum(layer.elements for layer in profile.layers) * BYTES_PER_VALUE / max(1, profile.servers)
+    per_byte = max(link.up_seconds_per_byte, link.down_seconds_per_byte)
+    best = math.sqrt(link.alpha_seconds * size / per_byte) if per_byte else math.inf
+    frame_bytes = _LEAST_FRAME_BYTES
+    while 2 * frame_bytes <= min(best, most):
+        frame_bytes *= 2
+    return min(frame_bytes, most)
 
 
 def _strategy(compression: Compression, strategy: str) -> str:

@@ -138,3 +138,26 @@ def test_workers_and_servers_change_the_plan_at_the_same_step() -> None:
             cluster.run(LAYOUT, work)
     assert len(seen["auto"]) == len(seen["per-layer"]) == 2
     assert len({*seen["auto"], *seen["per-layer"]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("exchange", "alpha", "frame_bytes"),
+    [
+        ({}, 0.1, 64 << 10),
+        ({}, 10.0, 256 << 10),
+        ({}, 1000.0, 512 << 10),
+        ({"plan": "per-layer"}, 0.1, 512 << 10),
+        ({"frame_bytes": 8192}, 0.1, 8192),
+        ({"kind": "ring"}, 0.1, 512 << 10),
+    ],
+)
+def test_the_first_report_tells_what_frames_the_links_want(
+    exchange: dict[str, object], alpha: float, frame_bytes: int
+) -> None:
+    planning = Planning(make_job(1, 2, exchange=exchange), LAYOUT)
+    for at, start_up in ((8, alpha), (16, 10 * alpha)):
+        groups = len(planning.plan.groups)
+        steps = [replace(each, groups=each.groups[:groups]) for each in report(alpha=start_up)]
+        for rank in (0, 1):
+            planning.report(rank, at, steps)
+        assert planning.plan.frame_elements * 4 == frame_bytes

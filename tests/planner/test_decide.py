@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from taihu.errors import ConfigError
-from taihu.planner.decide import UNCOMPRESSED, decide, predict
+from taihu.planner.decide import UNCOMPRESSED, best_frame_bytes, decide, predict
 from taihu.planner.groups import Group, plan_groups
 from taihu.planner.merging import merge_exact, merge_greedy
 from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
@@ -87,3 +89,29 @@ def test_top_k_selects_from_one_group(strategy: str) -> None:
 def test_other_strategies_are_refused(method: str, strategy: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         decide(PROFILE, replace(DLGS, method=method), strategy)  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(
+    st.builds(LinkCost, st.floats(1e-6, 1e-1), st.floats(1e-12, 1e-5), st.floats(1e-12, 1e-5)),
+    st.integers(1, 10**8),
+    st.integers(0, 4),
+    st.sampled_from([4096, 1 << 16, 1 << 19, 1 << 22]),
+)
+def test_frames_cost_at_most_a_quarter_more_than_the_best_power_of_two(
+    link: LinkCost, elements: int, servers: int, most: int
+) -> None:
+    profile = replace(PROFILE, layers=(LayerCost("fc", elements, 0.01),), link=link, servers=servers)
+
+    def seconds(frame_bytes: int) -> float:
+        per_byte = max(link.up_seconds_per_byte, link.down_seconds_per_byte)
+        return link.alpha_seconds * 4 * elements / max(1, servers) / frame_bytes + per_byte * frame_bytes
+
+    choices = [size for size in (1 << power for power in range(16, 23)) if size <= most] or [most]
+    chosen = best_frame_bytes(profile, most)
+    assert chosen in choices
+    assert seconds(chosen) <= 1.25 * min(map(seconds, choices)) * (1 + 1e-9)
+
+
+def test_frames_are_as_large_as_may_be_where_bytes_cost_nothing() -> None:
+    assert best_frame_bytes(replace(PROFILE, link=LinkCost(1e-4, 0.0, 0.0)), 1 << 22) == 1 << 22
