@@ -125,7 +125,7 @@ def compression_fits(job: Tables) -> bool:
     by_workers = of["compression.momentum_at"] == "workers"
     if of["compression.method"] == "none":
         return not sparse and not by_workers
-    if of["exchange.kind"] == "ring":
+    if of["exchange.kind"] == "ring" or of["exchange.transport"] == "same-host":
         return False
     if of["compression.method"] == "topk" and of["exchange.plan"] not in ("auto", "single"):
         return False
