@@ -19,9 +19,11 @@ from allreduce.peer_link import LinkEvents, PeerLink
 from allreduce.peer_service import PeerServicer
 from allreduce.ring import Broadcast, Ring, Segment, buffer_layout, cut_chunks
 from allreduce.same_host import DESCRIPTOR_BYTES, SameHostPath, encode_descriptor, open_all
+from allreduce.sparse import SparseExchange
+from allreduce.sparse_mesh import SparseMesh, SparseOperation
 from taihu.errors import ConfigError, ExchangeError, MemberLostError, SharedMemoryError, TaihuError
 from taihu.planner.groups import Group
-from taihu.wire.codec import FrameHeader, ValueType
+from taihu.wire.codec import Frame, FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
 
@@ -41,9 +43,11 @@ class Communicator:
         self._identity = identity
         self._timeout_s = timeout_s
         self._direct = direct
-        sink = Sink(destination=self._destination, take=self._take)
+        sink = Sink(destination=self._destination, take=self._take, take_sparse=self._take_sparse)
         self._servicer = PeerServicer(identity, size, sink=sink, events=LinkEvents(self.fail, self._sender_left))
         self._right: PeerLink | None = None
+        self._links: dict[int, PeerLink] = {}
+        self._sparse = SparseMesh(identity, self._send_message)
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
         # Guards the operations and their buffers, but not `finished`.
@@ -57,7 +61,7 @@ class Communicator:
     @property
     def sent_bytes(self) -> int:
         """Bytes sent so far, headers included."""
-        return self._right.sent_bytes if self._right is not None else 0
+        return sum(link.sent_bytes for link in self._links.values())
 
     @property
     def received_bytes(self) -> int:
@@ -78,13 +82,18 @@ class Communicator:
         """Add the service that peers send to; the server is started afterwards."""
         self._servicer.register(server)
 
-    def connect(self, addresses: Sequence[str]) -> None:
-        """Open the way to the right neighbour; `addresses` are those of all workers by rank."""
-        if self.size > 1:
-            right = (self.rank + 1) % self.size
-            events = LinkEvents(self.fail, self._receiver_left)
-            peer = f"worker {right}"
-            self._right = PeerLink(peer, addresses[right], self._identity, events, direct=self._direct)
+    def connect(self, addresses: Sequence[str], *, mesh: bool = False) -> None:
+        """Open the way to the right neighbour; `addresses` are those of all workers by rank.
+
+        With `mesh` the ways to all others too, which sparse operations need.
+        """
+        right = (self.rank + 1) % self.size
+        events = LinkEvents(self.fail, self._receiver_left)
+        for rank in range(self.size):
+            if rank != self.rank and (mesh or rank == right):
+                direct = self._direct and rank == right
+                self._links[rank] = PeerLink(rank, addresses[rank], self._identity, events, direct=direct)
+        self._right = self._links.get(right)
 
     @property
     def path(self) -> str:
@@ -135,7 +144,12 @@ class Communicator:
         opened = self._open_shared(buffer, cells.astype(np.uint8))
         agreed = np.array([float(opened is not None)])
         self.allreduce(agreed, ValueType.FP64)
-        return opened if agreed[0] == self.size else None
+        if opened is None or agreed[0] == self.size:
+            return opened
+        for other in opened:
+            if other is not buffer:
+                other.close()
+        return None
 
     def _open_shared(self, buffer: SharedBuffer | None, descriptors: NDArray[np.uint8]) -> list[SharedBuffer] | None:
         if buffer is None:
@@ -159,7 +173,21 @@ class Communicator:
         except TaihuError as error:
             self.fail(error)
 
-    def wait(self, operation: Operation, timeout_s: float | None = None) -> None:
+    def start_sparse(self, operation: SparseOperation, exchange: SparseExchange) -> None:
+        """Take part in a sparse operation, between workers that `connect` has joined to a mesh; see `start`."""
+        if self._failure is not None:
+            return
+        try:
+            with self._lock:
+                if self._incomplete:
+                    raise _neighbour_left()
+                done = self._sparse.begin(operation, exchange)
+            if done:
+                self._finish(operation)
+        except TaihuError as error:
+            self.fail(error)
+
+    def wait(self, operation: Operation | SparseOperation, timeout_s: float | None = None) -> None:
         """Return when the result is in the buffer, which then belongs to the caller again.
 
         Raises:
@@ -206,15 +234,15 @@ class Communicator:
             self._failure = error if isinstance(error, TaihuError) else ExchangeError(str(error) or repr(error))
             self._changed.notify_all()
         self._servicer.end(self._failure)
-        if self._right is not None:
-            self._right.fail(self._header(OperationKey(0, 0), failure=str(self._failure)))
+        for link in self._links.values():
+            link.fail(self._header(OperationKey(0, 0), failure=str(self._failure)))
 
     def close(self) -> None:
         """Leave in good order; nothing may be under way."""
         if self._same_host is not None:
             self._same_host.close()
-        if self._right is not None:
-            self._right.close(self._header(OperationKey(0, 0), last=True))
+        for link in self._links.values():
+            link.close(self._header(OperationKey(0, 0), last=True))
         self._servicer.close()
 
     def _call(self, operation: Operation) -> None:
@@ -225,15 +253,16 @@ class Communicator:
         self._calls += 1
         return OperationKey(0, self._calls)
 
-    def _receiver_left(self) -> None:
-        """The right neighbour has left in good order: it has all it needs, and nothing new can begin."""
+    def _receiver_left(self, _: int) -> None:
+        """Someone sent to has left in good order: it has all it needs, and nothing new can begin."""
         self._incomplete = True
 
-    def _sender_left(self) -> None:
-        """The left neighbour has left in good order: nothing may wait for it."""
+    def _sender_left(self, rank: int) -> None:
+        """Someone who sends to this rank has left in good order: nothing may wait for it."""
         with self._lock:
             self._incomplete = True
-            waiting = bool(self._running)
+            is_left = rank == (self.rank - 1) % self.size
+            waiting = (is_left and bool(self._running)) or self._sparse.awaits(rank)
         if waiting:
             self.fail(_neighbour_left())
 
@@ -266,6 +295,15 @@ class Communicator:
             else:
                 self._advance(operation, header, values, in_place=in_place)
 
+    def _take_sparse(self, frame: Frame) -> None:
+        with self._lock:
+            operation = self._sparse.take(frame) if self._failure is None else None
+        if operation is not None:
+            self._finish(operation)
+
+    def _send_message(self, rank: int, message: bytes) -> None:
+        self._links[rank].send_message(message)
+
     def _advance(self, operation: Operation, header: FrameHeader, values: NDArray[Any], *, in_place: bool) -> None:
         forward = operation.take(header, values, in_place=in_place)
         if forward is not None:
@@ -287,8 +325,11 @@ class Communicator:
         operation.sent_bytes += sum(view.nbytes for view in values)
         self._right.send(self._header(operation.key, segment, operation.value_type), values)
 
-    def _finish(self, operation: Operation) -> None:
-        operation.on_finished()
+    def _finish(self, operation: Operation | SparseOperation) -> None:
+        if isinstance(operation, SparseOperation):
+            operation.on_finished(operation)
+        else:
+            operation.on_finished()
         with self._changed:
             operation.finished = True
             self._changed.notify_all()

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.errors import FrameError, MemberLostError, TaihuError
-from taihu.wire.codec import MAX_PAYLOAD_BYTES, FrameHeader, ValueType
+from taihu.wire.codec import MAX_PAYLOAD_BYTES, Frame, FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity
 
 __all__ = ["HEADER_BYTES", "TOKEN_BYTES", "DirectListener", "DirectReceiver", "DirectSender", "Sink"]
@@ -45,10 +45,12 @@ class Sink:
 
     `destination(header)` gives the place in which values are received without a copy, or None when they are added to
     what is there; `take(header, values, in_place)` is called when they are complete; it reads them before it returns.
+    `take_sparse(frame)` gets sparse frames, and may keep them.
     """
 
     destination: Callable[[FrameHeader], NDArray[Any] | None]
     take: Callable[[FrameHeader, NDArray[Any], bool], None]
+    take_sparse: Callable[[Frame], None]
 
 
 class DirectListener:

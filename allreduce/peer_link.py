@@ -28,27 +28,28 @@ PEER_SERVICE = pb.DESCRIPTOR.services_by_name["PeerService"].full_name
 _OPEN_TIMEOUT_S = 60.0
 _FAREWELL_S = 2.0
 
-Item = tuple[FrameHeader, Sequence[NDArray[Any]]] | Callable[[], None] | None
+Item = tuple[FrameHeader, Sequence[NDArray[Any]]] | bytes | Callable[[], None] | None
 
 
 @dataclass(frozen=True)
 class LinkEvents:
-    """What a link tells: it broke, or the other side has left in good order; both at most once and before `close`."""
+    """What a link tells, at most once and before `close`: it broke, or the rank at its end left in good order."""
 
     lost: Callable[[TaihuError], None]
-    left: Callable[[], None]
+    left: Callable[[int], None]
 
 
 class PeerLink:
-    """Sends frames to one worker in the order of `send`; opens its stream at once.
+    """Sends frames to worker `rank` in the order of `send`; opens its stream at once.
 
     With `direct`, values take a connection of their own if the other side can be reached that way.
     """
 
     def __init__(
-        self, peer: str, address: str, identity: WorkerIdentity, events: LinkEvents, *, direct: bool = True
+        self, rank: int, address: str, identity: WorkerIdentity, events: LinkEvents, *, direct: bool = True
     ) -> None:
-        self.peer = f"{peer} at {address}"
+        self.peer = f"worker {rank} at {address}"
+        self._rank = rank
         self._events = events
         self._closed = False
         self._stream_bytes = 0
@@ -77,6 +78,10 @@ class PeerLink:
             self._direct.send(header, pieces)
         else:
             self._queue.put((header, pieces))
+
+    def send_message(self, message: bytes) -> None:
+        """Queue an encoded frame, which takes the stream; frames keep their order among those of this method."""
+        self._queue.put(message)
 
     def after(self, callback: Callable[[], None]) -> None:
         """Call `callback`, from the link's sending thread, when all frames queued so far have been read."""
@@ -109,7 +114,7 @@ class PeerLink:
             if callable(item):
                 item()
                 continue
-            message = encode_frame(*item)
+            message = item if isinstance(item, bytes) else encode_frame(*item)
             self._stream_bytes += len(message)
             yield message
 
@@ -124,7 +129,7 @@ class PeerLink:
             self._lost(error_from_rpc(error, self.peer) if meant is not None else lost)
         else:
             if not self._closed:
-                self._events.left()
+                self._events.left(self._rank)
 
     def _lost(self, error: TaihuError) -> None:
         if not self._closed:

@@ -154,7 +154,7 @@ class PeerServicer:
         if receiver is not None:
             receiver.join()
         if not self._end:
-            self._events.left()
+            self._events.left(peer.rank)
 
     def _lost(self, error: TaihuError) -> None:
         if not self._end:
@@ -172,8 +172,12 @@ class PeerServicer:
         if header.failure:
             raise MemberLostError(header.failure)
         if header.selected is not None:
-            raise FrameError(f"frame of worker {peer.rank} is sparse: expected a dense one")
-        if not header.last:
+            self._sink.take_sparse(frame)
+        elif header.shared:
+            raise FrameError(
+                f"frame of worker {peer.rank} without values: no memory is shared on a stream of workers"
+            )
+        elif not header.last:
             self._sink.take(header, frame.values, False)
         return header.last
 

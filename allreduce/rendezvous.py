@@ -94,5 +94,5 @@ def meet(
         addresses = client.join(address=address, layout=layout)
         # The failure is reported while the streams are open: a stream that breaks first would become the reason.
         with communicator, HeartbeatThread(client, job, progress, on_end), failure_reported(client):
-            communicator.connect(addresses)
+            communicator.connect(addresses, mesh=job.compression.method != "none")
             yield Meeting(client, communicator)

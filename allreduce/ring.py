@@ -23,8 +23,8 @@ from taihu.planner.partition import FrameSpec, Shard
 
 __all__ = ["Action", "Arrival", "Broadcast", "Ring", "Segment", "buffer_layout", "cut_chunks", "summation_order"]
 
-_SEGMENTS_PER_CHUNK = 64
-_SMALLEST_SEGMENT_BYTES = 64 << 10
+_SEGMENTS_PER_CHUNK = 8
+_SMALLEST_SEGMENT_BYTES = 512 << 10
 _LARGEST_SEGMENT_BYTES = 1 << 20
 
 Chunks = Sequence[Sequence[FrameSpec]]
@@ -181,7 +181,9 @@ class Broadcast:
 def cut_chunks(layout: Layout, group: Group, size: int, itemsize: int) -> tuple[tuple[FrameSpec, ...], ...]:
     """The chunks of a group of layers for `size` ranks, each cut into segments.
 
-    Segments are small enough that a chunk is a stream of many, for overlap, but not tiny.
+    Segments are small enough that a large chunk is a stream of several, so that adding and updating overlap with
+    receiving, but not small: each costs time of its own. Links are as busy with large ones, since a chunk goes on as
+    soon as its first segment has been added.
 
     Args:
         layout: of the arena, in backward order.

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.half import HalfKind, add_half, scale_half
+from kernels.half import add_half, scale_half
 from kernels.shared_reduce import ReduceKind
 from taihu.wire.codec import ValueType
 
-__all__ = ["add_values", "half_kind", "reduce_kind", "scale_values"]
+__all__ = ["add_values", "reduce_kind", "scale_values"]
 
 
 def add_values(values: NDArray[Any], out: NDArray[Any], value_type: ValueType) -> None:
     """Add `values` to `out`, both of shape (n,) and of the type's dtype; 16-bit sums are rounded from fp32."""
-    kind = half_kind(value_type)
+    kind = value_type.half_kind
     if kind is None:
         np.add(out, values, out=out)
     else:
@@ -25,7 +25,7 @@ def add_values(values: NDArray[Any], out: NDArray[Any], value_type: ValueType) -
 
 def scale_values(values: NDArray[Any], factor: float, value_type: ValueType) -> None:
     """Multiply `values` (shape (n,), the type's dtype) by `factor` in place."""
-    kind = half_kind(value_type)
+    kind = value_type.half_kind
     if kind is None:
         np.multiply(values, values.dtype.type(factor), out=values)
     else:
@@ -41,14 +41,3 @@ def reduce_kind(value_type: ValueType) -> ReduceKind:
         ValueType.BF16: "bf16",
     }
     return kinds[value_type]
-
-
-def half_kind(value_type: ValueType) -> HalfKind | None:
-    """What the 16-bit type is called in `kernels.half`; None for the others."""
-    match value_type:
-        case ValueType.FP16:
-            return "fp16"
-        case ValueType.BF16:
-            return "bf16"
-        case _:
-            return None

@@ -60,6 +60,26 @@ RUN_STATE_FINISHED: RunState.ValueType  # 3
 RUN_STATE_FAILED: RunState.ValueType  # 4
 Global___RunState: _TypeAlias = RunState  # noqa: Y015
 
+class _Route:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RouteEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Route.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROUTE_UNSPECIFIED: _Route.ValueType  # 0
+    ROUTE_ALLGATHER: _Route.ValueType  # 1
+    ROUTE_REDUCE_SCATTER: _Route.ValueType  # 2
+    ROUTE_GTOPK: _Route.ValueType  # 3
+
+class Route(_Route, metaclass=_RouteEnumTypeWrapper):
+    """An allreduce of sparse gradients, see taihu/planner/sparse_route.py."""
+
+ROUTE_UNSPECIFIED: Route.ValueType  # 0
+ROUTE_ALLGATHER: Route.ValueType  # 1
+ROUTE_REDUCE_SCATTER: Route.ValueType  # 2
+ROUTE_GTOPK: Route.ValueType  # 3
+Global___Route: _TypeAlias = Route  # noqa: Y015
+
 @_typing.final
 class Member(_message.Message):
     """Who is speaking."""
@@ -313,6 +333,7 @@ class GetPlanResponse(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     PREDICTED_SECONDS_FIELD_NUMBER: _builtins.int
     FRAME_ELEMENTS_FIELD_NUMBER: _builtins.int
+    ROUTES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     from_step: _builtins.int
     """First step that uses this plan."""
@@ -324,6 +345,10 @@ class GetPlanResponse(_message.Message):
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
     def layout(self) -> _tensor_pb2.Layout: ...
+    @_builtins.property
+    def routes(self) -> _containers.RepeatedScalarFieldContainer[Global___Route.ValueType]:
+        """Without servers, when gradients are compressed: how each group is summed."""
+
     def __init__(
         self,
         *,
@@ -333,10 +358,11 @@ class GetPlanResponse(_message.Message):
         layout: _tensor_pb2.Layout | None = ...,
         predicted_seconds: _builtins.float = ...,
         frame_elements: _builtins.int = ...,
+        routes: _abc.Iterable[Global___Route.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_elements", b"frame_elements", "from_step", b"from_step", "groups", b"groups", "layout", b"layout", "predicted_seconds", b"predicted_seconds", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_elements", b"frame_elements", "from_step", b"from_step", "groups", b"groups", "layout", b"layout", "predicted_seconds", b"predicted_seconds", "routes", b"routes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

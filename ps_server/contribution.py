@@ -57,8 +57,10 @@ def _decoded_values(frame: Frame) -> NDArray[np.float32]:
     value_type = frame.header.value_type
     if value_type is ValueType.FP32:
         return frame.values
-    if value_type is ValueType.FP64:
-        raise FrameError(f"frame of worker {frame.header.sender} has float64 values: expected at most 32 bits")
+    if value_type.half_kind is None:
+        raise FrameError(
+            f"frame of worker {frame.header.sender} has {value_type.label} values: expected at most 32 bits"
+        )
     decoded = np.empty(len(frame.values), dtype=np.float32)
-    from_half(frame.values, "fp16" if value_type is ValueType.FP16 else "bf16", decoded)
+    from_half(frame.values, value_type.half_kind, decoded)
     return decoded

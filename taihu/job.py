@@ -57,11 +57,8 @@ class Job(Section):
     def _compression_fits(self) -> Job:
         compression, optimizer = self.compression, self.optimizer
         sparse = self.downlink != "dense"
-        if compression.method != "none" and self.exchange.kind == "ring":
-            raise ValueError(
-                f"compression '{compression.method}' needs servers: set exchange.kind = 'server', or "
-                "compression.method = 'none' for a ring"
-            )
+        if self.exchange.kind == "ring" and compression.value_type != "fp32":
+            raise ValueError("a ring sums in fp32: set compression.value_type = 'fp32'")
         if compression.method != "none" and self.exchange.transport == "same-host":
             raise ValueError("compressed gradients travel in messages: set exchange.transport = 'auto'")
         if compression.method == "none" and (sparse or compression.momentum_at == "workers"):

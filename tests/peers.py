@@ -17,9 +17,10 @@ T = TypeVar("T")
 
 
 class Peers:
-    """The communicators of `size` workers, connected; a context manager."""
+    """The communicators of `size` workers, connected to a ring or to a `mesh`; a context manager."""
 
-    def __init__(self, size: int, *, timeout_s: float = 30.0, direct: bool = True) -> None:
+    def __init__(self, size: int, *, timeout_s: float = 30.0, direct: bool = True, mesh: bool = False) -> None:
+        self._mesh = mesh
         self.communicators = [
             Communicator(WorkerIdentity("job", rank, 1000 + rank), size, timeout_s=timeout_s, direct=direct)
             for rank in range(size)
@@ -37,7 +38,7 @@ class Peers:
             self._stack.callback(server.stop, 0.0)
             self.servers.append(server)
         for communicator in self.communicators:
-            communicator.connect(self.addresses)
+            communicator.connect(self.addresses, mesh=self._mesh)
         return self
 
     def __exit__(

@@ -123,9 +123,11 @@ def compression_fits(job: Tables) -> bool:
     }
     sparse = of["compression.downlink"] in ("exact", "doublesqueeze")
     by_workers = of["compression.momentum_at"] == "workers"
+    if of["exchange.kind"] == "ring" and of["compression.value_type"] != "fp32":
+        return False
     if of["compression.method"] == "none":
         return not sparse and not by_workers
-    if of["exchange.kind"] == "ring" or of["exchange.transport"] == "same-host":
+    if of["exchange.transport"] == "same-host":
         return False
     if of["compression.method"] == "topk" and of["exchange.plan"] not in ("auto", "single"):
         return False
@@ -261,7 +263,14 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
         ("[exchange]\nkind = 'star'", ["exchange.kind", "'server'", "'ring'", "'star'"]),
         ("[cluster]\ncoordinator = 'here'", ["cluster.coordinator", "here"]),
         ("[cluster]\ncoordinator = 'here:\N{ARABIC-INDIC DIGIT FOUR}'", ["cluster.coordinator"]),
-        ("[exchange]\nkind = 'ring'\n[compression]\nmethod = 'dlgs'", ["'dlgs'", "servers", "ring"]),
+        (
+            "[exchange]\nkind = 'ring'\n[compression]\nmethod = 'dlgs'\nvalue_type = 'fp16'",
+            ["ring", "compression.value_type = 'fp32'"],
+        ),
+        (
+            "[exchange]\ntransport = 'same-host'\n[compression]\nmethod = 'dlgs'",
+            ["messages", "exchange.transport = 'auto'"],
+        ),
         ("[optimizer]\nschedule = 'step'", ["optimizer.milestones"]),
         ("[optimizer]\nschedule = 'cosine'", ["optimizer.decay_steps"]),
         ("[optimizer]\nname = 'adam'\nnesterov = true", ["nesterov", "sgd"]),

@@ -84,6 +84,10 @@ class GroupCompressor:
             stop += reports[-1].selected
         return Selection(self._indices[:stop], self._values[:stop], tuple(reports))
 
+    def kept(self, elements: int, step: int) -> int:
+        """How many of so many elements the density of step `step` keeps."""
+        return self._compressor.kept(elements, step)
+
     def pack(self, selection: Selection, frame: FrameSpec) -> tuple[NDArray[Any], NDArray[np.uint8]]:
         """The values and sections of one frame; views that are valid until the next call."""
         count, size = pack(selection.indices, selection.values, frame.arena_bounds, self._packed, self._sections)

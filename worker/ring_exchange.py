@@ -44,7 +44,7 @@ class RingExchange(GradientExchange):
         self._job = job
         self._communicator = communicator
         self._arenas = arenas
-        self._optimizer = OptimizerShard(job.optimizer, arenas.parameters)
+        self._optimizer = OptimizerShard(job.server_optimizer, arenas.parameters)
         self._clock = clock or SystemClock()
         self._tracer = tracer or Tracer.off()
         self._step = 0

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
 
 from taihu.compression import UnitReport
 from taihu.coordination.plan import Plan
-from taihu.errors import ConfigError, ExchangeError, RunError, TaihuError
+from taihu.errors import ConfigError, ExchangeError, TaihuError
 from taihu.job import Job
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import FrameHeader
 from taihu.wire.identity import WorkerIdentity
 from worker.arenas import Arenas
+from worker.compressing import Compressing
 from worker.exchange import ExchangeTotals, GradientExchange
 from worker.exchange_times import GroupTimes
-from worker.group_compressor import GroupCompressor
+from worker.group_compressor import GroupCompressor, Selection
 from worker.server_link import ServerLink
 
 __all__ = ["ServerExchange"]
@@ -62,10 +62,16 @@ class ServerExchange(GradientExchange):
             )
             for index, address in enumerate(addresses)
         ]
-        self._compressor = GroupCompressor(job, plan, arenas) if job.compression.method != "none" else None
-        self._on_compressed = on_compressed
-        self._to_compress: SimpleQueue[int | None] = SimpleQueue()
-        self._compressing: threading.Thread | None = None
+        self._compressing: Compressing | None = None
+        if job.compression.method != "none":
+            self._compressing = Compressing(
+                GroupCompressor(job, plan, arenas),
+                send=self._send_selected,
+                fail=self.fail,
+                on_compressed=on_compressed,
+                clock=self._clock,
+                tracer=self._tracer,
+            )
         self._set_plan(plan)
 
     def start(self) -> None:
@@ -89,10 +95,7 @@ class ServerExchange(GradientExchange):
             raise
         for link in self._links:
             link.open()
-        if self._compressor is not None:
-            self._compressing = threading.Thread(
-                target=self._compress_groups, args=(self._compressor,), name="compress", daemon=True
-            )
+        if self._compressing is not None:
             self._compressing.start()
 
     @property
@@ -118,8 +121,8 @@ class ServerExchange(GradientExchange):
         """See `GradientExchange.adopt`."""
         for link in self._links:
             link.adopt(plan)
-        if self._compressor is not None:
-            self._compressor.adopt(plan.groups)
+        if self._compressing is not None:
+            self._compressing.compressor.adopt(plan.groups)
         self._set_plan(plan)
 
     def _set_plan(self, plan: Plan) -> None:
@@ -146,8 +149,8 @@ class ServerExchange(GradientExchange):
         now = self._clock.now()
         times = self._times[group]
         times.ready_s = now
-        if self._compressor is not None:
-            self._to_compress.put(group)
+        if self._compressing is not None:
+            self._compressing.put(group, self._step, times)
             return
         times.submitted_s = now
         times.selected = times.elements
@@ -190,37 +193,17 @@ class ServerExchange(GradientExchange):
     def close(self) -> None:
         """See `GradientExchange.close`."""
         if self._compressing is not None:
-            self._to_compress.put(None)
-            self._compressing.join()
+            self._compressing.close()
         for link in self._links:
             link.close()
 
-    def _compress_groups(self, compressor: GroupCompressor) -> None:
-        """Compress what was pushed, in that order; runs in a thread of its own."""
-        try:
-            while (group := self._to_compress.get()) is not None:
-                self._compress(compressor, group)
-        except TaihuError as error:
-            self.fail(error)
-        except BaseException as error:
-            self.fail(RunError(f"internal error while compressing at step {self._step}: {error!r}"))
-            raise
-
-    def _compress(self, compressor: GroupCompressor, group: int) -> None:
-        start = self._clock.now()
-        times = self._times[group]
-        selection = compressor.compress(group, self._step)
+    def _send_selected(self, group: int, selection: Selection) -> None:
+        assert self._compressing is not None  # noqa: S101
+        compressor = self._compressing.compressor
         for link in self._links:
             for frame in link.frames(group):
                 values, sections = compressor.pack(selection, frame)
                 link.push_sparse(frame, values, compressor.value_type, sections)
-        times.submitted_s = self._clock.now()
-        times.compress_s = times.submitted_s - start
-        self._tracer.add("compress", "compress", start, times.submitted_s, step=self._step, group=group)
-        for report in selection.reports:
-            times.refreshed |= report.refreshed
-            times.selected += report.selected
-            self._on_compressed(report)
 
     def _answered(self, header: FrameHeader, size_bytes: int, completed_s: float) -> None:
         group = header.group

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from allreduce.rendezvous import Listener, ListenOptions, listen_for_peers, meet
@@ -25,6 +25,7 @@ from worker.arenas import Arenas
 from worker.exchange import GradientExchange
 from worker.ring_exchange import RingExchange
 from worker.server_exchange import ServerExchange
+from worker.sparse_ring_exchange import SparseRingExchange
 
 __all__ = ["Session", "take_part"]
 
@@ -66,11 +67,23 @@ def take_part(
         listener = listener or listen_for_peers(job, rank, ListenOptions())
         with meet(job, rank, layout, listener, progress=progress) as meeting:
             plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
-            exchange = RingExchange(
-                job=job, plan=plan, communicator=meeting.communicator, arenas=arenas, tracer=tracer
-            )
-            exchange.start()
-            yield Session(meeting.client, exchange)
+            communicator = meeting.communicator
+            exchange: RingExchange
+            if job.compression.method == "none":
+                exchange = RingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas, tracer=tracer)
+            else:
+                exchange = SparseRingExchange(
+                    job=job,
+                    plan=plan,
+                    communicator=communicator,
+                    arenas=arenas,
+                    on_compressed=on_compressed,
+                    tracer=tracer,
+                )
+            # Not as a context: a failure is reported first, and then told to the neighbours by the communicator.
+            with closing(exchange):
+                exchange.start()
+                yield Session(meeting.client, exchange)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +18,7 @@ from taihu.clock_offset import ClockOffset
 from taihu.coordination import messages
 from taihu.coordination.membership import MemberId, Progress, RunState
 from taihu.coordination.plan import Plan
+from taihu.entry import InterruptedRunError
 from taihu.errors import ConfigError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
@@ -76,12 +77,18 @@ class CoordinatorClient:
             address=address,
             layout=layout_to_message(layout) if layout is not None else None,
         )
-        response = call_until_reachable(
-            lambda remaining_s: self._stub.Join(request, timeout=remaining_s),
-            peer=self.peer,
-            timeout_s=self._job.cluster.connect_timeout_s,
-            clock=self._clock,
-        )
+        try:
+            response = call_until_reachable(
+                lambda remaining_s: self._stub.Join(request, timeout=remaining_s),
+                peer=self.peer,
+                timeout_s=self._job.cluster.connect_timeout_s,
+                clock=self._clock,
+            )
+        except (InterruptedRunError, KeyboardInterrupt) as interrupt:
+            # The coordinator may know of this member already, and would wait for it.
+            with suppress(TaihuError):
+                self.finish(failure=str(interrupt) or "interrupted")
+            raise
         return tuple(response.server_addresses or response.worker_addresses)
 
     def get_plan(self, timeout_s: float) -> Plan:

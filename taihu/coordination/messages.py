@@ -11,6 +11,7 @@ from taihu.coordination.plan import Plan
 from taihu.errors import FrameError
 from taihu.planner.groups import Group
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.planner.sparse_route import SPARSE_ROUTES, Route
 from taihu.wire.codec import layout_from_message, layout_to_message
 
 __all__ = [
@@ -71,6 +72,7 @@ def plan_to_message(plan: Plan) -> pb.GetPlanResponse:
         groups=[pb.Group(first_layer=g.first_layer, last_layer=g.last_layer) for g in plan.groups],
         layout=layout_to_message(plan.layout),
         frame_elements=plan.frame_elements,
+        routes=[pb.Route.Value(f"ROUTE_{route.name}") for route in plan.routes],
         predicted_seconds=plan.predicted_seconds,
     )
 
@@ -83,8 +85,16 @@ def plan_from_message(message: pb.GetPlanResponse) -> Plan:
         groups=tuple(Group(g.first_layer, g.last_layer) for g in message.groups),
         layout=layout_from_message(message.layout),
         frame_elements=message.frame_elements,
+        routes=tuple(_route_from_message(route) for route in message.routes),
         predicted_seconds=message.predicted_seconds,
     )
+
+
+def _route_from_message(route: pb.Route.ValueType) -> Route:
+    known = {pb.Route.Value(f"ROUTE_{known.name}"): known for known in SPARSE_ROUTES}
+    if route not in known:
+        raise FrameError(f"route {route} of a sparse allreduce: not known to this version")
+    return known[route]
 
 
 def step_to_message(step: StepMeasurement) -> pb.StepMeasurement:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from taihu.errors import ConfigError
 from taihu.layout import Layout
 from taihu.planner.groups import Group, check_groups
+from taihu.planner.sparse_route import Route
 
 __all__ = ["Plan"]
 
@@ -15,7 +16,8 @@ __all__ = ["Plan"]
 class Plan:
     """`groups` of `layout`, used from step `from_step` on; every frame carries `version`.
 
-    A frame covers at most `frame_elements` values. `predicted_seconds` is what a step should take, 0 as long as
+    `routes` has the sparse allreduce of every group, where there are no servers and gradients are compressed. A frame
+    covers at most `frame_elements` values. `predicted_seconds` is what a step should take, 0 as long as
     nothing has been measured.
     """
 
@@ -24,9 +26,14 @@ class Plan:
     groups: tuple[Group, ...]
     layout: Layout
     frame_elements: int
+    routes: tuple[Route, ...] = ()
     predicted_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         check_groups(self.layout, self.groups)
+        if self.routes and len(self.routes) != len(self.groups):
+            raise ConfigError(
+                f"a plan of {len(self.groups)} groups with {len(self.routes)} routes: expected one for each"
+            )
         if self.frame_elements < 1:
             raise ConfigError(f"a plan of frames of {self.frame_elements} values: expected at least 1")

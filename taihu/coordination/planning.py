@@ -14,10 +14,11 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.calibration import calibrate, with_measured_bytes
 from taihu.planner.decide import best_frame_bytes, decide, predict
-from taihu.planner.groups import plan_groups
+from taihu.planner.groups import Group, plan_groups
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.partition import SPARSE_FRAME_ELEMENTS
-from taihu.planner.profile import Compression, Profile
+from taihu.planner.profile import Compression, LinkCost, Profile
+from taihu.planner.sparse_route import SPARSE_ROUTES, Route, SparseWorkload, choose
 from taihu.wire.codec import BYTES_PER_VALUE, MAX_PAYLOAD_BYTES
 
 __all__ = ["Planning", "first_plan", "is_computed"]
@@ -42,7 +43,27 @@ def first_plan(job: Job, layout: Layout, *, one_host: bool) -> Plan:
         strategy = "single"
     elif is_computed(strategy):
         strategy = "per-layer"
-    return Plan(1, 1, plan_groups(layout, strategy), layout, _frame_elements(job, one_host=one_host))
+    groups = plan_groups(layout, strategy)
+    frame_elements = _frame_elements(job, one_host=one_host)
+    return Plan(1, 1, groups, layout, frame_elements, sparse_routes(job, layout, groups, LinkCost(0.0, 1.0, 0.0)))
+
+
+def sparse_routes(job: Job, layout: Layout, groups: Sequence[Group], link: LinkCost) -> tuple[Route, ...]:
+    """The sparse allreduce of each group that is predicted to be the fastest; none where none is needed."""
+    if job.servers or job.compression.method == "none":
+        return ()
+    allow_gtopk = job.downlink == "doublesqueeze"
+    routes = []
+    for group in groups:
+        workload = SparseWorkload(
+            elements=layout.offsets[group.last_layer + 1] - layout.offsets[group.first_layer],
+            density=job.compression.density,
+            ranks=job.cluster.workers,
+            alpha_seconds=link.alpha_seconds,
+            seconds_per_byte=link.up_seconds_per_byte,
+        )
+        routes.append(choose(workload, allow_gtopk=allow_gtopk, among=SPARSE_ROUTES))
+    return tuple(routes)
 
 
 def _frame_elements(job: Job, *, one_host: bool) -> int:
@@ -50,7 +71,7 @@ def _frame_elements(job: Job, *, one_host: bool) -> int:
 
     A small one is soon answered on a link, while shared memory has no use for that and each message costs time.
     """
-    if job.downlink != "dense":
+    if job.downlink != "dense" or (not job.servers and job.compression.method != "none"):
         return SPARSE_FRAME_ELEMENTS
     if job.exchange.frame_bytes is not None:
         return job.exchange.frame_bytes // BYTES_PER_VALUE
@@ -115,12 +136,15 @@ class Planning:
             if self.profile is None or decision.seconds < seconds * (1.0 - _WORTHWHILE_GAIN):
                 groups, seconds = decision.groups, decision.seconds
         frame_elements = self._frame_elements(profile)
-        changed = (groups, frame_elements) != (self.plan.groups, self.plan.frame_elements)
+        routes = sparse_routes(self._job, self.plan.layout, groups, profile.link)
+        own = self.plan
+        changed = (groups, frame_elements, routes) != (own.groups, own.frame_elements, own.routes)
         self.profile = profile
         self.plan = replace(
             self.plan,
             version=self.plan.version + changed,
             frame_elements=frame_elements,
+            routes=routes,
             from_step=step + 1 if changed else self.plan.from_step,
             groups=groups,
             predicted_seconds=seconds,

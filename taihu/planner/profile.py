@@ -215,7 +215,10 @@ class Compression:
         """Bytes that one worker sends for each group."""
         if self.method == "none":
             return self._dense_bytes(profile, sizes)
-        return profile.sparse_up_ratio * self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)
+        own = self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)
+        if not profile.servers:
+            own = self._peer_bytes(profile, sizes, own)
+        return profile.sparse_up_ratio * own
 
     def down_bytes(self, profile: Profile, sizes: GroupSizes) -> Array:
         """Bytes that one worker receives for each group; on a ring, where bytes go both ways at once, none."""
@@ -225,15 +228,22 @@ class Compression:
             return self._dense_bytes(profile, sizes)
         if self.downlink == "doublesqueeze":
             return profile.sparse_down_ratio * self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)
-        # The expected size of the union when workers select independently of each other.
-        left_out = (1.0 - sizes.kept / np.maximum(sizes.elements, 1.0)) ** profile.workers
-        union = sizes.elements * (1.0 - left_out)
-        return profile.sparse_down_ratio * self._sparse_bytes(profile, sizes, union, _DENSE_VALUE_BYTES)
+        union = self._sparse_bytes(profile, sizes, _union(profile, sizes), _DENSE_VALUE_BYTES)
+        return profile.sparse_down_ratio * union
 
     def frames(self, profile: Profile, sizes: GroupSizes) -> Array:
         """Frames in which each group goes to each server, or around the ring, at least one."""
         covered = sizes.elements * _DENSE_VALUE_BYTES / max(1, profile.servers)
         return np.maximum(1.0, np.ceil(covered / self.frame_bytes))
+
+    def _peer_bytes(self, profile: Profile, sizes: GroupSizes, own: Array) -> Array:
+        """Bytes that one worker sends by the route of the fewest, see `taihu.planner.sparse_route`."""
+        others = profile.workers - 1
+        union = self._sparse_bytes(profile, sizes, _union(profile, sizes), _DENSE_VALUE_BYTES)
+        fewest = np.minimum(others * own, others / profile.workers * (own + union))
+        if self.downlink == "doublesqueeze":
+            fewest = np.minimum(fewest, 2.0 * others.bit_length() * own)
+        return fewest
 
     def _kept(self, elements: Array) -> Array:
         return np.minimum(elements, np.maximum(1.0, np.ceil(self.density * elements)))
@@ -268,3 +278,9 @@ def rice_bits_per_index(density: Array) -> Array:
     skipped = 1.0 - np.clip(density, 1e-12, 1.0 - 1e-12)
     parameter = np.maximum(0.0, 1.0 + np.floor(np.log2(_LOG_GOLDEN / np.log(skipped))))
     return np.asarray(parameter + 1.0 / (1.0 - skipped ** (2.0**parameter)))
+
+
+def _union(profile: Profile, sizes: GroupSizes) -> Array:
+    """The expected number of values that any worker keeps, when they select independently of each other."""
+    left_out = (1.0 - sizes.kept / np.maximum(sizes.elements, 1.0)) ** profile.workers
+    return sizes.elements * (1.0 - left_out)

@@ -20,16 +20,17 @@ by chance, unions are smaller, and reduce_scatter is better than predicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 import numpy as np
 
 from taihu.errors import ConfigError
 from taihu.planner.profile import rice_bits_per_index
 
-__all__ = ["Route", "SparseWorkload", "choose", "predict"]
+__all__ = ["SPARSE_ROUTES", "Route", "SparseWorkload", "choose", "predict"]
 
 _SUM_BYTES = 4
 
@@ -45,6 +46,10 @@ class Route(Enum):
     """Every slice to the owners of its ranges, and their sums to every rank."""
     GTOPK = "gtopk"
     """The k largest entries up and down a tree."""
+
+
+SPARSE_ROUTES: Final = (Route.ALLGATHER, Route.REDUCE_SCATTER, Route.GTOPK)
+"""Those that send selections only."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +101,16 @@ def predict(workload: SparseWorkload) -> Mapping[Route, float]:
     }
 
 
-def choose(workload: SparseWorkload, *, allow_gtopk: bool) -> Route:
-    """The route of the fewest predicted seconds, the first of `Route` among equals.
+def choose(workload: SparseWorkload, *, allow_gtopk: bool, among: Sequence[Route] = tuple(Route)) -> Route:
+    """The route of the fewest predicted seconds, the first among equals.
 
     Args:
         workload: what is exchanged.
         allow_gtopk: whether fewer entries than the union may be the result; the other routes have one result.
+        among: what there is to choose from.
     """
     seconds = predict(workload)
-    return min((route for route in Route if allow_gtopk or route is not Route.GTOPK), key=seconds.__getitem__)
+    return min((route for route in among if allow_gtopk or route is not Route.GTOPK), key=seconds.__getitem__)
 
 
 def _ring_seconds(w: SparseWorkload) -> float:

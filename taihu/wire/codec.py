@@ -17,6 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from kernels.half import HalfKind
 from protos import tensor_pb2
 from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
@@ -73,6 +74,17 @@ class ValueType(Enum):
                 return np.dtype("<f8")
             case _:
                 return np.dtype("<u2")
+
+    @property
+    def half_kind(self) -> HalfKind | None:
+        """What a 16-bit type is called in `kernels.half`; None for the others."""
+        match self:
+            case ValueType.FP16:
+                return "fp16"
+            case ValueType.BF16:
+                return "bf16"
+            case _:
+                return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ class Inbox:
         return Sink(
             destination=lambda header: self.places.get(header.offset),
             take=lambda header, values, in_place: self.frames.append((header, values.tobytes(), in_place)),
+            take_sparse=lambda frame: self.errors.put(FrameError(f"sparse: {frame}")),
         )
 
 

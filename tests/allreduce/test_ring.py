@@ -179,7 +179,7 @@ def test_a_broadcast_takes_its_segments_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("elements", "size", "itemsize", "segment"),
-    [(100, 1, 4, 16384), (100, 4, 8, 8192), (10**8, 2, 4, 262_144), (10_000_000, 4, 4, 156_250 // 4)],
+    [(100, 1, 4, 131_072), (100, 4, 8, 65_536), (10**8, 2, 4, 262_144), (3_000_000, 2, 4, 187_500)],
 )
 def test_segments_are_a_stream_of_many_but_not_tiny(elements: int, size: int, itemsize: int, segment: int) -> None:
     chunks = cut_chunks(buffer_layout(elements), Group(0, 0), size, itemsize)

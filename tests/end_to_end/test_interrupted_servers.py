@@ -61,6 +61,30 @@ def test_a_worker_whose_join_is_held_is_told(start: Start, tmp_path: Path) -> No
         assert server.wait(timeout=10) == 130
 
 
+@pytest.mark.parametrize("kind", ["server", "ring"])
+def test_a_worker_that_is_interrupted_while_its_join_is_held_is_not_waited_for(
+    start: Start, tmp_path: Path, kind: str
+) -> None:
+    job = make_job(2, 3, exchange={"kind": kind})
+    if kind == "server":
+        job, (first,) = start_servers(start, tmp_path, job, (0,))
+    else:
+        (tmp_path / "job.toml").write_text(job_to_toml(job))
+        first = start("worker", "job.toml", "--rank", "0", "--bind", "127.0.0.1:0")
+        assert first.stdout is not None
+        coordinator = first.stdout.readline().removeprefix("listening on ").strip()
+        job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"coordinator": coordinator})})
+        (tmp_path / "job.toml").write_text(job_to_toml(job))
+    wait_for_members(job, 1)
+    (tmp_path / "job.toml").write_text(job_to_toml(job))
+    held = start("worker", "job.toml", "--rank", "1")
+    wait_for_members(job, 2)
+    held.terminate()
+    assert held.wait(timeout=20) == 130
+    assert first.wait(timeout=20) == 1
+    assert (tmp_path / "0.log").read_text().splitlines()[-1] == "error: worker 1: interrupted by SIGTERM"
+
+
 def test_a_worker_that_waits_for_initial_parameters_is_told(start: Start, tmp_path: Path) -> None:
     job, (server,) = start_servers(start, tmp_path, make_job(1, 2), (0,))
     with Member(job, 1, LAYOUT) as waiting, grpc.insecure_channel(waiting.addresses[0]) as channel:

@@ -49,6 +49,24 @@ def test_rings_end_with_the_same_bits_whatever_the_plan_and_the_path(taihu: Taih
     assert runs[0]["bytes_sent_per_step"] == runs[0]["bytes_received_per_step"] == 2 * 2 * elements * 4
 
 
+def test_a_compressed_ring_ends_with_the_bits_of_a_run_through_one_server(taihu: Taihu, tmp_path: Path) -> None:
+    common = (
+        "--compression",
+        "dlgs",
+        "--density",
+        "0.05",
+        "--plan",
+        "bucket:20kB",
+        "--workers",
+        "3",
+        "--steps",
+        "30",
+    )
+    ring, _ = train(taihu, tmp_path, *common, "--exchange", "ring")
+    server, _ = train(taihu, tmp_path, *common, "--servers", "1")
+    assert ring["parameters_sha256"] == server["parameters_sha256"]
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_survivors_of_a_killed_worker_end_and_name_it(tmp_path: Path, victim: int) -> None:
     endless = (

@@ -101,6 +101,12 @@ def test_costs_of_a_group_are_those_of_its_layers(
     if not profile.servers:  # around a ring
         dense = 4 * sum(own) * 2 * (profile.workers - 1) / profile.workers
     pushed = sparse(kept, compression.value_bytes)
+    if not profile.servers:  # by the sparse allreduce of the fewest bytes
+        others, share = profile.workers - 1, kept / sum(own) if sum(own) else 0.0
+        union = sparse(sum(own) * (1 - (1 - share) ** profile.workers), 4)
+        levels = math.ceil(math.log2(profile.workers))
+        routes = [others * pushed, others * (pushed + union) / profile.workers]
+        pushed = min(routes + [2 * levels * pushed] * (compression.downlink == "doublesqueeze"))
     up: float = dense if compression.method == "none" else pushed * profile.sparse_up_ratio
     down: float = dense
     if compression.method != "none" and compression.downlink == "exact":
