@@ -1,8 +1,8 @@
-"""Communication of a step through servers and around a ring, over shaped links: `python -m benchmarks.ps_and_ring --help`.
+"""Communication of a step through servers and around a ring: `python -m benchmarks.ps_and_ring --help`.
 
-Every process runs on a host of its own (see `benchmarks.network`). Beside the measured ratio stands the one of the
-paper's machine, by the model that fits its figures: T_PS = 2 b a_P + 4 (P - 1) / P W / B with a_P = 0.36 ms (P - 1)^0.84
-and T_ring = 2 (P - 1) 50 us + 2 (P - 1) / P W / B, for b blobs and W bytes at B = 4.46 GB/s.
+Every process runs on a host of its own, links are shaped (see `benchmarks.network`). Beside the measured ratio stands
+that of the paper's machine, by the model that fits its figures, for b blobs and W bytes at B = 4.46 GB/s:
+T_PS = 2 b a_P + 4 (P - 1) / P W / B with a_P = 0.36 ms (P - 1)^0.84, and T_ring = 2 (P - 1) 50 us + 2 (P - 1) / P W / B.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows")
     options = parser.parse_args()
     rows = []
-    print("| model | workers | links | 1 server s | P servers s | ring s | 1 server / ring | P servers / ring | paper |")
+    print(
+        "| model | workers | links | 1 server s | P servers s | ring s | 1 server / ring | P servers / ring | paper |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for model in options.models.split(","):
         for workers in map(int, options.workers.split(",")):
