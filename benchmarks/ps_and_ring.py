@@ -2,7 +2,7 @@
 
 Every process runs on a host of its own, links are shaped (see `benchmarks.network`). Beside the measured ratio stands
 that of the paper's machine, by the model that fits its figures, for b blobs and W bytes at B = 4.46 GB/s:
-T_PS = 2 b a_P + 4 (P - 1) / P W / B with a_P = 0.36 ms (P - 1)^0.84, and T_ring = 2 (P - 1) 50 us + 2 (P - 1) / P W / B.
+T_PS = 2 b a_P + 4 (P - 1) / P W / B with a_P = 0.36 ms (P - 1)^0.84, T_ring = 2 (P - 1) 50 us + 2 (P - 1) / P W / B.
 """
 
 from __future__ import annotations
