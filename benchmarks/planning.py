@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from kernels import merge_search
-from taihu.planner.merging import merge_exact, merge_greedy
+from taihu.planner.merging import TIE, merge_exact, merge_greedy
 from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Method, Profile
 from taihu.planner.timeline import simulate, step_costs
 
@@ -34,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=200)
     parser.add_argument("--nets", type=int, default=300)
+    parser.add_argument("--slack", type=float, default=TIE, help="share that fewer groups may cost; auto: 0.02")
     options = parser.parse_args()
     rng = np.random.default_rng(1)
     merge_search.warm_up()
@@ -44,7 +45,7 @@ def main() -> None:
         compression = Compression(methods[number % 3], float(10 ** rng.uniform(-3, -1)))
         start = time.perf_counter()
         costs = step_costs(profile, compression)
-        groups = merge_exact(costs)
+        groups = merge_exact(costs, options.slack)
         seconds.append(time.perf_counter() - start)
         excess.append(simulate(costs, merge_greedy(costs)).seconds / simulate(costs, groups).seconds - 1)
     median, most, worst = np.quantile(seconds, [0.5, 0.99, 1.0]) * 1e3

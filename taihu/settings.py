@@ -90,11 +90,11 @@ class ExchangeSettings(Section):
     Through servers (`kind` server), or around a ring of workers without any server, where worker 0 coordinates.
 
     `plan` merges layers into groups: `per-layer`, `single`, `bucket:SIZE` (for example `bucket:4MB`), or as computed
-    from measurements of the running job: `greedy`, `exact`, and `auto`, which is `exact`. The first
-    `calibration_steps` steps are measured, and as many by the plan that they led to; every `replan_every` steps the
-    plan is made anew if another one has become better. A group is cut into frames of at most `frame_bytes` for each
-    server: by default 512 KiB, or 4 MiB where all processes run on one machine, and less where a computed plan finds
-    that the links want it. At most `window_frames` of them are on their way to one server without an answer.
+    from measurements of the running job: `greedy`, `exact`, and `auto`, the fewest groups within 2 % of `exact`. The
+    first `calibration_steps` steps are measured, and as many by the plan that they led to; every `replan_every` steps
+    the plan is made anew if another one has become better. A group is cut into frames of at most `frame_bytes` for
+    each server: by default 512 KiB, or 4 MiB where all processes run on one machine, and less where a computed plan
+    finds that the links want it. At most `window_frames` of them are on their way to one server without an answer.
     Processes of one machine exchange dense values in memory that they share, unless `transport` says otherwise:
     `same-host` insists on it. In a ring all workers must.
     """

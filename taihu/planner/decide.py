@@ -24,6 +24,7 @@ UNCOMPRESSED = "uncompressed"
 """The alternative that sends everything, by its own best plan."""
 
 _LEAST_FRAME_BYTES = 1 << 16
+_AUTO_SLACK = 0.02
 _COMPARED = ("per-layer", "single", "bucket:25MB", "greedy", "exact")
 
 
@@ -51,9 +52,11 @@ class Decision:
 
 
 def decide(profile: Profile, compression: Compression, strategy: str) -> Decision:
-    """Plan a job by `strategy`: auto, per-layer, single, bucket:SIZE, greedy or exact; auto is exact.
+    """Plan a job by `strategy`: auto, per-layer, single, bucket:SIZE, greedy or exact.
 
-    `topk` selects from the whole gradient and knows only the plan single, which is also its auto.
+    auto takes the fewest groups that are predicted to be within 2 % of exact: costs are not known better than that,
+    and each message also costs the processor that computes, which no stage of the pipeline shows. `topk` selects from
+    the whole gradient and knows only the plan single, which is also its auto.
 
     Raises:
         ConfigError: there is no such strategy, or none such for `topk`.
@@ -99,7 +102,7 @@ def _strategy(compression: Compression, strategy: str) -> str:
     if strategy not in ("auto", *_COMPARED) and not strategy.startswith("bucket:"):
         raise ConfigError(f"plan {strategy!r}: expected auto, per-layer, single, bucket:SIZE, greedy or exact")
     if compression.method != "topk":
-        return "exact" if strategy == "auto" else strategy
+        return strategy
     if strategy not in ("auto", "single"):
         raise ConfigError(f"plan {strategy!r}: compression topk selects from the whole gradient; use single or auto")
     return "single"
@@ -108,6 +111,8 @@ def _strategy(compression: Compression, strategy: str) -> str:
 def _merge(profile: Profile, costs: Pipeline, strategy: str) -> tuple[Group, ...]:
     if strategy == "exact":
         return merge_exact(costs)
+    if strategy == "auto":
+        return merge_exact(costs, _AUTO_SLACK)
     if strategy == "greedy":
         return merge_greedy(costs)
     return plan_groups(profile.layout, strategy)

@@ -42,8 +42,8 @@ def merge_greedy(costs: Pipeline) -> tuple[Group, ...]:
     return _groups(bounds)
 
 
-def merge_exact(costs: Pipeline) -> tuple[Group, ...]:
-    """The shortest step of all 2^(L-1) groupings; of ties (`TIE`) one with the fewest groups.
+def merge_exact(costs: Pipeline, slack: float = TIE) -> tuple[Group, ...]:
+    """The fewest groups with which a step takes at most 1 + `slack` times the shortest one of all 2^(L-1) groupings.
 
     Two narrow searches find a step that is nearly always the shortest; a full search for a shorter one proves it.
     Without so tight a bound there can be tens of thousands of states behind a layer.
@@ -55,11 +55,11 @@ def merge_exact(costs: Pipeline) -> tuple[Group, ...]:
         found = search(costs, relaxation, _end(costs, shortest) * (1.0 - TIE), layers, width)
         if len(found) > 1:
             shortest = found
-    return _groups(_with_fewest_groups(costs, shortest))
+    return _groups(_with_fewest_groups(costs, shortest, slack))
 
 
-def _with_fewest_groups(costs: Pipeline, shortest: Bounds) -> Bounds:
-    latest_end = _end(costs, shortest) * (1.0 + TIE)
+def _with_fewest_groups(costs: Pipeline, shortest: Bounds, slack: float) -> Bounds:
+    latest_end = _end(costs, shortest) * (1.0 + slack)
     relaxation = relax(costs, len(shortest) - 1)
     for most in range(1, len(shortest) - 1):
         allow_group(costs, relaxation, most)

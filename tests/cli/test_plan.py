@@ -90,9 +90,9 @@ def test_a_plan_is_the_decision(results: Callable[..., dict[str, Any]], file: Pa
     assert (written["compression"], written["density"]) == ("lags", 0.02)
 
 
-def test_the_default_is_dlgs_by_the_exact_plan(results: Callable[..., dict[str, Any]], file: Path) -> None:
+def test_the_default_is_dlgs_by_the_plan_auto(results: Callable[..., dict[str, Any]], file: Path) -> None:
     written = results(file)
-    assert written["predicted_seconds_per_step"] == decide(PROFILE, Compression(), "exact").seconds
+    assert written["predicted_seconds_per_step"] == decide(PROFILE, Compression(), "auto").seconds
 
 
 def test_a_training_result_holds_a_profile(results: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
