@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.wire.codec import (
     MAX_PAYLOAD_BYTES,
     FrameHeader,
+    ValueType,
     decode_frame,
     encode_frame,
     frame_from_message,
@@ -260,11 +261,19 @@ def test_a_count_that_is_not_the_payloads_is_refused(count: int) -> None:
 
 @quick
 @given(st.integers(-(2**31), 2**31 - 1).filter(lambda kind: kind != tensor_pb2.DATA_TYPE_FLOAT32))
+@example(tensor_pb2.DATA_TYPE_UNSPECIFIED)
+@example(tensor_pb2.DATA_TYPE_FLOAT16)
+@example(tensor_pb2.DATA_TYPE_BFLOAT16)
+@example(tensor_pb2.DATA_TYPE_FLOAT64)
 def test_another_data_type_is_refused(kind: int) -> None:
+    labels = {value_type.value: value_type.label for value_type in ValueType}
     frame = tensor_pb2.Frame.FromString(small_frame())
     typed = frame.header.SerializeToString() + b"\x48" + varint(kind % 2**64)
     message = length_prefixed(0x0A, typed) + length_prefixed(0x12, frame.payload)
-    with pytest.raises(FrameError, match=rf"data type {kind}: expected 1 \(float32\)|float32 values"):
+    reason = rf"data type {kind}: expected 1 \(float32\)"
+    if kind in labels:
+        reason = f"frame payload of 36 bytes: expected 9 {labels[kind]} values"
+    with pytest.raises(FrameError, match=reason):
         decode_frame(message)
 
 
