@@ -266,7 +266,7 @@ def test_a_count_that_is_not_the_payloads_is_refused(count: int) -> None:
 @example(tensor_pb2.DATA_TYPE_BFLOAT16)
 @example(tensor_pb2.DATA_TYPE_FLOAT64)
 def test_another_data_type_is_refused(kind: int) -> None:
-    labels = {value_type.value: value_type.label for value_type in ValueType}
+    labels: dict[int, str] = {value_type.value: value_type.label for value_type in ValueType}
     frame = tensor_pb2.Frame.FromString(small_frame())
     typed = frame.header.SerializeToString() + b"\x48" + varint(kind % 2**64)
     message = length_prefixed(0x0A, typed) + length_prefixed(0x12, frame.payload)
