@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, StaleError
 from taihu.planner.partition import Shard
-from taihu.wire.codec import BYTES_PER_VALUE, FrameHeader
-from taihu.wire.shared_memory import create_shared
+from taihu.wire.codec import FrameHeader
+from taihu.wire.shared_memory import allocate_values
 
 __all__ = ["Initialization"]
 
@@ -27,10 +27,7 @@ class Initialization:
         self.plan = plan
         self.shard = shard
         self.frames = frames = shard.state_frames(plan.frame_elements)
-        self.buffer = create_shared(shard.elements * BYTES_PER_VALUE) if shared else None
-        self.parameters: Values = np.zeros(0 if self.buffer else shard.elements, dtype=np.float32)
-        if self.buffer is not None:
-            self.parameters = self.buffer.array(np.float32, shard.elements)
+        self.parameters, self.buffer = allocate_values(shard.elements, shared=shared)
         self._missing = {frame.offset: frame for frame in frames}
 
     def write(self, header: FrameHeader, values: Values) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.wire.shared_memory import SharedBuffer, create_shared
+from taihu.wire.shared_memory import SharedBuffer, allocate_values
 
 __all__ = ["Arenas", "allocate_arenas"]
 
@@ -26,7 +26,5 @@ class Arenas:
 
 def allocate_arenas(elements: int, *, shared: bool) -> Arenas:
     """Arenas of zeros; with `shared`, other processes of this machine can map the gradients, if it has the memory."""
-    parameters = np.zeros(elements, dtype=np.float32)
-    buffer = create_shared(parameters.nbytes) if shared else None
-    gradients = np.zeros_like(parameters) if buffer is None else buffer.array(np.float32, elements)
-    return Arenas(parameters, gradients, buffer)
+    gradients, buffer = allocate_values(elements, shared=shared)
+    return Arenas(np.zeros(elements, dtype=np.float32), gradients, buffer)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from allreduce.communicator import Communicator
 from allreduce.operation import Operation, OperationKey
 from allreduce.ring import Ring, cut_chunks
@@ -126,13 +129,16 @@ class RingExchange(GradientExchange):
         """The sum of a part of the group is complete: apply it."""
         for piece in frame.pieces:
             gradient = self._arenas.gradients[piece.start : piece.stop]
-            if self._job.exchange.non_finite == "error" and not all_finite(gradient):
-                raise FrameError(
-                    f"group {group} of step {self._step}: the sum of all gradients is not finite; lower "
-                    "optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"
-                )
+            self._check_finite(group, gradient)
             scale = 1.0 / self._communicator.size
             self._optimizer.update(piece.start, piece.stop, gradient, self._step, scale)
+
+    def _check_finite(self, group: int, total: NDArray[np.float32]) -> None:
+        if self._job.exchange.non_finite == "error" and not all_finite(total):
+            raise FrameError(
+                f"group {group} of step {self._step}: the sum of all gradients is not finite; lower "
+                "optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"
+            )
 
     def _finished(self, group: int, operation: Operation) -> None:
         times = self._times[group]

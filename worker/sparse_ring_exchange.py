@@ -16,12 +16,10 @@ from allreduce.sparse_allgather import SparseAllgather
 from allreduce.sparse_mesh import SparseOperation
 from allreduce.sparse_reduce_scatter import SparseReduceScatter
 from allreduce.sparse_tree import GtopkTree
-from kernels.reduce import all_finite
 from kernels.scatter import scatter_assign
 from kernels.select import clear
 from taihu.compression import UnitReport
 from taihu.coordination.plan import Plan
-from taihu.errors import FrameError
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.planner.sparse_route import Route
@@ -135,11 +133,7 @@ class SparseRingExchange(RingExchange):
         assert exchange is not None  # noqa: S101
         with self._applying:
             total, returned = exchange.result(), exchange.returned()
-            if self._job.exchange.non_finite == "error" and not all_finite(total.values):
-                raise FrameError(
-                    f"group {frame.group} of step {self._step}: the sum of all gradients is not finite; lower "
-                    "optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"
-                )
+            self._check_finite(frame.group, total.values)
             self._update_sparse(frame, total.indices + np.int32(frame.offset), total.values)
             self.residual[returned.indices + np.int32(frame.offset)] += returned.values
             self._count(frame.group, operation)

@@ -135,7 +135,7 @@ class Planning:
             decision = decide(profile, compression, self._job.exchange.plan)
             if self.profile is None or decision.seconds < seconds * (1.0 - _WORTHWHILE_GAIN):
                 groups, seconds = decision.groups, decision.seconds
-        frame_elements = self._frame_elements(profile)
+        frame_elements = self._frames_for_links(profile)
         routes = sparse_routes(self._job, self.plan.layout, groups, profile.link)
         own = self.plan
         changed = (groups, frame_elements, routes) != (own.groups, own.frame_elements, own.routes)
@@ -150,7 +150,7 @@ class Planning:
             predicted_seconds=seconds,
         )
 
-    def _frame_elements(self, profile: Profile) -> int:
+    def _frames_for_links(self, profile: Profile) -> int:
         """The first profile tells what frames the links want."""
         own = self.plan.frame_elements
         named = self._job.exchange.frame_bytes is not None or not is_computed(self._job.exchange.plan)

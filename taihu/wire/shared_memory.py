@@ -30,9 +30,9 @@ __all__ = [
     "CONTROL_WORDS",
     "SharedBuffer",
     "SharedDescriptor",
+    "allocate_values",
     "buffer_from_message",
     "buffer_to_message",
-    "create_shared",
     "open_shared",
     "remove_leftovers",
 ]
@@ -143,13 +143,15 @@ class SharedBuffer:
         return self._memory
 
 
-def create_shared(size_bytes: int) -> SharedBuffer | None:
-    """Like `SharedBuffer.create`; None where this machine cannot."""
-    try:
-        return SharedBuffer.create(size_bytes)
-    except SharedMemoryError as error:
-        structlog.get_logger().info("no shared memory", reason=str(error))
-        return None
+def allocate_values(elements: int, *, shared: bool) -> tuple[NDArray[np.float32], SharedBuffer | None]:
+    """Zeros of shape (elements,), fp32; with `shared` in a buffer, which is None where this machine has none."""
+    if shared:
+        try:
+            buffer = SharedBuffer.create(elements * np.dtype(np.float32).itemsize)
+            return buffer.array(np.float32, elements), buffer
+        except SharedMemoryError as error:
+            structlog.get_logger().info("no shared memory", reason=str(error))
+    return np.zeros(elements, dtype=np.float32), None
 
 
 def buffer_to_message(descriptor: SharedDescriptor) -> pb.SharedBuffer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from cluster import Values, initial_parameters, layout_of, make_job, momentum_sgd
@@ -188,10 +190,12 @@ def test_same_host_is_refused_where_memory_is_not_shared() -> None:
 
 def test_what_fails_the_exchange_is_what_a_wait_raises() -> None:
     job = ring_job(2)
+    stepped = threading.Barrier(2)
 
     def work(communicator: Communicator) -> str:
         exchange, _, _ = started(job, communicator, plan_of("single"))
         run_step(exchange, 1)
+        stepped.wait(timeout=20)
         if communicator.rank == 0:
             exchange.fail(FrameError("out of paper"))
         try:
