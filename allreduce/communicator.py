@@ -6,14 +6,13 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import grpc
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from allreduce.direct import Sink
 from allreduce.operation import Operation, OperationKey
 from allreduce.peer_link import LinkEvents, PeerLink
 from allreduce.peer_service import PeerServicer
@@ -21,9 +20,11 @@ from allreduce.ring import Broadcast, Ring, Segment, buffer_layout, cut_chunks
 from allreduce.same_host import DESCRIPTOR_BYTES, SameHostPath, encode_descriptor, open_all
 from allreduce.sparse import SparseExchange
 from allreduce.sparse_mesh import SparseMesh, SparseOperation
-from taihu.errors import ConfigError, ExchangeError, MemberLostError, SharedMemoryError, TaihuError
+from taihu.errors import ConfigError, ExchangeError, FrameError, MemberLostError, SharedMemoryError, TaihuError
 from taihu.planner.groups import Group
+from taihu.settings import Transport
 from taihu.wire.codec import Frame, FrameHeader, ValueType
+from taihu.wire.direct_frames import Sink
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
 
@@ -43,11 +44,11 @@ class Communicator:
         self._identity = identity
         self._timeout_s = timeout_s
         self._direct = direct
-        sink = Sink(destination=self._destination, take=self._take, take_sparse=self._take_sparse)
+        sink = Sink(places=self._places, take=self._take, take_frame=self._take_frame)
         self._servicer = PeerServicer(identity, size, sink=sink, events=LinkEvents(self.fail, self._sender_left))
         self._right: PeerLink | None = None
         self._links: dict[int, PeerLink] = {}
-        self._sparse = SparseMesh(identity, self._send_message)
+        self._sparse = SparseMesh(identity, self._send_sparse)
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
         # Guards the operations and their buffers, but not `finished`.
@@ -91,8 +92,7 @@ class Communicator:
         events = LinkEvents(self.fail, self._receiver_left)
         for rank in range(self.size):
             if rank != self.rank and (mesh or rank == right):
-                direct = self._direct and rank == right
-                self._links[rank] = PeerLink(rank, addresses[rank], self._identity, events, direct=direct)
+                self._links[rank] = PeerLink(rank, addresses[rank], self._identity, events, direct=self._direct)
         self._right = self._links.get(right)
 
     @property
@@ -102,13 +102,13 @@ class Communicator:
             return "same-host"
         return self._right.path if self._right is not None else "none"
 
-    def choose_path(self, path: Literal["auto", "tcp", "same-host"], buffer: SharedBuffer | None) -> None:
+    def choose_path(self, path: Transport, buffer: SharedBuffer | None) -> None:
         """Sum values in `buffer` in shared memory if `path` allows it and all ranks can; see `share`.
 
         Raises:
             ConfigError: they cannot, and `path` is `same-host`.
         """
-        shared = path != "tcp" and self.share(buffer)
+        shared = path in ("auto", "same-host") and self.share(buffer)
         if path == "same-host" and not shared and self.size > 1:
             raise ConfigError(
                 "exchange.transport 'same-host': the workers do not all share one machine's /dev/shm, or it is too "
@@ -280,11 +280,12 @@ class Communicator:
         for header, values in self._early.pop(operation.key, ()):
             self._advance(operation, header, values, in_place=False)
 
-    def _destination(self, header: FrameHeader) -> NDArray[Any] | None:
+    def _places(self, header: FrameHeader) -> Sequence[NDArray[Any]] | None:
         operation = self._running.get(OperationKey(header.step, header.group))
-        return operation.place(header) if operation is not None else None
+        return operation.places(header) if operation is not None else None
 
-    def _take(self, header: FrameHeader, values: NDArray[Any], in_place: bool) -> None:
+    def _take(self, header: FrameHeader, received: Sequence[NDArray[Any]], in_place: bool) -> None:
+        values = received[0]
         key = OperationKey(header.step, header.group)
         with self._lock:
             if self._failure is not None:
@@ -295,14 +296,16 @@ class Communicator:
             else:
                 self._advance(operation, header, values, in_place=in_place)
 
-    def _take_sparse(self, frame: Frame) -> None:
+    def _take_frame(self, frame: Frame) -> None:
+        if frame.header.shared:
+            raise FrameError(f"frame of worker {frame.header.sender} without values: expected them in the frame")
         with self._lock:
             operation = self._sparse.take(frame) if self._failure is None else None
         if operation is not None:
             self._finish(operation)
 
-    def _send_message(self, rank: int, message: bytes) -> None:
-        self._links[rank].send_message(message)
+    def _send_sparse(self, rank: int, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
+        self._links[rank].send(header, pieces)
 
     def _advance(self, operation: Operation, header: FrameHeader, values: NDArray[Any], *, in_place: bool) -> None:
         forward = operation.take(header, values, in_place=in_place)

@@ -79,17 +79,17 @@ class Operation:
         """The ranges of the arena that `frame` covers, in order."""
         return [self.values[piece.start : piece.stop] for piece in frame.pieces]
 
-    def place(self, header: FrameHeader) -> Values | None:
-        """Where values of a frame may be received without a copy, if there is such a place."""
+    def places(self, header: FrameHeader) -> Sequence[Values] | None:
+        """Where values of a frame may be received without a copy, if they may; in one place."""
         segment = self.schedule.replaces(header.hop, header.offset, header.count)
         if segment is None or header.value_type is not self.value_type or len(segment.frame.pieces) != 1:
             return None
-        return self.views(segment.frame)[0]
+        return self.views(segment.frame)
 
     def take(self, header: FrameHeader, values: Values, *, in_place: bool = False) -> Segment | None:
         """Add or write what has arrived; returns what is to be sent on, if anything.
 
-        With `in_place`, `values` are those of `place(header)`.
+        With `in_place`, `values` are those of `places(header)`.
 
         Raises:
             FrameError: the frame is not the next of its hop, or of another kind.

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any
 
 import grpc
-import structlog
 from numpy.typing import NDArray
 
-from allreduce.direct import DirectSender
 from protos import peer_pb2 as pb
-from protos.peer_pb2_grpc import PeerServiceStub
 from taihu.errors import MemberLostError, TaihuError
-from taihu.wire.address import split_address
 from taihu.wire.channel import open_channel
-from taihu.wire.codec import FrameHeader, encode_frame
+from taihu.wire.codec import FrameHeader
+from taihu.wire.direct_connection import open_connection
+from taihu.wire.direct_frames import DirectSender
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.status import error_class, error_from_rpc
+from taihu.wire.stream_frames import StreamSender
 
 __all__ = ["PEER_SERVICE", "LinkEvents", "PeerLink"]
 
 PEER_SERVICE = pb.DESCRIPTOR.services_by_name["PeerService"].full_name
-_OPEN_TIMEOUT_S = 60.0
 _FAREWELL_S = 2.0
-
-Item = tuple[FrameHeader, Sequence[NDArray[Any]]] | bytes | Callable[[], None] | None
 
 
 @dataclass(frozen=True)
@@ -52,15 +47,15 @@ class PeerLink:
         self._rank = rank
         self._events = events
         self._closed = False
-        self._stream_bytes = 0
-        self._queue: SimpleQueue[Item] = SimpleQueue()
+        self._stream = StreamSender()
         self._channel = open_channel(address)
         exchange: grpc.StreamStreamMultiCallable[bytes, bytes]
         exchange = self._channel.stream_stream(f"/{PEER_SERVICE}/Exchange")
-        self._call = exchange(self._requests(), metadata=identity_to_metadata(identity), wait_for_ready=True)
+        self._call = exchange(self._stream.messages(), metadata=identity_to_metadata(identity), wait_for_ready=True)
         self._watcher = threading.Thread(target=self._watch, args=(self._call,), name="peer-link", daemon=True)
         self._watcher.start()
         self._direct = self._open_direct(address, identity) if direct else None
+        self._sender = self._direct or self._stream
 
     @property
     def path(self) -> str:
@@ -70,31 +65,21 @@ class PeerLink:
     @property
     def sent_bytes(self) -> int:
         """Bytes of all frames so far, headers included."""
-        return self._stream_bytes + (self._direct.sent_bytes if self._direct is not None else 0)
+        return self._stream.sent_bytes + (self._direct.sent_bytes if self._direct is not None else 0)
 
     def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
         """Queue a frame; the arrays are read when its turn comes, and must not change until then (see `after`)."""
-        if self._direct is not None:
-            self._direct.send(header, pieces)
-        else:
-            self._queue.put((header, pieces))
-
-    def send_message(self, message: bytes) -> None:
-        """Queue an encoded frame, which takes the stream; frames keep their order among those of this method."""
-        self._queue.put(message)
+        self._sender.send(header, pieces)
 
     def after(self, callback: Callable[[], None]) -> None:
         """Call `callback`, from the link's sending thread, when all frames queued so far have been read."""
-        if self._direct is not None:
-            self._direct.after(callback)
-        else:
-            self._queue.put(callback)
+        self._sender.after(callback)
 
     def fail(self, header: FrameHeader) -> None:
         """Say that this worker gives up, for the reason in `header`; nothing else is sent any more."""
         self._closed = True
-        self._queue.put((header, ()))
-        self._queue.put(None)
+        self._stream.send(header, ())
+        self._stream.end()
         if self._direct is not None:
             self._direct.stop()
 
@@ -103,20 +88,11 @@ class PeerLink:
         self._closed = True
         if self._direct is not None:
             self._direct.close(_FAREWELL_S)
-        self._queue.put((header, ()))
-        self._queue.put(None)
+        self._stream.send(header, ())
+        self._stream.end()
         self._watcher.join(_FAREWELL_S)
         self._channel.close()
         self._watcher.join()
-
-    def _requests(self) -> Iterator[bytes]:
-        while (item := self._queue.get()) is not None:
-            if callable(item):
-                item()
-                continue
-            message = item if isinstance(item, bytes) else encode_frame(*item)
-            self._stream_bytes += len(message)
-            yield message
 
     def _watch(self, answers: Iterable[bytes]) -> None:
         """Wait until the other side ends the stream."""
@@ -136,11 +112,5 @@ class PeerLink:
             self._events.lost(error)
 
     def _open_direct(self, address: str, identity: WorkerIdentity) -> DirectSender | None:
-        request = pb.OpenConnectionRequest(job=identity.job, rank=identity.rank, incarnation=identity.incarnation)
-        try:
-            stub = PeerServiceStub(self._channel)
-            answer = stub.OpenConnection(request, timeout=_OPEN_TIMEOUT_S, wait_for_ready=True)
-            return DirectSender.connect(split_address(address)[0], answer.port, answer.token, self.peer, self._lost)
-        except (grpc.RpcError, OSError) as error:
-            structlog.get_logger().warning("values go over gRPC", peer=self.peer, reason=str(error))
-            return None
+        connection = open_connection(self._channel, PEER_SERVICE, address, identity, self.peer)
+        return DirectSender(connection, self.peer, self._lost) if connection is not None else None

@@ -11,11 +11,12 @@ from typing import Any
 
 import grpc
 
-from allreduce.direct import DirectListener, DirectReceiver, Sink
 from allreduce.peer_link import PEER_SERVICE, LinkEvents
-from protos import peer_pb2 as pb
+from protos import connection_pb2 as pb
 from taihu.errors import FrameError, MemberLostError, StaleError, TaihuError
 from taihu.wire.codec import read_frame
+from taihu.wire.direct_connection import DirectListener
+from taihu.wire.direct_frames import DirectReceiver, Origin, Sink
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.status import abort
 
@@ -42,7 +43,7 @@ class PeerServicer:
         self._lock = threading.Lock()
         self._outboxes: dict[int, Outbox] = {}
         self._receivers: dict[int, DirectReceiver] = {}
-        self._listener: DirectListener | None = None
+        self._listener = DirectListener()
         self._end: list[TaihuError | None] = []
         self._stream_bytes = 0
 
@@ -74,10 +75,9 @@ class PeerServicer:
     def close(self) -> None:
         """End what is still open, and stop listening for connections."""
         self.end(None)
+        self._listener.close()
         with self._lock:
-            receivers, listener = list(self._receivers.values()), self._listener
-        if listener is not None:
-            listener.close()
+            receivers = list(self._receivers.values())
         for receiver in receivers:
             receiver.close()
 
@@ -121,16 +121,15 @@ class PeerServicer:
             with self._lock:
                 if self._end or peer.rank in self._receivers:
                     raise StaleError(f"worker {peer.rank} cannot open a connection now")
-                if self._listener is None:
-                    self._listener = DirectListener()
-                token = self._listener.expect(partial(self._receive_directly, peer))
-                return pb.OpenConnectionResponse(port=self._listener.port, token=token)
+            port, token = self._listener.expect(partial(self._receive_directly, peer))
+            return pb.OpenConnectionResponse(port=port, token=token)
         except TaihuError as error:
             abort(context, error)
 
     def _receive_directly(self, peer: WorkerIdentity, connection: socket.socket) -> None:
         with self._lock:
-            self._receivers[peer.rank] = DirectReceiver(connection, peer, self._sink, self._lost)
+            origin = Origin(f"worker {peer.rank}", peer.job, peer.incarnation, peer.rank)
+            self._receivers[peer.rank] = DirectReceiver(connection, origin, self._sink, self._lost)
 
     def _read(self, peer: WorkerIdentity, requests: Iterator[bytes], outbox: Outbox) -> None:
         """Take in one peer's frames until it ends the stream."""
@@ -171,14 +170,10 @@ class PeerServicer:
             )
         if header.failure:
             raise MemberLostError(header.failure)
-        if header.selected is not None:
-            self._sink.take_sparse(frame)
-        elif header.shared:
-            raise FrameError(
-                f"frame of worker {peer.rank} without values: no memory is shared on a stream of workers"
-            )
+        if header.selected is not None or header.shared:
+            self._sink.take_frame(frame)
         elif not header.last:
-            self._sink.take(header, frame.values, False)
+            self._sink.take(header, [frame.values], False)
         return header.last
 
 

@@ -73,7 +73,10 @@ def meet(
     """
     incarnation, workers = new_incarnation(), job.cluster.workers
     communicator = Communicator(
-        WorkerIdentity(job.name, rank, incarnation), workers, timeout_s=job.exchange.timeout_s
+        WorkerIdentity(job.name, rank, incarnation),
+        workers,
+        timeout_s=job.exchange.timeout_s,
+        direct=job.exchange.transport != "grpc",
     )
     with ExitStack() as stack:
         rpc, address = listener.rpc, listener.address

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,12 @@ from allreduce.operation import OperationKey
 from allreduce.sparse import Message, SparseExchange
 from kernels.pack import pack, packed_bound, unpack
 from taihu.errors import FrameError
-from taihu.wire.codec import Frame, FrameHeader, ValueType, encode_frame
+from taihu.wire.codec import Frame, FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity
 
 __all__ = ["SparseMesh", "SparseOperation"]
 
-Send = Callable[[int, bytes], None]
+Send = Callable[[int, FrameHeader, Sequence[NDArray[Any]]], None]
 
 
 @dataclass
@@ -28,7 +29,7 @@ class SparseOperation:
         key: the same on all ranks.
         on_finished: called with the operation when there is a result; by any thread.
         finished: whether it has returned.
-        sent_bytes, received_bytes: of all frames, headers included.
+        sent_bytes, received_bytes: of values and their places.
     """
 
     key: OperationKey
@@ -42,7 +43,7 @@ class SparseOperation:
 class SparseMesh:
     """The running operations; frames of those that this rank has not begun yet wait for it. Not thread-safe.
 
-    `send(rank, message)` hands an encoded frame to a rank; frames to one rank keep their order.
+    `send(rank, header, pieces)` hands a frame to a rank; frames to one rank keep their order.
     """
 
     def __init__(self, identity: WorkerIdentity, send: Send) -> None:
@@ -93,11 +94,11 @@ class SparseMesh:
 
     def _send_all(self, operation: SparseOperation, messages: Sequence[Message]) -> None:
         for message in messages:
-            data = self._encode(operation.key, message)
-            operation.sent_bytes += len(data)
-            self._send(message.to, data)
+            header, pieces = self._pack(operation.key, message)
+            operation.sent_bytes += sum(piece.nbytes for piece in pieces)
+            self._send(message.to, header, pieces)
 
-    def _encode(self, key: OperationKey, message: Message) -> bytes:
+    def _pack(self, key: OperationKey, message: Message) -> tuple[FrameHeader, Sequence[NDArray[Any]]]:
         count = len(message.indices)
         values = np.empty(count, dtype=np.float32)
         sections = np.empty(packed_bound(count, 1), dtype=np.uint8)
@@ -114,7 +115,7 @@ class SparseMesh:
             selected=count,
             hop=message.round,
         )
-        return encode_frame(header, (values, sections[:size]))
+        return header, (values, sections[:size])
 
 
 def _decode(rank: int, frame: Frame) -> Message:

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from protos import connection_pb2 as protos_dot_connection__pb2
 from protos import parameter_server_pb2 as protos_dot_parameter__server__pb2
 from protos import tensor_pb2 as protos_dot_tensor__pb2
 
@@ -51,6 +52,11 @@ class ParameterServerServiceStub:
                 request_serializer=protos_dot_parameter__server__pb2.ShareRequest.SerializeToString,
                 response_deserializer=protos_dot_parameter__server__pb2.ShareResponse.FromString,
                 _registered_method=True)
+        self.OpenConnection = channel.unary_unary(
+                '/taihu.v1.ParameterServerService/OpenConnection',
+                request_serializer=protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
+                response_deserializer=protos_dot_connection__pb2.OpenConnectionResponse.FromString,
+                _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/taihu.v1.ParameterServerService/Fetch',
                 request_serializer=protos_dot_parameter__server__pb2.FetchRequest.SerializeToString,
@@ -85,6 +91,14 @@ class ParameterServerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenConnection(self, request, context):
+        """Prepares a connection for the frames of both directions. Comes before Exchange, whose stream then only says that the
+        worker is alive and why it ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fetch(self, request, context):
         """Streams the shard's current parameters; waits until they have been initialized.
         """
@@ -109,6 +123,11 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
                     servicer.Share,
                     request_deserializer=protos_dot_parameter__server__pb2.ShareRequest.FromString,
                     response_serializer=protos_dot_parameter__server__pb2.ShareResponse.SerializeToString,
+            ),
+            'OpenConnection': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenConnection,
+                    request_deserializer=protos_dot_connection__pb2.OpenConnectionRequest.FromString,
+                    response_serializer=protos_dot_connection__pb2.OpenConnectionResponse.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
@@ -198,6 +217,33 @@ class ParameterServerService:
             '/taihu.v1.ParameterServerService/Share',
             protos_dot_parameter__server__pb2.ShareRequest.SerializeToString,
             protos_dot_parameter__server__pb2.ShareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenConnection(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.ParameterServerService/OpenConnection',
+            protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
+            protos_dot_connection__pb2.OpenConnectionResponse.FromString,
             options,
             channel_credentials,
             insecure,

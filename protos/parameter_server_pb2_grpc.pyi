@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from protos import connection_pb2 as _connection_pb2
 from protos import parameter_server_pb2 as _parameter_server_pb2
 from protos import tensor_pb2 as _tensor_pb2
 import abc as _abc_1
@@ -44,6 +45,10 @@ class ParameterServerServiceStub:
     """Offers the memory that the worker's gradients lie in to a server that may run on the same machine, and asks for that
     of the server's parameters. Comes before Exchange, after the parameters have been initialized.
     """
+    OpenConnection: _grpc.UnaryUnaryMultiCallable[_connection_pb2.OpenConnectionRequest, _connection_pb2.OpenConnectionResponse]
+    """Prepares a connection for the frames of both directions. Comes before Exchange, whose stream then only says that the
+    worker is alive and why it ends.
+    """
     Fetch: _grpc.UnaryStreamMultiCallable[_parameter_server_pb2.FetchRequest, _tensor_pb2.Frame]
     """Streams the shard's current parameters; waits until they have been initialized."""
 
@@ -61,6 +66,10 @@ class ParameterServerServiceAsyncStub(ParameterServerServiceStub):
     Share: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ShareRequest, _parameter_server_pb2.ShareResponse]  # type: ignore[assignment]
     """Offers the memory that the worker's gradients lie in to a server that may run on the same machine, and asks for that
     of the server's parameters. Comes before Exchange, after the parameters have been initialized.
+    """
+    OpenConnection: _aio.UnaryUnaryMultiCallable[_connection_pb2.OpenConnectionRequest, _connection_pb2.OpenConnectionResponse]  # type: ignore[assignment]
+    """Prepares a connection for the frames of both directions. Comes before Exchange, whose stream then only says that the
+    worker is alive and why it ends.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_parameter_server_pb2.FetchRequest, _tensor_pb2.Frame]  # type: ignore[assignment]
     """Streams the shard's current parameters; waits until they have been initialized."""
@@ -94,6 +103,16 @@ class ParameterServerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_parameter_server_pb2.ShareResponse, _abc.Awaitable[_parameter_server_pb2.ShareResponse]]:
         """Offers the memory that the worker's gradients lie in to a server that may run on the same machine, and asks for that
         of the server's parameters. Comes before Exchange, after the parameters have been initialized.
+        """
+
+    @_abc_1.abstractmethod
+    def OpenConnection(
+        self,
+        request: _connection_pb2.OpenConnectionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_connection_pb2.OpenConnectionResponse, _abc.Awaitable[_connection_pb2.OpenConnectionResponse]]:
+        """Prepares a connection for the frames of both directions. Comes before Exchange, whose stream then only says that the
+        worker is alive and why it ends.
         """
 
     @_abc_1.abstractmethod

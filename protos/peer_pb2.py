@@ -22,20 +22,17 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos import connection_pb2 as protos_dot_connection__pb2
 from protos import tensor_pb2 as protos_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/peer.proto\x12\x08taihu.v1\x1a\x13protos/tensor.proto\"G\n\x15OpenConnectionRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"5\n\x16OpenConnectionResponse\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x32\x94\x01\n\x0bPeerService\x12\x30\n\x08\x45xchange\x12\x0f.taihu.v1.Frame\x1a\x0f.taihu.v1.Frame(\x01\x30\x01\x12S\n\x0eOpenConnection\x12\x1f.taihu.v1.OpenConnectionRequest\x1a .taihu.v1.OpenConnectionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/peer.proto\x12\x08taihu.v1\x1a\x17protos/connection.proto\x1a\x13protos/tensor.proto2\x94\x01\n\x0bPeerService\x12\x30\n\x08\x45xchange\x12\x0f.taihu.v1.Frame\x1a\x0f.taihu.v1.Frame(\x01\x30\x01\x12S\n\x0eOpenConnection\x12\x1f.taihu.v1.OpenConnectionRequest\x1a .taihu.v1.OpenConnectionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPENCONNECTIONREQUEST']._serialized_start=52
-  _globals['_OPENCONNECTIONREQUEST']._serialized_end=123
-  _globals['_OPENCONNECTIONRESPONSE']._serialized_start=125
-  _globals['_OPENCONNECTIONRESPONSE']._serialized_end=178
-  _globals['_PEERSERVICE']._serialized_start=181
-  _globals['_PEERSERVICE']._serialized_end=329
+  _globals['_PEERSERVICE']._serialized_start=78
+  _globals['_PEERSERVICE']._serialized_end=226
 # @@protoc_insertion_point(module_scope)

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import peer_pb2 as protos_dot_peer__pb2
+from protos import connection_pb2 as protos_dot_connection__pb2
 from protos import tensor_pb2 as protos_dot_tensor__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -43,8 +43,8 @@ class PeerServiceStub:
                 _registered_method=True)
         self.OpenConnection = channel.unary_unary(
                 '/taihu.v1.PeerService/OpenConnection',
-                request_serializer=protos_dot_peer__pb2.OpenConnectionRequest.SerializeToString,
-                response_deserializer=protos_dot_peer__pb2.OpenConnectionResponse.FromString,
+                request_serializer=protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
+                response_deserializer=protos_dot_connection__pb2.OpenConnectionResponse.FromString,
                 _registered_method=True)
 
 
@@ -62,7 +62,7 @@ class PeerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def OpenConnection(self, request, context):
-        """Prepares a TCP connection from the caller to this worker, see allreduce/direct.py.
+        """Prepares a connection for values from the caller to this worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,8 +78,8 @@ def add_PeerServiceServicer_to_server(servicer, server):
             ),
             'OpenConnection': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenConnection,
-                    request_deserializer=protos_dot_peer__pb2.OpenConnectionRequest.FromString,
-                    response_serializer=protos_dot_peer__pb2.OpenConnectionResponse.SerializeToString,
+                    request_deserializer=protos_dot_connection__pb2.OpenConnectionRequest.FromString,
+                    response_serializer=protos_dot_connection__pb2.OpenConnectionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,8 +135,8 @@ class PeerService:
             request,
             target,
             '/taihu.v1.PeerService/OpenConnection',
-            protos_dot_peer__pb2.OpenConnectionRequest.SerializeToString,
-            protos_dot_peer__pb2.OpenConnectionResponse.FromString,
+            protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
+            protos_dot_connection__pb2.OpenConnectionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import peer_pb2 as _peer_pb2
+from protos import connection_pb2 as _connection_pb2
 from protos import tensor_pb2 as _tensor_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -39,8 +39,8 @@ class PeerServiceStub:
     failure, or well when it has left in good order. Where the caller has a connection of its own for values
     (OpenConnection), the stream only says that it is alive and why it ends.
     """
-    OpenConnection: _grpc.UnaryUnaryMultiCallable[_peer_pb2.OpenConnectionRequest, _peer_pb2.OpenConnectionResponse]
-    """Prepares a TCP connection from the caller to this worker, see allreduce/direct.py."""
+    OpenConnection: _grpc.UnaryUnaryMultiCallable[_connection_pb2.OpenConnectionRequest, _connection_pb2.OpenConnectionResponse]
+    """Prepares a connection for values from the caller to this worker."""
 
 @_typing.type_check_only
 class PeerServiceAsyncStub(PeerServiceStub):
@@ -52,8 +52,8 @@ class PeerServiceAsyncStub(PeerServiceStub):
     failure, or well when it has left in good order. Where the caller has a connection of its own for values
     (OpenConnection), the stream only says that it is alive and why it ends.
     """
-    OpenConnection: _aio.UnaryUnaryMultiCallable[_peer_pb2.OpenConnectionRequest, _peer_pb2.OpenConnectionResponse]  # type: ignore[assignment]
-    """Prepares a TCP connection from the caller to this worker, see allreduce/direct.py."""
+    OpenConnection: _aio.UnaryUnaryMultiCallable[_connection_pb2.OpenConnectionRequest, _connection_pb2.OpenConnectionResponse]  # type: ignore[assignment]
+    """Prepares a connection for values from the caller to this worker."""
 
 class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Between workers, in runs without servers."""
@@ -72,9 +72,9 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def OpenConnection(
         self,
-        request: _peer_pb2.OpenConnectionRequest,
+        request: _connection_pb2.OpenConnectionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_peer_pb2.OpenConnectionResponse, _abc.Awaitable[_peer_pb2.OpenConnectionResponse]]:
-        """Prepares a TCP connection from the caller to this worker, see allreduce/direct.py."""
+    ) -> _typing.Union[_connection_pb2.OpenConnectionResponse, _abc.Awaitable[_connection_pb2.OpenConnectionResponse]]:
+        """Prepares a connection for values from the caller to this worker."""
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

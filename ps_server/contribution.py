@@ -37,7 +37,7 @@ def decode_contribution(
             gradients, or places that are not ascending ones within the range.
     """
     if frame.header.shared and shared is not None and not sparse:
-        ranges = [shared[piece.start : piece.stop] for piece in spec.ranges]
+        ranges = spec.views(shared)
         return ranges[0] if len(ranges) == 1 else np.concatenate(ranges)
     if (frame.header.selected is not None) is not sparse:
         kinds = ("sparse", "dense") if sparse else ("dense", "sparse")

@@ -190,6 +190,7 @@ class ServerDaemon:
             servicer.fail(RunError(self._outcome[1]))
             raise
         finally:
+            servicer.close()
             store.stop_sharing()
 
     def _raise_unless_finished(self) -> None:

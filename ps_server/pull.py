@@ -19,12 +19,13 @@ from kernels.pack import pack, packed_bound
 from kernels.reduce import sum_in_rank_order
 from kernels.scatter import gather, make_marks, scatter_assign, sum_sparse_in_rank_order
 from kernels.select import clear
+from ps_server.answer import Answer
 from ps_server.contribution import Contribution, SparseContribution
 from taihu.compression import METHODS, Compressor, Unit
 from taihu.job import Job
 from taihu.optimization import OptimizerShard
 from taihu.planner.partition import FrameSpec, Framing
-from taihu.wire.codec import FrameHeader, encode_frame
+from taihu.wire.codec import FrameHeader
 
 __all__ = ["Pull", "make_pull"]
 
@@ -64,7 +65,7 @@ class Pull(ABC):
         """Update the frame's range by the mean of `contributions`; `header` is that of the answer."""
 
     @abstractmethod
-    def answer(self, frame: FrameSpec, header: FrameHeader) -> bytes:
+    def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
         """The answer to the last step of a frame that has been applied, without values if `header` says so."""
 
     @contextmanager
@@ -104,10 +105,10 @@ class DensePull(Pull):
             sum_in_rank_order([each for each in contributions if not isinstance(each, SparseContribution)], total)
             self._update_all(frame, step, total)
 
-    def answer(self, frame: FrameSpec, header: FrameHeader) -> bytes:
+    def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
         """See `Pull.answer`."""
         values = () if header.shared else (self._parameters[frame.offset : frame.offset + frame.count],)
-        return encode_frame(header, values)
+        return Answer(header, values)
 
     def _update_all(self, frame: FrameSpec, step: int, total: Values) -> None:
         self._optimizer.update(frame.offset, frame.offset + frame.count, total, step, scale=self._scale)
@@ -132,14 +133,14 @@ class SparsePull(Pull):
 
     def __init__(self, parameters: Values, optimizer: OptimizerShard, workers: int) -> None:
         super().__init__(parameters, optimizer, workers)
-        self._answers: dict[int, bytes] = {}
+        self._answers: dict[int, Answer] = {}
 
     def adopt(self, framing: Framing) -> None:
         """See `Pull.adopt`."""
         super().adopt(framing)
         self._answers.clear()
 
-    def answer(self, frame: FrameSpec, header: FrameHeader) -> bytes:
+    def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
         """See `Pull.answer`."""
         return self._answers[frame.offset]
 
@@ -150,8 +151,8 @@ class SparsePull(Pull):
         values = scratch.values[: len(indices)]
         gather(self._parameters, indices, values)
         count, size = pack(indices, values, frame.shard_bounds, scratch.packed, scratch.sections)
-        pieces = (scratch.packed[:count], scratch.sections[:size])
-        self._answers[frame.offset] = encode_frame(replace(header, selected=count), pieces)
+        pieces = (scratch.packed[:count].copy(), scratch.sections[:size].copy())
+        self._answers[frame.offset] = Answer(replace(header, selected=count), pieces)
 
 
 class ExactPull(SparsePull):

@@ -1,11 +1,11 @@
-"""`ParameterServerService`: one thread that reads and one that answers for every worker, around the store."""
+"""`ParameterServerService`: around the store, for every worker one thread that reads and one that answers."""
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from queue import SimpleQueue
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,15 +13,19 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from protos import connection_pb2
 from protos import parameter_server_pb2 as pb
 from ps_server.aggregator import Outcome
+from ps_server.answer import Answer
 from ps_server.initialization import Initialization
 from ps_server.store import ParameterStore
-from taihu.errors import FrameError, RunError, SharedMemoryError, StaleError, TaihuError
+from ps_server.worker_exchange import WorkerExchange
+from taihu.errors import FrameError, MemberLostError, RunError, SharedMemoryError, StaleError, TaihuError
 from taihu.job import Job
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
-from taihu.wire.codec import FrameHeader, frame_from_message, layout_from_message, read_frame
+from taihu.wire.codec import Frame, FrameHeader, frame_from_message, layout_from_message, read_frame
+from taihu.wire.direct_connection import DirectListener
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.shared_memory import buffer_from_message, buffer_to_message
@@ -30,16 +34,6 @@ from taihu.wire.status import abort
 __all__ = ["PARAMETER_SERVER_SERVICE", "ParameterServerServicer"]
 
 PARAMETER_SERVER_SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
-
-Outbox = SimpleQueue["bytes | TaihuError | None"]
-
-
-@dataclass
-class _Exchange:
-    """An open exchange: what waits to be sent to the worker, and whether it gets values in shared memory."""
-
-    outbox: Outbox = field(default_factory=SimpleQueue)
-    shares: bool = False
 
 
 class ParameterServerServicer:
@@ -66,7 +60,9 @@ class ParameterServerServicer:
         self._clock = SystemClock()
         self._log = structlog.get_logger().bind(role="server")
         self._lock = threading.Lock()
-        self._exchanges: dict[int, _Exchange] = {}
+        self._exchanges: dict[int, WorkerExchange] = {}
+        self._listener = DirectListener()
+        self._connections: dict[WorkerIdentity, socket.socket] = {}
         self._gradients: dict[WorkerIdentity, NDArray[np.float32]] = {}
         self._failure: TaihuError | None = None
 
@@ -80,6 +76,11 @@ class ParameterServerServicer:
             "Share": grpc.unary_unary_rpc_method_handler(
                 self._share, pb.ShareRequest.FromString, pb.ShareResponse.SerializeToString
             ),
+            "OpenConnection": grpc.unary_unary_rpc_method_handler(
+                self._open_connection,
+                connection_pb2.OpenConnectionRequest.FromString,
+                connection_pb2.OpenConnectionResponse.SerializeToString,
+            ),
             "Fetch": grpc.unary_stream_rpc_method_handler(self._fetch, pb.FetchRequest.FromString),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PARAMETER_SERVER_SERVICE, handlers),))
@@ -91,7 +92,35 @@ class ParameterServerServicer:
             self._failure = self._failure or error
             exchanges = list(self._exchanges.values())
         for exchange in exchanges:
-            exchange.outbox.put(error)
+            exchange.end(error)
+
+    def close(self) -> None:
+        """Take no connections any more; those of open exchanges end with them."""
+        self._listener.close()
+        with self._lock:
+            unused = list(self._connections.values())
+            self._connections.clear()
+        for connection in unused:
+            connection.close()
+
+    def _open_connection(
+        self, request: connection_pb2.OpenConnectionRequest, context: grpc.ServicerContext
+    ) -> connection_pb2.OpenConnectionResponse:
+        identity = WorkerIdentity(request.job, request.rank, request.incarnation)
+        try:
+            self._check_worker(identity)
+            port, token = self._listener.expect(partial(self._keep_connection, identity))
+        except TaihuError as error:
+            abort(context, error)
+        return connection_pb2.OpenConnectionResponse(port=port, token=token)
+
+    def _keep_connection(self, identity: WorkerIdentity, connection: socket.socket) -> None:
+        """The worker's exchange will be opened next."""
+        with self._lock:
+            former = self._connections.pop(identity, None)
+            self._connections[identity] = connection
+        if former is not None:
+            former.close()
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
@@ -100,64 +129,71 @@ class ParameterServerServicer:
         except TaihuError as error:
             abort(context, error)
         reader = threading.Thread(
-            target=self._read, args=(identity, requests, exchange), name=f"read-{identity.rank}", daemon=True
+            target=self._read, args=(requests, exchange), name=f"read-{identity.rank}", daemon=True
         )
         reader.start()
         try:
-            while (item := exchange.outbox.get()) is not None:
-                if isinstance(item, TaihuError):
-                    abort(context, item)
-                yield item
-                self._metrics.sent_bytes.inc(len(item))
+            yield from exchange.messages()
+        except TaihuError as error:
+            abort(context, error)
         finally:
-            self._close(identity.rank, exchange)
+            self._close(exchange)
 
-    def _open(self, identity: WorkerIdentity) -> _Exchange:
-        self._check_job(identity.rank, identity.job)
-        exchange = _Exchange()
+    def _open(self, identity: WorkerIdentity) -> WorkerExchange:
+        self._check_worker(identity)
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             if identity.rank in self._exchanges:
                 raise StaleError(f"worker {identity.rank} has an open exchange already; ranks must be unique")
             self._store.admit(identity.rank, identity.incarnation)
-            self._exchanges[identity.rank] = exchange
+            connection = self._connections.pop(identity, None)
+            exchange = self._exchanges[identity.rank] = WorkerExchange(
+                identity, connection, take=self._take, on_lost=self._connection_lost
+            )
             self._metrics.workers.set(len(self._exchanges))
             if len(self._exchanges) == self._workers:
                 self._store.stop_sharing()
         return exchange
 
-    def _close(self, rank: int, exchange: _Exchange) -> None:
+    def _close(self, exchange: WorkerExchange) -> None:
+        exchange.close()
         with self._lock:
-            if self._exchanges.get(rank) is exchange:
-                del self._exchanges[rank]
+            if self._exchanges.get(exchange.identity.rank) is exchange:
+                del self._exchanges[exchange.identity.rank]
             self._metrics.workers.set(len(self._exchanges))
 
-    def _read(self, identity: WorkerIdentity, requests: Iterator[bytes], exchange: _Exchange) -> None:
-        """Take in one worker's frames until it closes the stream."""
-        outbox = exchange.outbox
+    def _read(self, requests: Iterator[bytes], exchange: WorkerExchange) -> None:
+        """Take in what comes in one worker's stream until the worker closes it."""
+        rank = exchange.identity.rank
         try:
             for message in requests:
-                self._take(identity, message, exchange)
+                frame = read_frame(message)
+                if frame.header.sender != rank:
+                    raise FrameError(f"frame of sender {frame.header.sender} in the exchange of worker {rank}")
+                self._take(exchange, frame)
             # gRPC may tell of a connection that breaks as if the worker had ended the stream.
-            self._on_lost(identity.rank, "its exchange ended")
-            outbox.put(None)
+            self._on_lost(rank, "its exchange ended")
+            exchange.end(None)
         except TaihuError as error:
             self._metrics.rejected_frames.inc()
-            outbox.put(error)
+            exchange.end(error)
         except grpc.RpcError:
-            self._on_lost(identity.rank, "its connection broke")
-            outbox.put(RunError(f"the connection of worker {identity.rank} broke"))
+            self._connection_lost(exchange, MemberLostError(f"worker {rank} was lost: its connection broke"))
         except BaseException as error:
-            outbox.put(RunError(f"internal error while taking in a frame of worker {identity.rank}: {error!r}"))
+            exchange.end(RunError(f"internal error while taking in a frame of worker {rank}: {error!r}"))
             raise
 
-    def _take(self, identity: WorkerIdentity, message: bytes, exchange: _Exchange) -> None:
-        self._metrics.received_bytes.inc(len(message))
-        frame = read_frame(message)
-        header = frame.header
-        if header.sender != identity.rank:
-            raise FrameError(f"frame of sender {header.sender} in the exchange of worker {identity.rank}")
+    def _connection_lost(self, exchange: WorkerExchange, error: TaihuError) -> None:
+        if isinstance(error, MemberLostError):
+            self._on_lost(exchange.identity.rank, "its connection broke")
+        else:
+            self._metrics.rejected_frames.inc()
+        exchange.end(error)
+
+    def _take(self, exchange: WorkerExchange, frame: Frame) -> None:
+        identity, header = exchange.identity, frame.header
+        self._metrics.received_bytes.inc(frame.moved_bytes)
         start = self._clock.now()
         exchange.shares = header.shared
         outcome = self._store.push(frame, self._gradients.get(identity))
@@ -173,7 +209,7 @@ class ParameterServerServicer:
                 track, "collect", start, self._clock.now(), step=header.step, group=header.group, peer=identity.rank
             )
         if outcome is Outcome.ANSWERED:
-            exchange.outbox.put(self._store.answer_again(header, shared=exchange.shares))
+            self._answer(exchange, self._store.answer_again(header, shared=exchange.shares))
         if outcome in (Outcome.ANSWERED, Outcome.DUPLICATE):
             self._metrics.duplicate_frames.inc()
 
@@ -185,12 +221,16 @@ class ParameterServerServicer:
             shares: self._store.answer(header, shared=shares) for shares in {each.shares for each in exchanges}
         }
         for exchange in exchanges:
-            exchange.outbox.put(answers[exchange.shares])
+            self._answer(exchange, answers[exchange.shares])
+
+    def _answer(self, exchange: WorkerExchange, answer: Answer) -> None:
+        self._metrics.sent_bytes.inc(answer.moved_bytes)
+        exchange.answer(answer)
 
     def _share(self, request: pb.ShareRequest, context: grpc.ServicerContext) -> pb.ShareResponse:
         identity = WorkerIdentity(request.job, request.rank, request.incarnation)
         try:
-            self._check_job(identity.rank, identity.job)
+            self._check_worker(identity)
             gradients, parameters = self._store.share(buffer_from_message(request.gradients))
         except SharedMemoryError as error:
             self._log.info("no memory is shared", worker=identity.rank, reason=str(error))
@@ -200,6 +240,11 @@ class ParameterServerServicer:
         with self._lock:
             self._gradients[identity] = gradients
         return pb.ShareResponse(parameters=buffer_to_message(parameters))
+
+    def _check_worker(self, identity: WorkerIdentity) -> None:
+        self._check_job(identity.rank, identity.job)
+        if not 0 <= identity.rank < self._workers:
+            raise StaleError(f"worker {identity.rank}: outside the world of {self._workers} workers")
 
     def _check_job(self, rank: int, job: str) -> None:
         if job != self._job:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kernels.reduce import all_finite, warm_up
 from ps_server.aggregator import Aggregator, Complete, Outcome
+from ps_server.answer import Answer
 from ps_server.contribution import Contribution, SparseContribution, decode_contribution
 from ps_server.initialization import Initialization
 from ps_server.pull import Pull, make_pull
@@ -195,15 +196,15 @@ class ParameterStore:
             outcome = aggregator.offer(header, contribution)
         return self._apply(outcome) if isinstance(outcome, Complete) else outcome
 
-    def answer(self, header: FrameHeader, *, shared: bool) -> bytes:
-        """The encoded answer that `push` returned the header of; `shared`: to one who has the parameters mapped."""
+    def answer(self, header: FrameHeader, *, shared: bool) -> Answer:
+        """The answer that `push` returned the header of; `shared`: to one who has the parameters mapped."""
         assert self._pull is not None  # noqa: S101
         assert self._framing is not None  # noqa: S101
         frame = self._framing.at(header.offset)
         assert frame is not None  # noqa: S101
         return self._pull.answer(frame, replace(header, shared=shared))
 
-    def answer_again(self, header: FrameHeader, *, shared: bool) -> bytes:
+    def answer_again(self, header: FrameHeader, *, shared: bool) -> Answer:
         """The answer to a worker's frame that had been answered before."""
         with self._changed:
             frame = self._ready().find(header)

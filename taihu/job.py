@@ -87,7 +87,7 @@ class Job(Section):
     @property
     def shares_memory(self) -> bool:
         """Whether processes of one machine exchange dense gradients, and parameters, in memory that they share."""
-        return self.exchange.transport != "tcp" and self.compression.method == "none"
+        return self.exchange.transport in ("auto", "same-host") and self.compression.method == "none"
 
     @property
     def momentum_on_workers(self) -> bool:

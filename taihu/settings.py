@@ -16,6 +16,7 @@ __all__ = [
     "OptimizerSettings",
     "Section",
     "TrainSettings",
+    "Transport",
 ]
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -84,6 +85,9 @@ class OptimizerSettings(Section):
         return self
 
 
+Transport = Literal["auto", "tcp", "same-host", "grpc"]
+
+
 class ExchangeSettings(Section):
     """`[exchange]`: how gradients and parameters travel.
 
@@ -95,15 +99,16 @@ class ExchangeSettings(Section):
     the plan is made anew if another one has become better. A group is cut into frames of at most `frame_bytes` for
     each server: by default 512 KiB, or 4 MiB where all processes run on one machine, and less where a computed plan
     finds that the links want it. At most `window_frames` of them are on their way to one server without an answer.
-    Processes of one machine exchange dense values in memory that they share, unless `transport` says otherwise:
-    `same-host` insists on it. In a ring all workers must.
+    Processes of one machine exchange dense values in memory that they share (`same-host`; in a ring all workers must
+    be there), others over TCP connections (`tcp`), or in gRPC's streams where those cannot be opened (`grpc`);
+    `transport` is the best of them that may be used, or with `same-host` the only one.
     """
 
     kind: Literal["server", "ring"] = "server"
     plan: Annotated[str, Field(pattern=r"^(auto|greedy|exact|per-layer|single|bucket:[0-9]+(\.[0-9]+)?[kMG]?B)$")] = (
         "auto"
     )
-    transport: Literal["auto", "tcp", "same-host"] = "auto"
+    transport: Transport = "auto"
     calibration_steps: Annotated[int, Field(ge=4)] = 8
     replan_every: PositiveInt = 200
     frame_bytes: Annotated[int, Field(ge=4096, le=4 << 20, multiple_of=4)] | None = None

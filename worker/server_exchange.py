@@ -18,7 +18,7 @@ from worker.compressing import Compressing
 from worker.exchange import ExchangeTotals, GradientExchange
 from worker.exchange_times import GroupTimes
 from worker.group_compressor import GroupCompressor, Selection
-from worker.server_link import ServerLink
+from worker.server_link import LinkEvents, ServerLink
 
 __all__ = ["ServerExchange"]
 
@@ -55,8 +55,7 @@ class ServerExchange(GradientExchange):
                 address=address,
                 identity=identity,
                 arenas=arenas,
-                on_answer=self._answered,
-                on_error=self.fail,
+                events=LinkEvents(answered=self._answered, failed=self.fail),
                 clock=self._clock,
                 tracer=self._tracer,
             )

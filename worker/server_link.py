@@ -1,64 +1,56 @@
-"""The stream between this worker and one server."""
+"""One worker's exchange with one server: frames go up at most a window ahead of their answers."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import grpc
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
-from kernels.pack import unpack
-from kernels.scatter import scatter_assign
-from protos import parameter_server_pb2 as pb
 from taihu.coordination.plan import Plan
-from taihu.errors import ExchangeError, FrameError, SharedMemoryError, TaihuError
+from taihu.errors import ExchangeError, MemberLostError, TaihuError
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.trace import Tracer
 from taihu.wire.channel import open_channel
-from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.codec import (
-    BYTES_PER_VALUE,
-    Frame,
-    FrameHeader,
-    ValueType,
-    decode_frame,
-    dense_values,
-    encode_frame,
-    layout_to_message,
-    read_frame,
-)
+from taihu.wire.clock import Clock
+from taihu.wire.codec import Frame, FrameHeader, ValueType, read_frame
+from taihu.wire.direct_frames import HEADER_BYTES, DirectReceiver, DirectSender, Origin, Sink
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
-from taihu.wire.retry import call_until_reachable
-from taihu.wire.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
+from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.status import error_from_rpc
+from taihu.wire.stream_frames import StreamSender
 from worker.arenas import Arenas
+from worker.server_answers import ServerAnswers
+from worker.server_calls import Call, ServerCalls
 
-__all__ = ["ServerLink"]
+__all__ = ["LinkEvents", "ServerLink"]
 
-_SERVICE = f"/{pb.DESCRIPTOR.services_by_name['ParameterServerService'].full_name}"
+_FAREWELL_S = 2.0
 
 
-class Call(Protocol):
-    """A gRPC call that is under way."""
+@dataclass(frozen=True)
+class LinkEvents:
+    """What a link tells, by threads of its own.
 
-    def cancel(self) -> bool:
-        """Cut the call."""
-        ...
+    `answered(header, size_bytes, completed_s)` is called for every answer that has been written, with the instant of
+    the complete sum in seconds of this worker's clock; `failed(error)` when the exchange ends unasked.
+    """
+
+    answered: Callable[[FrameHeader, int, float], None]
+    failed: Callable[[TaihuError], None]
 
 
 class ServerLink:
-    """Pushes this worker's part of every group to one server, and writes the answers into the parameter arena.
+    """Pushes this worker's part of every group to server `index`, and writes the answers into the parameter arena.
 
-    `on_answer(header, size_bytes, completed_s)` is called for every answer that has been written, with the instant of
-    the complete sum in seconds of this worker's clock, `on_error(error)` once when the stream ends unasked; both by
-    the link's own thread.
+    `open` comes before the first step, `initialize` or `fetch`, and `share`, before that.
     """
 
     def __init__(
@@ -70,8 +62,7 @@ class ServerLink:
         address: str,
         identity: WorkerIdentity,
         arenas: Arenas,
-        on_answer: Callable[[FrameHeader, int, float], None],
-        on_error: Callable[[TaihuError], None],
+        events: LinkEvents,
         clock: Clock,
         tracer: Tracer,
     ) -> None:
@@ -85,42 +76,32 @@ class ServerLink:
         self._tracer = tracer
         self._server_ahead_s = -math.inf
         self._job = job
-        self._plan = plan
         self._identity = identity
         self._arenas = arenas
-        self._parameter_bytes = arenas.parameters.view(np.uint8)
-        self._shared: NDArray[np.float32] | None = None
-        self._on_answer = on_answer
-        self._on_error = on_error
+        self._events = events
         self._shard = Shard(plan.layout, job.cluster.servers, index)
         self._state_frames = self._shard.state_frames(plan.frame_elements)
-        self._framing = self._frame(plan)
-        self._positions: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._answers = ServerAnswers(self.peer, job.name, arenas.parameters)
         self._step = 0
+        self._arrived_s = self._send_start_s = 0.0
+        self._sent_before = 0
         self._closed = False
         self._abandoned = False
         self._window = threading.Semaphore(job.exchange.window_frames)
-        self._queue: SimpleQueue[tuple[FrameSpec, bytes | None] | None] = SimpleQueue()
         self._channel = open_channel(address)
+        self._calls = ServerCalls(self._channel, job, identity, peer=self.peer, address=address, track=self._track)
         self._call: Call | None = None
-        self._receiver: threading.Thread | None = None
+        self._stream = StreamSender()
+        self._direct: DirectSender | None = None
+        self._receiver: DirectReceiver | None = None
+        self._sender: StreamSender | DirectSender = self._stream
+        self._watcher: threading.Thread | None = None
+        self.adopt(plan)
 
     def initialize(self) -> None:
         """Send the parameter arena's values as the job's initial parameters."""
-        initialize = self._channel.stream_unary(
-            f"{_SERVICE}/Initialize", pb.InitializeRequest.SerializeToString, pb.InitializeResponse.FromString
-        )
-        timeout_s = self._job.exchange.timeout_s
-
-        def call(_: float) -> None:
-            under_way = initialize.future(self._initial_requests(), timeout=timeout_s)
-            self._track(under_way)
-            try:
-                under_way.result()
-            except grpc.FutureCancelledError:
-                raise ExchangeError(f"{self.peer}: the call that brings the parameters was cut") from None
-
-        call_until_reachable(call, peer=self.peer, timeout_s=self._job.cluster.connect_timeout_s, clock=SystemClock())
+        plan = self._plan
+        self._calls.initialize(plan.layout, plan.version, self._state_frames, self._arenas.parameters)
 
     def fetch(self) -> None:
         """Write the server's current parameters into the arena; waits until worker 0 has initialized them.
@@ -128,75 +109,42 @@ class ServerLink:
         Raises:
             ModelError: this worker's model differs from the server's.
         """
-        fetch: grpc.UnaryStreamMultiCallable[pb.FetchRequest, bytes] = self._channel.unary_stream(
-            f"{_SERVICE}/Fetch", pb.FetchRequest.SerializeToString
-        )
-        request = pb.FetchRequest(
-            job=self._job.name, rank=self._identity.rank, layout_digest=self._plan.layout.digest
-        )
-        missing = {frame.offset: frame for frame in self._state_frames}
-        call = fetch(request, timeout=self._job.exchange.timeout_s)
-        self._track(call)
-        try:
-            for message in call:
-                header, values = decode_frame(message)
-                frame = missing.pop(header.offset, None)
-                if frame is None or frame.count != header.count or header.job != self._job.name:
-                    raise self._not_asked_for(header)
-                self._write(frame, values)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self.peer) from None
-        if missing:
-            raise ExchangeError(
-                f"{self.peer}: {len(missing)} of {len(self._state_frames)} frames of parameters did not come"
-            )
+        self._calls.fetch(self._plan.layout.digest, self._state_frames, self._answers.write_dense)
 
     @property
     def path(self) -> str:
-        """How values travel: `same-host` or `tcp`."""
-        return "tcp" if self._shared is None else "same-host"
+        """How values travel: `same-host`, `tcp` on a connection of their own, or `grpc` in the stream."""
+        if self._answers.shared is not None:
+            return "same-host"
+        return "tcp" if self._direct is not None else "grpc"
 
     def share(self, gradients: SharedBuffer) -> None:
-        """Exchange values in shared memory, if this worker's `gradients` and the server's parameters can be.
-
-        Comes after the initial parameters and before `open`; see `path` for the result.
-        """
-        share = self._channel.unary_unary(
-            f"{_SERVICE}/Share", pb.ShareRequest.SerializeToString, pb.ShareResponse.FromString
-        )
-        identity = self._identity
-        request = pb.ShareRequest(
-            job=identity.job,
-            rank=identity.rank,
-            incarnation=identity.incarnation,
-            gradients=buffer_to_message(gradients.descriptor),
-        )
-        try:
-            response = share(request, timeout=self._job.exchange.timeout_s)
-            if response.HasField("parameters"):
-                buffer = open_shared(buffer_from_message(response.parameters))
-                self._shared = buffer.array(np.float32, self._shard.elements)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self.peer) from None
-        except (SharedMemoryError, ValueError) as error:
-            structlog.get_logger().info("no memory is shared", peer=self.peer, reason=str(error))
+        """Exchange values in shared memory, if this worker's `gradients` and the server's parameters can be."""
+        self._answers.shared = self._calls.share(gradients, self._shard.elements)
 
     def open(self) -> None:
-        """Open the exchange."""
-        exchange: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(f"{_SERVICE}/Exchange")
-        answers = exchange(self._requests(), metadata=identity_to_metadata(self._identity))
+        """Open the exchange: frames take a connection of their own if there can be one, else the stream."""
+        connection = self._calls.open_connection() if self._job.exchange.transport != "grpc" else None
+        answers = self._calls.exchange()(self._stream.messages(), metadata=identity_to_metadata(self._identity))
         self._track(answers)
-        self._receiver = threading.Thread(target=self._receive, args=(answers,), name="pull", daemon=True)
-        self._receiver.start()
+        self._watcher = threading.Thread(target=self._watch, args=(answers,), name="pull", daemon=True)
+        self._watcher.start()
+        if connection is not None:
+            sink = Sink(places=self._places, take=self._take_values, take_frame=self._take_frame)
+            origin = Origin(self.peer, self._job.name)
+            self._sender = self._direct = DirectSender(connection.dup(), self.peer, self._connection_lost)
+            self._receiver = DirectReceiver(connection, origin, sink, self._connection_lost)
 
     def adopt(self, plan: Plan) -> None:
         """Cut groups by `plan` from the next step on; nothing may be under way."""
         self._plan = plan
-        self._framing = self._frame(plan)
+        self._framing = Framing(self._shard, plan.groups, plan.frame_elements)
+        self._answers.adopt(self._framing, plan.version)
 
     def begin(self, step: int) -> None:
         """Frames pushed from now on belong to `step`."""
         self._step = step
+        self._answers.begin(step)
         self.sent_by_group = [0] * len(self._framing.by_group)
 
     def frames(self, group: int) -> tuple[FrameSpec, ...]:
@@ -205,61 +153,58 @@ class ServerLink:
 
     def push(self, group: int) -> None:
         """Queue the group's gradients, all of them."""
+        shared = self._answers.shared is not None
         for frame in self.frames(group):
-            self._queue.put((frame, None))
+            pieces = () if shared else frame.views(self._arenas.gradients)
+            self._send(self._header(frame, shared=shared), pieces)
 
     def push_sparse(
         self, frame: FrameSpec, values: NDArray[Any], value_type: ValueType, sections: NDArray[np.uint8]
     ) -> None:
         """Queue what was selected of `frame`; the arrays are copied."""
         header = self._header(frame, selected=len(values), value_type=value_type)
-        self._queue.put((frame, encode_frame(header, (values, sections))))
+        self._send(header, (values.copy(), sections.copy()))
 
     def abandon(self) -> None:
-        """Cut the stream; whoever waits for it has been told why."""
+        """Cut the exchange; whoever waits for it has been told why."""
         self._closed = self._abandoned = True
-        self._queue.put(None)
+        self._stream.stop()
+        if self._direct is not None:
+            self._direct.stop()
         self._window.release(len(self._framing.frames) + 1)
         if self._call is not None:
             self._call.cancel()
 
     def close(self) -> None:
-        """End the stream in good order and close the connection."""
+        """End the exchange in good order and close the connections."""
         self._closed = True
-        self._queue.put(None)
+        self._stream.end()
+        if self._watcher is not None:
+            self._watcher.join()
         if self._receiver is not None:
-            self._receiver.join()
+            self._receiver.close()
+        if self._direct is not None:
+            self._direct.close(_FAREWELL_S)
         self._channel.close()
 
-    def _requests(self) -> Iterator[bytes]:
-        """Frames in the order of pushing, those with values at most a window ahead of their answers."""
-        while (item := self._queue.get()) is not None:
-            frame, message = item
-            shared = message is None and self._shared is not None
-            if not shared:
-                self._window.acquire()
-            if self._abandoned:
-                return
-            start_s = self._clock.now()
-            if shared:
-                message = encode_frame(self._header(frame, shared=True), ())
-            elif message is None:
-                message = self._encode(frame, self._arenas.gradients)
-            size = _moved_bytes(message, frame, shared=shared)
-            self.sent_bytes += size
-            self.sent_by_group[frame.group] += size
-            yield message
-            self._trace("push", frame, start_s)
+    def _send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
+        """Queue a frame for the sending thread, which waits until there is room in the window."""
+        self._sender.after(partial(self._admit, header))
+        self._sender.send(header, pieces)
+        self._sender.after(partial(self._sent, header))
 
-    def _initial_requests(self) -> Iterator[pb.InitializeRequest]:
-        yield pb.InitializeRequest(layout=layout_to_message(self._plan.layout))
-        for frame in self._state_frames:
-            request = pb.InitializeRequest()
-            request.frame.MergeFromString(self._encode(frame, self._arenas.parameters))
-            yield request
+    def _admit(self, header: FrameHeader) -> None:
+        # Values in shared memory occupy no buffer.
+        if not header.shared:
+            self._window.acquire()
+        self._send_start_s = self._clock.now()
+        self._sent_before = self._sender.sent_bytes
 
-    def _frame(self, plan: Plan) -> Framing:
-        return Framing(self._shard, plan.groups, plan.frame_elements)
+    def _sent(self, header: FrameHeader) -> None:
+        size = self._sender.sent_bytes - self._sent_before + header.shared_bytes
+        self.sent_bytes += size
+        self.sent_by_group[header.group] += size
+        self._trace("push", header.group, self._send_start_s)
 
     def _header(
         self,
@@ -283,85 +228,59 @@ class ServerLink:
             shared=shared,
         )
 
-    def _encode(self, frame: FrameSpec, arena: NDArray[np.float32]) -> bytes:
-        return encode_frame(self._header(frame), [arena[piece.start : piece.stop] for piece in frame.ranges])
-
     def _track(self, call: Call) -> None:
         """`abandon` cuts `call` from now on, also when it came first."""
         self._call = call
         if self._abandoned:
             call.cancel()
 
-    def _receive(self, answers: Iterable[bytes]) -> None:
-        """Write answers until the stream ends; runs in the link's own thread."""
+    def _watch(self, answers: Iterable[bytes]) -> None:
+        """Take the answers in the stream, if they come there, until it ends; runs in a thread of its own."""
         try:
             for message in answers:
-                self._take(message)
-            if not self._closed:
-                self._on_error(ExchangeError(f"{self.peer} ended the exchange at step {self._step}"))
+                self._arrived_s = self._clock.now()
+                answer = read_frame(message)
+                self._answers.write(answer)
+                self._answered(answer.header, len(message) + answer.header.shared_bytes)
+            self._fail(ExchangeError(f"{self.peer} ended the exchange at step {self._step}"))
         except grpc.RpcError as error:
-            if not self._closed:
-                self._on_error(error_from_rpc(error, f"{self.peer}, step {self._step}"))
+            self._fail(error_from_rpc(error, f"{self.peer}, step {self._step}"))
         except TaihuError as error:
-            self._on_error(error)
+            self._fail(error)
 
-    def _take(self, message: bytes) -> None:
-        start_s = self._clock.now()
-        answer = read_frame(message)
-        header = answer.header
-        spec = self._framing.find(group=header.group, offset=header.offset, count=header.count)
-        if spec is None or header.job != self._job.name or header.plan != self._plan.version:
-            raise self._not_asked_for(header)
-        if header.step != self._step:
-            raise FrameError(f"{self.peer} answered step {header.step} during step {self._step}")
-        if header.shared and self._shared is not None:
-            self._write(spec, self._shared[spec.offset : spec.offset + spec.count])
-        elif header.selected is None:
-            self._write(spec, dense_values(answer))
-        else:
-            self._write_sparse(spec, answer)
-        size = _moved_bytes(message, spec, shared=header.shared)
+    def _connection_lost(self, error: TaihuError) -> None:
+        """The connection for values broke, or brought what it must not."""
+        if isinstance(error, MemberLostError) and self._watcher is not None:
+            # The server may be about to say why.
+            self._watcher.join(_FAREWELL_S)
+        self._fail(error)
+
+    def _fail(self, error: TaihuError) -> None:
+        if not self._closed:
+            self._events.failed(error)
+
+    def _places(self, header: FrameHeader) -> Sequence[NDArray[Any]]:
+        self._arrived_s = self._clock.now()
+        return self._answers.places(header)
+
+    def _take_values(self, header: FrameHeader, values: Sequence[NDArray[Any]], _: bool) -> None:
+        self._answered(header, HEADER_BYTES + sum(each.nbytes for each in values))
+
+    def _take_frame(self, answer: Frame) -> None:
+        self._arrived_s = self._clock.now()
+        self._answers.write(answer)
+        self._answered(answer.header, HEADER_BYTES + answer.moved_bytes)
+
+    def _answered(self, header: FrameHeader, size: int) -> None:
         self.received_bytes += size
         # The answer that came fastest after its sum tells how far the server's clock is ahead at least.
-        self._server_ahead_s = max(self._server_ahead_s, header.completed_s - start_s)
+        self._server_ahead_s = max(self._server_ahead_s, header.completed_s - self._arrived_s)
         if not header.shared:
             self._window.release()
-        self._trace("pull", spec, start_s)
-        self._on_answer(header, size, header.completed_s - self._server_ahead_s)
+        self._trace("pull", header.group, self._arrived_s)
+        self._events.answered(header, size, header.completed_s - self._server_ahead_s)
 
-    def _trace(self, name: str, frame: FrameSpec, start_s: float) -> None:
+    def _trace(self, name: str, group: int, start_s: float) -> None:
         if self._tracer.enabled:
             track = f"{name} server {self._index}"
-            stop_s = self._clock.now()
-            self._tracer.add(track, name, start_s, stop_s, step=self._step, group=frame.group, peer=self._index)
-
-    def _not_asked_for(self, header: FrameHeader) -> FrameError:
-        return FrameError(
-            f"{self.peer} answered job {header.job!r}, plan {header.plan}, group {header.group}, offset "
-            f"{header.offset}, {header.count} values: not a frame of plan {self._plan.version}"
-        )
-
-    def _write_sparse(self, frame: FrameSpec, answer: Frame) -> None:
-        if len(self._positions) < len(answer.values):
-            self._positions = np.empty(self._framing.largest, dtype=np.int32)
-        positions = self._positions[: len(answer.values)]
-        try:
-            unpack(answer.sections, frame.arena_bounds, len(answer.values), positions)
-        except ValueError as error:
-            raise FrameError(f"{self.peer} answered group {frame.group}: {error}") from None
-        if answer.header.value_type is not ValueType.FP32:
-            raise FrameError(f"{self.peer} answered {answer.header.value_type.label} parameters: expected float32")
-        scatter_assign(positions, answer.values, self._arenas.parameters)
-
-    def _write(self, frame: FrameSpec, values: NDArray[np.float32]) -> None:
-        source = values.view(np.uint8)
-        taken = 0
-        for piece in frame.ranges:
-            start, stop = piece.start * BYTES_PER_VALUE, piece.stop * BYTES_PER_VALUE
-            self._parameter_bytes[start:stop] = source[taken : taken + stop - start]
-            taken += stop - start
-
-
-def _moved_bytes(message: bytes, frame: FrameSpec, *, shared: bool) -> int:
-    """What a frame moves: its message and, beside it, the values in shared memory."""
-    return len(message) + (frame.count * BYTES_PER_VALUE if shared else 0)
+            self._tracer.add(track, name, start_s, self._clock.now(), step=self._step, group=group, peer=self._index)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ class Piece:
 
     start: int
     stop: int
+
+
+Values = TypeVar("Values", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,10 @@ class FrameSpec:
             else:
                 joined.append(piece)
         return tuple(joined)
+
+    def views(self, arena: NDArray[Values]) -> list[NDArray[Values]]:
+        """The ranges of a worker's arena, shape (elements,), that the frame covers, in order."""
+        return [arena[piece.start : piece.stop] for piece in self.ranges]
 
 
 def slice_bounds(elements: int, parts: int, index: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -28,10 +28,12 @@ __all__ = [
     "Frame",
     "FrameHeader",
     "ValueType",
+    "check_payload",
     "decode_frame",
     "dense_values",
     "encode_frame",
     "frame_from_message",
+    "frame_of",
     "layout_from_message",
     "layout_to_message",
     "read_frame",
@@ -113,10 +115,15 @@ class FrameHeader:
     failure: str = ""
     last: bool = False
 
+    @property
+    def shared_bytes(self) -> int:
+        """Of the values that the frame tells of in shared memory."""
+        return self.count * self.value_type.dtype.itemsize if self.shared else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame that was read; both arrays are read-only.
+    """A frame that was read; neither array may be written to.
 
     `values` has shape (count,), or (selected,) when sparse, in the header's type; `sections`, uint8, says where the
     values of a sparse frame belong (`kernels.pack`) and is empty in a dense one.
@@ -130,6 +137,11 @@ class Frame:
     def size_bytes(self) -> int:
         """Of values and sections together."""
         return self.values.nbytes + self.sections.nbytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """What the frame moves, in its payload or in shared memory."""
+        return self.size_bytes + self.header.shared_bytes
 
 
 def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
@@ -198,6 +210,25 @@ def frame_from_message(frame: tensor_pb2.Frame) -> tuple[FrameHeader, NDArray[np
     return checked.header, dense_values(checked)
 
 
+def check_payload(header: FrameHeader, size_bytes: int) -> None:
+    """Raise FrameError unless a payload of this size holds the values that `header` tells of."""
+    if size_bytes > MAX_PAYLOAD_BYTES:
+        raise FrameError(f"frame payload of {size_bytes} bytes: expected at most {MAX_PAYLOAD_BYTES} bytes")
+    held = _held(header)
+    needed = held * header.value_type.dtype.itemsize
+    if needed > size_bytes or (needed < size_bytes and header.selected is None) or held > header.count:
+        raise FrameError(
+            f"frame payload of {size_bytes} bytes: expected {held} {header.value_type.label} values of "
+            f"{header.count} elements"
+        )
+
+
+def frame_of(header: FrameHeader, payload: NDArray[np.uint8]) -> Frame:
+    """The frame of a payload that `check_payload` found good; the arrays are views of it."""
+    size = _held(header) * header.value_type.dtype.itemsize
+    return Frame(header, payload[:size].view(header.value_type.dtype), payload[size:])
+
+
 def dense_values(frame: Frame) -> NDArray[np.float32]:
     """The values of a frame that must hold one in fp32 for every element; raises FrameError when it does not."""
     header = frame.header
@@ -241,6 +272,11 @@ def layout_from_message(message: tensor_pb2.Layout) -> Layout:
     )
 
 
+def _held(header: FrameHeader) -> int:
+    """Number of values in the payload."""
+    return 0 if header.shared else header.count if header.selected is None else header.selected
+
+
 def _split(message: bytes) -> tuple[tensor_pb2.Frame.Header, memoryview | bytes]:
     """Header and payload without a copy when both stand in order, else by protobuf."""
     if message and message[0] == _HEADER_TAG:
@@ -269,18 +305,9 @@ def _aligned_prefix(header: bytes, payload_bytes: int) -> bytes:
 
 def _checked(message: tensor_pb2.Frame.Header, payload: memoryview | bytes) -> Frame:
     header = _header(message)
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise FrameError(f"frame payload of {len(payload)} bytes: expected at most {MAX_PAYLOAD_BYTES} bytes")
-    held = 0 if header.shared else header.count if header.selected is None else header.selected
-    size = held * header.value_type.dtype.itemsize
-    if size > len(payload) or (size < len(payload) and header.selected is None) or held > header.count:
-        raise FrameError(
-            f"frame payload of {len(payload)} bytes: expected {held} {header.value_type.label} values of "
-            f"{header.count} elements"
-        )
-    data = np.frombuffer(payload, dtype=np.uint8)
-    values = data[:size].view(header.value_type.dtype)
-    return Frame(header, values if values.flags.aligned else values.copy(), data[size:])
+    check_payload(header, len(payload))
+    frame = frame_of(header, np.frombuffer(payload, dtype=np.uint8))
+    return frame if frame.values.flags.aligned else replace(frame, values=frame.values.copy())
 
 
 def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import grpc
 import numpy as np
@@ -13,7 +14,10 @@ from taihu.coordination.client import CoordinatorClient
 from taihu.coordination.membership import MemberId, Role
 from taihu.errors import ModelError, RunError, StaleError
 from taihu.wire.codec import FrameHeader, encode_frame
-from taihu.wire.identity import identity_to_metadata
+from taihu.wire.direct_connection import open_connection
+from taihu.wire.direct_frames import DirectSender
+from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.stream_frames import StreamSender
 
 LAYERS = (1, 700, 3, 4096, 2500, 2)
 
@@ -22,7 +26,7 @@ def gradients(rank: int, step: int, elements: int) -> Values:
     return np.random.default_rng([rank, step]).standard_normal(elements, dtype=np.float32)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "same-host"])
+@pytest.mark.parametrize("transport", ["tcp", "same-host", "grpc"])
 @pytest.mark.parametrize("plan", ["single", "per-layer", "bucket:5kB"])
 @pytest.mark.parametrize(("servers", "workers"), [(1, 1), (1, 3), (2, 2), (3, 4), (5, 1)])
 def test_all_workers_hold_the_bits_of_the_mean_update(servers: int, workers: int, plan: str, transport: str) -> None:
@@ -66,7 +70,7 @@ def test_groups_come_back_while_others_have_not_been_pushed() -> None:
         cluster.run(layout, work)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "same-host"])
+@pytest.mark.parametrize("transport", ["tcp", "same-host", "grpc"])
 def test_bytes_are_counted_with_their_headers(transport: str) -> None:
     layout = layout_of(*LAYERS)
 
@@ -136,24 +140,61 @@ MALFORMED: dict[str, bytes | FrameHeader] = {
     "nothing shared": FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1, shared=True),
 }
 STALE = ("foreign job", "foreign plan", "old incarnation", "step ahead")
+# What the connection says of itself is not in its frames, and what is cut is a connection that broke.
+IN_MESSAGES_ONLY = ("empty", "half a frame", "foreign sender", "foreign job", "old incarnation")
 
 
-@pytest.mark.parametrize("kind", MALFORMED)
-def test_a_malformed_frame_gets_a_status_and_changes_nothing(kind: str) -> None:
-    layout = layout_of(8)
+def in_stream(kind: str, identity: WorkerIdentity, channel: grpc.Channel) -> Iterator[bytes]:
+    """The answers to a stream that brings the malformed frame."""
     good = FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1)
     bad = MALFORMED[kind]
     if isinstance(bad, FrameHeader):
-        values = np.full(bad.count, np.nan if kind == "not finite" else 1, dtype=np.float32)
-        message = encode_frame(bad, [] if bad.shared else [values])
+        message = encode_frame(bad, payload_of(kind, bad))
     else:
         message = encode_frame(good, [np.ones(8, dtype=np.float32)])[:40] if kind == "half a frame" else bad
+    return raw_exchange(channel)(iter([message]), metadata=identity_to_metadata(identity), timeout=20)
+
+
+def on_connection(kind: str, identity: WorkerIdentity, channel: grpc.Channel, address: str) -> Iterator[bytes]:
+    """The answers to a stream beside which a connection brings the malformed frame."""
+    connection = open_connection(channel, "taihu.v1.ParameterServerService", address, identity, "server 0")
+    assert connection is not None
+    frames = StreamSender()
+    answers = raw_exchange(channel)(frames.messages(), metadata=identity_to_metadata(identity), timeout=20)
+    bad = MALFORMED[kind]
+    if isinstance(bad, FrameHeader):
+        sender = DirectSender(connection, "server 0", lambda error: None)
+        sender.send(bad, payload_of(kind, bad))
+    else:
+        connection.sendall(bad * 100)
+    try:
+        yield from answers
+    finally:
+        frames.end()
+        connection.close()
+
+
+def payload_of(kind: str, header: FrameHeader) -> list[Values]:
+    value = np.nan if kind == "not finite" else 1
+    return [] if header.shared else [np.full(header.count, value, dtype=np.float32)]
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [("stream", kind) for kind in MALFORMED]
+    + [("connection", kind) for kind in MALFORMED if kind not in IN_MESSAGES_ONLY],
+)
+def test_a_malformed_frame_gets_a_status_and_changes_nothing(way: str, kind: str) -> None:
+    layout = layout_of(8)
     with Cluster(make_job(1, 2)) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
         first.exchange.start()
         with grpc.insecure_channel(first.addresses[0]) as channel:
-            exchange = raw_exchange(channel)
+            if way == "stream":
+                answers = in_stream(kind, second.identity, channel)
+            else:
+                answers = on_connection(kind, second.identity, channel, first.addresses[0])
             with pytest.raises(grpc.RpcError) as caught:
-                list(exchange(iter([message]), metadata=identity_to_metadata(second.identity), timeout=20))
+                list(answers)
         expected = grpc.StatusCode.FAILED_PRECONDITION if kind in STALE else grpc.StatusCode.INVALID_ARGUMENT
         assert isinstance(caught.value, grpc.Call)
         assert caught.value.code() is expected

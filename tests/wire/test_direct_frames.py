@@ -1,12 +1,13 @@
-"""Values on a connection of their own: they arrive as they were sent, and strangers get nothing."""
+"""Frames on a connection of their own arrive as they were sent, and what is none is an error."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,12 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from allreduce.direct import HEADER_BYTES, TOKEN_BYTES, DirectListener, DirectReceiver, DirectSender, Sink
 from taihu.errors import FrameError, MemberLostError, TaihuError
-from taihu.wire.codec import MAX_PAYLOAD_BYTES, FrameHeader, ValueType
-from taihu.wire.identity import WorkerIdentity
+from taihu.wire.codec import MAX_PAYLOAD_BYTES, Frame, FrameHeader, ValueType
+from taihu.wire.direct_frames import HEADER_BYTES, DirectReceiver, DirectSender, Origin, Sink
 
-SENDER = WorkerIdentity("job", 3, 77)
+SENDER = Origin("worker 3", "job", 77, 3)
 VALUE_TYPES = st.sampled_from(list(ValueType))
 
 
@@ -31,37 +31,37 @@ class Inbox:
     def __init__(self) -> None:
         self.frames: list[tuple[FrameHeader, bytes, bool]] = []
         self.errors: SimpleQueue[TaihuError] = SimpleQueue()
-        self.places: dict[int, NDArray[Any]] = {}
+        self.places: dict[int, list[NDArray[Any]]] = {}
+        self.kept: list[Frame] = []
 
     @property
     def sink(self) -> Sink:
         return Sink(
-            destination=lambda header: self.places.get(header.offset),
-            take=lambda header, values, in_place: self.frames.append((header, values.tobytes(), in_place)),
-            take_sparse=lambda frame: self.errors.put(FrameError(f"sparse: {frame}")),
+            places=lambda header: self.places.get(header.offset),
+            take=self._take,
+            take_frame=self.kept.append,
         )
+
+    def _take(self, header: FrameHeader, values: Sequence[NDArray[Any]], in_place: bool) -> None:
+        self.frames.append((header, b"".join(each.tobytes() for each in values), in_place))
 
 
 @contextmanager
 def connected() -> Iterator[tuple[Inbox, DirectReceiver, socket.socket]]:
-    """A receiver and the other end of its connection, which has said its token."""
-    inbox, ready = Inbox(), SimpleQueue[DirectReceiver]()
-    listener = DirectListener()
-
-    def receive(connection: socket.socket) -> None:
-        ready.put(DirectReceiver(connection, SENDER, inbox.sink, inbox.errors.put))
-
-    token = listener.expect(receive)
-    with socket.create_connection(("127.0.0.1", listener.port), timeout=20) as connection:
-        connection.sendall(token)
-        receiver = ready.get(timeout=20)
-        yield inbox, receiver, connection
+    """A receiver and the other end of its connection."""
+    inbox = Inbox()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname(), timeout=20)
+        near.settimeout(None)
+        far, _ = server.accept()
+    receiver = DirectReceiver(far, SENDER, inbox.sink, inbox.errors.put)
+    with near:
+        yield inbox, receiver, near
     receiver.close()
-    listener.close()
 
 
 def header_of(count: int, value_type: ValueType = ValueType.FP32, *, offset: int = 0) -> FrameHeader:
-    return FrameHeader("job", 77, 0, 5, 9, offset, count, 3, value_type=value_type, hop=2)
+    return FrameHeader("job", 77, 1, 5, 9, offset, count, 3, value_type=value_type, hop=2)
 
 
 def sent_over(connection: socket.socket, act: Callable[[DirectSender], None]) -> None:
@@ -70,7 +70,6 @@ def sent_over(connection: socket.socket, act: Callable[[DirectSender], None]) ->
     sender = DirectSender(connection.dup(), "worker 4", errors.append)
     act(sender)
     sender.close(20)
-    connection.shutdown(socket.SHUT_RDWR)
     assert not errors
 
 
@@ -111,11 +110,52 @@ def test_many_pieces_and_a_frame_larger_than_the_sockets_buffers() -> None:
 
 def test_values_with_a_place_are_received_there() -> None:
     with connected() as (inbox, receiver, connection):
-        place = inbox.places[8] = np.zeros(5, dtype=np.float32)
-        sent_over(connection, lambda sender: sender.send(header_of(5, offset=8), [np.arange(5, dtype=np.float32)]))
+        arena = np.zeros(5000, dtype=np.float32)
+        inbox.places[8] = [arena[start : start + 2] for start in range(0, 4500, 3)]
+        values = np.arange(3000, dtype=np.float32)
+        sent_over(connection, lambda sender: sender.send(header_of(3000, offset=8), [values]))
         receiver.join()
         assert [in_place for _, _, in_place in inbox.frames] == [True]
-        assert place.tolist() == [0, 1, 2, 3, 4]
+        expected = np.zeros(5000, dtype=np.float32)
+        expected[:4500].reshape(-1, 3)[:, :2] = values.reshape(-1, 2)
+        assert arena.tolist() == expected.tolist()
+
+
+def test_frames_that_are_not_dense_are_kept() -> None:
+    sparse = replace(header_of(9), selected=3)
+    shared = replace(header_of(7), shared=True)
+    values, sections = np.arange(3, dtype=np.float32), np.arange(5, dtype=np.uint8)
+    with connected() as (inbox, receiver, connection):
+
+        def act(sender: DirectSender) -> None:
+            sender.send(sparse, [values, sections])
+            sender.send(shared, [])
+
+        sent_over(connection, act)
+        receiver.join()
+        assert inbox.errors.empty()
+        assert [frame.header for frame in inbox.kept] == [sparse, shared]
+        first, second = inbox.kept
+        assert (first.values.tolist(), first.sections.tolist()) == (values.tolist(), sections.tolist())
+        assert (second.moved_bytes, len(second.values), len(second.sections)) == (28, 0, 0)
+
+
+def test_a_sink_that_fails_is_told_as_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: SimpleQueue[threading.ExceptHookArgs] = SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", raised.put)
+
+    def fail(frame: Frame) -> None:
+        raise KeyError("lost")
+
+    errors: SimpleQueue[TaihuError] = SimpleQueue()
+    near, far = socket.socketpair()
+    sink = Sink(places=lambda header: None, take=lambda *_: None, take_frame=fail)
+    receiver = DirectReceiver(far, SENDER, sink, errors.put)
+    with near:
+        near.sendall(raw_header(encoding=2))
+        assert "internal error while taking in a frame of worker 3: KeyError('lost')" in str(errors.get(timeout=20))
+    receiver.join()
+    assert raised.get(timeout=20).exc_type is KeyError
 
 
 def test_callbacks_come_between_the_frames_around_them() -> None:
@@ -132,8 +172,17 @@ def test_callbacks_come_between_the_frames_around_them() -> None:
         assert seen == [HEADER_BYTES + 4]
 
 
-def raw_header(magic: int = 0x74616868, kind: int = 1, count: int = 2) -> bytes:
-    return struct.pack("<IIQIIQQ", magic, kind, 5, 9, 2, 0, count)
+def raw_header(
+    *,
+    magic: int = 0x74616869,
+    kind: int = 1,
+    encoding: int = 0,
+    count: int = 2,
+    selected: int = 0,
+    size: int | None = None,
+) -> bytes:
+    size = size if size is not None else 0 if encoding == 2 else 4 * count
+    return struct.pack("<IBBHIQIIQQQQd", magic, kind, encoding, 0, 1, 5, 9, 2, 0, count, selected, size, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +190,14 @@ def raw_header(magic: int = 0x74616868, kind: int = 1, count: int = 2) -> bytes:
     [
         (raw_header(magic=1), FrameError, "worker 3: not the header of a frame"),
         (raw_header(kind=99), FrameError, "worker 3: not the header of a frame"),
-        (raw_header(count=MAX_PAYLOAD_BYTES // 4 + 1), FrameError, "a frame of 1048577 values; expected at most"),
-        (raw_header(count=2**62), FrameError, "expected at most 4194304 bytes"),
+        (raw_header(encoding=3), FrameError, "worker 3: not the header of a frame"),
+        (raw_header()[:-8] + struct.pack("<d", float("nan")), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(count=MAX_PAYLOAD_BYTES // 4 + 1), FrameError, "payload of 4194308 bytes: expected at most"),
+        (raw_header(count=2**61), FrameError, "expected at most 4194304 bytes"),
+        (raw_header(count=2, size=9), FrameError, "payload of 9 bytes: expected 2 float32 values"),
+        (raw_header(encoding=1, count=2, selected=3, size=12), FrameError, "expected 3 float32 values of 2 elements"),
+        (raw_header(encoding=1, count=9, selected=3, size=11), FrameError, "payload of 11 bytes: expected 3 float32"),
+        (raw_header(encoding=2, size=4), FrameError, "payload of 4 bytes: expected 0 float32"),
         (raw_header()[:-1], MemberLostError, "worker 3 was lost"),
         (raw_header() + b"\0" * 5, MemberLostError, "worker 3 was lost"),
         (raw_header(), MemberLostError, "worker 3 was lost"),
@@ -186,24 +241,3 @@ def test_a_peer_that_does_not_read_does_not_hold_up_the_end() -> None:
         sender.close(0.1)
         assert not errors
         far.close()
-
-
-@pytest.mark.parametrize("said", [b"", b"short", b"\0" * TOKEN_BYTES])
-def test_who_does_not_know_the_token_is_shown_the_door(said: bytes) -> None:
-    connections: SimpleQueue[socket.socket] = SimpleQueue()
-    listener = DirectListener()
-    token = listener.expect(connections.put)
-    with socket.create_connection(("127.0.0.1", listener.port), timeout=20) as stranger:
-        stranger.sendall(said)
-        stranger.shutdown(socket.SHUT_WR)
-        assert stranger.recv(1) == b""
-    with socket.create_connection(("127.0.0.1", listener.port), timeout=20) as friend:
-        friend.sendall(token)
-        connections.get(timeout=20).close()
-    # A token is good once.
-    with socket.create_connection(("127.0.0.1", listener.port), timeout=20) as late:
-        late.sendall(token)
-        assert late.recv(1) == b""
-    listener.close()
-    assert connections.empty()
-    assert not [thread for thread in threading.enumerate() if thread.name == "direct-accept"]

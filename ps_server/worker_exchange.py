@@ -1,0 +1,79 @@
+"""The open exchange with one worker: what it is sent, and what it is told when the exchange ends."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from queue import SimpleQueue
+
+import numpy as np
+
+from ps_server.answer import Answer
+from taihu.errors import TaihuError
+from taihu.wire.codec import Frame, frame_of
+from taihu.wire.direct_frames import DirectReceiver, DirectSender, Origin, Sink
+from taihu.wire.identity import WorkerIdentity
+
+__all__ = ["WorkerExchange"]
+
+_FAREWELL_S = 2.0
+
+
+class WorkerExchange:
+    """Answers go over `connection` if there is one, else in the stream, which `messages` yields.
+
+    `take(exchange, frame)` gets the frames that come on the connection, and may keep them; `on_lost(exchange, error)`
+    is called when it breaks or brings what it must not.
+    """
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        connection: socket.socket | None,
+        *,
+        take: Callable[[WorkerExchange, Frame], None],
+        on_lost: Callable[[WorkerExchange, TaihuError], None],
+    ) -> None:
+        self.identity = identity
+        self.shares = False
+        """Whether the worker's last frame had its values in shared memory."""
+        self._outbox: SimpleQueue[Answer | TaihuError | None] = SimpleQueue()
+        self._sender: DirectSender | None = None
+        self._receiver: DirectReceiver | None = None
+        if connection is not None:
+            name = f"worker {identity.rank}"
+            lost = partial(on_lost, self)
+            self._sender = DirectSender(connection.dup(), name, lost)
+            sink = Sink(
+                places=lambda header: [np.empty(header.count, dtype=header.value_type.dtype)],
+                take=lambda header, values, _: take(self, frame_of(header, values[0].view(np.uint8))),
+                take_frame=partial(take, self),
+            )
+            origin = Origin(name, identity.job, identity.incarnation, identity.rank)
+            self._receiver = DirectReceiver(connection, origin, sink, lost)
+
+    def answer(self, answer: Answer) -> None:
+        """Queue an answer."""
+        if self._sender is not None:
+            self._sender.send(answer.header, answer.pieces)
+        else:
+            self._outbox.put(answer)
+
+    def end(self, error: TaihuError | None) -> None:
+        """End the stream after what is queued, with `error` or well."""
+        self._outbox.put(error)
+
+    def messages(self) -> Iterator[bytes]:
+        """What the stream carries until it ends; raises the error that it ends with."""
+        while (item := self._outbox.get()) is not None:
+            if isinstance(item, TaihuError):
+                raise item
+            yield item.message
+
+    def close(self) -> None:
+        """Cut the connection."""
+        if self._sender is not None and self._receiver is not None:
+            self._sender.stop()
+            self._receiver.close()
+            self._sender.close(_FAREWELL_S)

@@ -1,0 +1,174 @@
+"""TCP connections that values take beside gRPC: negotiated and authorised by it.
+
+gRPC copies a message several times more than the kernel does, mostly while it holds Python's lock. So where it can be
+had, the values between two processes take a connection of their own: a service's `OpenConnection` gives a port and a
+token that is good once; who says the token is told that it is welcome. Where that fails (a firewall that lets one
+port through), values stay in the gRPC stream.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from hmac import compare_digest
+from typing import Final
+
+import grpc
+import structlog
+
+from protos import connection_pb2 as pb
+from taihu.errors import ExchangeError
+from taihu.wire.address import split_address
+from taihu.wire.identity import WorkerIdentity
+
+__all__ = ["TOKEN_BYTES", "DirectListener", "connect_directly", "open_connection", "receive_into"]
+
+TOKEN_BYTES: Final = 16
+_HANDSHAKE_S: Final = 5.0
+_OPEN_TIMEOUT_S: Final = 60.0
+_WELCOME: Final = b"\x01"
+# Linux takes at most 1024 pieces at once.
+_MOST_PIECES: Final = 512
+
+
+class DirectListener:
+    """Accepts one connection for every token that `expect` gave out.
+
+    It listens on every interface, from the first token on.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._expected: dict[bytes, Callable[[socket.socket], None]] = {}
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def expect(self, on_connection: Callable[[socket.socket], None]) -> tuple[int, bytes]:
+        """The port, and a token; the first connection that says it is handed to `on_connection`.
+
+        Raises:
+            ExchangeError: it cannot listen.
+        """
+        token = secrets.token_bytes(TOKEN_BYTES)
+        with self._lock:
+            if self._closed:
+                raise ExchangeError("no connections are taken any more")
+            if self._socket is None:
+                self._socket = _listen()
+                self._thread = threading.Thread(
+                    target=self._accept, args=(self._socket,), name="direct-accept", daemon=True
+                )
+                self._thread.start()
+            self._expected[token] = on_connection
+            return self._socket.getsockname()[1], token
+
+    def close(self) -> None:
+        """Stop listening; connections that were handed on stay."""
+        with self._lock:
+            self._closed = True
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            # A stranger that says nothing must not keep others waiting.
+            threading.Thread(target=self._greet, args=(connection,), name="direct-greet", daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        said = bytearray(TOKEN_BYTES)
+        on_connection = None
+        with suppress(OSError):
+            connection.settimeout(_HANDSHAKE_S)
+            if receive_into(connection, [memoryview(said)]):
+                on_connection = self._claim(bytes(said))
+        if on_connection is None:
+            connection.close()
+            return
+        _make_ready(connection)
+        on_connection(connection)
+        with suppress(OSError):
+            connection.sendall(_WELCOME)
+
+    def _claim(self, said: bytes) -> Callable[[socket.socket], None] | None:
+        with self._lock:
+            known = [token for token in self._expected if compare_digest(token, said)]
+            return self._expected.pop(known[0]) if known and not self._closed else None
+
+
+def open_connection(
+    channel: grpc.Channel, service: str, address: str, identity: WorkerIdentity, peer: str
+) -> socket.socket | None:
+    """A connection to the host of `service`, which `channel` reaches at `address`; None where there cannot be one."""
+    ask = channel.unary_unary(
+        f"/{service}/OpenConnection", pb.OpenConnectionRequest.SerializeToString, pb.OpenConnectionResponse.FromString
+    )
+    request = pb.OpenConnectionRequest(job=identity.job, rank=identity.rank, incarnation=identity.incarnation)
+    try:
+        answer = ask(request, timeout=_OPEN_TIMEOUT_S, wait_for_ready=True)
+        return connect_directly(split_address(address)[0], answer.port, answer.token)
+    except (grpc.RpcError, OSError) as error:
+        reason = error.details() if isinstance(error, grpc.Call) else str(error)
+        structlog.get_logger().warning("values go over gRPC", peer=peer, reason=reason)
+        return None
+
+
+def connect_directly(host: str, port: int, token: bytes) -> socket.socket:
+    """A connection on which `token` has been said and taken; raises OSError when it cannot be opened."""
+    connection = socket.create_connection((host, port), timeout=_HANDSHAKE_S)
+    try:
+        connection.sendall(token)
+        if connection.recv(len(_WELCOME)) != _WELCOME:
+            raise ConnectionRefusedError("the token was not taken")
+    except OSError:
+        connection.close()
+        raise
+    _make_ready(connection)
+    return connection
+
+
+def receive_into(connection: socket.socket, places: list[memoryview]) -> bool:
+    """Fill `places` one after another; False when the connection ended before the first byte.
+
+    Raises:
+        ConnectionResetError: it ended later.
+    """
+    rest = [place for place in places if len(place)]
+    begun = False
+    while rest:
+        count = connection.recvmsg_into(rest[:_MOST_PIECES], 0, socket.MSG_WAITALL)[0]
+        if not count:
+            if begun:
+                raise ConnectionResetError("the connection ended within a frame")
+            return False
+        begun = True
+        while rest and count >= len(rest[0]):
+            count -= len(rest.pop(0))
+        if count:
+            rest[0] = rest[0][count:]
+    return True
+
+
+def _listen() -> socket.socket:
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        return socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=64)
+    except OSError as error:
+        raise ExchangeError(f"cannot listen for connections: {error}") from None
+
+
+def _make_ready(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.settimeout(None)

@@ -1,0 +1,253 @@
+"""Frames on a connection of their own (`taihu.wire.direct_connection`), straight from one arena into another.
+
+A frame is a header of fixed size, little-endian, and its payload. What is the same for all frames of a connection
+(the job, and who sends) is not repeated in them.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.errors import FrameError, MemberLostError, RunError, TaihuError
+from taihu.wire.codec import MAX_PAYLOAD_BYTES, Frame, FrameHeader, ValueType, check_payload, frame_of
+from taihu.wire.direct_connection import receive_into
+
+__all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender", "Origin", "Sink"]
+
+_MAGIC: Final = 0x74616869
+# magic, data type, encoding, plan, step, group, hop, offset, count, selected, payload bytes, completed
+_HEADER: Final = struct.Struct("<IBBxxIQIIQQQQd")
+HEADER_BYTES: Final = _HEADER.size
+_DENSE, _SPARSE, _SHARED = range(3)
+# Linux takes at most 1024 pieces at once.
+_MOST_PIECES: Final = 512
+
+Values = NDArray[Any]
+Item = tuple[FrameHeader, Sequence[Values]] | Callable[[], None] | None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who sends the frames of a connection: `name` in messages, `rank` None for a server."""
+
+    name: str
+    job: str
+    incarnation: int = 0
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where what is received goes; all are called by the receiver's thread.
+
+    `places(header)` gives contiguous arrays of `header.count` values together in which dense values are received
+    without a copy, or None where there are no such; `take(header, values, in_place)` is called when they are
+    complete, with those arrays or one that is reused after. `take_frame(frame)` gets sparse frames and ones without
+    values, and may keep them.
+    """
+
+    places: Callable[[FrameHeader], Sequence[Values] | None]
+    take: Callable[[FrameHeader, Sequence[Values], bool], None]
+    take_frame: Callable[[Frame], None]
+
+
+class DirectReceiver:
+    """Reads frames from a connection in a thread of its own, until the other side ends it.
+
+    `on_lost(error)` is called when the connection breaks, brings what it must not, or the sink fails.
+    """
+
+    def __init__(
+        self, connection: socket.socket, origin: Origin, sink: Sink, on_lost: Callable[[TaihuError], None]
+    ) -> None:
+        self.received_bytes = 0
+        self._connection = connection
+        self._origin = origin
+        self._sink = sink
+        self._on_lost = on_lost
+        self._header = memoryview(bytearray(HEADER_BYTES))
+        self._scratch = np.empty(0, dtype=np.uint8)
+        self._thread = threading.Thread(target=self._run, name="direct-receive", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Return when everything that was sent has been taken."""
+        self._thread.join()
+
+    def close(self) -> None:
+        """Cut the connection, if the other side has not ended it."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._take_frame():
+                pass
+        except TaihuError as error:
+            self._on_lost(error)
+            self._discard()
+        except OSError:
+            self._on_lost(MemberLostError(f"{self._origin.name} was lost: its connection broke"))
+        except BaseException as error:
+            self._on_lost(RunError(f"internal error while taking in a frame of {self._origin.name}: {error!r}"))
+            raise
+        finally:
+            self._connection.close()
+
+    def _discard(self) -> None:
+        """Read on to the end: the other side shall hear the reason over gRPC, not of a connection that breaks."""
+        with suppress(OSError):
+            while self._connection.recv_into(self._room(MAX_PAYLOAD_BYTES).data):
+                pass
+
+    def _take_frame(self) -> bool:
+        """Read one frame; False when the connection has ended."""
+        if not receive_into(self._connection, [self._header]):
+            return False
+        header, size = self._parse()
+        if header.shared or header.selected is not None:
+            payload = np.empty(size, dtype=np.uint8)
+            self._receive([payload])
+            self._sink.take_frame(frame_of(header, payload))
+        else:
+            places = self._sink.places(header)
+            values = places if places is not None else [self._room(size).view(header.value_type.dtype)]
+            self._receive(values)
+            self._sink.take(header, values, places is not None)
+        self.received_bytes += HEADER_BYTES + size
+        return True
+
+    def _receive(self, values: Sequence[Values]) -> None:
+        places = [array.view(np.uint8).data for array in values]
+        if not receive_into(self._connection, places) and any(map(len, places)):
+            raise ConnectionResetError("the connection ended within a frame")
+
+    def _room(self, size: int) -> NDArray[np.uint8]:
+        if len(self._scratch) < size:
+            self._scratch = np.empty(MAX_PAYLOAD_BYTES, dtype=np.uint8)
+        return self._scratch[:size]
+
+    def _parse(self) -> tuple[FrameHeader, int]:
+        fields = _HEADER.unpack(self._header)
+        magic, value_type, encoding, plan, step, group, hop, offset, count, selected, size, completed_s = fields
+        kinds = {kind.value: kind for kind in ValueType}
+        known = magic == _MAGIC and value_type in kinds and encoding in (_DENSE, _SPARSE, _SHARED)
+        if not known or not math.isfinite(completed_s):
+            raise FrameError(f"{self._origin.name}: not the header of a frame on its connection")
+        header = FrameHeader(
+            job=self._origin.job,
+            incarnation=self._origin.incarnation,
+            plan=plan,
+            step=step,
+            group=group,
+            offset=offset,
+            count=count,
+            sender=self._origin.rank,
+            selected=selected if encoding == _SPARSE else None,
+            value_type=kinds[value_type],
+            shared=encoding == _SHARED,
+            completed_s=completed_s,
+            hop=hop,
+        )
+        check_payload(header, size)
+        return header, size
+
+
+class DirectSender:
+    """Writes frames to a connection in a thread of its own, in the order of `send`.
+
+    `on_lost(error)` is called when the connection to `peer` breaks.
+    """
+
+    def __init__(self, connection: socket.socket, peer: str, on_lost: Callable[[TaihuError], None]) -> None:
+        self.sent_bytes = 0
+        """Bytes of all frames so far, headers included."""
+        self._connection = connection
+        self._peer = peer
+        self._on_lost = on_lost
+        self._stopped = False
+        self._queue: SimpleQueue[Item] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="direct-send", daemon=True)
+        self._thread.start()
+
+    def send(self, header: FrameHeader, pieces: Sequence[Values]) -> None:
+        """Queue a frame; its pieces, contiguous arrays, are read when its turn comes."""
+        self._queue.put((header, pieces))
+
+    def after(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, from the sending thread, when all frames queued so far have been read."""
+        self._queue.put(callback)
+
+    def stop(self) -> None:
+        """Send nothing any more but the rest of the frame that is under way; returns at once."""
+        self._stopped = True
+        self._queue.put(None)
+
+    def close(self, timeout_s: float) -> None:
+        """End the connection when everything queued has been sent, or after `timeout_s`; returns then."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._stopped = True
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (item := self._queue.get()) is not None and not self._stopped:
+                if callable(item):
+                    item()
+                else:
+                    self._write(*item)
+        except OSError:
+            if not self._stopped:
+                self._on_lost(MemberLostError(f"{self._peer} was lost: its connection broke"))
+        finally:
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_WR)
+            self._connection.close()
+
+    def _write(self, header: FrameHeader, pieces: Sequence[Values]) -> None:
+        if len(pieces) > _MOST_PIECES:
+            pieces = [np.concatenate(pieces)]
+        payload = [piece.view(np.uint8).data for piece in pieces]
+        size = sum(map(len, payload))
+        buffers = [memoryview(_packed(header, size)), *payload]
+        self.sent_bytes += HEADER_BYTES + size
+        sent = self._connection.sendmsg(buffers)
+        for buffer in buffers:
+            if sent < len(buffer):
+                self._connection.sendall(buffer[max(0, sent) :])
+            sent -= len(buffer)
+
+
+def _packed(header: FrameHeader, size: int) -> bytes:
+    encoding = _SHARED if header.shared else _DENSE if header.selected is None else _SPARSE
+    return _HEADER.pack(
+        _MAGIC,
+        header.value_type.value,
+        encoding,
+        header.plan,
+        header.step,
+        header.group,
+        header.hop,
+        header.offset,
+        header.count,
+        header.selected or 0,
+        size,
+        header.completed_s,
+    )

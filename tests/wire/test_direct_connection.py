@@ -1,0 +1,89 @@
+"""Connections beside gRPC: who knows the token gets one, strangers get nothing, and without any there is gRPC."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from queue import SimpleQueue
+
+import grpc
+import pytest
+
+from protos import connection_pb2 as pb
+from taihu.errors import ExchangeError
+from taihu.wire.channel import open_channel
+from taihu.wire.direct_connection import TOKEN_BYTES, DirectListener, connect_directly, open_connection
+from taihu.wire.identity import WorkerIdentity
+from taihu.wire.server import RpcServer
+
+IDENTITY = WorkerIdentity("job", 3, 77)
+
+
+@pytest.mark.parametrize("said", [b"", b"short", b"\0" * TOKEN_BYTES])
+def test_who_does_not_know_the_token_is_shown_the_door(said: bytes) -> None:
+    connections: SimpleQueue[socket.socket] = SimpleQueue()
+    listener = DirectListener()
+    port, token = listener.expect(connections.put)
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
+        assert stranger.recv(1) == b""
+    connect_directly("127.0.0.1", port, token).close()
+    connections.get_nowait().close()
+    # A token is good once.
+    with pytest.raises(ConnectionRefusedError, match="the token was not taken"):
+        connect_directly("127.0.0.1", port, token)
+    listener.close()
+    assert connections.empty()
+    assert not [thread for thread in threading.enumerate() if thread.name == "direct-accept"]
+
+
+def test_a_closed_listener_gives_no_tokens() -> None:
+    listener = DirectListener()
+    listener.close()
+    with pytest.raises(ExchangeError, match="no connections are taken any more"):
+        listener.expect(lambda connection: None)
+
+
+@contextmanager
+def answering(port: int, token: bytes) -> Iterator[tuple[grpc.Channel, str]]:
+    """A service whose `OpenConnection` answers `port` and `token`."""
+    rpc = RpcServer.create(threads=2)
+    handler = grpc.unary_unary_rpc_method_handler(
+        lambda request, context: pb.OpenConnectionResponse(port=port, token=token),
+        pb.OpenConnectionRequest.FromString,
+        pb.OpenConnectionResponse.SerializeToString,
+    )
+    rpc.grpc_server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("service", {"OpenConnection": handler}),)
+    )
+    address = f"127.0.0.1:{rpc.listen('127.0.0.1:0')}"
+    rpc.start(())
+    with open_channel(address) as channel:
+        yield channel, address
+    rpc.stop()
+
+
+def test_a_service_that_gives_a_token_is_connected_to() -> None:
+    connections: SimpleQueue[socket.socket] = SimpleQueue()
+    with (
+        closing(DirectListener()) as listener,
+        answering(*listener.expect(connections.put)) as (channel, address),
+    ):
+        near = open_connection(channel, "service", address, IDENTITY, "server 0")
+        assert near is not None
+        with near, connections.get_nowait() as far:
+            near.sendall(b"hello")
+            assert far.recv(5) == b"hello"
+
+
+@pytest.mark.parametrize("reason", ["nobody listens", "token refused", "no such call"])
+def test_where_there_is_no_connection_values_stay_in_grpc(reason: str) -> None:
+    with closing(DirectListener()) as listener, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1] if reason == "nobody listens" else listener.expect(lambda _: None)[0]
+        service = "other" if reason == "no such call" else "service"
+        with answering(port, b"\0" * TOKEN_BYTES) as (channel, address):
+            assert open_connection(channel, service, address, IDENTITY, "server 0") is None

@@ -1,0 +1,164 @@
+"""What a worker asks of a server before the exchange: parameters, shared memory, and a connection."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import grpc
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from protos import parameter_server_pb2 as pb
+from taihu.errors import ExchangeError, FrameError, SharedMemoryError
+from taihu.job import Job
+from taihu.layout import Layout
+from taihu.planner.partition import FrameSpec
+from taihu.wire.clock import SystemClock
+from taihu.wire.codec import FrameHeader, decode_frame, encode_frame, layout_to_message
+from taihu.wire.direct_connection import open_connection
+from taihu.wire.identity import WorkerIdentity
+from taihu.wire.retry import call_until_reachable
+from taihu.wire.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
+from taihu.wire.status import error_from_rpc
+
+__all__ = ["PARAMETER_SERVER_SERVICE", "Call", "ServerCalls"]
+
+PARAMETER_SERVER_SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
+_PATH = f"/{PARAMETER_SERVER_SERVICE}"
+
+Values = NDArray[np.float32]
+
+
+class Call(Protocol):
+    """A gRPC call that is under way."""
+
+    def cancel(self) -> bool:
+        """Cut the call."""
+        ...
+
+
+class ServerCalls:
+    """The calls to the server that `channel` reaches at `address`; `peer` names it in messages.
+
+    `track(call)` is told of calls that wait for others, so that they can be cut.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        job: Job,
+        identity: WorkerIdentity,
+        *,
+        peer: str,
+        address: str,
+        track: Callable[[Call], None],
+    ) -> None:
+        self._channel = channel
+        self._job = job
+        self._identity = identity
+        self._peer = peer
+        self._address = address
+        self._track = track
+
+    def initialize(self, layout: Layout, plan: int, frames: Sequence[FrameSpec], parameters: Values) -> None:
+        """Send `parameters`, all of this worker's, as the job's initial ones: of these `frames`, cut by `plan`."""
+        initialize = self._channel.stream_unary(
+            f"{_PATH}/Initialize", pb.InitializeRequest.SerializeToString, pb.InitializeResponse.FromString
+        )
+        timeout_s = self._job.exchange.timeout_s
+
+        def requests() -> Iterator[pb.InitializeRequest]:
+            yield pb.InitializeRequest(layout=layout_to_message(layout))
+            for frame in frames:
+                request = pb.InitializeRequest()
+                request.frame.MergeFromString(
+                    encode_frame(self._initial_header(frame, plan), frame.views(parameters))
+                )
+                yield request
+
+        def call(_: float) -> None:
+            under_way = initialize.future(requests(), timeout=timeout_s)
+            self._track(under_way)
+            try:
+                under_way.result()
+            except grpc.FutureCancelledError:
+                raise ExchangeError(f"{self._peer}: the call that brings the parameters was cut") from None
+
+        call_until_reachable(
+            call, peer=self._peer, timeout_s=self._job.cluster.connect_timeout_s, clock=SystemClock()
+        )
+
+    def fetch(
+        self, layout_digest: str, frames: Sequence[FrameSpec], write: Callable[[FrameSpec, Values], None]
+    ) -> None:
+        """Call `write` with the server's current parameters of every frame, once worker 0 has initialized them.
+
+        Raises:
+            ModelError: this worker's model differs from the server's.
+        """
+        fetch: grpc.UnaryStreamMultiCallable[pb.FetchRequest, bytes] = self._channel.unary_stream(
+            f"{_PATH}/Fetch", pb.FetchRequest.SerializeToString
+        )
+        request = pb.FetchRequest(job=self._job.name, rank=self._identity.rank, layout_digest=layout_digest)
+        missing = {frame.offset: frame for frame in frames}
+        call = fetch(request, timeout=self._job.exchange.timeout_s)
+        self._track(call)
+        try:
+            for message in call:
+                header, values = decode_frame(message)
+                frame = missing.pop(header.offset, None)
+                if frame is None or frame.count != header.count or header.job != self._job.name:
+                    raise FrameError(
+                        f"{self._peer} brought parameters of job {header.job!r}, offset {header.offset}, "
+                        f"{header.count} values: not asked for"
+                    )
+                write(frame, values)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self._peer) from None
+        if missing:
+            raise ExchangeError(f"{self._peer}: {len(missing)} of {len(frames)} frames of parameters did not come")
+
+    def share(self, gradients: SharedBuffer, elements: int) -> Values | None:
+        """Offer this worker's gradients; the server's `elements` parameters, if both can map the other's memory."""
+        share = self._channel.unary_unary(
+            f"{_PATH}/Share", pb.ShareRequest.SerializeToString, pb.ShareResponse.FromString
+        )
+        identity = self._identity
+        request = pb.ShareRequest(
+            job=identity.job,
+            rank=identity.rank,
+            incarnation=identity.incarnation,
+            gradients=buffer_to_message(gradients.descriptor),
+        )
+        try:
+            response = share(request, timeout=self._job.exchange.timeout_s)
+            if response.HasField("parameters"):
+                return open_shared(buffer_from_message(response.parameters)).array(np.float32, elements)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self._peer) from None
+        except (SharedMemoryError, ValueError) as error:
+            structlog.get_logger().info("no memory is shared", peer=self._peer, reason=str(error))
+        return None
+
+    def open_connection(self) -> socket.socket | None:
+        """A connection for frames, where there can be one."""
+        return open_connection(self._channel, PARAMETER_SERVER_SERVICE, self._address, self._identity, self._peer)
+
+    def exchange(self) -> grpc.StreamStreamMultiCallable[bytes, bytes]:
+        """The call that the exchange is."""
+        return self._channel.stream_stream(f"{_PATH}/Exchange")
+
+    def _initial_header(self, frame: FrameSpec, plan: int) -> FrameHeader:
+        return FrameHeader(
+            job=self._job.name,
+            incarnation=self._identity.incarnation,
+            plan=plan,
+            step=0,
+            group=frame.group,
+            offset=frame.offset,
+            count=frame.count,
+            sender=self._identity.rank,
+        )
