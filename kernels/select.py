@@ -21,6 +21,7 @@ __all__ = [
     "clear",
     "kth_largest_magnitude",
     "momentum_select",
+    "put_back",
     "select",
     "take",
     "take_rounded",
@@ -47,7 +48,7 @@ _SAMPLE = 4096  # Entries that tell roughly where the k-th largest lies.
 
 
 @kernel
-def accumulate_select(gradient: Values, residual: Values, threshold: float, indices: Indices) -> int:
+def accumulate_select(gradient: Values, residual: Values, threshold: float, indices: Indices, values: Values) -> int:
     """Add `gradient` to `residual` and select from it, in one pass over memory.
 
     Args:
@@ -55,6 +56,8 @@ def accumulate_select(gradient: Values, residual: Values, threshold: float, indi
         residual: changed in place, everywhere, whatever is selected.
         threshold: the smallest magnitude to select.
         indices: shape (m,), out: the first m selected positions, ascending; what is left of it holds anything then.
+        values: shape (m,), out: the entries at these positions, moved there from `residual`, where zeros remain. If
+            its shape is (0,), they stay.
 
     Returns:
         How many entries are selected, which may be more than m.
@@ -63,13 +66,15 @@ def accumulate_select(gradient: Values, residual: Values, threshold: float, indi
         ValueError: the arrays differ in length.
     """
     _check_lengths(len(gradient), len(residual))
+    _check_room(values, indices)
     lowest = _lowest_bits(threshold)
     marks = np.empty(_BLOCK // _WORD, dtype=np.uint64)
     count = 0
     for start in range(0, len(residual), _BLOCK):
         part = slice(start, min(start + _BLOCK, len(residual)))
         _add(gradient[part], residual[part], lowest, marks)
-        count = _append(marks, part, indices, count)
+        before, count = count, _append(marks, part, indices, count)
+        _move(residual, indices, values, before, count)
     return count
 
 
@@ -81,6 +86,7 @@ def momentum_select(  # noqa: PLR0917 - four arrays, a selection, four scalars o
     residual: Values,
     threshold: float,
     indices: Indices,
+    values: Values,
     momentum: float,
     weight_decay: float,
     nesterov: bool,
@@ -96,6 +102,7 @@ def momentum_select(  # noqa: PLR0917 - four arrays, a selection, four scalars o
     _check_lengths(len(gradient), len(residual))
     _check_lengths(len(parameters), len(residual))
     _check_lengths(len(velocity), len(residual))
+    _check_room(values, indices)
     lowest = _lowest_bits(threshold)
     rule = (np.float32(momentum), np.float32(weight_decay), nesterov, np.float32(scale))
     marks = np.empty(_BLOCK // _WORD, dtype=np.uint64)
@@ -103,7 +110,8 @@ def momentum_select(  # noqa: PLR0917 - four arrays, a selection, four scalars o
     for start in range(0, len(residual), _BLOCK):
         part = slice(start, min(start + _BLOCK, len(residual)))
         _add_with_momentum(gradient[part], parameters[part], velocity[part], residual[part], rule, lowest, marks)
-        count = _append(marks, part, indices, count)
+        before, count = count, _append(marks, part, indices, count)
+        _move(residual, indices, values, before, count)
     return count
 
 
@@ -129,10 +137,19 @@ def take(residual: Values, indices: Indices, values: Values) -> None:
         ValueError: `values` has another length than `indices`.
     """
     _check_lengths(len(values), len(indices))
+    _move(residual, indices, values, 0, len(indices))
+
+
+@kernel
+def put_back(residual: Values, indices: Indices, values: Values) -> None:
+    """Undo `take`.
+
+    Raises:
+        ValueError: `values` has another length than `indices`.
+    """
+    _check_lengths(len(values), len(indices))
     for j in range(len(indices)):
-        i = np.uint32(indices[j])
-        values[j] = residual[i]
-        residual[i] = np.float32(0.0)
+        residual[np.uint32(indices[j])] = values[j]
 
 
 def take_rounded(residual: Values, indices: Indices, codes: Codes, kind: HalfKind) -> None:
@@ -173,10 +190,11 @@ def warm_up() -> None:
     values = np.zeros(1, dtype=np.float32)
     others = np.zeros((3, 1), dtype=np.float32)
     indices = np.zeros(1, dtype=np.int32)
-    accumulate_select(others[0], values, 1.0, indices)
-    momentum_select(others[0], others[1], others[2], values, 1.0, indices, 0.9, 0.0, False, 1.0)
+    accumulate_select(others[0], values, 1.0, indices, others[1])
+    momentum_select(others[0], others[1], others[2], values, 1.0, indices, others[1][:0], 0.9, 0.0, False, 1.0)
     select(values, kth_largest_magnitude(values, 1), indices)
     take(values, indices, others[0])
+    put_back(values, indices, others[0])
     take_rounded(values, indices, np.zeros(1, dtype=np.uint16), "fp16")
     clear(values, indices)
 
@@ -269,6 +287,15 @@ def _append(marks: Marks, part: slice[int, int, None], indices: Indices, count: 
 
 
 @kernel
+def _move(residual: Values, indices: Indices, values: Values, start: int, stop: int) -> None:
+    """Move the entries at `indices[start:stop]`, as far as there is room for them, from `residual` to `values`."""
+    for j in range(start, min(stop, len(values))):
+        i = np.uint32(indices[j])
+        values[np.uint64(j)] = residual[i]
+        residual[i] = np.float32(0.0)
+
+
+@kernel
 def _lowest_bits(threshold: float) -> np.int32:
     """The bits of the smallest fp32 magnitude that is selected."""
     rounded = np.float32(threshold)
@@ -282,6 +309,12 @@ def _lowest_bits(threshold: float) -> np.int32:
 def _check_lengths(seen: int, expected: int) -> None:
     if seen != expected:
         raise ValueError("selection: arrays of different lengths; expected as many entries in each")
+
+
+@kernel
+def _check_room(values: Values, indices: Indices) -> None:
+    if len(values):
+        _check_lengths(len(values), len(indices))
 
 
 @kernel

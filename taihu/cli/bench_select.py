@@ -16,7 +16,7 @@ import typer
 from numpy.typing import NDArray
 
 from kernels.pack import pack, packed_bound
-from kernels.select import accumulate_select, kth_largest_magnitude, take
+from kernels.select import accumulate_select, kth_largest_magnitude
 from taihu.compression.methods import kept_elements
 from taihu.errors import ConfigError
 from taihu.measure import spread
@@ -61,11 +61,12 @@ def select(
     threshold = kth_largest_magnitude(residual, kept)
     parts = _cut(gradient, residual, threshold, threads)
     with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(threads))
+        # This thread, which makes the pass, takes a share too: another one may sit on a busier processor.
+        pool = stack.enter_context(ThreadPoolExecutor(max(1, threads - 1)))
         timed: dict[str, Callable[[], object]] = {
-            "pass_seconds": lambda: np.add(residual, gradient, out=residual),
             "refresh_seconds": lambda: kth_largest_magnitude(residual, kept),
-            "seconds": lambda: list(pool.map(_Part.reuse, parts)),
+            "pass_seconds": lambda: np.add(residual, gradient, out=residual),
+            "seconds": lambda: _reuse_all(parts, pool),
         }
         if against == "torch" or (against == "auto" and importlib.util.find_spec("torch") is not None):
             timed["topk_seconds"] = _torch_topk(np.abs(gradient), kept, threads, stack)
@@ -98,10 +99,16 @@ class _Part:
     selected: int = 0
 
     def reuse(self) -> None:
-        count = accumulate_select(self.gradient, self.residual, self.threshold, self.indices)
+        count = accumulate_select(self.gradient, self.residual, self.threshold, self.indices, self.values)
         indices, values = self.indices[:count], self.values[:count]
-        take(self.residual, indices, values)
         self.selected, _ = pack(indices, values, self.bounds, self.packed_values, self.packed)
+
+
+def _reuse_all(parts: list[_Part], pool: ThreadPoolExecutor) -> None:
+    others = [pool.submit(part.reuse) for part in parts[1:]]
+    parts[0].reuse()
+    for other in others:
+        other.result()
 
 
 def _cut(gradient: Values, residual: Values, threshold: float, threads: int) -> list[_Part]:

@@ -21,6 +21,7 @@ from kernels.select import (
     clear,
     kth_largest_magnitude,
     momentum_select,
+    put_back,
     select,
     take,
     take_rounded,
@@ -150,15 +151,26 @@ class Compressor:
         room = indices[: min(len(indices), _most(kept))]
         before = float(state.thresholds[unit])
         threshold = math.inf if stale else before
-        hits = self._accumulate(state, where, threshold, gradient=gradient, parameters=parameters, room=room)
+        # In fp32 what is selected moves while it is in the cache; rounding comes after.
+        moved = values[: len(room)] if self.value_type == "fp32" else state.residual[:0]
+        hits = self._accumulate(
+            state, where, threshold, gradient=gradient, parameters=parameters, room=room, moved=moved
+        )
         residual = state.residual[where.start : where.stop]
         # Nothing holds a reused threshold to the density: the count may leave its bounds before the refresh is due.
         refresh = stale or not kept - kept // _SLACK <= hits <= _most(kept)
         if refresh:
+            put_back(residual, room[: min(hits, len(moved))], moved[:hits])
             threshold = kth_largest_magnitude(residual, kept)
             hits = select(residual, threshold, room)
         count = min(hits, len(room))
-        self._take(state, where, indices[:count], values[:count])
+        if self.value_type != "fp32":
+            take_rounded(residual, indices[:count], values[:count], self.value_type)
+        elif refresh:
+            take(residual, indices[:count], values[:count])
+        if self.factor_masking and len(state.velocity):
+            clear(state.velocity[where.start : where.stop], indices[:count])
+        indices[:count] += np.int32(where.start)
         drift = math.nan
         if refresh:
             drift = abs(threshold - before) / before if age >= 0 and before > 0 else math.nan
@@ -175,6 +187,7 @@ class Compressor:
         gradient: Values,
         parameters: Values,
         room: NDArray[np.int32],
+        moved: Values,
     ) -> int:
         part = slice(where.start, where.stop)
         if self.clip_norm is not None:
@@ -182,7 +195,7 @@ class Compressor:
             if norm > self.clip_norm:
                 gradient[part] *= np.float32(self.clip_norm / norm)
         if not len(state.velocity):
-            return accumulate_select(gradient[part], state.residual[part], threshold, room)
+            return accumulate_select(gradient[part], state.residual[part], threshold, room, moved)
         return momentum_select(
             gradient[part],
             parameters[part],
@@ -190,27 +203,12 @@ class Compressor:
             state.residual[part],
             threshold,
             room,
+            moved,
             self.momentum,
             self.weight_decay,
             self.nesterov,
             1.0,
         )
-
-    def _take(
-        self,
-        state: CompressionState,
-        where: Unit,
-        indices: NDArray[np.int32],
-        values: NDArray[Any],
-    ) -> None:
-        residual = state.residual[where.start : where.stop]
-        if self.value_type == "fp32":
-            take(residual, indices, values)
-        else:
-            take_rounded(residual, indices, values, self.value_type)
-        if self.factor_masking and len(state.velocity):
-            clear(state.velocity[where.start : where.stop], indices)
-        indices += np.int32(where.start)
 
 
 def make_compressor(

@@ -16,6 +16,7 @@ from kernels.select import (
     clear,
     kth_largest_magnitude,
     momentum_select,
+    put_back,
     select,
     take,
     take_rounded,
@@ -32,6 +33,7 @@ thresholds = st.one_of(
     st.floats(0.0, 3.0),
 )
 seeds = st.integers(0, 999)
+STAY = np.empty(0, dtype=np.float32)
 SPECIAL = np.array(
     [0.0, -0.0, 1.0, -1.0, np.nan, -np.nan, np.inf, -np.inf, 1e-45, -1e-45, 3.4028235e38, 1.0000001, -0.99999994],
     dtype=np.float32,
@@ -84,10 +86,39 @@ def test_accumulation_adds_everywhere_and_selects_by_the_rule(
     expected = selected_positions(total, threshold)
     room = max(0, len(expected) + spare)
     indices = np.full(room + 1, -7, dtype=np.int32)
-    count = accumulate_select(gradient, residual, threshold, indices[:room])
+    count = accumulate_select(gradient, residual, threshold, indices[:room], STAY)
     assert count == len(expected)
     assert indices[: min(count, room)].tolist() == expected[:room]
     assert indices[room] == -7
+    np.testing.assert_array_equal(residual, total)
+
+
+@quick
+@given(lengths, thresholds, seeds, st.integers(-70, 70), st.booleans())
+def test_what_is_selected_moves_if_there_is_room_and_can_be_put_back(
+    elements: int, threshold: float, seed: int, spare: int, with_momentum: bool
+) -> None:
+    gradient, residual = some_values(elements, seed), some_values(elements, seed + 1)
+    total = sum_of(gradient, residual)
+    expected = selected_positions(total, threshold)
+    room = max(0, len(expected) + spare)
+    indices = np.empty(room, dtype=np.int32)
+    values = np.full(room, 7, dtype=np.float32)
+    if with_momentum:
+        zeros = np.zeros((2, elements), dtype=np.float32)
+        rule = (0.0, 0.0, False, 1.0)
+        count = momentum_select(gradient, zeros[0], zeros[1], residual, threshold, indices, values, *rule)
+    else:
+        count = accumulate_select(gradient, residual, threshold, indices, values)
+    assert count == len(expected)
+    moved = np.array(expected[:room], dtype=np.int64)
+    assert indices[: len(moved)].tolist() == moved.tolist()
+    np.testing.assert_array_equal(values[: len(moved)], total[moved])
+    assert (values[len(moved) :] == 7).all()
+    left = total.copy()
+    left[moved] = 0
+    np.testing.assert_array_equal(residual, left)
+    put_back(residual, indices[: len(moved)], values[: len(moved)])
     np.testing.assert_array_equal(residual, total)
 
 
@@ -126,7 +157,7 @@ def test_momentum_follows_its_formula(
     new_velocity, added = momentum_oracle(gradient, parameters, velocity, rule)
     new_residual = residual + added
     indices = np.empty(elements, dtype=np.int32)
-    count = momentum_select(gradient, parameters, velocity, residual, threshold, indices, *rule)
+    count = momentum_select(gradient, parameters, velocity, residual, threshold, indices, STAY, *rule)
     np.testing.assert_allclose(velocity, new_velocity, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(residual, new_residual, rtol=1e-6, atol=1e-6)
     assert indices[:count].tolist() == selected_positions(residual, threshold)
@@ -145,7 +176,8 @@ def test_momentum_of_small_integers_is_exact_however_the_range_is_cut(
     cut = int(rng.integers(0, elements + 1))
     indices = np.empty(elements, dtype=np.int32)
     for part in (slice(0, cut), slice(cut, elements)):
-        momentum_select(gradient[part], parameters[part], velocity[part], residual[part], 1.0, indices, *rule)
+        arrays = (gradient[part], parameters[part], velocity[part], residual[part])
+        momentum_select(*arrays, 1.0, indices, STAY, *rule)
     np.testing.assert_array_equal(velocity, new_velocity)
     np.testing.assert_array_equal(residual, new_residual)
 
@@ -157,11 +189,11 @@ def test_cutting_a_range_changes_no_bit(elements: int, seed: int) -> None:
     arrays = rng.standard_normal((4, elements), dtype=np.float32)
     whole, parts = arrays.copy(), arrays.copy()
     indices = np.empty(elements, dtype=np.int32)
-    momentum_select(whole[0], whole[1], whole[2], whole[3], 1.0, indices, 0.9, 0.01, True, 0.3)
+    momentum_select(whole[0], whole[1], whole[2], whole[3], 1.0, indices, STAY, 0.9, 0.01, True, 0.3)
     cut = int(rng.integers(0, elements + 1))
     for part in (slice(0, cut), slice(cut, elements)):
         gradient, parameters, velocity, residual = (array[part] for array in parts)
-        momentum_select(gradient, parameters, velocity, residual, 1.0, indices, 0.9, 0.01, True, 0.3)
+        momentum_select(gradient, parameters, velocity, residual, 1.0, indices, STAY, 0.9, 0.01, True, 0.3)
     assert same_bits(whole, parts)
 
 
@@ -269,13 +301,17 @@ def test_arrays_of_different_lengths_are_refused_and_nothing_changes() -> None:
     three = np.ones(3, dtype=np.float32)
     indices = np.zeros(4, dtype=np.int32)
     with pytest.raises(ValueError, match="arrays of different lengths"):
-        accumulate_select(three, ones, 1.0, indices)
+        accumulate_select(three, ones, 1.0, indices, STAY)
+    with pytest.raises(ValueError, match="arrays of different lengths"):
+        accumulate_select(np.ones(4, dtype=np.float32), ones, 1.0, indices, three)
     for short in range(3):
         arrays = [three if i == short else ones for i in range(3)]
         with pytest.raises(ValueError, match="arrays of different lengths"):
-            momentum_select(arrays[0], arrays[1], arrays[2], ones, 1.0, indices, 0.9, 0.1, False, 1.0)
+            momentum_select(arrays[0], arrays[1], arrays[2], ones, 1.0, indices, STAY, 0.9, 0.1, False, 1.0)
     with pytest.raises(ValueError, match="arrays of different lengths"):
         take(ones, indices, three)
+    with pytest.raises(ValueError, match="arrays of different lengths"):
+        put_back(ones, indices, three)
     with pytest.raises(ValueError, match="arrays of different lengths"):
         take_rounded(ones, indices, np.zeros(3, dtype=np.uint16), "bf16")
     with pytest.raises(ValueError, match="16-bit kind 'fp32': expected fp16 or bf16"):
@@ -291,7 +327,7 @@ def test_threads_do_not_disturb_each_other() -> None:
         residual = np.zeros(50_000, dtype=np.float32)
         indices = np.empty(50_000, dtype=np.int32)
         threshold = kth_largest_magnitude(gradients[task], 500)
-        count = accumulate_select(gradients[task], residual, threshold, indices)
+        count = accumulate_select(gradients[task], residual, threshold, indices, STAY)
         results[task] = (threshold, indices[:count].tolist())
 
     threads = [threading.Thread(target=work, args=(task,)) for task in range(4)]
@@ -311,10 +347,11 @@ def test_warm_up_leaves_nothing_to_compile() -> None:
     }
     gradient, residual = some_values(100, 0), some_values(100, 3)
     indices = np.empty(100, dtype=np.int32)
-    accumulate_select(gradient[5:], residual[5:], 0.5, indices)
-    momentum_select(gradient, residual, gradient.copy(), residual.copy(), 0.5, indices, 0.9, 0.0, True, 1.0)
+    accumulate_select(gradient[5:], residual[5:], 0.5, indices, np.empty(100, dtype=np.float32))
+    momentum_select(gradient, residual, gradient.copy(), residual.copy(), 0.5, indices, STAY, 0.9, 0.0, True, 1.0)
     count = select(residual, kth_largest_magnitude(residual, 30), indices)
     take(residual, indices[:7], np.empty(7, dtype=np.float32))
+    put_back(residual, indices[:7], np.empty(7, dtype=np.float32))
     take_rounded(residual, indices[:count], np.empty(count, dtype=np.uint16), "bf16")
     clear(residual, indices[:count])
     for name, signatures in compiled.items():
