@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +14,7 @@ import structlog
 from numpy.typing import NDArray
 
 from allreduce.operation import Operation, OperationKey
+from allreduce.parts import FIRST_PARTS_GROUP, PartsMesh, PartsOperation, Transfer
 from allreduce.peer_link import LinkEvents, PeerLink
 from allreduce.peer_service import PeerServicer
 from allreduce.ring import Broadcast, Ring, Segment, buffer_layout, cut_chunks
@@ -48,14 +49,15 @@ class Communicator:
         self._servicer = PeerServicer(identity, size, sink=sink, events=LinkEvents(self.fail, self._sender_left))
         self._right: PeerLink | None = None
         self._links: dict[int, PeerLink] = {}
-        self._sparse = SparseMesh(identity, self._send_sparse)
+        self._sparse = SparseMesh(identity, self._send_to)
+        self._parts = PartsMesh(identity, self._send_to, lambda rank, callback: self._links[rank].after(callback))
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
         # Guards the operations and their buffers, but not `finished`.
         self._lock = threading.Lock()
         self._running: dict[OperationKey, Operation] = {}
         self._early: dict[OperationKey, list[tuple[FrameHeader, NDArray[Any]]]] = {}
-        self._calls = 0
+        self._calls = self._transfers = 0
         self._incomplete = False
         self._same_host: SameHostPath | None = None
 
@@ -187,7 +189,37 @@ class Communicator:
         except TaihuError as error:
             self.fail(error)
 
-    def wait(self, operation: Operation | SparseOperation, timeout_s: float | None = None) -> None:
+    def start_parts(
+        self,
+        transfer: Transfer,
+        value_type: ValueType = ValueType.FP32,
+        on_finished: Callable[[], None] = lambda: None,
+    ) -> PartsOperation:
+        """Take part in a transfer, between workers that `connect` has joined to a mesh; see `start` and `wait`.
+
+        All ranks start the same transfers in the same order; any number of them may be under way. Until it is
+        finished, its arrays belong to it.
+        """
+        with self._lock:
+            self._transfers += 1
+            key = OperationKey(0, FIRST_PARTS_GROUP + self._transfers)
+            operation = PartsOperation(key, transfer, value_type, on_finished)
+            if self._failure is not None:
+                return operation
+            try:
+                if self._incomplete:
+                    raise _neighbour_left()
+                self._parts.begin(operation, self._parts_sent)
+                self._end_parts(operation)
+            except TaihuError as error:
+                failure: TaihuError | None = error
+            else:
+                failure = None
+        if failure is not None:
+            self.fail(failure)
+        return operation
+
+    def wait(self, operation: Operation | SparseOperation | PartsOperation, timeout_s: float | None = None) -> None:
         """Return when the result is in the buffer, which then belongs to the caller again.
 
         Raises:
@@ -262,7 +294,7 @@ class Communicator:
         with self._lock:
             self._incomplete = True
             is_left = rank == (self.rank - 1) % self.size
-            waiting = (is_left and bool(self._running)) or self._sparse.awaits(rank)
+            waiting = (is_left and bool(self._running)) or self._sparse.awaits(rank) or self._parts.awaits(rank)
         if waiting:
             self.fail(_neighbour_left())
 
@@ -281,10 +313,16 @@ class Communicator:
             self._advance(operation, header, values, in_place=False)
 
     def _places(self, header: FrameHeader) -> Sequence[NDArray[Any]] | None:
+        if header.group >= FIRST_PARTS_GROUP:
+            with self._lock:
+                return self._parts.places(header)
         operation = self._running.get(OperationKey(header.step, header.group))
         return operation.places(header) if operation is not None else None
 
     def _take(self, header: FrameHeader, received: Sequence[NDArray[Any]], in_place: bool) -> None:
+        if header.group >= FIRST_PARTS_GROUP:
+            self._take_part(header, None if in_place else received[0])
+            return
         values = received[0]
         key = OperationKey(header.step, header.group)
         with self._lock:
@@ -296,6 +334,22 @@ class Communicator:
             else:
                 self._advance(operation, header, values, in_place=in_place)
 
+    def _take_part(self, header: FrameHeader, values: NDArray[Any] | None) -> None:
+        with self._lock:
+            operation = self._parts.take(header, values) if self._failure is None else None
+            if operation is not None:
+                self._end_parts(operation)
+
+    def _parts_sent(self, operation: PartsOperation) -> None:
+        """Everything for one rank has been read; called by the thread that sends to it."""
+        with self._lock:
+            operation.unsent -= 1
+            self._end_parts(operation)
+
+    def _end_parts(self, operation: PartsOperation) -> None:
+        if self._parts.end(operation):
+            self._finish(operation)
+
     def _take_frame(self, frame: Frame) -> None:
         if frame.header.shared:
             raise FrameError(f"frame of worker {frame.header.sender} without values: expected them in the frame")
@@ -304,7 +358,7 @@ class Communicator:
         if operation is not None:
             self._finish(operation)
 
-    def _send_sparse(self, rank: int, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
+    def _send_to(self, rank: int, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
         self._links[rank].send(header, pieces)
 
     def _advance(self, operation: Operation, header: FrameHeader, values: NDArray[Any], *, in_place: bool) -> None:
@@ -328,7 +382,7 @@ class Communicator:
         operation.sent_bytes += sum(view.nbytes for view in values)
         self._right.send(self._header(operation.key, segment, operation.value_type), values)
 
-    def _finish(self, operation: Operation | SparseOperation) -> None:
+    def _finish(self, operation: Operation | SparseOperation | PartsOperation) -> None:
         if isinstance(operation, SparseOperation):
             operation.on_finished(operation)
         else:

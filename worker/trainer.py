@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from taihu.coordination.plan import Plan
 from taihu.errors import RunError
@@ -13,7 +14,7 @@ from taihu.planner.groups import group_of_layer
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from worker.data import Batches, Dataset, normalise
-from worker.engine import Model, StepContext, softmax_cross_entropy
+from worker.engine import Array, Model, StepContext, StepHooks, softmax_cross_entropy
 from worker.exchange import GradientExchange
 from worker.measuring import Measuring
 from worker.step_record import StepRecord
@@ -45,6 +46,14 @@ def evaluate(model: Model, dataset: Dataset, batch: int = _EVALUATION_BATCH) -> 
     return Accuracy(loss / total, right / total)
 
 
+class TrainedModel(Protocol):
+    """What a trainer needs of a model."""
+
+    def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
+        """See `Model.train`."""
+        ...
+
+
 class Trainer:
     """Trains one worker's replica; `on_step(record)` follows every step whose exchange has ended."""
 
@@ -53,7 +62,7 @@ class Trainer:
         *,
         job: Job,
         rank: int,
-        model: Model,
+        model: TrainedModel,
         batches: Batches,
         exchange: GradientExchange,
         measuring: Measuring,
@@ -90,14 +99,9 @@ class Trainer:
         context = StepContext(
             training=True, seed=self._job.train.seed, step=step, first_sample=self._rank * self._job.train.batch
         )
-        logits = self._model.forward(images, context, before_layer=self._before_layer)
-        record.loss, dlogits = softmax_cross_entropy(logits, labels)
+        hooks = StepHooks(self._before_layer, self._forwarded, self._gradient_ready)
+        record.loss = self._model.train(images, labels, context, hooks)
         self._check(record.loss, step)
-        self._close_record()
-        record.forward_end_s = self._clock.now()
-        record.waited_in_forward_s = record.waited_s
-        self._exchange.begin(step)
-        self._model.backward(dlogits, gradient_ready=self._gradient_ready)
         record.backward_end_s = self._clock.now()
         if record.serial:
             self._exchange_one_by_one()
@@ -135,6 +139,16 @@ class Trainer:
         self._record.waited_s += stop - start
         if stop - start > _SHORTEST_TRACED_WAIT_S:
             self._tracer.add("compute", "wait", start, stop, step=self._record.step, group=group)
+
+    def _forwarded(self, loss: float | None) -> None:
+        record = self._record
+        assert record is not None  # noqa: S101
+        if loss is not None:
+            self._check(loss, record.step)
+        self._close_record()
+        record.forward_end_s = self._clock.now()
+        record.waited_in_forward_s = record.waited_s
+        self._exchange.begin(record.step)
 
     def _gradient_ready(self, layer: int) -> None:
         assert self._record is not None  # noqa: S101

@@ -71,7 +71,9 @@ def dropout_key(seed: int, step: int, layer: int) -> int:
 
 
 @kernel
-def dropout(x: NDArray[Any], y: NDArray[Any], rate: float, key: int, first_sample: int) -> None:
+def dropout(  # noqa: PLR0917 - two arrays, a rate, what the mask depends on
+    x: NDArray[Any], y: NDArray[Any], rate: float, key: int, samples: NDArray[np.int64], first_element: int
+) -> None:
     """Zero elements with probability `rate` and divide the others by 1 - rate.
 
     The fate of an element depends on the key, the index of its sample in the global batch and its index in the sample
@@ -82,13 +84,14 @@ def dropout(x: NDArray[Any], y: NDArray[Any], rate: float, key: int, first_sampl
         y: written, like `x`; may be `x`.
         rate: 0 <= rate < 1.
         key: from `dropout_key`.
-        first_sample: index of row 0 in the global batch.
+        samples: (B,), index of each row in the global batch.
+        first_element: index of column 0 in a sample.
     """
     zero = x.dtype.type(0)
     scale = x.dtype.type(1.0 / (1.0 - rate))
     threshold = np.uint64(rate * 2.0**64)
     for b in range(x.shape[0]):
-        state = _mix(np.uint64(key) + _GOLDEN * np.uint64(first_sample + b + 1))
+        state = _mix(np.uint64(key) + _GOLDEN * np.uint64(samples[b] + 1)) + _GOLDEN * np.uint64(first_element)
         for e in range(x.shape[1]):
             state += _GOLDEN
             y[b, e] = x[b, e] * scale if _mix(state) >= threshold else zero

@@ -57,21 +57,24 @@ def _kept(rate: float, identity: tuple[int, int, int], sample: int, element: int
 
 
 @settings(deadline=None, max_examples=60)
-@given(_DTYPES, st.floats(0, 0.99), st.tuples(_INT64, _INT64, _INT64), st.integers(0, 1 << 40))
-def test_dropout_follows_its_definition(dtype: Any, rate: float, identity: tuple[int, int, int], first: int) -> None:
+@given(_DTYPES, st.floats(0, 0.99), st.tuples(_INT64, _INT64, _INT64), st.integers(0, 1 << 40), st.integers(0, 9000))
+def test_dropout_follows_its_definition(
+    dtype: Any, rate: float, identity: tuple[int, int, int], first: int, first_element: int
+) -> None:
     x = np.random.default_rng(0).standard_normal((3, 7)).astype(dtype)
     y = np.full_like(x, np.nan)
-    dropout(x, y, rate, dropout_key(*identity), first)
+    samples = np.array([first, first + 5, first + 1])
+    dropout(x, y, rate, dropout_key(*identity), samples, first_element)
     scale = dtype(1 / (1 - rate))
     for b, e in np.ndindex(x.shape):
-        assert y[b, e] == (x[b, e] * scale if _kept(rate, identity, first + b, e) else 0)
+        assert y[b, e] == (x[b, e] * scale if _kept(rate, identity, int(samples[b]), first_element + e) else 0)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
 def test_dropout_zeroes_at_its_rate_and_keeps_the_mean(rate: float) -> None:
     x = np.ones((100, 1000), np.float32)
     y = np.empty_like(x)
-    dropout(x, y, rate, dropout_key(1, 2, 3), 0)
+    dropout(x, y, rate, dropout_key(1, 2, 3), np.arange(100), 0)
     deviation = np.sqrt(rate * (1 - rate) / x.size)
     assert abs(np.mean(y == 0) - rate) <= 5 * deviation
     assert abs(y.mean(dtype=np.float64) - 1) <= 5 * deviation / (1 - rate) + 1e-6
@@ -83,6 +86,6 @@ def test_dropout_masks_differ_between_seeds_steps_layers_and_samples() -> None:
     masks = []
     for key in keys:
         y = np.empty_like(x)
-        dropout(x, y, 0.5, key, 0)
+        dropout(x, y, 0.5, key, np.arange(2), 0)
         masks += [row.tobytes() for row in y]
     assert len(set(masks)) == len(masks)

@@ -5,15 +5,16 @@ from worker.engine.batch_norm import BatchNorm
 from worker.engine.containers import PaddedShortcut, Residual, Sequential
 from worker.engine.convolution import Conv2d
 from worker.engine.dense import Dropout, Flatten, Linear, ReLU
-from worker.engine.layer import Layer, ParameterLayer, Run, StepContext, Workspace
+from worker.engine.layer import Array, Layer, ParameterLayer, Run, StepContext, Workspace
 from worker.engine.loading import build_model
 from worker.engine.loss import softmax_cross_entropy
-from worker.engine.model import Model
+from worker.engine.model import Model, StepHooks
 from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 from worker.engine.zoo import MODELS
 
 __all__ = [
     "MODELS",
+    "Array",
     "AvgPool2d",
     "BatchNorm",
     "Conv2d",
@@ -32,6 +33,7 @@ __all__ = [
     "Run",
     "Sequential",
     "StepContext",
+    "StepHooks",
     "Workspace",
     "build_model",
     "softmax_cross_entropy",

@@ -29,6 +29,16 @@ class Sequential(Layer):
         self.gradient_is_free = self._layers[0].gradient_is_free
         self._first_differentiated = 0
 
+    @property
+    def children(self) -> tuple[Layer, ...]:
+        """In forward order."""
+        return self._layers
+
+    @property
+    def first_differentiated(self) -> int:
+        """The child that backward ends with."""
+        return self._first_differentiated
+
     def build(self, name: str, input_shape: Shape) -> Shape:
         """Build the children in order; names are prefixed with `name` unless it is empty."""
         self.name = name

@@ -161,5 +161,8 @@ class Dropout(Layer):
             return x
         y = self.workspace.take(buffer, x.shape, x.dtype)
         key = dropout_key(context.seed, context.step, zlib.crc32(self.name.encode()))
-        dropout(x.reshape(len(x), -1), y.reshape(len(x), -1), self._rate, key, context.first_sample)
+        samples = context.samples
+        if samples is None:
+            samples = np.arange(context.first_sample, context.first_sample + len(x))
+        dropout(x.reshape(len(x), -1), y.reshape(len(x), -1), self._rate, key, samples, context.first_element)
         return y

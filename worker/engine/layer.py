@@ -41,12 +41,16 @@ class StepContext:
         seed: the seed of the run.
         step: index of the step.
         first_sample: index of this worker's first sample within the global batch (rank * batch).
+        samples: (B,), int64, the index of each row, where they are not this worker's one after another.
+        first_element: index of the first column, where a layer sees a range of the features only.
     """
 
     training: bool
     seed: int
     step: int
     first_sample: int
+    samples: Array | None = None
+    first_element: int = 0
 
 
 class Workspace:

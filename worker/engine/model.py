@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,8 +11,25 @@ from taihu.errors import ModelError
 from taihu.layout import LayerSpec, Layout
 from worker.engine.containers import Sequential
 from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, Workspace
+from worker.engine.loss import softmax_cross_entropy
 
-__all__ = ["Model"]
+__all__ = ["Model", "StepHooks"]
+
+
+@dataclass(frozen=True)
+class StepHooks:
+    """What a training step tells.
+
+    Attributes:
+        before_layer: called with i right before layout.layers[i] reads its parameters, for i = n-1, ..., 0.
+        forwarded: called when all parameters have been read, with the loss if it is known already.
+        gradient_ready: called with i = 0, 1, 2, ... when the gradient of layout.layers[i] is complete and its
+            parameters are not needed any more in this step.
+    """
+
+    before_layer: Callable[[int], None] = lambda layer: None
+    forwarded: Callable[[float | None], None] = lambda loss: None
+    gradient_ready: Callable[[int], None] = lambda layer: None
 
 
 class Model:
@@ -63,17 +81,33 @@ class Model:
         Raises:
             ModelError: an arena has another shape or dtype.
         """
+        self.bind_layers(self._layers, self.layout, parameters, gradients)
+
+    def bind_layers(
+        self, layers: Sequence[ParameterLayer], layout: Layout, parameters: Array, gradients: Array
+    ) -> None:
+        """Like `bind`, for `layers` only, which `layout` describes."""
         for name, arena in (("parameter", parameters), ("gradient", gradients)):
-            fits = arena.shape == (self.layout.elements,) and arena.flags.c_contiguous
+            fits = arena.shape == (layout.elements,) and arena.flags.c_contiguous
             if not fits or arena.dtype != parameters.dtype or arena.dtype not in (np.float32, np.float64):
                 raise ModelError(
-                    f"{name} arena: expected ({self.layout.elements},) contiguous float32, seen {arena.shape} "
+                    f"{name} arena: expected ({layout.elements},) contiguous float32, seen {arena.shape} "
                     f"{arena.dtype}; allocate it from this model's layout"
                 )
-        offsets = self.layout.offsets
-        for layer, start, stop in zip(self._layers, offsets, offsets[1:], strict=False):
+        offsets = layout.offsets
+        for layer, start, stop in zip(layers, offsets, offsets[1:], strict=False):
             layer.bind(parameters[start:stop], gradients[start:stop])
         self._dtype = parameters.dtype
+
+    @property
+    def chain(self) -> tuple[Layer, ...]:
+        """The outermost layers, in forward order."""
+        return self._root.children
+
+    @property
+    def parameter_layers(self) -> tuple[ParameterLayer, ...]:
+        """Those of the layout."""
+        return tuple(self._layers)
 
     def initialize(self, seed: int) -> None:
         """Write the bound parameters and reset the buffers; the same seed gives the same bits."""
@@ -96,14 +130,38 @@ class Model:
         Raises:
             ModelError: no arena is bound, or the images have another shape.
         """
+        x = self._checked(images)
+        self._context = context
+        return self._root.forward(x, _run(context, self._scratch, before_layer=before_layer))
+
+    def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
+        """Forward, mean softmax cross entropy, and backward into the gradient arena; returns the loss."""
+        logits = self.forward(images, context, hooks.before_layer)
+        loss, dlogits = softmax_cross_entropy(logits, labels)
+        hooks.forwarded(loss)
+        self.backward(dlogits, hooks.gradient_ready)
+        return loss
+
+    def forward_until(self, stop: int, images: Array, context: StepContext, hooks: StepHooks) -> tuple[Array, Run]:
+        """The input of `chain[stop]` in a training step, and what the layers from there on may know of the step."""
+        run = _run(context, self._scratch, before_layer=hooks.before_layer, gradient_ready=hooks.gradient_ready)
+        x = self._checked(images)
+        for layer in self.chain[:stop]:
+            x = layer.forward(x, run)
+        return x, run
+
+    def backward_from(self, stop: int, dy: Array, run: Run) -> None:
+        """Go on with the gradient of what `forward_until` returned."""
+        for layer in reversed(self.chain[self._root.first_differentiated : stop]):
+            dy = layer.backward(dy, run)
+
+    def _checked(self, images: Array) -> Array:
         if self._dtype is None:
             raise ModelError("model: expected bound arenas, seen none; call bind() first")
         if images.shape[1:] != self._input_shape or not len(images):
             expected = ", ".join(map(str, self._input_shape))
             raise ModelError(f"model: expected images of (batch, {expected}), seen {images.shape}; convert the data")
-        self._context = context
-        x = np.ascontiguousarray(images, dtype=self._dtype)
-        return self._root.forward(x, _run(context, self._scratch, before_layer=before_layer))
+        return np.ascontiguousarray(images, dtype=self._dtype)
 
     def backward(self, dlogits: Array, gradient_ready: Callable[[int], None] | None = None) -> None:
         """Write the gradients of the latest forward, which must have been a training one, into the gradient arena.

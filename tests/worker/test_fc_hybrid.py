@@ -1,0 +1,275 @@
+"""Fully connected layers spread over ranks: the gradients are those of one process, by every scheme and split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from parts_network import MemoryMover, MemoryNetwork
+
+from taihu.errors import ConfigError
+from taihu.optimization import OptimizerShard
+from taihu.planner.partition import slice_bounds
+from taihu.settings import OptimizerSettings
+from worker.engine import (
+    Conv2d,
+    Dropout,
+    Flatten,
+    Layer,
+    Linear,
+    Model,
+    ReLU,
+    Sequential,
+    StepContext,
+    StepHooks,
+)
+from worker.fc.hybrid import HybridModel, fully_connected_layers
+from worker.fc.passes import Scheme, plan_passes
+
+CLASSES = 5
+SCHEMES: tuple[Scheme, ...] = ("gather", "turns", "slices")
+
+
+def network(units: tuple[int, ...], *, bias: bool = True, front: bool = True) -> Model:
+    """A convolution, then layers of `units` with rectifiers and dropout between, then the classifier."""
+    layers: list[Layer] = [Conv2d(2, 3, padding=1), ReLU()] if front else []
+    layers.append(Flatten())
+    for width in units:
+        layers += [Linear(width, bias=bias), ReLU(), Dropout(0.3)]
+    return Model(Sequential([*layers, Linear(CLASSES, gain=1.0)]), (3, 4, 2), CLASSES)
+
+
+@dataclass
+class Case:
+    """A job of one step."""
+
+    ranks: int
+    batch: int
+    units: tuple[int, ...]
+    scheme: Scheme
+    sharded: tuple[str, ...]
+    bias: bool = True
+    images: NDArray[Any] = field(init=False)
+    labels: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.batch)
+        self.images = rng.standard_normal((self.ranks * self.batch, 3, 4, 2))
+        self.labels = rng.integers(0, CLASSES, self.ranks * self.batch)
+
+
+@dataclass
+class Recorder:
+    """An optimizer that keeps what it is given."""
+
+    gradients: list[NDArray[Any]] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+
+    def update(self, start: int, stop: int, gradient: NDArray[Any], step: int, scale: float = 1.0) -> None:
+        assert (start, stop, step) == (0, len(gradient), 7)
+        self.gradients.append(gradient.copy())
+        self.scales.append(scale)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    ranks = draw(st.integers(1, 4))
+    units = tuple(draw(st.lists(st.integers(ranks, 9), max_size=3)))
+    names = [f"fc{number}" for number in range(1, len(units) + 2)]
+    sharded = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    return Case(
+        ranks, draw(st.integers(1, 6)), units, draw(st.sampled_from(SCHEMES)), tuple(sharded), draw(st.booleans())
+    )
+
+
+def context(first_sample: int) -> StepContext:
+    return StepContext(training=True, seed=3, step=7, first_sample=first_sample)
+
+
+def in_one_process(case: Case) -> tuple[float, dict[str, NDArray[Any]]]:
+    """Loss and gradients, by tensor, of the whole batch."""
+    model = network(case.units, bias=case.bias)
+    parameters, gradients = np.zeros((2, model.layout.elements))
+    model.bind(parameters, gradients)
+    model.initialize(1)
+    loss = model.train(case.images, case.labels, context(0), StepHooks())
+    by_name = {
+        f"{layer.name}/{name}": gradient
+        for layer in model.parameter_layers
+        for name, gradient in layer.gradients.items()
+    }
+    return loss, by_name
+
+
+def one_rank(case: Case, mover: MemoryMover) -> tuple[float, HybridModel, dict[str, NDArray[Any]], Recorder]:
+    model = network(case.units, bias=case.bias)
+    hybrid = HybridModel(model, case.sharded, rank=mover.rank, size=case.ranks, dtype=np.float64)
+    parameters, gradients = np.zeros((2, hybrid.layout.elements))
+    hybrid.bind(parameters, gradients)
+    hybrid.initialize(1)
+    hybrid.initialize_shards(1)
+    recorder = Recorder()
+    hybrid.attach(mover, recorder, scheme=case.scheme)
+    mine = slice(mover.rank * case.batch, (mover.rank + 1) * case.batch)
+    ready: list[int] = []
+    read: list[int] = []
+    hooks = StepHooks(read.append, lambda loss: read.append(-1), ready.append)
+    loss = hybrid.train(case.images[mine], case.labels[mine], context(mine.start), hooks)
+    layers = len(hybrid.layout.layers)
+    assert ready == list(range(layers))
+    assert read == [*reversed(range(layers)), -1]
+    kept = {
+        f"{layer.name}/{tensor.name}": gradients[start:][: tensor.elements].reshape(tensor.shape)
+        for layer, offset in zip(hybrid.layout.layers, hybrid.layout.offsets, strict=False)
+        for tensor, start in zip(
+            layer.tensors, np.cumsum([offset, *(t.elements for t in layer.tensors)]).tolist(), strict=False
+        )
+    }
+    return loss, hybrid, kept, recorder
+
+
+@settings(deadline=None, max_examples=60)
+@given(cases())
+def test_the_gradients_are_those_of_one_process(case: Case) -> None:
+    loss, expected = in_one_process(case)
+    results = MemoryNetwork(case.ranks).run(lambda mover: one_rank(case, mover))
+    np.testing.assert_allclose(np.mean([result[0] for result in results]), loss, rtol=1e-9)
+    shards = {name.rpartition("/")[0] for name in expected} - {name.rpartition("/")[0] for name in results[0][2]}
+    assert shards == set(case.sharded)
+    for name, values in expected.items():
+        layer = name.rpartition("/")[0]
+        if layer not in case.sharded:
+            mean = np.mean([kept[name] for _, _, kept, _ in results], axis=0)
+            np.testing.assert_allclose(mean, values, rtol=1e-9, atol=1e-12)
+    for rank, (_, hybrid, _, recorder) in enumerate(results):
+        assert recorder.scales == [1 / case.ranks]
+        offset = 0
+        for layer in hybrid.sharded:
+            for tensor in ("weight", "bias"):
+                if f"{layer}/{tensor}" not in expected:
+                    continue
+                whole = expected[f"{layer}/{tensor}"]
+                own = whole[..., slice(*slice_bounds(whole.shape[-1], case.ranks, rank))]
+                seen = recorder.gradients[0][offset : offset + own.size].reshape(own.shape) / case.ranks
+                np.testing.assert_allclose(seen, own, rtol=1e-9, atol=1e-12)
+                offset += own.size
+        assert offset == len(recorder.gradients[0])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_layer_moves_the_lean_volumes(scheme: Scheme) -> None:
+    case = Case(3, 6, (), scheme, ("fc1",))
+    exchange = MemoryNetwork(3)
+    exchange.run(lambda mover: one_rank(case, mover))
+    inputs = 3 * 4 * 2
+    rows, columns = case.batch, CLASSES
+    # Methods section 3: 2 (P - 1) M K + 2 M N (P - 1) / P values received per rank, on average.
+    lean = 2 * 2 * rows * inputs + 2 * rows * columns * 2 / 3
+    assert sum(exchange.received_bytes) / 3 == 8 * lean
+
+
+def test_layers_in_a_row_stay_sharded() -> None:
+    """Between two sharded layers nothing but columns moves: no detour over the examples' owners."""
+    exchange = MemoryNetwork(2)
+    exchange.run(lambda mover: one_rank(Case(2, 4, (6,), "gather", ("fc1", "fc2")), mover))
+    assert exchange.names[0] == ["gather", "gather", "regather", "scatter", "scatter", "scatter"]
+
+
+@pytest.mark.parametrize("scheme", ["turns", "slices"])
+def test_the_next_pass_is_on_its_way_while_one_is_computed(scheme: Scheme) -> None:
+    exchange = MemoryNetwork(2)
+    exchange.run(lambda mover: one_rank(Case(2, 4, (), scheme, ("fc1",)), mover))
+    one_pass = ["regather", "scatter", "scatter"]
+    assert exchange.names[0] == ["gather", "gather", *one_pass, *one_pass]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_update_after_each_pass_is_one_by_the_mean_of_its_examples(scheme: Scheme) -> None:
+    """With a learning rate of 0 in effect, the gradients of all passes add up to the whole one."""
+    case = Case(2, 4, (), scheme, ("fc1",))
+
+    def work(mover: MemoryMover) -> tuple[Recorder, Recorder]:
+        recorders = []
+        for each_pass in (False, True):
+            hybrid = HybridModel(network(()), case.sharded, rank=mover.rank, size=2, dtype=np.float64)
+            parameters, gradients = np.zeros((2, hybrid.layout.elements))
+            hybrid.bind(parameters, gradients)
+            hybrid.initialize(1)
+            hybrid.initialize_shards(1)
+            recorders.append(Recorder())
+            hybrid.attach(mover, recorders[-1], scheme=scheme, update_each_pass=each_pass)
+            mine = slice(mover.rank * 4, mover.rank * 4 + 4)
+            hybrid.train(case.images[mine], case.labels[mine], context(mine.start), StepHooks())
+        return recorders[0], recorders[1]
+
+    for once, each in MemoryNetwork(2).run(work):
+        passes = len(plan_passes(scheme, 2, 4))
+        assert len(each.gradients) == passes
+        np.testing.assert_allclose(sum(each.gradients), once.gradients[0], rtol=1e-9, atol=1e-12)
+        # A pass sums the means of two halves of the batch, or of one rank's half of all examples.
+        assert each.scales == [passes / 2] * passes
+
+
+def test_the_whole_model_is_collected_after_steps() -> None:
+    """Three steps of momentum SGD end where one process with the whole batch ends, seen as a whole on rank 0."""
+    optimizer = OptimizerSettings(learning_rate=0.1, momentum=0.9)
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((3, 8, 3, 4, 2), dtype=np.float32)
+    labels = rng.integers(0, CLASSES, (3, 8))
+
+    whole = network((6,))
+    parameters, gradients = np.zeros((2, whole.layout.elements), dtype=np.float32)
+    whole.bind(parameters, gradients)
+    whole.initialize(1)
+    shard = OptimizerShard(optimizer, parameters)
+    for step in range(3):
+        whole.train(images[step], labels[step], StepContext(True, 3, step + 1, 0), StepHooks())
+        shard.update(0, len(parameters), gradients, step + 1)
+
+    exchange = MemoryNetwork(2)
+
+    def work(mover: MemoryMover) -> NDArray[np.float32] | None:
+        hybrid = HybridModel(network((6,)), ("fc1", "fc2"), rank=mover.rank, size=2)
+        own, own_gradients = np.zeros((2, hybrid.layout.elements), dtype=np.float32)
+        hybrid.bind(own, own_gradients)
+        hybrid.initialize(1)
+        hybrid.initialize_shards(1)
+        hybrid.attach(mover, OptimizerShard(optimizer, hybrid.shards), scheme="slices")
+        rest = OptimizerShard(optimizer, own)
+        mine = slice(mover.rank * 4, mover.rank * 4 + 4)
+        for step in range(3):
+            context_ = StepContext(True, 3, step + 1, mine.start)
+            hybrid.train(images[step][mine], labels[step][mine], context_, StepHooks())
+            exchange.boxes[9, 1 - mover.rank].put(own_gradients.copy())
+            total = own_gradients + exchange.boxes[9, mover.rank].get(timeout=20)
+            rest.update(0, len(own), total.astype(np.float32), step + 1, scale=0.5)
+        if mover.rank:
+            hybrid.collect(mover, None)
+            return None
+        seen = network((6,))
+        arena = np.zeros(seen.layout.elements, dtype=np.float32)
+        seen.bind(arena, np.zeros_like(arena))
+        hybrid.collect(mover, seen)
+        return arena
+
+    collected = exchange.run(work)[0]
+    assert collected is not None
+    np.testing.assert_allclose(collected, parameters, rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_be_sharded_is_named() -> None:
+    model = network((6,))
+    assert [layer.name for layer in fully_connected_layers(model)] == ["fc1", "fc2"]
+    with pytest.raises(ConfigError, match=r"layer conv1 cannot be sharded; expected one of .*: fc1, fc2"):
+        HybridModel(model, ("conv1",), rank=0, size=2)
+    with pytest.raises(ConfigError, match="layer fc2: 5 outputs cannot be split over 6 workers; use at most 5"):
+        HybridModel(model, ("fc2",), rank=0, size=6)
+    with pytest.raises(ConfigError, match="every layer with parameters would be sharded"):
+        HybridModel(network((), front=False), ("fc1",), rank=0, size=2)
+    with pytest.raises(ConfigError, match=r"exchange\.fc_scheme 'waves': expected one of gather, turns, slices"):
+        plan_passes("waves", 2, 4)  # type: ignore[arg-type]

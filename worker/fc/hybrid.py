@@ -1,0 +1,263 @@
+"""A model whose fully connected end is spread over the workers while the rest stays data-parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from allreduce.parts import Transfer
+from taihu.errors import ConfigError, ModelError
+from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.planner.partition import slice_bounds
+from worker.engine import Model, StepContext
+from worker.engine.dense import Dropout, Linear, ReLU
+from worker.engine.layer import Array, Layer, ParameterLayer
+from worker.engine.model import StepHooks
+from worker.fc.passes import Scheme
+from worker.fc.stage import FcWeights, Stage
+from worker.fc.tail import Mover, Tail
+
+__all__ = ["HybridModel", "fully_connected_layers"]
+
+
+def fully_connected_layers(model: Model) -> tuple[Linear, ...]:
+    """The layers at the end of `model` that can be sharded, in forward order; may be none."""
+    return tuple(layer for layer in model.chain[_tail_start(model) :] if isinstance(layer, Linear))
+
+
+def _tail_start(model: Model) -> int:
+    """Where the longest end of the chain begins that is fully connected and elementwise layers only."""
+    start = len(model.chain)
+    for position in reversed(range(len(model.chain))):
+        layer = model.chain[position]
+        if isinstance(layer, Linear):
+            start = position
+        elif not isinstance(layer, ReLU | Dropout):
+            break
+    return start
+
+
+class ShardOptimizer(Protocol):
+    """See `taihu.optimization.OptimizerShard`."""
+
+    def update(self, start: int, stop: int, gradient: Array, step: int, scale: float = 1.0) -> None:
+        """Update elements [start, stop)."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """One sharded layer, its columns by rank, and where its part lies in this rank's arena of shards."""
+
+    layer: Linear
+    columns: tuple[int, ...]
+    offset: int
+
+    def own(self, rank: int) -> slice:
+        return slice(self.columns[rank], self.columns[rank + 1])
+
+
+class HybridModel:
+    """`model` with the fully connected layers named in `sharded` split by output columns over `size` ranks.
+
+    The layers that are not sharded make up `layout` and are exchanged as always; their arenas are bound with `bind`.
+    The shards are this object's own, with their gradients and optimizer state (ZeRO: nobody else has them).
+
+    Raises:
+        ConfigError: a name is none of the fully connected layers at the end, a layer has fewer columns than there are
+            ranks, or every layer with parameters would be sharded.
+    """
+
+    def __init__(
+        self, model: Model, sharded: Collection[str], *, rank: int, size: int, dtype: DTypeLike = np.float32
+    ) -> None:
+        known = {layer.name: layer for layer in fully_connected_layers(model)}
+        for name in sharded:
+            if name not in known:
+                raise ConfigError(
+                    f"layer {name} cannot be sharded; expected one of the fully connected layers at the model's end: "
+                    f"{', '.join(known) or 'it has none'}"
+                )
+        self._model = model
+        self._rank, self._size = rank, size
+        self._start = _tail_start(model)
+        self._shards: dict[str, _Shard] = {}
+        offset = 0
+        for name, layer in known.items():
+            if name in sharded:
+                shard = _shard(layer, size, offset)
+                self._shards[name] = shard
+                offset += _elements(layer, shard.own(rank))
+        kept = [each for each in model.parameter_layers if each.name not in self._shards]
+        if not kept:
+            raise ConfigError("every layer with parameters would be sharded; leave one to the exchange")
+        for index, each in enumerate(kept):
+            each.index = index
+        self._kept = kept
+        self.layout = Layout(tuple(LayerSpec(layer.name, layer.tensors) for layer in kept))
+        self.shards: Array = np.zeros(offset, dtype=dtype)
+        self.shard_gradients: Array = np.zeros(offset, dtype=dtype)
+        self._tail: Tail | None = None
+
+    @property
+    def sharded(self) -> tuple[str, ...]:
+        """Names of the sharded layers, in forward order."""
+        return tuple(self._shards)
+
+    def bind(self, parameters: Array, gradients: Array) -> None:
+        """Use two arenas for what is not sharded, see `Model.bind`."""
+        self._model.bind_layers(self._kept, self.layout, parameters, gradients)
+
+    def initialize(self, seed: int) -> None:
+        """Write the bound parameters: those that `Model.initialize` would."""
+        for layer in self._kept:
+            layer.initialize(seed)
+
+    def initialize_shards(self, seed: int) -> None:
+        """Write this rank's columns of what `Model.initialize` would write."""
+        for shard in self._shards.values():
+            values = np.empty(sum(tensor.elements for tensor in shard.layer.tensors), dtype=self.shards.dtype)
+            shard.layer.bind(values, values)
+            shard.layer.initialize(seed)
+            for own, whole in zip(
+                self._own_tensors(shard, self.shards), shard.layer.parameters.values(), strict=True
+            ):
+                own[...] = whole[..., shard.own(self._rank)]
+            shard.layer.parameters.clear()
+            shard.layer.gradients.clear()
+
+    def attach(
+        self,
+        mover: Mover,
+        optimizer: ShardOptimizer,
+        *,
+        scheme: Scheme = "gather",
+        update_each_pass: bool = False,
+    ) -> None:
+        """Train the end of the model over `mover`; `bind` came before. `optimizer` updates `shards`."""
+        self._optimizer = optimizer
+        self._step = 0
+        self._update_each_pass = update_each_pass
+        self._tail = Tail(
+            list(self._stages()),
+            mover,
+            scheme=scheme,
+            update_each_pass=update_each_pass,
+            on_gradients=self._update,
+        )
+
+    def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
+        """One step's forward and backward, see `Model.train`; the shards are updated within."""
+        if self._tail is None:
+            raise ModelError("hybrid model: expected a way to the other workers, seen none; call attach() first")
+        self._step = context.step
+        features, run = self._model.forward_until(self._start, images, context, hooks)
+        for layer in self._model.chain[self._start :]:
+            if isinstance(layer, ParameterLayer) and layer.name not in self._shards:
+                hooks.before_layer(layer.index)
+        hooks.forwarded(None)
+        result = self._tail.train(features, labels, run)
+        for layer in reversed(self._model.chain[self._start :]):
+            if isinstance(layer, ParameterLayer) and layer.name not in self._shards:
+                hooks.gradient_ready(layer.index)
+        self._model.backward_from(self._start, result.feature_gradient, run)
+        return result.loss
+
+    def collect(self, mover: Mover, whole: Model | None) -> None:
+        """Write all parameters into `whole`, a bound model on rank 0 and None on the others; all ranks call this."""
+        if whole is not None:
+            for name, values in whole.parameters_by_name().items():
+                layer, _, tensor = name.rpartition("/")
+                kept = self._kept_parameters().get((layer, tensor))
+                if kept is not None:
+                    values[...] = kept
+            whole.load_buffers(self._model.buffers())
+        targets = whole.parameters_by_name() if whole is not None else {}
+        for name, shard in self._shards.items():
+            for spec, own in zip(shard.layer.tensors, self._own_tensors(shard, self.shards), strict=True):
+                target = targets.get(f"{name}/{spec.name}")
+                mover.start("collect", self._to_first(shard, own, target))()
+
+    def buffers(self) -> dict[str, Array]:
+        """See `Model.buffers`."""
+        return self._model.buffers()
+
+    def _to_first(self, shard: _Shard, own: Array, target: Array | None) -> Transfer:
+        empty: list[list[Array]] = [[] for _ in range(self._size)]
+        if target is None:
+            sends = [*empty]
+            sends[0] = [own.reshape(-1)]
+            return Transfer(sends, empty)
+        rows = target.reshape(-1, target.shape[-1])
+        rows[:, shard.own(0)] = own.reshape(len(rows), -1)
+        receives: list[list[Array]] = [[], *(list(rows[:, shard.own(rank)]) for rank in range(1, self._size))]
+        return Transfer(empty, receives)
+
+    def _kept_parameters(self) -> dict[tuple[str, str], Array]:
+        return {(layer.name, name): values for layer in self._kept for name, values in layer.parameters.items()}
+
+    def _own_tensors(self, shard: _Shard, arena: Array) -> list[Array]:
+        """Views of this rank's part of the layer's tensors in `arena`, in order."""
+        width = shard.columns[self._rank + 1] - shard.columns[self._rank]
+        views, offset = [], shard.offset
+        for tensor in shard.layer.tensors:
+            shape = (*tensor.shape[:-1], width)
+            own = TensorSpec(tensor.name, shape)
+            views.append(arena[offset : offset + own.elements].reshape(shape))
+            offset += own.elements
+        return views
+
+    def _stages(self) -> Iterator[Stage]:
+        chain = self._model.chain[self._start :]
+        for position, layer in enumerate(chain):
+            if not isinstance(layer, Linear):
+                continue
+            yield Stage(layer.name, *self._placed(layer), _behind(chain[position + 1 :]))
+
+    def _placed(self, layer: Linear) -> tuple[FcWeights, tuple[int, ...] | None]:
+        """The tensors of a layer that this rank has, and the columns if they are a part."""
+        shard = self._shards.get(layer.name)
+        if shard is None:
+            bias = layer.parameters.get("bias")
+            gradients = layer.gradients
+            return FcWeights(layer.parameters["weight"], bias, gradients["weight"], gradients.get("bias")), None
+        values = self._own_tensors(shard, self.shards)
+        gradients_ = self._own_tensors(shard, self.shard_gradients)
+        has_bias = len(values) > 1
+        weights = FcWeights(
+            values[0], values[1] if has_bias else None, gradients_[0], gradients_[1] if has_bias else None
+        )
+        return weights, shard.columns
+
+    def _update(self, passes: int) -> None:
+        # The gradient is the sum over ranks of those of mean losses, or the part of it that one pass makes up.
+        parts = passes if self._update_each_pass else 1
+        self._optimizer.update(0, len(self.shards), self.shard_gradients, self._step, scale=parts / self._size)
+
+
+def _behind(layers: Sequence[Layer]) -> list[Layer]:
+    behind: list[Layer] = []
+    for layer in layers:
+        if isinstance(layer, Linear):
+            break
+        behind.append(layer)
+    return behind
+
+
+def _shard(layer: Linear, size: int, offset: int) -> _Shard:
+    units = layer.tensors[0].shape[1]
+    if size > units:
+        raise ConfigError(
+            f"layer {layer.name}: {units} outputs cannot be split over {size} workers; use at most {units} "
+            "workers, or leave the layer to the exchange"
+        )
+    bounds = [slice_bounds(units, size, rank)[0] for rank in range(size)]
+    return _Shard(layer, (*bounds, units), offset)
+
+
+def _elements(layer: Linear, own: slice) -> int:
+    return sum(tensor.elements // tensor.shape[-1] * (own.stop - own.start) for tensor in layer.tensors)

@@ -1,0 +1,40 @@
+"""Transfers of the tail over a communicator, traced and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from allreduce.communicator import Communicator
+from allreduce.parts import Transfer, value_type_of
+from taihu.trace import Tracer
+from taihu.wire.clock import Clock
+from taihu.wire.codec import ValueType
+
+__all__ = ["PeerMover"]
+
+
+class PeerMover:
+    """See `worker.fc.tail.Mover`; `step` is what traces say."""
+
+    def __init__(self, communicator: Communicator, clock: Clock, tracer: Tracer | None = None) -> None:
+        self.rank = communicator.rank
+        self.size = communicator.size
+        self.step = 0
+        self.sent_bytes = 0
+        """Bytes of values sent so far."""
+        self._communicator = communicator
+        self._clock = clock
+        self._tracer = tracer or Tracer.off()
+
+    def start(self, name: str, transfer: Transfer) -> Callable[[], None]:
+        """See `Mover.start`."""
+        start_s, step = self._clock.now(), self.step
+        self.sent_bytes += transfer.sent_bytes
+
+        def finished() -> None:
+            self._tracer.add(f"fc {name}", name, start_s, self._clock.now(), step=step)
+
+        arrays = [piece for pieces in (*transfer.sends, *transfer.receives) for piece in pieces[:1]]
+        value_type = value_type_of(arrays[0]) if arrays else ValueType.FP32
+        operation = self._communicator.start_parts(transfer, value_type, on_finished=finished)
+        return lambda: self._communicator.wait(operation)

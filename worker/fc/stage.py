@@ -1,0 +1,131 @@
+"""One fully connected layer of the tail, with the elementwise layers behind it, as passes go through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kernels.nn.elementwise import add_bias, column_sums
+from worker.engine.layer import Array, Layer, Run
+from worker.fc.passes import Pass
+
+__all__ = ["FcWeights", "Stage", "StageMemory"]
+
+
+@dataclass(frozen=True)
+class FcWeights:
+    """Views of what one rank holds of a layer: `weight` (K, n), `bias` (n,) or None, and their gradients."""
+
+    weight: Array
+    bias: Array | None
+    weight_gradient: Array
+    bias_gradient: Array | None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A layer of K inputs and N outputs.
+
+    `columns` are the bounds of every rank's columns, N at the end, where the layer is sharded, else None. `behind`
+    are its elementwise layers: they see all columns of the own rows or, behind a sharded layer, the own columns of
+    all rows of a pass.
+    """
+
+    name: str
+    weights: FcWeights
+    columns: tuple[int, ...] | None
+    behind: Sequence[Layer]
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return len(self.weights.weight)
+
+    @property
+    def width(self) -> int:
+        """Number of columns that this rank computes."""
+        return int(self.weights.weight.shape[1])
+
+    def forward(self, x: Array, y: Array, run: Run) -> Array:
+        """`y` = x W + b, then the elementwise layers; returns what they made of it."""
+        if not len(x):
+            return y
+        np.matmul(x, self.weights.weight, out=y)
+        if self.weights.bias is not None:
+            add_bias(y, self.weights.bias)
+        for layer in self.behind:
+            y = layer.forward(y, run)
+        return y
+
+    def through_behind(self, dy: Array, run: Run) -> None:
+        """Replace `dy`, the gradient of the stage's output, by that of the layer's own."""
+        if not len(dy):
+            return
+        gradient = dy
+        for layer in reversed(self.behind):
+            gradient = layer.backward(gradient, run)
+        if gradient is not dy:
+            dy[...] = gradient
+
+    def input_gradient(self, dy: Array, dx: Array) -> None:
+        """`dx` = dy W^T."""
+        np.matmul(dy, self.weights.weight.T, out=dx)
+
+    def weight_gradients(self, x: Array, dy: Array) -> None:
+        """Overwrite the gradients by x^T dy and the column sums of dy."""
+        np.matmul(x.T, dy, out=self.weights.weight_gradient)
+        if self.weights.bias_gradient is not None:
+            sums = np.zeros(self.width, dtype=np.float64)
+            if len(dy):
+                column_sums(dy, sums)
+            self.weights.bias_gradient[...] = sums
+
+    def run_of(self, run: Run, one: Pass, rank: int, batch: int) -> Run:
+        """What the elementwise layers may know: which samples, and which columns, they see."""
+        if self.columns is None:
+            first = rank * batch
+            samples = np.arange(first + one.starts[rank], first + one.stops[rank])
+            first_element = 0
+        else:
+            ranges = zip(one.starts, one.stops, strict=True)
+            samples = np.concatenate([np.arange(start, stop) + r * batch for r, (start, stop) in enumerate(ranges)])
+            first_element = self.columns[rank]
+        return replace(run, context=replace(run.context, samples=samples, first_element=first_element))
+
+
+class StageMemory:
+    """What a stage keeps of all passes of a step: inputs `x`, output gradients `dy`, and what is sent and received.
+
+    A sharded layer sees the rows of all ranks, any other the own ones.
+    """
+
+    def __init__(
+        self, stage: Stage, passes: Sequence[Pass], rank: int, batch: int, dtype: np.dtype[np.floating]
+    ) -> None:
+        sharded = stage.columns is not None
+        self._sharded = sharded
+        self._rank = rank
+        ranks = len(passes[0].starts)
+        rows = passes[-1].first_row + passes[-1].rows[-1] if sharded else batch
+        self.x = np.zeros((rows, stage.inputs), dtype=dtype)
+        self.dy = np.zeros((rows, stage.width), dtype=dtype)
+        self.y = np.empty((rows, stage.width), dtype=dtype)
+        self.dx = np.empty((rows, stage.inputs), dtype=dtype)
+        self._ranks = ranks
+        self._received: dict[tuple[int, ...], Array] = {}
+        self._dtype = dtype
+
+    def rows(self, one: Pass) -> slice:
+        """Where the rows of a pass lie."""
+        if self._sharded:
+            return slice(one.first_row, one.first_row + one.rows[-1])
+        return slice(one.starts[self._rank], one.stops[self._rank])
+
+    def received(self, key: int, rows: int, columns: int) -> Array:
+        """Room for everybody's terms of a sum, shape (P, rows, columns); the same for the same `key`."""
+        shape = (self._ranks, rows, columns)
+        if (key, *shape) not in self._received:
+            self._received[key, *shape] = np.empty(shape, dtype=self._dtype)
+        return self._received[key, *shape]
