@@ -1,10 +1,10 @@
-"""How workers without servers find each other: through worker 0, who hosts the run's coordinator."""
+"""How workers find each other: through the run's coordinator, which worker 0 hosts where there are no servers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allreduce.communicator import Communicator
 from allreduce.peer_link import PEER_SERVICE
@@ -17,7 +17,7 @@ from taihu.coordination.client import (
 from taihu.coordination.host import hosted_coordinator, listen
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.service import COORDINATOR_SERVICE, new_incarnation
-from taihu.errors import RunError
+from taihu.errors import RunError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.wire.identity import WorkerIdentity
@@ -48,32 +48,40 @@ class Listener:
 
 @dataclass(frozen=True)
 class Meeting:
-    """A worker's place in a run without servers; the communicator is connected."""
+    """A worker's place in a run in which workers exchange with each other; the communicator is connected.
+
+    `servers` are the servers' addresses; `also_fail` are told why the run failed, as the communicator is.
+    """
 
     client: CoordinatorClient
     communicator: Communicator
+    identity: WorkerIdentity
+    servers: tuple[str, ...] = ()
+    also_fail: list[Callable[[TaihuError], None]] = field(default_factory=list)
 
 
 def listen_for_peers(job: Job, rank: int, options: ListenOptions) -> Listener:
     """Listen; raises ConfigError when the address cannot be listened on."""
     rpc = RpcServer.create(threads=3 * job.cluster.workers + 8)
-    return Listener(rpc, listen(rpc, options.bind, options.advertise, job.cluster.coordinator, hosts=rank == 0))
+    hosts = rank == 0 and not job.servers
+    return Listener(rpc, listen(rpc, options.bind, options.advertise, job.cluster.coordinator, hosts=hosts))
 
 
 @contextmanager
 def meet(
-    job: Job, rank: int, layout: Layout, listener: Listener, *, progress: Callable[[], Progress] = Progress
+    job: Job, rank: int, layout: Layout | None, listener: Listener, *, progress: Callable[[], Progress] = Progress
 ) -> Iterator[Meeting]:
-    """Take part in `job`'s run without servers as worker `rank` during the block, which ends with `client.finish`.
+    """Take part in `job`'s run as worker `rank` during the block, which ends with `client.finish`.
 
-    The listener is stopped at the end.
+    The listener is stopped at the end. Without a layout, the block brings it (`client.bring_layout`).
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
     """
     incarnation, workers = new_incarnation(), job.cluster.workers
+    identity = WorkerIdentity(job.name, rank, incarnation)
     communicator = Communicator(
-        WorkerIdentity(job.name, rank, incarnation),
+        identity,
         workers,
         timeout_s=job.exchange.timeout_s,
         direct=job.exchange.transport != "grpc",
@@ -82,20 +90,25 @@ def meet(
         rpc, address = listener.rpc, listener.address
         stack.callback(rpc.stop)
         services = [PEER_SERVICE]
-        if rank == 0:
+        hosts = rank == 0 and not job.servers
+        if hosts:
             stack.enter_context(hosted_coordinator(job, rpc))
             services.append(COORDINATOR_SERVICE)
         communicator.register(rpc.grpc_server)
         rpc.start(services, with_reflection=job.cluster.reflection)
-        coordinator = address if rank == 0 else coordinator_address(job)
+        coordinator = address if hosts else coordinator_address(job)
         client = stack.enter_context(CoordinatorClient(coordinator, job, MemberId(Role.WORKER, rank), incarnation))
+
+        addresses = client.join(address=address, layout=layout)
+        meeting = Meeting(client, communicator, identity, addresses[: job.servers])
 
         def on_end(state: RunState, reason: str) -> None:
             if state is RunState.FAILED:
-                communicator.fail(RunError(reason))
+                for fail in (communicator.fail, *meeting.also_fail):
+                    fail(RunError(reason))
 
-        addresses = client.join(address=address, layout=layout)
         # The failure is reported while the streams are open: a stream that breaks first would become the reason.
         with communicator, HeartbeatThread(client, job, progress, on_end), failure_reported(client):
-            communicator.connect(addresses, mesh=job.compression.method != "none")
-            yield Meeting(client, communicator)
+            mesh = job.compression.method != "none" or job.exchange.fc != "data"
+            communicator.connect(addresses[job.servers :], mesh=mesh)
+            yield meeting

@@ -127,7 +127,7 @@ class JoinRequest(_message.Message):
     def member(self) -> Global___Member: ...
     @_builtins.property
     def layout(self) -> _tensor_pb2.Layout:
-        """Workers: the model's layers."""
+        """Workers: the layers that they exchange; absent when BringLayout follows."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class JoinResponse(_message.Message):
 
     @_builtins.property
     def worker_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """In a run without servers: address of every worker, by rank."""
+        """Where workers exchange with each other: address of every worker, by rank."""
 
     def __init__(
         self,
@@ -173,6 +173,48 @@ class JoinResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JoinResponse: _TypeAlias = JoinResponse  # noqa: Y015
+
+@_typing.final
+class BringLayoutRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def member(self) -> Global___Member: ...
+    @_builtins.property
+    def layout(self) -> _tensor_pb2.Layout: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        member: Global___Member | None = ...,
+        layout: _tensor_pb2.Layout | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "layout", b"layout", "member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BringLayoutRequest: _TypeAlias = BringLayoutRequest  # noqa: Y015
+
+@_typing.final
+class BringLayoutResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BringLayoutResponse: _TypeAlias = BringLayoutResponse  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):

@@ -40,6 +40,11 @@ class CoordinatorServiceStub:
                 request_serializer=protos_dot_coordinator__pb2.JoinRequest.SerializeToString,
                 response_deserializer=protos_dot_coordinator__pb2.JoinResponse.FromString,
                 _registered_method=True)
+        self.BringLayout = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/BringLayout',
+                request_serializer=protos_dot_coordinator__pb2.BringLayoutRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.BringLayoutResponse.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/Heartbeat',
                 request_serializer=protos_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
@@ -77,7 +82,15 @@ class CoordinatorServiceServicer:
     """
 
     def Join(self, request, context):
-        """Announces a process. Workers are answered once every server has joined; without servers, every worker.
+        """Announces a process. Workers are answered once everybody has joined whom they exchange with: every server, and where
+        workers exchange with each other every worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BringLayout(self, request, context):
+        """Brings the layers that a worker exchanges, where these are known only once workers have met.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,6 +145,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Join,
                     request_deserializer=protos_dot_coordinator__pb2.JoinRequest.FromString,
                     response_serializer=protos_dot_coordinator__pb2.JoinResponse.SerializeToString,
+            ),
+            'BringLayout': grpc.unary_unary_rpc_method_handler(
+                    servicer.BringLayout,
+                    request_deserializer=protos_dot_coordinator__pb2.BringLayoutRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.BringLayoutResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -192,6 +210,33 @@ class CoordinatorService:
             '/taihu.v1.CoordinatorService/Join',
             protos_dot_coordinator__pb2.JoinRequest.SerializeToString,
             protos_dot_coordinator__pb2.JoinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BringLayout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/BringLayout',
+            protos_dot_coordinator__pb2.BringLayoutRequest.SerializeToString,
+            protos_dot_coordinator__pb2.BringLayoutResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,7 +34,11 @@ class CoordinatorServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CoordinatorServiceAsyncStub: ...
     Join: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.JoinRequest, _coordinator_pb2.JoinResponse]
-    """Announces a process. Workers are answered once every server has joined; without servers, every worker."""
+    """Announces a process. Workers are answered once everybody has joined whom they exchange with: every server, and where
+    workers exchange with each other every worker.
+    """
+    BringLayout: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.BringLayoutRequest, _coordinator_pb2.BringLayoutResponse]
+    """Brings the layers that a worker exchanges, where these are known only once workers have met."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.HeartbeatRequest, _coordinator_pb2.HeartbeatResponse]
     """Reports that a member is alive and where it is; the answer carries the state of the run."""
     GetPlan: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetPlanRequest, _coordinator_pb2.GetPlanResponse]
@@ -54,7 +58,11 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.JoinRequest, _coordinator_pb2.JoinResponse]  # type: ignore[assignment]
-    """Announces a process. Workers are answered once every server has joined; without servers, every worker."""
+    """Announces a process. Workers are answered once everybody has joined whom they exchange with: every server, and where
+    workers exchange with each other every worker.
+    """
+    BringLayout: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.BringLayoutRequest, _coordinator_pb2.BringLayoutResponse]  # type: ignore[assignment]
+    """Brings the layers that a worker exchanges, where these are known only once workers have met."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.HeartbeatRequest, _coordinator_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Reports that a member is alive and where it is; the answer carries the state of the run."""
     GetPlan: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetPlanRequest, _coordinator_pb2.GetPlanResponse]  # type: ignore[assignment]
@@ -77,7 +85,17 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.JoinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.JoinResponse, _abc.Awaitable[_coordinator_pb2.JoinResponse]]:
-        """Announces a process. Workers are answered once every server has joined; without servers, every worker."""
+        """Announces a process. Workers are answered once everybody has joined whom they exchange with: every server, and where
+        workers exchange with each other every worker.
+        """
+
+    @_abc_1.abstractmethod
+    def BringLayout(
+        self,
+        request: _coordinator_pb2.BringLayoutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.BringLayoutResponse, _abc.Awaitable[_coordinator_pb2.BringLayoutResponse]]:
+        """Brings the layers that a worker exchanges, where these are known only once workers have met."""
 
     @_abc_1.abstractmethod
     def Heartbeat(

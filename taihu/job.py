@@ -77,6 +77,11 @@ class Job(Section):
         return 0 if self.exchange.kind == "ring" else self.cluster.servers
 
     @property
+    def workers_meet(self) -> bool:
+        """Whether workers exchange with each other."""
+        return not self.servers or self.exchange.fc != "data"
+
+    @property
     def downlink(self) -> Literal["dense", "exact", "doublesqueeze"]:
         """What comes back from the servers."""
         if self.compression.downlink != "auto":
@@ -105,7 +110,9 @@ class Job(Section):
     def digest(self) -> str:
         """SHA-256 over the settings that all members of a run must share (not paths or addresses)."""
         local = {"coordinator", "connect_timeout_s", "threads", "reflection"}
-        own = {"data": {"path"}, "train": {"evaluate"}, "cluster": local}
+        own = {"data": {"path"}, "cluster": local}
+        if self.exchange.fc == "data":  # else all workers must know when worker 0 needs the whole model
+            own["train"] = {"evaluate"}
         return hashlib.sha256(self.model_dump_json(exclude=own).encode()).hexdigest()
 
 

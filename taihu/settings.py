@@ -102,6 +102,13 @@ class ExchangeSettings(Section):
     Processes of one machine exchange dense values in memory that they share (`same-host`; in a ring all workers must
     be there), others over TCP connections (`tcp`), or in gRPC's streams where those cannot be opened (`grpc`);
     `transport` is the best of them that may be used, or with `same-host` the only one.
+
+    `fc` splits the fully connected layers at the model's end by outputs over the workers, which then exchange
+    activations instead of these layers' gradients: all of them (`shard`), or those for which that is predicted to be
+    faster from what the links are measured to do before the first step (`auto`). The examples of all workers go
+    through them in one pass (`fc_scheme` gather), one worker's after the other's (turns), or a slice of everybody's
+    at a time (slices). With `fc_update` pass these layers are updated after every pass, by its examples alone: that
+    is no longer SGD with the whole batch.
     """
 
     kind: Literal["server", "ring"] = "server"
@@ -109,6 +116,9 @@ class ExchangeSettings(Section):
         "auto"
     )
     transport: Transport = "auto"
+    fc: Literal["auto", "data", "shard"] = "data"
+    fc_scheme: Literal["gather", "turns", "slices"] = "gather"
+    fc_update: Literal["step", "pass"] = "step"
     calibration_steps: Annotated[int, Field(ge=4)] = 8
     replan_every: PositiveInt = 200
     frame_bytes: Annotated[int, Field(ge=4096, le=4 << 20, multiple_of=4)] | None = None

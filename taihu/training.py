@@ -108,7 +108,7 @@ class LocalTraining:
             arguments = ["--rank", str(rank), "--json", str(result), *self._trace_arguments(folder, name)]
             if self.save is not None and rank == 0:
                 arguments += ["--save", str(self.save.absolute())]
-            yield name, "worker", arguments if self.job.servers else [*arguments, *bind]
+            yield name, "worker", [*arguments, *bind] if self.job.workers_meet else arguments
 
     def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
         start = looked = time.monotonic()
@@ -143,6 +143,7 @@ class LocalTraining:
             **{name: value for name, value in first.items() if name.startswith("seconds_")},
             **{name: first[name] for name in _FIRST_WORKERS},
             "evaluations": evaluations,
+            "fc": first.get("fc"),
         }
 
     def _result_files(self, folder: Path) -> list[Path]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from taihu.coordination.membership import Progress
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.measure import spread
@@ -14,7 +13,7 @@ from taihu.wire.clock import SystemClock
 from worker.arenas import allocate_arenas
 from worker.exchange import GradientExchange
 from worker.hashing import parameters_sha256
-from worker.session import take_part
+from worker.session import Exchanged, Reporting, take_part
 
 __all__ = ["exchange_rounds"]
 
@@ -28,7 +27,7 @@ def exchange_rounds(job: Job, rank: int, layout: Layout, *, rounds: int, warmup:
     arenas = allocate_arenas(layout.elements, shared=job.shares_memory)
     random.standard_normal(out=arenas.gradients, dtype=np.float32)
     clock = SystemClock()
-    with take_part(job, rank, layout, arenas, progress=Progress) as session:
+    with take_part(job, rank, Exchanged(layout, arenas), Reporting()) as session:
         exchange = session.exchange
         seconds = [_round(exchange, step, clock) for step in range(1, warmup + rounds + 1)][warmup:]
         totals = exchange.totals()

@@ -80,7 +80,7 @@ def worker(
     if stop_with_parent:
         stop_with_stdin()
     listener = None
-    if not job.servers:
+    if job.workers_meet:
         listener = listen_for_peers(job, rank, ListenOptions(bind, advertise))
         typer.echo(f"listening on {listener.address}")
     options = WorkerOptions(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import structlog
 from threadpoolctl import threadpool_limits
 
+from allreduce.communicator import Communicator
 from allreduce.rendezvous import Listener
 from taihu.clock_offset import ClockOffset
 from taihu.coordination.client import coordinator_address
@@ -18,15 +20,14 @@ from taihu.job import Job
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
-from worker.arenas import Arenas, allocate_arenas
-from worker.data import Batches, Dataset, load_dataset
+from worker.data import Batches, load_dataset
 from worker.engine import Model, build_model
-from worker.hashing import parameters_sha256
 from worker.measuring import Measuring
 from worker.observer import Observer
 from worker.plan_follower import PlanFollower
+from worker.replica import Replica, WholeReplica, prepare_hybrid
 from worker.saving import SavedModel, save_model
-from worker.session import Session, take_part
+from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from worker.step_record import StepRecord
 from worker.trainer import Trainer, evaluate
 
@@ -47,16 +48,6 @@ class WorkerOptions:
     save: Path | None = None
     trace: Path | None = None
     tracer: Tracer = field(default_factory=Tracer.off)
-
-
-@dataclass(frozen=True)
-class Replica:
-    """What a worker trains: a model bound to its arenas, and the data."""
-
-    model: Model
-    arenas: Arenas
-    dataset: Dataset
-    batches: Batches
 
 
 class WorkerDaemon:
@@ -82,53 +73,58 @@ class WorkerDaemon:
         Raises:
             TaihuError: what went wrong; the coordinator has been told.
         """
-        replica = self._build()
+        self._dataset = load_dataset(self._job.data.name, self._job.data.path)
+        self._batches = self._make_batches()
         with ExitStack() as stack:
             if self._job.cluster.threads:
                 stack.enter_context(threadpool_limits(self._job.cluster.threads))
             if self._options.metrics_port is not None:
                 page = stack.enter_context(MetricsPage(self._metrics.registry, self._options.metrics_port))
                 self._log.info("metrics", port=page.port)
-            return self._take_part(replica)
+            return self._take_part()
 
-    def _build(self) -> Replica:
-        """Load the data and build the model; worker 0's parameters are the job's."""
-        dataset = load_dataset(self._job.data.name, self._job.data.path)
-        batches = self._batches(dataset)
-        model = build_model(self._job.model.name, dataset.image_shape, dataset.classes)
-        arenas = allocate_arenas(model.layout.elements, shared=self._job.shares_memory)
-        model.bind(arenas.parameters, arenas.gradients)
-        if self._options.rank == 0:
-            model.initialize(self._job.train.seed)
-        return Replica(model, arenas, dataset, batches)
+    def _build_model(self) -> Model:
+        return build_model(self._job.model.name, self._dataset.image_shape, self._dataset.classes)
 
-    def _take_part(self, replica: Replica) -> dict[str, Any]:
+    @contextmanager
+    def _joined(self, observer: Observer) -> Iterator[tuple[Session, Replica]]:
+        """Take part with a replica; worker 0's parameters are the job's."""
+        job, options, model = self._job, self._options, self._build_model()
+        reporting = Reporting(observer.progress, observer.compressed, options.tracer)
+        if job.exchange.fc == "data":
+            whole = WholeReplica(model, job, options.rank)
+            with take_part(job, options.rank, whole.exchanged, reporting, listener=options.listener) as session:
+                yield session, whole
+            return
+        made: list[Replica] = []
+
+        def prepare(communicator: Communicator) -> Exchanged:
+            made.append(prepare_hybrid(job, communicator, model, self._build_model, self._clock, options.tracer))
+            return made[0].exchanged
+
+        with take_part_after_meeting(job, options.rank, prepare, reporting, listener=options.listener) as session:
+            yield session, made[0]
+
+    def _take_part(self) -> dict[str, Any]:
         """From joining to finishing."""
-        train, rank, parameters = self._job.train, self._options.rank, replica.arenas.parameters
-        total = train.steps or train.epochs * replica.batches.steps_per_epoch
+        train, rank = self._job.train, self._options.rank
+        total = train.steps or train.epochs * self._batches.steps_per_epoch
         observer = Observer(rank, total_steps=total, batch=train.batch, metrics=self._metrics)
-        with take_part(
-            self._job,
-            rank,
-            replica.model.layout,
-            replica.arenas,
-            progress=observer.progress,
-            on_compressed=observer.compressed,
-            tracer=self._options.tracer,
-            listener=self._options.listener,
-        ) as session:
-            self._log.info("training", steps=total, parameters=len(parameters), plan=self._job.exchange.plan)
+        with self._joined(observer) as (session, replica):
+            exchanged = replica.exchanged.layout.elements
+            self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
             try:
                 self._train(session, observer, replica, total)
             finally:
                 self._write_trace(session.client.coordinator_clock)
-            digest = parameters_sha256(parameters)
+            digest = replica.digest()
             self._save(replica, total)
             profile = session.client.get_profile() if rank == 0 else None
             session.client.finish(progress=observer.progress(), parameters_sha256=digest)
         self._log.info("finished", parameters_sha256=digest)
         results = observer.results(session.exchange.plan, profile)
-        return {"rank": rank, "parameters_sha256": digest, "plan": self._job.exchange.plan, **results}
+        of_replica = replica.results(total)
+        return {"rank": rank, "parameters_sha256": digest, "plan": self._job.exchange.plan, **results, **of_replica}
 
     def _write_trace(self, clock: ClockOffset) -> None:
         if self._options.trace is not None:
@@ -152,15 +148,15 @@ class WorkerDaemon:
         trainer = Trainer(
             job=self._job,
             rank=self._options.rank,
-            model=replica.model,
-            batches=replica.batches,
+            model=replica,
+            batches=self._batches,
             exchange=session.exchange,
             measuring=measuring,
             clock=self._clock,
             tracer=self._options.tracer,
             on_step=on_step,
         )
-        per_epoch = replica.batches.steps_per_epoch
+        per_epoch = self._batches.steps_per_epoch
         for step in range(1, total + 1):
             trainer.step(step)
             if step % per_epoch == 0 or step == total:
@@ -174,20 +170,24 @@ class WorkerDaemon:
 
     def _evaluate(self, observer: Observer, replica: Replica, epoch: int) -> None:
         """Worker 0 tests its replica; the others meet it again in the next step's exchange."""
-        if self._options.rank == 0 and self._job.train.evaluate:
-            start = self._clock.now()
-            tested = evaluate(replica.model, replica.dataset)
+        if not self._job.train.evaluate:
+            return
+        start = self._clock.now()
+        whole = replica.whole()
+        if self._options.rank == 0 and whole is not None:
+            tested = evaluate(whole, self._dataset)
             observer.evaluated(tested, epoch=epoch, seconds=self._clock.now() - start)
 
     def _save(self, replica: Replica, steps: int) -> None:
-        if self._options.save is not None and self._options.rank == 0:
-            data = replica.dataset
+        whole = replica.whole()
+        if self._options.save is not None and self._options.rank == 0 and whole is not None:
+            data = self._dataset
             saved = SavedModel(self._job.model.name, data.image_shape, data.classes, data.name, steps)
-            save_model(self._options.save, replica.model, saved)
+            save_model(self._options.save, whole, saved)
 
-    def _batches(self, dataset: Dataset) -> Batches:
+    def _make_batches(self) -> Batches:
         return Batches(
-            dataset,
+            self._dataset,
             batch=self._job.train.batch,
             workers=self._job.cluster.workers,
             rank=self._options.rank,

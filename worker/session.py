@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from allreduce.rendezvous import Listener, ListenOptions, listen_for_peers, meet
+from allreduce.communicator import Communicator
+from allreduce.rendezvous import Listener, ListenOptions, Meeting, listen_for_peers, meet
 from taihu.compression import UnitReport
 from taihu.coordination.client import (
     CoordinatorClient,
@@ -15,6 +16,7 @@ from taihu.coordination.client import (
     failure_reported,
 )
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.plan import Plan
 from taihu.coordination.service import new_incarnation
 from taihu.errors import RunError
 from taihu.job import Job
@@ -27,7 +29,7 @@ from worker.ring_exchange import RingExchange
 from worker.server_exchange import ServerExchange
 from worker.sparse_ring_exchange import SparseRingExchange
 
-__all__ = ["Session", "take_part"]
+__all__ = ["Exchanged", "Reporting", "Session", "take_part", "take_part_after_meeting"]
 
 
 @dataclass(frozen=True)
@@ -38,85 +40,130 @@ class Session:
     exchange: GradientExchange
 
 
+@dataclass(frozen=True)
+class Exchanged:
+    """What a worker exchanges: `arenas` hold `layout.elements` values each."""
+
+    layout: Layout
+    arenas: Arenas
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """Whom a session tells what happens."""
+
+    progress: Callable[[], Progress] = Progress
+    on_compressed: Callable[[UnitReport], None] = lambda _: None
+    tracer: Tracer | None = None
+
+
 @contextmanager
 def take_part(
-    job: Job,
-    rank: int,
-    layout: Layout,
-    arenas: Arenas,
-    *,
-    progress: Callable[[], Progress],
-    on_compressed: Callable[[UnitReport], None] = lambda _: None,
-    tracer: Tracer | None = None,
-    listener: Listener | None = None,
+    job: Job, rank: int, exchanged: Exchanged, reporting: Reporting, *, listener: Listener | None = None
 ) -> Iterator[Session]:
     """Take part in `job`'s run as worker `rank` during the block, which ends by finishing with `client.finish`.
 
-    `arenas` hold `layout.elements` values each; worker 0 brings its parameters, the others get theirs. In a run
-    without servers `listener` is where the other workers reach this one.
+    Worker 0 brings its parameters, the others get theirs. In a run without servers `listener` is where the other
+    workers reach this one.
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
     """
     if job.servers:
-        with _through_servers(
-            job, rank, layout, arenas, progress=progress, on_compressed=on_compressed, tracer=tracer
-        ) as session:
+        with _through_servers(job, rank, exchanged, reporting) as session:
             yield session
     else:
         listener = listener or listen_for_peers(job, rank, ListenOptions())
-        with meet(job, rank, layout, listener, progress=progress) as meeting:
+        with meet(job, rank, exchanged.layout, listener, progress=reporting.progress) as meeting:
             plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
-            communicator = meeting.communicator
-            exchange: RingExchange
-            if job.compression.method == "none":
-                exchange = RingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas, tracer=tracer)
-            else:
-                exchange = SparseRingExchange(
-                    job=job,
-                    plan=plan,
-                    communicator=communicator,
-                    arenas=arenas,
-                    on_compressed=on_compressed,
-                    tracer=tracer,
-                )
-            # Not as a context: a failure is reported first, and then told to the neighbours by the communicator.
-            with closing(exchange):
-                exchange.start()
-                yield Session(meeting.client, exchange)
+            with _between_workers(job, plan, meeting, exchanged.arenas, reporting) as session:
+                yield session
 
 
 @contextmanager
-def _through_servers(
+def take_part_after_meeting(
     job: Job,
     rank: int,
-    layout: Layout,
-    arenas: Arenas,
+    prepare: Callable[[Communicator], Exchanged],
+    reporting: Reporting,
     *,
-    progress: Callable[[], Progress],
-    on_compressed: Callable[[UnitReport], None],
-    tracer: Tracer | None,
+    listener: Listener | None = None,
 ) -> Iterator[Session]:
-    incarnation = new_incarnation()
-    with CoordinatorClient(coordinator_address(job), job, MemberId(Role.WORKER, rank), incarnation) as client:
-        addresses = client.join(layout=layout)
-        with failure_reported(client):
-            plan = client.get_plan(job.cluster.connect_timeout_s)
-        exchange = ServerExchange(
+    """Like `take_part`, where what is exchanged is known only once the workers have met, and `prepare`."""
+    listener = listener or listen_for_peers(job, rank, ListenOptions())
+    with meet(job, rank, None, listener, progress=reporting.progress) as meeting:
+        exchanged = prepare(meeting.communicator)
+        meeting.client.bring_layout(exchanged.layout)
+        plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
+        if not job.servers:
+            with _between_workers(job, plan, meeting, exchanged.arenas, reporting) as session:
+                yield session
+            return
+        exchange = _server_exchange(job, plan, meeting.servers, meeting.identity, exchanged.arenas, reporting)
+        meeting.also_fail.append(exchange.fail)
+        # The failure is reported first, see below.
+        with exchange, failure_reported(meeting.client):
+            exchange.start()
+            yield Session(meeting.client, exchange)
+
+
+@contextmanager
+def _between_workers(
+    job: Job, plan: Plan, meeting: Meeting, arenas: Arenas, reporting: Reporting
+) -> Iterator[Session]:
+    communicator = meeting.communicator
+    exchange: RingExchange
+    if job.compression.method == "none":
+        exchange = RingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas, tracer=reporting.tracer)
+    else:
+        exchange = SparseRingExchange(
             job=job,
             plan=plan,
-            addresses=addresses,
-            identity=WorkerIdentity(job.name, rank, incarnation),
+            communicator=communicator,
             arenas=arenas,
-            on_compressed=on_compressed,
-            tracer=tracer,
+            on_compressed=reporting.on_compressed,
+            tracer=reporting.tracer,
         )
+    # Not as a context: a failure is reported first, and then told to the neighbours by the communicator.
+    with closing(exchange):
+        exchange.start()
+        yield Session(meeting.client, exchange)
+
+
+@contextmanager
+def _through_servers(job: Job, rank: int, exchanged: Exchanged, reporting: Reporting) -> Iterator[Session]:
+    incarnation = new_incarnation()
+    with CoordinatorClient(coordinator_address(job), job, MemberId(Role.WORKER, rank), incarnation) as client:
+        addresses = client.join(layout=exchanged.layout)
+        with failure_reported(client):
+            plan = client.get_plan(job.cluster.connect_timeout_s)
+        identity = WorkerIdentity(job.name, rank, incarnation)
+        exchange = _server_exchange(job, plan, addresses, identity, exchanged.arenas, reporting)
 
         def on_end(state: RunState, reason: str) -> None:
             if state is RunState.FAILED:
                 exchange.fail(RunError(reason))
 
         # The failure is reported while the streams are open: a stream that breaks first would become the reason.
-        with exchange, HeartbeatThread(client, job, progress, on_end), failure_reported(client):
+        with exchange, HeartbeatThread(client, job, reporting.progress, on_end), failure_reported(client):
             exchange.start()
             yield Session(client, exchange)
+
+
+def _server_exchange(  # noqa: PLR0917 - one of each
+    job: Job,
+    plan: Plan,
+    addresses: tuple[str, ...],
+    identity: WorkerIdentity,
+    arenas: Arenas,
+    reporting: Reporting,
+) -> ServerExchange:
+    return ServerExchange(
+        job=job,
+        plan=plan,
+        addresses=addresses,
+        identity=identity,
+        arenas=arenas,
+        on_compressed=reporting.on_compressed,
+        tracer=reporting.tracer,
+    )

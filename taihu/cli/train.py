@@ -53,6 +53,10 @@ def train(
         str | None,
         typer.Option(metavar="P", help="Merging of layers: auto, greedy, exact, per-layer, single or bucket:SIZE."),
     ] = None,
+    fc: Annotated[
+        Literal["auto", "data", "shard"] | None,
+        typer.Option(metavar="auto|data|shard", help="Fully connected layers: exchanged, or spread."),
+    ] = None,
     assignments: SetOption = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="Save the trained model.")] = None,
     logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the daemons' logs here.")] = None,
@@ -69,13 +73,14 @@ def train(
       taihu train --model cifar10_quick --data fashion-mnist --epochs 5 --save model.safetensors
       taihu train --compression dlgs --density 0.01
       taihu train --exchange ring --workers 4
+      taihu train --exchange ring --fc auto --set exchange.fc_scheme=slices
       taihu train --set optimizer.name=adam --set optimizer.learning_rate=0.001
     """  # noqa: D301
     flags: dict[str, dict[str, object]] = {
         "cluster": {"servers": servers, "workers": workers},
         "model": {"name": model},
         "data": {"name": data, "path": data_path},
-        "exchange": {"kind": exchange, "plan": plan},
+        "exchange": {"kind": exchange, "plan": plan, "fc": fc},
         "compression": {"method": compression, "density": density},
         "train": {"batch": batch, "epochs": epochs, "steps": steps, "seed": seed},
     }
@@ -119,6 +124,14 @@ def _summarise(display: Display, results: dict[str, Any], elapsed_s: float, save
         display.say(f"plan            {results['groups']} groups, {predicted:.1f} ms per step predicted")
     sent, received = (human_bytes(results[f"bytes_{way}_per_step"]) for way in ("sent", "received"))
     display.say(f"bytes per step  {sent} sent, {received} received by all workers together")
+    if results["fc"] is not None:
+        display.say(_sharded(results["fc"]))
     display.say(f"parameters      sha256 {results['parameters_sha256']}")
     if save is not None:
         display.say(f"saved           {save}")
+
+
+def _sharded(fc: dict[str, Any]) -> str:
+    names = ", ".join(layer["name"] for layer in fc["layers"] if layer["choice"] == "shard")
+    moved = human_bytes(fc["bytes_sent_per_step"])
+    return f"sharded         {names}, by {fc['scheme']}: {moved} of activations sent by each worker and step"

@@ -64,7 +64,7 @@ class CoordinatorClient:
     def join(self, *, address: str = "", layout: Layout | None = None) -> tuple[str, ...]:
         """Announce this member; a worker gets its peers' addresses as soon as all of them are there.
 
-        The peers are the servers by index or, in a run without servers, all workers by rank.
+        The peers are the servers by index and, where workers exchange with each other, all workers by rank.
 
         Raises:
             PeerUnreachableError: the coordinator did not answer, or peers did not join, in time.
@@ -89,7 +89,19 @@ class CoordinatorClient:
             with suppress(TaihuError):
                 self.finish(failure=str(interrupt) or "interrupted")
             raise
-        return tuple(response.server_addresses or response.worker_addresses)
+        return (*response.server_addresses, *response.worker_addresses)
+
+    def bring_layout(self, layout: Layout) -> None:
+        """Say which layers this worker exchanges, which `join` did not.
+
+        Raises:
+            ModelError: other workers exchange others.
+        """
+        request = pb.BringLayoutRequest(job=self._job.name, member=self._member(), layout=layout_to_message(layout))
+        try:
+            self._stub.BringLayout(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.peer) from None
 
     def get_plan(self, timeout_s: float) -> Plan:
         """The run's plan; waits until the first worker has brought the layout."""

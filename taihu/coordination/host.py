@@ -33,6 +33,8 @@ def hosted_coordinator(job: Job, rpc: RpcServer) -> Iterator[Coordinator]:
         workers=cluster.workers,
         lost_after_s=cluster.lost_after_s,
         join_timeout_s=cluster.connect_timeout_s,
+        workers_meet=job.workers_meet,
+        layout_follows=job.exchange.fc != "data",
     )
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
     threading.Thread(target=merge_search.warm_up, name="warm-up", daemon=True).start()

@@ -72,11 +72,21 @@ class Membership:
 
     A run waits until every server and worker has joined, runs until every worker has finished with the same
     parameters, and fails with a one-line `reason` when a member fails, falls silent or never comes. Its coordinator
-    is server 0 or, in a run without servers, worker 0.
+    is server 0 or, in a run without servers, worker 0. With `workers_meet`, workers exchange with each other beside
+    the servers; with `layout_follows`, they join without their layers and bring them later.
     """
 
     def __init__(
-        self, *, job: str, digest: str, servers: int, workers: int, lost_after_s: float, join_timeout_s: float
+        self,
+        *,
+        job: str,
+        digest: str,
+        servers: int,
+        workers: int,
+        lost_after_s: float,
+        join_timeout_s: float,
+        workers_meet: bool = False,
+        layout_follows: bool = False,
     ) -> None:
         self.job = job
         self.sizes = {Role.SERVER: servers, Role.WORKER: workers}
@@ -90,8 +100,11 @@ class Membership:
         self._first_join_s: float | None = None
         self._lost: set[MemberId] = set()
         self._host = MemberId(Role.SERVER if servers else Role.WORKER, 0)
-        # Whom the others exchange with: their addresses must be known to all workers.
-        self._peers = Role.SERVER if servers else Role.WORKER
+        self._layout_follows = layout_follows
+        # Whom workers exchange with: their addresses must be known to all of them.
+        self.peer_roles = tuple(
+            role for role in Role if self.sizes[role] and (role is self._host.role or (servers and workers_meet))
+        )
 
     def join(
         self,
@@ -120,7 +133,7 @@ class Membership:
         known = self.members.get(member)
         if known is not None and known.incarnation != incarnation:
             raise StaleError(f"{member} has already joined job {self.job!r}; give every process a rank of its own")
-        if member.role is Role.WORKER:
+        if member.role is Role.WORKER and (layout is not None or not self._layout_follows):
             self._check_layout(member, layout)
         if known is None:
             self._hold_workers(now)
@@ -129,6 +142,16 @@ class Membership:
             self._first_join_s = now
         if self.state is RunState.WAITING and not self.missing():
             self.state = RunState.RUNNING
+
+    def bring_layout(self, member: MemberId, incarnation: int, layout: Layout, *, job: str) -> None:
+        """A worker that has joined says which layers it exchanges; the first one's become the run's.
+
+        Raises:
+            ModelError: they differ from the run's.
+            StaleError: no such member with this incarnation has joined.
+        """
+        self._record(member, incarnation, job)
+        self._check_layout(member, layout)
 
     def check(self, member: MemberId, incarnation: int, *, job: str) -> None:
         """Raise StaleError unless such a member with this incarnation has joined."""
@@ -204,8 +227,8 @@ class Membership:
         return [member for member in everyone if member not in self.members]
 
     def peer_addresses(self) -> tuple[str, ...] | None:
-        """The address of every server by index or, without servers, of every worker; None until all have joined."""
-        peers = [MemberId(self._peers, rank) for rank in range(self.sizes[self._peers])]
+        """The address of every server by index, and of every worker if they meet; None until all have joined."""
+        peers = [MemberId(role, rank) for role in self.peer_roles for rank in range(self.sizes[role])]
         if not all(peer in self.members for peer in peers):
             return None
         return tuple(self.members[peer].address for peer in peers)
@@ -216,7 +239,7 @@ class Membership:
         return ended and all(
             record.finished or member in self._lost
             for member, record in self.members.items()
-            if member.role is self._peers and member != self._host
+            if member.role is self._host.role and member != self._host
         )
 
     def _hold_workers(self, now: float) -> None:

@@ -132,9 +132,17 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 self._await_peers(context)
         with self._coordinator.changing() as (membership, _):
             addresses = membership.peer_addresses() or ()
-            if membership.sizes[Role.SERVER]:
-                return pb.JoinResponse(server_addresses=addresses)
-            return pb.JoinResponse(worker_addresses=addresses)
+            servers = membership.sizes[Role.SERVER]
+            return pb.JoinResponse(server_addresses=addresses[:servers], worker_addresses=addresses[servers:])
+
+    def BringLayout(self, request: pb.BringLayoutRequest, context: grpc.ServicerContext) -> pb.BringLayoutResponse:  # noqa: N802
+        """Note the layers of a worker that has joined."""
+        with _errors_as_status(context):
+            member, incarnation = messages.member_from_message(request.member)
+            layout = layout_from_message(request.layout)
+            with self._coordinator.changing() as (membership, _):
+                membership.bring_layout(member, incarnation, layout, job=request.job)
+        return pb.BringLayoutResponse()
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatResponse:  # noqa: N802
         """Note the progress; answer with the state of the run."""
@@ -214,9 +222,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             if membership.state is RunState.FAILED:
                 raise RunError(membership.reason)
             if membership.peer_addresses() is None:
-                role = Role.SERVER if membership.sizes[Role.SERVER] else Role.WORKER
-                missing = ", ".join(str(m) for m in membership.missing() if m.role is role)
-                raise PeerUnreachableError(f"{missing} did not join in time; start all {role.value}s of the job")
+                missing = ", ".join(str(m) for m in membership.missing() if m.role in membership.peer_roles)
+                roles = " and ".join(f"{role.value}s" for role in membership.peer_roles)
+                raise PeerUnreachableError(f"{missing} did not join in time; start all {roles} of the job")
 
 
 @contextmanager

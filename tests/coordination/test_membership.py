@@ -12,7 +12,7 @@ from scenarios import check_scenario, parse_options, scenario_paths
 from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
 from taihu.layout import LayerSpec, Layout, TensorSpec
 
-_RUN = {"servers": "1", "workers": "1", "lost-after": "5", "join-timeout": "30"}
+_RUN = {"servers": "1", "workers": "1", "lost-after": "5", "join-timeout": "30", "workers-meet": "no"}
 _MEMBER = {"incarnation": "1", "job": "demo"}
 _JOIN = {**_MEMBER, "settings": "same", "address": "", "model": "fc1:3x2 fc2:2"}
 _FINISH = {**_MEMBER, "parameters": "", "step": ""}
@@ -46,6 +46,8 @@ class Interpreter:
             workers=int(options["workers"]),
             lost_after_s=float(options["lost-after"]),
             join_timeout_s=float(options["join-timeout"]),
+            workers_meet=options["workers-meet"] == "yes",
+            layout_follows=options["workers-meet"] == "yes",
         )
 
     def _answer(self, question: str) -> str:
@@ -73,6 +75,10 @@ class Interpreter:
         match action:
             case "joins":
                 self._join(now, member, parse_options(rest, _JOIN))
+            case "brings":
+                layout = layout_from_text(" ".join(rest))
+                assert layout is not None
+                self._membership.bring_layout(member, 1, layout, job="demo")
             case "beats":
                 options = parse_options(rest, {**_MEMBER, "step": "0"})
                 progress = Progress(step=int(options["step"]))

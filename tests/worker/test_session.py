@@ -8,23 +8,22 @@ import numpy as np
 import pytest
 from cluster import Cluster, Member, initial_parameters, layout_of, make_job
 
-from taihu.coordination.membership import Progress
 from taihu.errors import RunError
 from worker.arenas import Arenas
-from worker.session import take_part
+from worker.session import Exchanged, Reporting, take_part
 
 LAYOUT = layout_of(8, 3)
 
 
-def arenas() -> Arenas:
-    return Arenas(initial_parameters(LAYOUT), np.ones(LAYOUT.elements, dtype=np.float32))
+def exchanged() -> Exchanged:
+    return Exchanged(LAYOUT, Arenas(initial_parameters(LAYOUT), np.ones(LAYOUT.elements, dtype=np.float32)))
 
 
 def test_a_worker_that_fails_for_any_reason_tells_the_others_what_it_was() -> None:
     with Cluster(make_job(1, 2)) as cluster, ThreadPoolExecutor(1) as pool:
 
         def survive() -> None:
-            with take_part(cluster.job, 0, LAYOUT, arenas(), progress=Progress) as session:
+            with take_part(cluster.job, 0, exchanged(), Reporting()) as session:
                 session.exchange.begin(1)
                 session.exchange.push(0)
                 session.exchange.wait(0)
@@ -32,7 +31,7 @@ def test_a_worker_that_fails_for_any_reason_tells_the_others_what_it_was() -> No
         survivor = pool.submit(survive)
         with (
             pytest.raises(ZeroDivisionError, match=r"^out of paper$"),
-            take_part(cluster.job, 1, LAYOUT, arenas(), progress=Progress),
+            take_part(cluster.job, 1, exchanged(), Reporting()),
         ):
             raise ZeroDivisionError("out of paper")
         with pytest.raises(RunError, match=r"^worker 1: out of paper$"):

@@ -1,0 +1,75 @@
+"""What the links do before the first step: small and large transfers and sums, timed by all workers together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from allreduce.communicator import Communicator
+from allreduce.shards import gather_rows
+from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer, FcLinks, choose_fc
+from taihu.wire.clock import Clock
+from taihu.wire.codec import ValueType
+from worker.fc.mover import PeerMover
+
+__all__ = ["agree_on_fc", "probe_links"]
+
+_SMALL: Final = 64
+# More than the burst that a shaped link lets through at once.
+_LARGE: Final = 1 << 20
+_ROUNDS: Final = 5
+_LARGE_ROUNDS: Final = 3
+
+
+def probe_links(communicator: Communicator, servers: int, clock: Clock) -> FcLinks:
+    """Measure; all ranks call this, and get what each of them saw."""
+    mover = PeerMover(communicator, clock)
+    small = _median(lambda: _gather(mover, _SMALL), _ROUNDS, clock)
+    large = _median(lambda: _gather(mover, _LARGE), _LARGE_ROUNDS, clock)
+    received = 4 * (communicator.size - 1) * (_LARGE - _SMALL)
+    ring = np.zeros(_SMALL, dtype=np.float32)
+    exchange = _median(lambda: communicator.allreduce(ring), _ROUNDS, clock)
+    # A gradient goes to the servers and comes back, which is two transfers.
+    return FcLinks(small, 2.0 * small if servers else exchange, max(0.0, large - small) / received)
+
+
+def agree_on_fc(
+    layers: list[FcLayer],
+    job: FcJob,
+    communicator: Communicator,
+    clock: Clock,
+    *,
+    insist: bool = False,
+    leave_one: bool = False,
+) -> tuple[FcChoice, ...]:
+    """What rank 0 chooses by what it measured, on every rank.
+
+    With `insist`, everything that can be sharded is; with `leave_one`, the layer of the fewest parameters is not.
+    """
+    links = probe_links(communicator, job.servers, clock)
+    agreed = np.array([links.transfer_seconds, links.exchange_seconds, links.seconds_per_byte])
+    communicator.broadcast(agreed, ValueType.FP64)
+    choices = list(choose_fc(layers, job, FcLinks(*agreed.tolist())))
+    if insist:
+        choices = [replace(c, choice="shard" if 1 < job.workers <= c.layer.outputs else "data") for c in choices]
+    if leave_one and all(choice.choice == "shard" for choice in choices):
+        least = min(choices, key=lambda choice: choice.layer.inputs * choice.layer.outputs)
+        choices = [replace(choice, choice="data") if choice is least else choice for choice in choices]
+    return tuple(choices)
+
+
+def _gather(mover: PeerMover, count: int) -> None:
+    whole = np.zeros((mover.size, count), dtype=np.float32)
+    mover.start("probe", gather_rows(mover.rank, range(mover.size + 1), whole))()
+
+
+def _median(call: Callable[[], None], rounds: int, clock: Clock) -> float:
+    seconds = []
+    for _ in range(1 + rounds):
+        start = clock.now()
+        call()
+        seconds.append(clock.now() - start)
+    return float(np.median(seconds[1:]))

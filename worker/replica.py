@@ -1,0 +1,168 @@
+"""What a worker trains: a whole replica, or one whose fully connected end is spread over the workers."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from allreduce.communicator import Communicator
+from allreduce.shards import gather_rows
+from taihu.job import Job
+from taihu.optimization import OptimizerShard
+from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer
+from taihu.trace import Tracer
+from taihu.wire.clock import Clock
+from worker.arenas import allocate_arenas
+from worker.engine import Array, Model, StepContext, StepHooks
+from worker.fc.hybrid import HybridModel, fully_connected_layers
+from worker.fc.mover import PeerMover
+from worker.fc.probe import agree_on_fc
+from worker.hashing import parameters_sha256
+from worker.session import Exchanged
+
+__all__ = ["HybridReplica", "Replica", "WholeReplica", "prepare_hybrid"]
+
+_DIGEST_BYTES = 32
+
+
+class Replica(ABC):
+    """A model bound to its arenas.
+
+    Attributes:
+        exchanged: the layers that are exchanged, and the arenas that hold them.
+    """
+
+    exchanged: Exchanged
+
+    @abstractmethod
+    def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
+        """See `Model.train`."""
+
+    @abstractmethod
+    def whole(self) -> Model | None:
+        """The model with its present parameters, on rank 0 at least; all ranks call this at the same time."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """A hash of all parameters, the same on all ranks; all ranks call this at the same time."""
+
+    @abstractmethod
+    def results(self, steps: int) -> dict[str, Any]:
+        """What it adds to the results of a run of so many steps."""
+
+
+class WholeReplica(Replica):
+    """Everything is here, and everything is exchanged."""
+
+    def __init__(self, model: Model, job: Job, rank: int) -> None:
+        arenas = allocate_arenas(model.layout.elements, shared=job.shares_memory)
+        model.bind(arenas.parameters, arenas.gradients)
+        if rank == 0:
+            model.initialize(job.train.seed)
+        self._model = model
+        self.exchanged = Exchanged(model.layout, arenas)
+
+    def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
+        """See `Replica.train`."""
+        return self._model.train(images, labels, context, hooks)
+
+    def whole(self) -> Model | None:
+        """See `Replica.whole`."""
+        return self._model
+
+    def digest(self) -> str:
+        """See `Replica.digest`."""
+        return parameters_sha256(self.exchanged.arenas.parameters)
+
+    def results(self, steps: int) -> dict[str, Any]:
+        """See `Replica.results`."""
+        return {}
+
+
+class HybridReplica(Replica):
+    """Some fully connected layers are spread over the workers; `build` makes the model anew, for rank 0 to test."""
+
+    def __init__(
+        self, model: Model, job: Job, mover: PeerMover, choices: tuple[FcChoice, ...], build: Callable[[], Model]
+    ) -> None:
+        sharded = [choice.layer.name for choice in choices if choice.choice == "shard"]
+        self._hybrid = HybridModel(model, sharded, rank=mover.rank, size=mover.size)
+        self._mover = mover
+        self._choices = choices
+        self._settings = job.exchange
+        self._build = build
+        self._whole: Model | None = None
+        arenas = allocate_arenas(self._hybrid.layout.elements, shared=job.shares_memory)
+        self._hybrid.bind(arenas.parameters, arenas.gradients)
+        self._hybrid.initialize_shards(job.train.seed)
+        if mover.rank == 0:
+            self._hybrid.initialize(job.train.seed)
+        self._hybrid.attach(
+            mover,
+            OptimizerShard(job.optimizer, self._hybrid.shards),
+            scheme=job.exchange.fc_scheme,
+            update_each_pass=job.exchange.fc_update == "pass",
+        )
+        self.exchanged = Exchanged(self._hybrid.layout, arenas)
+
+    def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
+        """See `Replica.train`."""
+        self._mover.step = context.step
+        return self._hybrid.train(images, labels, context, hooks)
+
+    def whole(self) -> Model | None:
+        """See `Replica.whole`."""
+        if self._mover.rank == 0 and self._whole is None:
+            self._whole = self._build()
+            arena = np.zeros(self._whole.layout.elements, dtype=np.float32)
+            self._whole.bind(arena, np.zeros_like(arena))
+        self._hybrid.collect(self._mover, self._whole)
+        return self._whole
+
+    def digest(self) -> str:
+        """See `Replica.digest`."""
+        everybody = np.zeros((self._mover.size, _DIGEST_BYTES), dtype=np.float32)
+        own = hashlib.sha256(self._hybrid.shards.data).digest()
+        everybody[self._mover.rank] = np.frombuffer(own, dtype=np.uint8)
+        self._mover.start("digest", gather_rows(self._mover.rank, range(self._mover.size + 1), everybody))()
+        rest = bytes.fromhex(parameters_sha256(self.exchanged.arenas.parameters))
+        return hashlib.sha256(rest + everybody.astype(np.uint8).tobytes()).hexdigest()
+
+    def results(self, steps: int) -> dict[str, Any]:
+        """See `Replica.results`."""
+        layers = [
+            {
+                **asdict(choice.layer),
+                "data_seconds": choice.data_seconds,
+                "shard_seconds": choice.shard_seconds,
+                "choice": choice.choice,
+                "rule": choice.rule,
+            }
+            for choice in self._choices
+        ]
+        scheme, update = self._settings.fc_scheme, self._settings.fc_update
+        sent = self._mover.sent_bytes // max(1, steps)
+        return {"fc": {"scheme": scheme, "update": update, "bytes_sent_per_step": sent, "layers": layers}}
+
+
+def prepare_hybrid(  # noqa: PLR0917 - what a replica is made of
+    job: Job, communicator: Communicator, model: Model, build: Callable[[], Model], clock: Clock, tracer: Tracer
+) -> Replica:
+    """Agree with the other workers on what is sharded; they all call this. If nothing is, the replica is a whole one.
+
+    Raises:
+        ConfigError: nothing of the model can be sharded as `exchange.fc` demands.
+    """
+    layers = [FcLayer(layer.name, *layer.tensors[0].shape[:2]) for layer in fully_connected_layers(model)]
+    facts = FcJob(job.train.batch, job.cluster.workers, job.servers)
+    everything = len(layers) == len(model.layout.layers)
+    insist = job.exchange.fc == "shard"
+    choices = agree_on_fc(layers, facts, communicator, clock, insist=insist, leave_one=everything)
+    if not any(choice.choice == "shard" for choice in choices):
+        return WholeReplica(model, job, communicator.rank)
+    return HybridReplica(model, job, PeerMover(communicator, clock, tracer), choices, build)
