@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.network import ShapedNetwork
+from benchmarks.network import run_ranks
 from taihu.cli.bench import parse_rate
 
 __all__ = ["measure"]
-
-_PORT = 7072
 
 
 def measure(rate: str, ranks: int, sizes: str, rounds: int, extra: list[str]) -> list[dict[str, Any]]:
@@ -33,24 +30,9 @@ def measure(rate: str, ranks: int, sizes: str, rounds: int, extra: list[str]) ->
             path = "tcp" if rate == "loopback" else rate
             subprocess.run([*command, "--path", path, "--json", str(result)], check=True, stdout=subprocess.DEVNULL)
         else:
-            _measure_shaped([*command, "--path", "tcp"], ranks, rate, result)
+            run_ranks([*command, "--path", "tcp"], ranks, parse_rate(rate), result)
         rows: list[dict[str, Any]] = json.loads(result.read_text())["rows"]
     return [{**row, "rate": rate} for row in rows]
-
-
-def _measure_shaped(command: list[str], ranks: int, rate: str, result: Path) -> None:
-    with ShapedNetwork(ranks, parse_rate(rate)) as network:
-        address = f"{network.address(0)}:{_PORT}"
-        commands = [
-            network.command(rank, *command, "--rank", str(rank), "--coordinator", address) for rank in range(ranks)
-        ]
-        commands[0] += ["--json", str(result)]
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
-        quiet = subprocess.DEVNULL
-        processes = [subprocess.Popen(c, stdout=quiet, stderr=quiet, env=environment) for c in commands]
-        codes = [process.wait() for process in processes]
-    if any(codes):
-        raise SystemExit(f"error: a rank failed: exit codes {codes}; run it by hand to see why")
 
 
 def _row(result: dict[str, Any]) -> str:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["ShapedNetwork"]
+__all__ = ["ShapedNetwork", "run_ranks"]
+
+_PORT = 7072
 
 _SUBNET = "10.98.0"
 _QUEUE_MS = 50
@@ -83,3 +86,22 @@ class ShapedNetwork:
 
     def _ip(self, *arguments: str) -> None:
         subprocess.run(["ip", *arguments], check=True)  # noqa: S607
+
+
+def run_ranks(command: list[str], ranks: int, rate_bits: float, result: Path) -> None:
+    """Run a bench between ranks, each on a host of its own; rank 0 writes `result`.
+
+    `command` takes `--rank`, `--coordinator` and `--json`.
+    """
+    with ShapedNetwork(ranks, rate_bits) as network:
+        address = f"{network.address(0)}:{_PORT}"
+        commands = [
+            network.command(rank, *command, "--rank", str(rank), "--coordinator", address) for rank in range(ranks)
+        ]
+        commands[0] += ["--json", str(result)]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
+        quiet = subprocess.DEVNULL
+        processes = [subprocess.Popen(c, stdout=quiet, stderr=quiet, env=environment) for c in commands]
+        codes = [process.wait() for process in processes]
+    if any(codes):
+        raise SystemExit(f"error: a rank failed: exit codes {codes}; run it by hand to see why")

@@ -107,6 +107,7 @@ class HybridReplica(Replica):
             OptimizerShard(job.optimizer, self._hybrid.shards),
             scheme=job.exchange.fc_scheme,
             update_each_pass=job.exchange.fc_update == "pass",
+            tracer=mover.tracer,
         )
         self.exchanged = Exchanged(self._hybrid.layout, arenas)
 

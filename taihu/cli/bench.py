@@ -13,6 +13,7 @@ import typer
 
 from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.cli.bench_allreduce import allreduce
+from taihu.cli.bench_fc import fc
 from taihu.cli.bench_select import select
 from taihu.entry import raise_on_terminate
 from taihu.environment import rank_from_environment, resolve_job
@@ -37,6 +38,7 @@ __all__ = ["bench_app", "exchange", "floor_seconds"]
 bench_app = typer.Typer(help="Measure parts of the system on real processes.", no_args_is_help=True)
 bench_app.command()(select)
 bench_app.command()(allreduce)
+bench_app.command()(fc)
 
 _PLAN = "exchange.plan=bucket:4MB"
 _TCP_PAYLOAD_SHARE = 1448 / 1514

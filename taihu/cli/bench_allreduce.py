@@ -5,11 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,12 +16,12 @@ from numpy.typing import NDArray
 from allreduce.bench import Allreduce, as_rows, elements_of, time_allreduce
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
+from taihu.cli.ranks import measure_here
 from taihu.entry import raise_on_terminate
 from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.local import LocalProcesses
 from taihu.options import (
     AdvertiseOption,
     BindOption,
@@ -34,7 +31,7 @@ from taihu.options import (
     StopWithStdinOption,
     stop_with_stdin,
 )
-from taihu.results import check_writable, read_json, write_json
+from taihu.results import check_writable, write_json
 from taihu.wire.address import split_address
 from taihu.wire.codec import ValueType
 from worker.arenas import allocate_arenas
@@ -87,7 +84,8 @@ def allreduce(
     if rank is None:
         arguments = ["--sizes", sizes, "--ranks", str(ranks), "--rounds", str(rounds), "--path", path]
         arguments += [f"--against={against}"] if against is not None else []
-        rows = _measure_here(ranks, [*arguments, *(f"--set={item}" for item in assignments or ())])
+        arguments += [f"--set={item}" for item in assignments or ()]
+        rows = measure_here("allreduce", ranks, arguments)["rows"]
     else:
         listener = listen_for_peers(job, rank, ListenOptions(bind, advertise))
         typer.echo(f"listening on {listener.address}")
@@ -119,20 +117,6 @@ def _parse_sizes(text: str) -> list[float]:
     if not sizes or any(not 0 < size <= 1e5 for size in sizes):
         raise ConfigError(f"--sizes {text}: expected megabytes separated by commas, for example 0.1,1,10")
     return sizes
-
-
-def _measure_here(ranks: int, arguments: Sequence[str]) -> list[dict[str, Any]]:
-    """Start all ranks as processes on this machine; rank 0's times count."""
-    common = ["bench", "allreduce", *arguments, "--bind", "127.0.0.1:0"]
-    with tempfile.TemporaryDirectory(prefix="taihu-bench-") as name, LocalProcesses(Path(name)) as processes:
-        result = Path(name) / "rank-0.json"
-        address = processes.start_listening("rank 0", "taihu", [*common, "--rank", "0", "--json", str(result)])
-        for rank in range(1, ranks):
-            processes.start(f"rank {rank}", "taihu", [*common, "--rank", str(rank), "--coordinator", address])
-        while not processes.check():
-            time.sleep(0.1)
-        rows: list[dict[str, Any]] = read_json(result)["rows"]
-    return rows
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,8 @@ from taihu.cli.bench import floor_seconds, parse_rate
 from taihu.display import human_bytes
 from taihu.errors import ConfigError
 from taihu.options import CoordinatorOption, JsonOption
-from taihu.planner.decide import UNCOMPRESSED, Decision, decide
+from taihu.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
+from taihu.planner.fc_mode import FcChoice
 from taihu.planner.profile import Compression, Downlink, Method, Profile
 from taihu.results import check_writable, write_json
 from taihu.wire.address import split_address
@@ -74,10 +75,12 @@ def plan(
     profile = _at(_measured(profile_file, coordinator), workers, link_rate)
     decision = decide(profile, settings, strategy)
     groups = _as_rows(profile, settings, decision)
-    for line in _describe(profile, settings, decision, groups):
+    layers = choose_fc_of(profile)
+    for line in (*_describe(profile, settings, decision, groups), *_describe_fc(profile, layers)):
         typer.echo(line)
     if json_file is not None:
-        write_json(json_file, _as_json(profile, settings, decision, groups))
+        fc = [{**asdict(choice), **asdict(choice.layer)} for choice in layers]
+        write_json(json_file, {**_as_json(profile, settings, decision, groups), "fc": fc})
 
 
 def load_profile(path: Path) -> Profile:
@@ -206,6 +209,26 @@ def _describe(
     if not decision.pays:
         seconds = decision.alternatives[UNCOMPRESSED]
         yield f"do not compress: sending everything takes {seconds * 1e3:.1f} ms by its best plan"
+
+
+def _describe_fc(profile: Profile, layers: Sequence[FcChoice]) -> Iterable[str]:
+    """Both predictions for every fully connected layer, beside what the printed inequality says."""
+    if not layers or profile.workers < 2:
+        return
+    yield f"fully connected layers, {profile.batch} examples a worker: their gradients exchanged, or sharded"
+    rows = [("layer", "shape", "data ms", "sharded ms", "choice", "printed rule")]
+    rows += [
+        (
+            choice.layer.name,
+            f"{choice.layer.inputs} x {choice.layer.outputs}",
+            f"{choice.data_seconds * 1e3:.2f}",
+            f"{choice.shard_seconds * 1e3:.2f}",
+            choice.choice,
+            choice.rule,
+        )
+        for choice in layers
+    ]
+    yield from _aligned(rows)
 
 
 def _row(profile: Profile, index: int, group: dict[str, Any]) -> tuple[str, ...]:

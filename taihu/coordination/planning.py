@@ -14,6 +14,7 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.calibration import calibrate, with_measured_bytes
 from taihu.planner.decide import best_frame_bytes, decide, predict
+from taihu.planner.fc_mode import FcLayer
 from taihu.planner.groups import Group, plan_groups
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.partition import SPARSE_FRAME_ELEMENTS
@@ -130,6 +131,7 @@ class Planning:
         groups = self.plan.groups
         profile = calibrate(names, elements, reports, servers=self._job.servers, previous=self.profile)
         profile = with_measured_bytes(profile, compression, groups, reports)
+        profile = replace(profile, fc_layers=_fully_connected(self.plan.layout), batch=self._job.train.batch)
         seconds = predict(profile, compression, groups)
         if is_computed(self._job.exchange.plan) and self._job.compression.method != "topk":
             decision = decide(profile, compression, self._job.exchange.plan)
@@ -157,6 +159,12 @@ class Planning:
         if named or self.profile is not None or not self._job.servers or self._job.downlink != "dense":
             return own
         return best_frame_bytes(profile, own * BYTES_PER_VALUE) // BYTES_PER_VALUE
+
+
+def _fully_connected(layout: Layout) -> tuple[FcLayer, ...]:
+    """Layers whose weights are matrices, in forward order."""
+    matrices = ((layer.name, layer.tensors[0].shape) for layer in reversed(layout.layers) if layer.tensors)
+    return tuple(FcLayer(name, shape[0], shape[1]) for name, shape in matrices if len(shape) == 2)
 
 
 def planned_compression(job: Job, frame_elements: int) -> Compression:

@@ -12,13 +12,14 @@ from types import MappingProxyType
 
 from kernels.merge_search import Pipeline
 from taihu.errors import ConfigError
+from taihu.planner.fc_mode import FcChoice, FcJob, FcLinks, choose_fc
 from taihu.planner.groups import Group, plan_groups
 from taihu.planner.merging import merge_exact, merge_greedy
 from taihu.planner.profile import Compression, Profile
 from taihu.planner.timeline import Timeline, simulate, step_costs
 from taihu.wire.codec import BYTES_PER_VALUE
 
-__all__ = ["UNCOMPRESSED", "Decision", "best_frame_bytes", "decide", "predict"]
+__all__ = ["UNCOMPRESSED", "Decision", "best_frame_bytes", "choose_fc_of", "decide", "predict"]
 
 UNCOMPRESSED = "uncompressed"
 """The alternative that sends everything, by its own best plan."""
@@ -95,6 +96,20 @@ def best_frame_bytes(profile: Profile, most: int) -> int:
     while 2 * frame_bytes <= min(best, most):
         frame_bytes *= 2
     return min(frame_bytes, most)
+
+
+def choose_fc_of(profile: Profile) -> tuple[FcChoice, ...]:
+    """What is predicted for the fully connected layers of a profile; nothing where the batch is not known.
+
+    The link of the profile stands for that of a transfer between workers, which starts up in half the time of an
+    exchange: one way instead of two.
+    """
+    if not profile.batch:
+        return ()
+    link = profile.link
+    shared = max(profile.workers / profile.servers, 1.0) if profile.servers else 1.0
+    links = FcLinks(link.alpha_seconds / 2.0, link.alpha_seconds, link.up_seconds_per_byte / shared)
+    return choose_fc(profile.fc_layers, FcJob(profile.batch, profile.workers, profile.servers), links)
 
 
 def _strategy(compression: Compression, strategy: str) -> str:

@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from taihu.errors import ConfigError
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.planner.fc_mode import FcLayer
 
 __all__ = [
     "Compression",
@@ -79,6 +80,8 @@ class Profile:
     `scan` is one compression that reuses its threshold, `top_k` one that selects exactly. `sparse_up_ratio` and
     `sparse_down_ratio` are measured bytes over those that would be sent if every threshold kept exactly k values and
     workers selected independently of each other; they do not, so that the union of what they push is smaller.
+    `fc_layers` are the fully connected ones, in forward order; `batch` is a worker's number of examples, 0 if
+    unknown.
     """
 
     layers: Annotated[tuple[LayerCost, ...], Field(min_length=1)]
@@ -90,6 +93,8 @@ class Profile:
     servers: Annotated[int, Field(ge=0)]
     sparse_up_ratio: PositiveFloat = 1.0
     sparse_down_ratio: PositiveFloat = 1.0
+    fc_layers: tuple[FcLayer, ...] = ()
+    batch: Annotated[int, Field(ge=0)] = 0
 
     @property
     def layout(self) -> Layout:
@@ -115,7 +120,7 @@ class Profile:
     def to_json(self) -> dict[str, Any]:
         """A JSON object of numbers, texts, lists and objects under the names of the fields."""
         fields = asdict(self)
-        return {**fields, "layers": list(fields["layers"])}
+        return {**fields, "layers": list(fields["layers"]), "fc_layers": list(fields["fc_layers"])}
 
     @classmethod
     def from_json(cls, data: object) -> Profile:

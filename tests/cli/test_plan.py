@@ -17,7 +17,8 @@ from protos import coordinator_pb2 as pb
 from taihu.cli.plan import plan, profile_of_running_job
 from taihu.entry import run_app
 from taihu.errors import ConfigError, PeerUnreachableError
-from taihu.planner.decide import decide
+from taihu.planner.decide import choose_fc_of, decide
+from taihu.planner.fc_mode import FcLayer
 from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
 
 PROFILE = Profile(
@@ -115,6 +116,30 @@ def test_a_table_has_a_line_for_each_group(run: Run, file: Path) -> None:
     assert lines[6].startswith(f"predicted step  {decision.seconds * 1e3:.1f} ms: compute 90.0, compress ")
     named = dict(line.split(maxsplit=1) for line in lines[7:])
     assert named == {name: f"{seconds * 1e3:.1f} ms" for name, seconds in decision.alternatives.items()}
+
+
+def test_fully_connected_layers_are_predicted_both_ways(
+    run: Run, results: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    path = tmp_path / "fc.json"
+    layers = (FcLayer("fc1", 9216, 4096), FcLayer("fc2", 64, 10))
+    profile = replace(PROFILE, fc_layers=layers, batch=32)
+    path.write_text(json.dumps(profile.to_json()))
+    code, out, _ = run(path)
+    assert code == 0
+    table = out.splitlines()[-4:]
+    assert table[0] == "fully connected layers, 32 examples a worker: their gradients exchanged, or sharded"
+    shown = [line.split() for line in table[2:]]
+    expected = choose_fc_of(profile)
+    for words, choice in zip(shown, expected, strict=True):
+        assert words[:4] == [choice.layer.name, str(choice.layer.inputs), "x", str(choice.layer.outputs)]
+        assert words[4:6] == [f"{choice.data_seconds * 1e3:.2f}", f"{choice.shard_seconds * 1e3:.2f}"]
+        assert words[6:] == [choice.choice, choice.rule]
+    # One server's link carries the gradients of three workers, one start-up and both ways at once.
+    assert expected[0].data_seconds == pytest.approx(1e-3 + 4 * 9217 * 4096 * 2e-8)
+    lean = 2 * 2 * 32 * 9216 + 2 * 32 * 4096 * 2 / 3
+    assert expected[0].shard_seconds == pytest.approx(4 * 0.5e-3 + 4 * lean * 2e-8 / 3)
+    assert [row["choice"] for row in results(path)["fc"]] == ["shard", "data"]
 
 
 def test_it_says_when_compression_does_not_pay(run: Run, file: Path) -> None:

@@ -13,6 +13,7 @@ from allreduce.parts import Transfer
 from taihu.errors import ConfigError, ModelError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.partition import slice_bounds
+from taihu.trace import Tracer
 from worker.engine import Model, StepContext
 from worker.engine.dense import Dropout, Linear, ReLU
 from worker.engine.layer import Array, Layer, ParameterLayer
@@ -137,6 +138,7 @@ class HybridModel:
         *,
         scheme: Scheme = "gather",
         update_each_pass: bool = False,
+        tracer: Tracer | None = None,
     ) -> None:
         """Train the end of the model over `mover`; `bind` came before. `optimizer` updates `shards`."""
         self._optimizer = optimizer
@@ -148,6 +150,7 @@ class HybridModel:
             scheme=scheme,
             update_each_pass=update_each_pass,
             on_gradients=self._update,
+            tracer=tracer,
         )
 
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:

@@ -24,7 +24,7 @@ class PeerMover:
         """Bytes of values sent so far."""
         self._communicator = communicator
         self._clock = clock
-        self._tracer = tracer or Tracer.off()
+        self.tracer = tracer or Tracer.off()
 
     def start(self, name: str, transfer: Transfer) -> Callable[[], None]:
         """See `Mover.start`."""
@@ -32,7 +32,7 @@ class PeerMover:
         self.sent_bytes += transfer.sent_bytes
 
         def finished() -> None:
-            self._tracer.add(f"fc {name}", name, start_s, self._clock.now(), step=step)
+            self.tracer.add(f"fc {name}", name, start_s, self._clock.now(), step=step)
 
         arrays = [piece for pieces in (*transfer.sends, *transfer.receives) for piece in pieces[:1]]
         value_type = value_type_of(arrays[0]) if arrays else ValueType.FP32

@@ -24,6 +24,7 @@ from allreduce.shards import (
     sum_terms,
 )
 from taihu.errors import DataError
+from taihu.trace import Tracer
 from worker.engine.layer import Array, Run
 from worker.engine.loss import softmax_cross_entropy
 from worker.fc.passes import Pass, Scheme, plan_passes
@@ -70,6 +71,7 @@ class Tail:
         update_each_pass: bool = False,
         on_gradients: Callable[[int], None] = lambda passes: None,
         loss: Loss = softmax_cross_entropy,
+        tracer: Tracer | None = None,
     ) -> None:
         self._stages = tuple(stages)
         self._mover = mover
@@ -78,6 +80,7 @@ class Tail:
         self._update_each_pass = update_each_pass
         self._on_gradients = on_gradients
         self._loss = loss
+        self._tracer = tracer or Tracer.off()
         self._batch = 0
         self._passes: tuple[Pass, ...] = ()
         self._memory: list[StageMemory] = []
@@ -103,15 +106,17 @@ class Tail:
             arriving()
             if number + 1 < len(self._passes):
                 arriving = self._send_features(features, self._passes[number + 1])
-            logits = self._forward(features, one, run)
-            loss, dlogits = self._own_loss(logits, labels, one)
-            total += loss
-            returning.append(self._backward(dlogits, gradient, one, run))
+            with self._tracer.span(f"pass {number}", track="fc compute", step=run.context.step):
+                logits = self._forward(features, one, run)
+                loss, dlogits = self._own_loss(logits, labels, one)
+                total += loss
+                returning.append(self._backward(dlogits, gradient, one, run))
             if self._update_each_pass:
                 self._weight_gradients(one)
                 self._on_gradients(len(self._passes))
         if not self._update_each_pass:
-            self._weight_gradients(None)
+            with self._tracer.span("weight gradients", track="fc compute", step=run.context.step):
+                self._weight_gradients(None)
             self._on_gradients(len(self._passes))
         for wait in returning:
             wait()

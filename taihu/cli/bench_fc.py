@@ -1,0 +1,143 @@
+"""`taihu bench fc`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
+from taihu.cli.ranks import measure_here
+from taihu.entry import raise_on_terminate
+from taihu.environment import rank_from_environment, resolve_job
+from taihu.errors import ConfigError
+from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.options import (
+    AdvertiseOption,
+    BindOption,
+    CoordinatorOption,
+    JsonOption,
+    SetOption,
+    StopWithStdinOption,
+    stop_with_stdin,
+)
+from taihu.planner.fc_mode import FcLayer
+from taihu.results import check_writable, write_json
+from taihu.trace import Tracer, merge_parts
+from worker.fc.bench import time_exchanges, time_schemes
+from worker.fc.passes import Scheme
+
+__all__ = ["fc"]
+
+_LAYER = re.compile(r"^([1-9][0-9]*)x([1-9][0-9]*)$")
+
+
+def fc(
+    layers: Annotated[
+        str, typer.Option(metavar="KxN,...", help="Inputs and outputs of layers; the default is VGG-16's three.")
+    ] = "25088x4096,4096x4096,4096x1000",
+    batches: Annotated[str, typer.Option(metavar="M,...", help="Examples of each rank.")] = "1,2,4,8,16,32,64,128",
+    ranks: Annotated[int, typer.Option(metavar="P", min=2, help="Number of ranks.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, after one that does not.")] = 5,
+    compute: Annotated[
+        bool, typer.Option("--compute", help="Compute too, and compare the schemes gather, turns and slices.")
+    ] = False,
+    rank: Annotated[int | None, typer.Option(help="Run this rank only, others on other hosts.")] = None,
+    coordinator: CoordinatorOption = None,
+    bind: BindOption = "",
+    advertise: AdvertiseOption = "",
+    assignments: SetOption = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --compute: write rank 0's transfers for Perfetto.")
+    ] = None,
+    json_file: JsonOption = None,
+    stop_with_parent: StopWithStdinOption = False,
+) -> None:
+    """Time the communication of fully connected layers: gradients around a ring against activations of shards.
+
+    \b
+    Examples:
+      taihu bench fc
+      taihu bench fc --layers 4096x1000 --batches 1,128 --ranks 4 --json fc.json
+      taihu bench fc --compute --layers 4096x4096 --batches 64 --trace fc-trace.json
+      taihu bench fc --ranks 2 --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
+    """  # noqa: D301
+    flags: dict[str, dict[str, object]] = {
+        "cluster": {"workers": ranks, "coordinator": coordinator},
+        "exchange": {"kind": "ring", "fc": "shard", "transport": "tcp"},
+    }
+    job = resolve_job(None, assignments or (), flags)
+    shapes, sizes = _parse_layers(layers), _parse_batches(batches)
+    check_writable(json_file, trace)
+    raise_on_terminate()
+    if stop_with_parent:
+        stop_with_stdin()
+    if rank is None:
+        rank = rank_from_environment(os.environ, "worker")
+    if rank is None:
+        arguments = ["--layers", layers, "--batches", batches, "--ranks", str(ranks), "--rounds", str(rounds)]
+        arguments += ["--compute"] if compute else []
+        arguments += [f"--set={item}" for item in assignments or ()]
+        rows = measure_here("fc", ranks, arguments, trace=trace)["rows"]
+    else:
+        listener = listen_for_peers(job, rank, ListenOptions(bind, advertise))
+        typer.echo(f"listening on {listener.address}")
+        layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
+        tracer = Tracer() if trace is not None else Tracer.off()
+        with meet(job, rank, layout, listener) as meeting:
+            if compute:
+                schemes: tuple[Scheme, ...] = get_args(Scheme)
+                rows = [
+                    row
+                    for shape in shapes
+                    for size in sizes
+                    for row in time_schemes(meeting.communicator, shape, size, schemes, rounds=rounds, tracer=tracer)
+                ]
+            else:
+                rows = time_exchanges(meeting.communicator, shapes, sizes, rounds=rounds)
+            meeting.client.finish()
+        _write_trace(tracer, trace)
+    if rank is None or rank == 0:
+        _tell(rows)
+    if json_file is not None:
+        write_json(json_file, {"rows": rows})
+
+
+def _parse_layers(text: str) -> list[FcLayer]:
+    found = [_LAYER.match(item) for item in text.split(",")]
+    if not all(found):
+        raise ConfigError(f"--layers {text}: expected inputs and outputs, for example 25088x4096,4096x1000")
+    return [FcLayer(match[0], int(match[1]), int(match[2])) for match in found if match]
+
+
+def _parse_batches(text: str) -> list[int]:
+    sizes = [int(item) if item.isdecimal() else 0 for item in text.split(",")]
+    if not all(sizes):
+        raise ConfigError(f"--batches {text}: expected numbers of examples, for example 1,16,128")
+    return sizes
+
+
+def _write_trace(tracer: Tracer, trace: Path | None) -> None:
+    if trace is not None:
+        part = trace.with_name(f".{trace.name}.part")
+        tracer.write_part(part, "rank 0", 0)
+        merge_parts([part], trace)
+        part.unlink()
+
+
+def _tell(rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows:
+        name = f"{row['inputs']:>6}x{row['outputs']:<5} batch {row['batch']:>3}, {row['ranks']} ranks"
+        if "scheme" in row:
+            typer.echo(f"{name}, {row['scheme']:<6}: {row['seconds']['median'] * 1e3:9.2f} ms")
+            continue
+        data, shard = row["data_seconds"]["median"], row["shard_seconds"]["median"]
+        typer.echo(
+            f"{name}: data {data * 1e3:9.2f} ms, sharded {shard * 1e3:8.2f} ms ({data / shard:.1f} times); predicted "
+            f"{row['predicted_data_seconds'] * 1e3:.2f}, {row['predicted_shard_seconds'] * 1e3:.2f}: "
+            f"{row['choice']}, by the printed rule {row['rule']}"
+        )
