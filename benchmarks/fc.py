@@ -22,12 +22,13 @@ __all__ = ["measure"]
 _VGG16 = "25088x4096,4096x4096,4096x1000"
 
 
-def measure(rate: str, ranks: int, arguments: list[str]) -> list[dict[str, Any]]:
+def measure(rate: str, ranks: int, arguments: list[str], trace: Path | None = None) -> list[dict[str, Any]]:
     """Rows of `taihu bench fc` between hosts whose links have this rate."""
     command = [sys.executable, "-m", "taihu", "bench", "fc", "--ranks", str(ranks), *arguments]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        run_ranks(command, ranks, parse_rate(rate), result)
+        traced = ["--trace", str(trace.absolute())] if trace is not None else []
+        run_ranks(command, ranks, parse_rate(rate), result, first=traced)
         rows: list[dict[str, Any]] = json.loads(result.read_text())["rows"]
     return [{**row, "rate": rate} for row in rows]
 
@@ -78,20 +79,16 @@ def main() -> None:
         rows = json.loads(options.json.read_text())
     arguments = ["--layers", options.layers, "--batches", options.batches, "--rounds", str(options.rounds)]
     arguments += ["--compute"] if options.compute else []
-    arguments += ["--trace", str(options.trace.absolute())] if options.trace is not None else []
-    columns = (
-        "scheme | ms | of runs | / gather"
-        if options.compute
-        else (
-            "data ms | sharded ms | data / sharded | predicted | sharded | choice | faster | printed rule | bytes / lean"
-        )
-    )
+    measured_and_predicted = "data ms | sharded ms | data / sharded | predicted | sharded"
+    columns = f"{measured_and_predicted} | choice | faster | printed rule | bytes / lean"
+    if options.compute:
+        columns = "scheme | ms | of runs | / gather"
     print(f"| links | layer | ranks | batch | {columns} |")
     print("|---" * (4 + columns.count("|") + 1) + "|")
     new: list[dict[str, Any]] = []
     for rate in options.rates.split(","):
         for ranks in map(int, options.ranks.split(",")):
-            measured = measure(rate, ranks, arguments)
+            measured = measure(rate, ranks, arguments, options.trace)
             _tell(measured)
             new += measured
             if options.json is not None:

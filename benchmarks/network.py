@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -88,17 +89,17 @@ class ShapedNetwork:
         subprocess.run(["ip", *arguments], check=True)  # noqa: S607
 
 
-def run_ranks(command: list[str], ranks: int, rate_bits: float, result: Path) -> None:
+def run_ranks(command: list[str], ranks: int, rate_bits: float, result: Path, first: Sequence[str] = ()) -> None:
     """Run a bench between ranks, each on a host of its own; rank 0 writes `result`.
 
-    `command` takes `--rank`, `--coordinator` and `--json`.
+    `command` takes `--rank`, `--coordinator` and `--json`; rank 0 gets the arguments `first` too.
     """
     with ShapedNetwork(ranks, rate_bits) as network:
         address = f"{network.address(0)}:{_PORT}"
         commands = [
             network.command(rank, *command, "--rank", str(rank), "--coordinator", address) for rank in range(ranks)
         ]
-        commands[0] += ["--json", str(result)]
+        commands[0] += ["--json", str(result), *first]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
         quiet = subprocess.DEVNULL
         processes = [subprocess.Popen(c, stdout=quiet, stderr=quiet, env=environment) for c in commands]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
+from threadpoolctl import threadpool_limits
 
 from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
 from taihu.cli.ranks import measure_here
@@ -88,7 +89,8 @@ def fc(
         typer.echo(f"listening on {listener.address}")
         layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
         tracer = Tracer() if trace is not None else Tracer.off()
-        with meet(job, rank, layout, listener) as meeting:
+        threads = job.cluster.threads or max(1, (os.cpu_count() or 1) // ranks)
+        with meet(job, rank, layout, listener) as meeting, threadpool_limits(threads):
             if compute:
                 schemes: tuple[Scheme, ...] = get_args(Scheme)
                 rows = [

@@ -1,8 +1,9 @@
-"""One fully connected layer between real ranks: its gradient exchanged, or its activations, with and without compute."""
+"""One fully connected layer between real ranks: its gradient exchanged, or its activations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,9 @@ def time_exchanges(
     rows = []
     for layer in layers:
         gradient = np.zeros((layer.inputs + 1) * layer.outputs, dtype=np.float32)
-        data = _time(communicator, lambda values=gradient: communicator.allreduce(values), rounds, clock)
+        data = _time(communicator, partial(communicator.allreduce, gradient), rounds, clock)
         for batch in batches:
-            exchange = _Exchange(PeerMover(communicator, clock), layer, batch)
+            exchange = _Exchange(communicator, PeerMover(communicator, clock), layer, batch)
             shard = _time(communicator, exchange.step, rounds, clock)
             rows.append(_row(communicator, layer, batch, links, data, shard, exchange))
     return rows
@@ -66,9 +67,8 @@ def time_schemes(
         run = Run(StepContext(training=True, seed=0, step=number, first_sample=0))
         for scheme in schemes:
             movers[scheme].step = number
-            took = _once(
-                communicator, lambda tail=tails[scheme], run=run: tail.train(features, features[:, 0], run), clock
-            )
+            step = partial(tails[scheme].train, features, features[:, 0], run)
+            took = _once(communicator, step, clock)
             if tracer is not None and number >= _WARMUP_ROUNDS:
                 stop = clock.now()
                 tracer.add("step", scheme, stop - took, stop, step=number)
@@ -90,8 +90,11 @@ def time_schemes(
 class _Exchange:
     """The transfers of a step of one sharded layer, on arrays that nobody computes with."""
 
-    def __init__(self, mover: PeerMover, layer: FcLayer, batch: int) -> None:
+    def __init__(self, communicator: Communicator, mover: PeerMover, layer: FcLayer, batch: int) -> None:
         self.mover = mover
+        self.sent_bytes = 0
+        """Bytes of the last step, headers included."""
+        self._communicator = communicator
         rank, size = mover.rank, mover.size
         self._rows = range(0, (size + 1) * batch, batch)
         self._columns = _columns(layer, size)
@@ -105,11 +108,13 @@ class _Exchange:
     def step(self) -> None:
         """Forward and backward."""
         rank, rows, columns, start = self.mover.rank, self._rows, self._columns, self.mover.start
+        before = self._communicator.sent_bytes
         start("gather", gather_rows(rank, rows, self._whole))()
         start("regather", columns_to_rows(rank, rows, columns, self._own, self._mine))()
         start("scatter", rows_to_columns(rank, rows, columns, self._mine, self._own))()
         start("scatter", scatter_rows(rank, rows, self._whole, self._received))()
         sum_terms(rank, self._whole[rows[rank] : rows[rank + 1]], self._received, self._sum)
+        self.sent_bytes = self._communicator.sent_bytes - before
 
 
 def _row(  # noqa: PLR0917 - what a row is made of
@@ -137,7 +142,7 @@ def _row(  # noqa: PLR0917 - what a row is made of
         "choice": choice.choice,
         "rule": choice.rule,
         "winner": min(medians, key=lambda name: medians[name]),
-        "bytes_sent": exchange.mover.sent_bytes // (_WARMUP_ROUNDS + len(shard)),
+        "bytes_sent": exchange.sent_bytes,
         "lean_bytes": round(lean),
     }
 
