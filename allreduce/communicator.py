@@ -50,7 +50,7 @@ class Communicator:
         self._right: PeerLink | None = None
         self._links: dict[int, PeerLink] = {}
         self._sparse = SparseMesh(identity, self._send_to)
-        self._parts = PartsMesh(identity, self._send_to, lambda rank, callback: self._links[rank].after(callback))
+        self._parts = PartsMesh(identity, self._send_to, self._after_sent_to)
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
         # Guards the operations and their buffers, but not `finished`.
@@ -193,17 +193,19 @@ class Communicator:
         self,
         transfer: Transfer,
         value_type: ValueType = ValueType.FP32,
+        *,
+        urgent: bool = False,
         on_finished: Callable[[], None] = lambda: None,
     ) -> PartsOperation:
         """Take part in a transfer, between workers that `connect` has joined to a mesh; see `start` and `wait`.
 
-        All ranks start the same transfers in the same order; any number of them may be under way. Until it is
-        finished, its arrays belong to it.
+        All ranks start the same transfers in the same order; any number of them may be under way, and urgent ones
+        overtake others. Until it is finished, its arrays belong to it.
         """
         with self._lock:
             self._transfers += 1
             key = OperationKey(0, FIRST_PARTS_GROUP + self._transfers)
-            operation = PartsOperation(key, transfer, value_type, on_finished)
+            operation = PartsOperation(key, transfer, value_type, urgent, on_finished)
             if self._failure is not None:
                 return operation
             try:
@@ -358,8 +360,13 @@ class Communicator:
         if operation is not None:
             self._finish(operation)
 
-    def _send_to(self, rank: int, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
-        self._links[rank].send(header, pieces)
+    def _send_to(
+        self, rank: int, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False
+    ) -> None:
+        self._links[rank].send(header, pieces, urgent=urgent)
+
+    def _after_sent_to(self, rank: int, callback: Callable[[], None], *, urgent: bool) -> None:
+        self._links[rank].after(callback, urgent=urgent)
 
     def _advance(self, operation: Operation, header: FrameHeader, values: NDArray[Any], *, in_place: bool) -> None:
         forward = operation.take(header, values, in_place=in_place)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,22 @@ FIRST_PARTS_GROUP: Final = 1 << 31
 _FRAME_BYTES: Final = 1 << 20
 
 Values = NDArray[Any]
-Send = Callable[[int, FrameHeader, Sequence[Values]], None]
+
+
+class Send(Protocol):
+    """Queues a frame for a rank."""
+
+    def __call__(self, rank: int, header: FrameHeader, pieces: Sequence[Values], *, urgent: bool) -> None:
+        """Queue it."""
+        ...
+
+
+class After(Protocol):
+    """Says what is called when all frames to a rank, as urgent, have been read."""
+
+    def __call__(self, rank: int, callback: Callable[[], None], *, urgent: bool) -> None:
+        """Queue it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -59,11 +74,15 @@ class _Part:
 
 @dataclass
 class PartsOperation:
-    """A transfer under way; `finished` when all has been received, and what is sent may be written to again."""
+    """A transfer under way; `finished` when all has been received, and what is sent may be written to again.
+
+    An urgent one overtakes those that are not.
+    """
 
     key: OperationKey
     transfer: Transfer
     value_type: ValueType
+    urgent: bool = False
     on_finished: Callable[[], None] = lambda: None
     finished: bool = field(default=False, init=False)
     unsent: int = field(default=0, init=False)
@@ -78,13 +97,10 @@ class PartsOperation:
 class PartsMesh:
     """The running transfers of one rank; frames of those that it has not begun yet wait for it. Not thread-safe.
 
-    `send(rank, header, pieces)` queues a frame, `after(rank, callback)` what is called when all frames to a rank have
-    been read.
+    Only its order among frames of one operation matters to a receiver.
     """
 
-    def __init__(
-        self, identity: WorkerIdentity, send: Send, after: Callable[[int, Callable[[], None]], None]
-    ) -> None:
+    def __init__(self, identity: WorkerIdentity, send: Send, after: After) -> None:
         self._identity = identity
         self._send = send
         self._after = after
@@ -113,8 +129,8 @@ class PartsMesh:
             if parts := _cut(transfer.sends[to]):
                 operation.unsent += 1
                 for part in parts:
-                    self._send(to, self._header(operation, part), part.pieces)
-                self._after(to, lambda: sent(operation))
+                    self._send(to, self._header(operation, part), part.pieces, urgent=operation.urgent)
+                self._after(to, lambda: sent(operation), urgent=operation.urgent)
         for header, values in self._early.pop(operation.key, ()):
             self._arrive(operation, header, values)
 

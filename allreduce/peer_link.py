@@ -67,13 +67,13 @@ class PeerLink:
         """Bytes of all frames so far, headers included."""
         return self._stream.sent_bytes + (self._direct.sent_bytes if self._direct is not None else 0)
 
-    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
+    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
         """Queue a frame; the arrays are read when its turn comes, and must not change until then (see `after`)."""
-        self._sender.send(header, pieces)
+        self._sender.send(header, pieces, urgent=urgent)
 
-    def after(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, from the link's sending thread, when all frames queued so far have been read."""
-        self._sender.after(callback)
+    def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
+        """Call `callback`, from the link's sending thread, when all frames queued so far, as urgent, are read."""
+        self._sender.after(callback, urgent=urgent)
 
     def fail(self, header: FrameHeader) -> None:
         """Say that this worker gives up, for the reason in `header`; nothing else is sent any more."""

@@ -51,7 +51,10 @@ def _scheme_row(row: dict[str, Any], gather: float) -> str:
     seconds = row["seconds"]
     spread = f"{seconds['min'] * 1e3:.0f} - {seconds['max'] * 1e3:.0f}"
     median = seconds["median"]
-    return f"{_layer(row)} | {row['scheme']} | {median * 1e3:.1f} | {spread} | {median / gather:.3f} |"
+    return (
+        f"{_layer(row)} | {row['scheme']} | {median * 1e3:.1f} | {spread} | {median / gather:.3f} "
+        f"| {row['hidden_ratio']:.2f} |"
+    )
 
 
 def _tell(rows: list[dict[str, Any]]) -> None:
@@ -82,7 +85,7 @@ def main() -> None:
     measured_and_predicted = "data ms | sharded ms | data / sharded | predicted | sharded"
     columns = f"{measured_and_predicted} | choice | faster | printed rule | bytes / lean"
     if options.compute:
-        columns = "scheme | ms | of runs | / gather"
+        columns = "scheme | ms | of runs | / gather | transfers hidden"
     print(f"| links | layer | ranks | batch | {columns} |")
     print("|---" * (4 + columns.count("|") + 1) + "|")
     new: list[dict[str, Any]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from queue import SimpleQueue
@@ -21,9 +20,13 @@ class MemoryNetwork:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.boxes: dict[tuple[int, ...], SimpleQueue[NDArray[Any]]] = defaultdict(SimpleQueue)
+        self._boxes: dict[tuple[int, ...], SimpleQueue[NDArray[Any]]] = {}
         self.received_bytes = [0] * size
         self.names: list[list[str]] = [[] for _ in range(size)]
+
+    def box(self, *key: int) -> SimpleQueue[NDArray[Any]]:
+        """The one queue of this key, whichever thread asks for it first."""
+        return self._boxes.setdefault(key, SimpleQueue())
 
     def run(self, work: Callable[[MemoryMover], T]) -> list[T]:
         """Let every rank do its part; returns what came of it, by rank."""
@@ -45,21 +48,21 @@ class MemoryMover:
         self.size = network.size
         self._network = network
 
-    def start(self, name: str, transfer: Transfer) -> Callable[[], None]:
+    def start(self, name: str, transfer: Transfer, *, urgent: bool = True) -> Callable[[], None]:
         """Send copies at once, receive when asked to wait."""
         names = self._network.names[self.rank]
         number = len(names)
         names.append(name)
         for to, pieces in enumerate(transfer.sends):
             if to != self.rank:
-                self._network.boxes[self.rank, to, number].put(np.concatenate([*pieces, np.empty(0)]))
+                self._network.box(self.rank, to, number).put(np.concatenate([*pieces, np.empty(0)]))
 
         def receive() -> None:
             for sender, pieces in enumerate(transfer.receives):
                 if sender == self.rank:
                     assert not pieces
                     continue
-                values = self._network.boxes[sender, self.rank, number].get(timeout=20)
+                values = self._network.box(sender, self.rank, number).get(timeout=20)
                 assert len(values) == sum(map(len, pieces))
                 taken = 0
                 for piece in pieces:

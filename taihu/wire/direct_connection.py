@@ -30,6 +30,7 @@ TOKEN_BYTES: Final = 16
 _HANDSHAKE_S: Final = 5.0
 _OPEN_TIMEOUT_S: Final = 60.0
 _WELCOME: Final = b"\x01"
+_MOST_UNSENT_BYTES: Final = 1 << 19
 # Linux takes at most 1024 pieces at once.
 _MOST_PIECES: Final = 512
 
@@ -171,4 +172,7 @@ def _listen() -> socket.socket:
 
 def _make_ready(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        # What the kernel holds back nothing urgent can overtake.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
     connection.settimeout(None)

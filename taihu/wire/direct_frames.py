@@ -10,6 +10,7 @@ import math
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -167,7 +168,7 @@ class DirectReceiver:
 
 
 class DirectSender:
-    """Writes frames to a connection in a thread of its own, in the order of `send`.
+    """Writes frames to a connection in a thread of its own, in the order of `send`; urgent ones go before all others.
 
     `on_lost(error)` is called when the connection to `peer` breaks.
     """
@@ -180,16 +181,23 @@ class DirectSender:
         self._on_lost = on_lost
         self._stopped = False
         self._queue: SimpleQueue[Item] = SimpleQueue()
+        self._urgent: deque[Item] = deque()
         self._thread = threading.Thread(target=self._run, name="direct-send", daemon=True)
         self._thread.start()
 
-    def send(self, header: FrameHeader, pieces: Sequence[Values]) -> None:
+    def send(self, header: FrameHeader, pieces: Sequence[Values], *, urgent: bool = False) -> None:
         """Queue a frame; its pieces, contiguous arrays, are read when its turn comes."""
-        self._queue.put((header, pieces))
+        self._put((header, pieces), urgent=urgent)
 
-    def after(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, from the sending thread, when all frames queued so far have been read."""
-        self._queue.put(callback)
+    def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
+        """Call `callback`, from the sending thread, when all frames queued so far, as urgent, have been read."""
+        self._put(callback, urgent=urgent)
+
+    def _put(self, item: Item, *, urgent: bool) -> None:
+        if urgent:
+            self._urgent.append(item)
+            item = _look_again
+        self._queue.put(item)
 
     def stop(self) -> None:
         """Send nothing any more but the rest of the frame that is under way; returns at once."""
@@ -208,11 +216,14 @@ class DirectSender:
 
     def _run(self) -> None:
         try:
-            while (item := self._queue.get()) is not None and not self._stopped:
-                if callable(item):
-                    item()
-                else:
-                    self._write(*item)
+            going = True
+            while going:
+                item = self._queue.get()
+                while self._urgent and not self._stopped:
+                    self._handle(self._urgent.popleft())
+                going = item is not None and not self._stopped
+                if going:
+                    self._handle(item)
         except OSError:
             if not self._stopped:
                 self._on_lost(MemberLostError(f"{self._peer} was lost: its connection broke"))
@@ -220,6 +231,12 @@ class DirectSender:
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
             self._connection.close()
+
+    def _handle(self, item: Item) -> None:
+        if callable(item):
+            item()
+        elif item is not None:
+            self._write(*item)
 
     def _write(self, header: FrameHeader, pieces: Sequence[Values]) -> None:
         if len(pieces) > _MOST_PIECES:
@@ -233,6 +250,10 @@ class DirectSender:
             if sent < len(buffer):
                 self._connection.sendall(buffer[max(0, sent) :])
             sent -= len(buffer)
+
+
+def _look_again() -> None:
+    """Wakes a sender: something urgent has come."""
 
 
 def _packed(header: FrameHeader, size: int) -> bytes:

@@ -24,11 +24,11 @@ class StreamSender:
         self._stopped = False
         self._queue: SimpleQueue[Item] = SimpleQueue()
 
-    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
-        """Queue a frame; its pieces, contiguous arrays, are read when its turn comes."""
+    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
+        """Queue a frame; its pieces, contiguous arrays, are read when its turn comes, urgent or not."""
         self._queue.put((header, pieces))
 
-    def after(self, callback: Callable[[], None]) -> None:
+    def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
         """Call `callback`, from the stream's thread, when all frames queued so far have been taken by the stream."""
         self._queue.put(callback)
 

@@ -38,6 +38,7 @@ def test_schemes_are_compared_with_compute_and_traced(taihu: Taihu, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "fc.json").read_text())["rows"]
     assert [row["scheme"] for row in rows] == ["gather", "turns", "slices"]
+    assert all(0 <= row["hidden_ratio"] <= 1 for row in rows)
     names = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"gather", "regather", "scatter", "pass 0", "pass 1", "weight gradients"} <= names
 

@@ -172,6 +172,30 @@ def test_callbacks_come_between_the_frames_around_them() -> None:
         assert seen == [HEADER_BYTES + 4]
 
 
+def test_urgent_frames_overtake_others() -> None:
+    with connected() as (inbox, receiver, connection):
+        begun, queued = threading.Event(), threading.Event()
+        seen: list[str] = []
+
+        def hold() -> None:
+            begun.set()
+            assert queued.wait(20)
+
+        def act(sender: DirectSender) -> None:
+            sender.after(hold)
+            assert begun.wait(20)
+            sender.send(header_of(1, offset=1), [np.zeros(1, dtype=np.float32)])
+            sender.after(lambda: seen.append("others"))
+            sender.send(header_of(1, offset=2), [np.zeros(1, dtype=np.float32)], urgent=True)
+            sender.after(lambda: seen.append("urgent"), urgent=True)
+            queued.set()
+
+        sent_over(connection, act)
+        receiver.join()
+        assert [header.offset for header, _, _ in inbox.frames] == [2, 1]
+        assert seen == ["urgent", "others"]
+
+
 def raw_header(
     *,
     magic: int = 0x74616869,

@@ -245,8 +245,8 @@ def test_the_whole_model_is_collected_after_steps() -> None:
         for step in range(3):
             context_ = StepContext(True, 3, step + 1, mine.start)
             hybrid.train(images[step][mine], labels[step][mine], context_, StepHooks())
-            exchange.boxes[9, 1 - mover.rank].put(own_gradients.copy())
-            total = own_gradients + exchange.boxes[9, mover.rank].get(timeout=20)
+            exchange.box(9, 1 - mover.rank).put(own_gradients.copy())
+            total = own_gradients + exchange.box(9, mover.rank).get(timeout=20)
             rest.update(0, len(own), total.astype(np.float32), step + 1, scale=0.5)
         if mover.rank:
             hybrid.collect(mover, None)

@@ -56,7 +56,10 @@ def time_schemes(
     rounds: int,
     tracer: Tracer | None = None,
 ) -> list[dict[str, Any]]:
-    """Forward, backward and transfers of a sharded layer by every scheme, in turns; all ranks call this."""
+    """Forward, backward and transfers of a sharded layer by every scheme, in turns; all ranks call this.
+
+    `hidden_ratio` is the share of the time of the feature transfers, to the layer and back, that nobody waited for.
+    """
     clock = SystemClock()
     movers = {scheme: PeerMover(communicator, clock, tracer) for scheme in schemes}
     tails = {scheme: _tail(movers[scheme], layer, scheme) for scheme in schemes}
@@ -82,6 +85,7 @@ def time_schemes(
             "ranks": communicator.size,
             "scheme": scheme,
             "seconds": spread(values),
+            "hidden_ratio": 1.0 - movers[scheme].waited_s / movers[scheme].background_s,
         }
         for scheme, values in seconds.items()
     ]

@@ -22,19 +22,30 @@ class PeerMover:
         self.step = 0
         self.sent_bytes = 0
         """Bytes of values sent so far."""
+        self.background_s = self.waited_s = 0.0
+        """What the transfers that are not urgent took so far, and how long of it somebody waited for them."""
         self._communicator = communicator
         self._clock = clock
         self.tracer = tracer or Tracer.off()
 
-    def start(self, name: str, transfer: Transfer) -> Callable[[], None]:
+    def start(self, name: str, transfer: Transfer, *, urgent: bool = True) -> Callable[[], None]:
         """See `Mover.start`."""
         start_s, step = self._clock.now(), self.step
         self.sent_bytes += transfer.sent_bytes
 
         def finished() -> None:
+            if not urgent:
+                self.background_s += self._clock.now() - start_s
             self.tracer.add(f"fc {name}", name, start_s, self._clock.now(), step=step)
 
         arrays = [piece for pieces in (*transfer.sends, *transfer.receives) for piece in pieces[:1]]
         value_type = value_type_of(arrays[0]) if arrays else ValueType.FP32
-        operation = self._communicator.start_parts(transfer, value_type, on_finished=finished)
-        return lambda: self._communicator.wait(operation)
+        operation = self._communicator.start_parts(transfer, value_type, urgent=urgent, on_finished=finished)
+
+        def wait() -> None:
+            wait_start_s = self._clock.now()
+            self._communicator.wait(operation)
+            if not urgent:
+                self.waited_s += self._clock.now() - wait_start_s
+
+        return wait

@@ -41,8 +41,8 @@ class Mover(Protocol):
     rank: int
     size: int
 
-    def start(self, name: str, transfer: Transfer) -> Callable[[], None]:
-        """Start a transfer; returns what waits for its end. `name` is for traces."""
+    def start(self, name: str, transfer: Transfer, *, urgent: bool = True) -> Callable[[], None]:
+        """Start a transfer; returns what waits for its end. `name` is for traces; urgent ones overtake others."""
         ...
 
 
@@ -148,7 +148,7 @@ class Tail:
             return _nothing
         whole = memory.x[memory.rows(one)]
         whole[one.rows[self._rank] : one.rows[self._rank + 1]] = features[self._own(one)]
-        return self._mover.start("gather", gather_rows(self._rank, one.rows, whole))
+        return self._mover.start("gather", gather_rows(self._rank, one.rows, whole), urgent=False)
 
     def _forward(self, features: Array, one: Pass, run: Run) -> Array:
         """The logits of the own examples of a pass, whose features are there."""
@@ -235,7 +235,7 @@ class Tail:
             return _nothing
         rank = self._rank
         received = self._memory[0].received(one.first_row, *out.shape)
-        arrived = self._mover.start("scatter", scatter_rows(rank, one.rows, dx, received))
+        arrived = self._mover.start("scatter", scatter_rows(rank, one.rows, dx, received), urgent=False)
 
         def finish() -> None:
             arrived()
