@@ -9,8 +9,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
-import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from allreduce.operation import Operation, OperationKey
@@ -18,10 +16,11 @@ from allreduce.parts import FIRST_PARTS_GROUP, PartsMesh, PartsOperation, Transf
 from allreduce.peer_link import LinkEvents, PeerLink
 from allreduce.peer_service import PeerServicer
 from allreduce.ring import Broadcast, Ring, Segment, buffer_layout, cut_chunks
-from allreduce.same_host import DESCRIPTOR_BYTES, SameHostPath, encode_descriptor, open_all
+from allreduce.same_host import SameHostPath
+from allreduce.sharing import share_with_all
 from allreduce.sparse import SparseExchange
 from allreduce.sparse_mesh import SparseMesh, SparseOperation
-from taihu.errors import ConfigError, ExchangeError, FrameError, MemberLostError, SharedMemoryError, TaihuError
+from taihu.errors import ConfigError, ExchangeError, FrameError, MemberLostError, TaihuError
 from taihu.planner.groups import Group
 from taihu.settings import Transport
 from taihu.wire.codec import Frame, FrameHeader, ValueType
@@ -123,7 +122,7 @@ class Communicator:
         Without a buffer this rank says that it cannot. Whether it succeeds or not, the buffer's name is gone after.
         """
         try:
-            opened = self._exchange_descriptors(buffer) if self.size > 1 else None
+            opened = share_with_all(self, self.rank, self.size, buffer) if self.size > 1 else None
         finally:
             if buffer is not None:
                 buffer.unlink()
@@ -136,31 +135,6 @@ class Communicator:
                 on_failed=self.fail,
             )
         return self._same_host is not None
-
-    def _exchange_descriptors(self, buffer: SharedBuffer | None) -> list[SharedBuffer] | None:
-        """The buffers of all ranks, if every rank has opened them."""
-        cells = np.zeros((self.size, DESCRIPTOR_BYTES), dtype=np.float64)
-        if buffer is not None:
-            cells[self.rank] = encode_descriptor(buffer.descriptor)
-        self.allreduce(cells.ravel(), ValueType.FP64)
-        opened = self._open_shared(buffer, cells.astype(np.uint8))
-        agreed = np.array([float(opened is not None)])
-        self.allreduce(agreed, ValueType.FP64)
-        if opened is None or agreed[0] == self.size:
-            return opened
-        for other in opened:
-            if other is not buffer:
-                other.close()
-        return None
-
-    def _open_shared(self, buffer: SharedBuffer | None, descriptors: NDArray[np.uint8]) -> list[SharedBuffer] | None:
-        if buffer is None:
-            return None
-        try:
-            return open_all(buffer, self.rank, list(descriptors))
-        except SharedMemoryError as error:
-            structlog.get_logger().debug("no memory is shared", reason=str(error))
-            return None
 
     def start(self, operation: Operation) -> None:
         """Take part in an operation; `wait` returns when it is finished. After a failure nothing is started."""

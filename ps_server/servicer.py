@@ -173,8 +173,8 @@ class ParameterServerServicer:
                     raise FrameError(f"frame of sender {frame.header.sender} in the exchange of worker {rank}")
                 self._take(exchange, frame)
             # gRPC may tell of a connection that breaks as if the worker had ended the stream.
-            self._on_lost(rank, "its exchange ended")
-            exchange.end(None)
+            if exchange.end(None):
+                self._on_lost(rank, "its exchange ended")
         except TaihuError as error:
             self._metrics.rejected_frames.inc()
             exchange.end(error)
@@ -185,11 +185,11 @@ class ParameterServerServicer:
             raise
 
     def _connection_lost(self, exchange: WorkerExchange, error: TaihuError) -> None:
-        if isinstance(error, MemberLostError):
-            self._on_lost(exchange.identity.rank, "its connection broke")
-        else:
+        was_open = exchange.end(error)
+        if not isinstance(error, MemberLostError):
             self._metrics.rejected_frames.inc()
-        exchange.end(error)
+        elif was_open:
+            self._on_lost(exchange.identity.rank, "its connection broke")
 
     def _take(self, exchange: WorkerExchange, frame: Frame) -> None:
         identity, header = exchange.identity, frame.header

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
@@ -10,7 +11,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from ps_server.answer import Answer
-from taihu.errors import TaihuError
+from taihu.errors import MemberLostError, TaihuError
 from taihu.wire.codec import Frame, frame_of
 from taihu.wire.direct_frames import DirectReceiver, DirectSender, Origin, Sink
 from taihu.wire.identity import WorkerIdentity
@@ -38,6 +39,9 @@ class WorkerExchange:
         self.identity = identity
         self.shares = False
         """Whether the worker's last frame had its values in shared memory."""
+        self._closed = self._is_ended = False
+        self._ending = threading.Lock()
+        self._on_lost = on_lost
         self._outbox: SimpleQueue[Answer | TaihuError | None] = SimpleQueue()
         self._sender: DirectSender | None = None
         self._receiver: DirectReceiver | None = None
@@ -51,7 +55,7 @@ class WorkerExchange:
                 take_frame=partial(take, self),
             )
             origin = Origin(name, identity.job, identity.incarnation, identity.rank)
-            self._receiver = DirectReceiver(connection, origin, sink, lost)
+            self._receiver = DirectReceiver(connection, origin, sink, lost, self._ended)
 
     def answer(self, answer: Answer) -> None:
         """Queue an answer."""
@@ -60,9 +64,12 @@ class WorkerExchange:
         else:
             self._outbox.put(answer)
 
-    def end(self, error: TaihuError | None) -> None:
-        """End the stream after what is queued, with `error` or well."""
+    def end(self, error: TaihuError | None) -> bool:
+        """End the stream after what is queued, with `error` or well; returns whether this was what ended it."""
+        with self._ending:
+            first, self._is_ended = not self._is_ended, True
         self._outbox.put(error)
+        return first
 
     def messages(self) -> Iterator[bytes]:
         """What the stream carries until it ends; raises the error that it ends with."""
@@ -73,7 +80,13 @@ class WorkerExchange:
 
     def close(self) -> None:
         """Cut the connection."""
+        self._closed = True
         if self._sender is not None and self._receiver is not None:
             self._sender.stop()
             self._receiver.close()
             self._sender.close(_FAREWELL_S)
+
+    def _ended(self) -> None:
+        """A worker that leaves in good order ends its stream first, which closes this."""
+        if not self._closed:
+            self._on_lost(self, MemberLostError(f"worker {self.identity.rank} was lost: its connection ended"))

@@ -133,7 +133,8 @@ class ServerLink:
             sink = Sink(places=self._places, take=self._take_values, take_frame=self._take_frame)
             origin = Origin(self.peer, self._job.name)
             self._sender = self._direct = DirectSender(connection.dup(), self.peer, self._connection_lost)
-            self._receiver = DirectReceiver(connection, origin, sink, self._connection_lost)
+            ended = partial(self._connection_lost, MemberLostError(f"{self.peer} was lost: its connection ended"))
+            self._receiver = DirectReceiver(connection, origin, sink, self._connection_lost, ended)
 
     def adopt(self, plan: Plan) -> None:
         """Cut groups by `plan` from the next step on; nothing may be under way."""

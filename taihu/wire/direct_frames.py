@@ -66,17 +66,24 @@ class Sink:
 class DirectReceiver:
     """Reads frames from a connection in a thread of its own, until the other side ends it.
 
-    `on_lost(error)` is called when the connection breaks, brings what it must not, or the sink fails.
+    `on_lost(error)` is called when the connection breaks, brings what it must not, or the sink fails; `on_ended` when
+    it has ended between two frames.
     """
 
     def __init__(
-        self, connection: socket.socket, origin: Origin, sink: Sink, on_lost: Callable[[TaihuError], None]
+        self,
+        connection: socket.socket,
+        origin: Origin,
+        sink: Sink,
+        on_lost: Callable[[TaihuError], None],
+        on_ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.received_bytes = 0
         self._connection = connection
         self._origin = origin
         self._sink = sink
         self._on_lost = on_lost
+        self._on_ended = on_ended
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._scratch = np.empty(0, dtype=np.uint8)
         self._thread = threading.Thread(target=self._run, name="direct-receive", daemon=True)
@@ -97,6 +104,7 @@ class DirectReceiver:
         try:
             while self._take_frame():
                 pass
+            self._on_ended()
         except TaihuError as error:
             self._on_lost(error)
             self._discard()

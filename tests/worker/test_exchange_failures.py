@@ -12,7 +12,8 @@ from cluster import Cluster, initial_parameters, layout_of, make_job
 
 from protos import parameter_server_pb2 as pb
 from taihu.coordination.messages import state_from_message
-from taihu.errors import FrameError, RunError
+from taihu.errors import FrameError, RunError, TaihuError
+from taihu.wire import direct_connection
 from taihu.wire.codec import FrameHeader, encode_frame, layout_to_message
 from worker.server_exchange import ServerExchange
 
@@ -85,3 +86,28 @@ def test_initial_parameters_of_another_job_or_plan_are_refused(job: str, plan: i
 def test_a_state_of_a_later_version_is_refused() -> None:
     with pytest.raises(FrameError, match="run state 99"):
         state_from_message(99)  # type: ignore[arg-type]
+
+
+def test_a_connection_that_ends_by_itself_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something between worker and server may close the values' connection and leave the stream open."""
+    connections: list[socket.socket] = []
+    connect = direct_connection.connect_directly
+
+    def remember(host: str, port: int, token: bytes) -> socket.socket:
+        connections.append(connect(host, port, token))
+        return connections[-1]
+
+    monkeypatch.setattr(direct_connection, "connect_directly", remember)
+    layout = layout_of(8)
+    with Cluster(make_job(1, 2)) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
+        first.exchange.start()
+        second.exchange.start()
+        first.exchange.begin(1)
+        connections[0].shutdown(socket.SHUT_RDWR)
+        with pytest.raises(TaihuError, match=r"worker 0 was lost|server 0 at .* was lost: its connection ended"):
+            first.exchange.wait(0)
+        second.exchange.begin(1)
+        second.exchange.push(0)
+        with pytest.raises(TaihuError, match="worker 0"):
+            second.exchange.wait(0)
+        cluster.join()
