@@ -70,16 +70,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=96, help="of all workers together")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every run")
-    parser.add_argument("--json", type=Path, required=True, help="write the curves")
+    parser.add_argument(
+        "--json", type=Path, required=True, help="write the curves; those that it holds already are not made again"
+    )
     parser.add_argument("--draw", type=Path, required=True, help="draw them")
     options = parser.parse_args()
     common = ["--model", options.model, "--data", options.data, "--epochs", str(options.epochs)]
     common += [f"--set={item}" for item in options.set]
     curves: dict[str, list[dict[str, Any]]] = {}
+    if options.json.exists():
+        curves = json.loads(options.json.read_text())
     print("| | " + " | ".join(f"epoch {epoch}" for epoch in range(1, options.epochs + 1)) + " |", flush=True)
     print("|---" * (options.epochs + 1) + "|")
     for way in WAYS:
-        curves[way] = train(way, options.workers, options.batch, common)["evaluations"]
+        if way not in curves:
+            curves[way] = train(way, options.workers, options.batch, common)["evaluations"]
         cells = " | ".join(f"{100 * evaluation['test_accuracy']:.2f} %" for evaluation in curves[way])
         print(f"| {way} | {cells} |", flush=True)
         options.json.write_text(json.dumps(curves, indent=1) + "\n")

@@ -117,8 +117,9 @@ class WorkerDaemon:
                 self._train(session, observer, replica, total)
             finally:
                 self._write_trace(session.client.coordinator_clock)
-            digest = replica.digest()
             self._save(replica, total)
+            # All workers take part in the hash: none leaves before worker 0 has what it saves.
+            digest = replica.digest()
             profile = session.client.get_profile() if rank == 0 else None
             session.client.finish(progress=observer.progress(), parameters_sha256=digest)
         self._log.info("finished", parameters_sha256=digest)

@@ -12,6 +12,7 @@ import numpy as np
 
 from allreduce.communicator import Communicator
 from allreduce.shards import gather_rows
+from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.optimization import OptimizerShard
 from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer
@@ -165,5 +166,10 @@ def prepare_hybrid(  # noqa: PLR0917 - what a replica is made of
     insist = job.exchange.fc == "shard"
     choices = agree_on_fc(layers, facts, communicator, clock, insist=insist, leave_one=everything)
     if not any(choice.choice == "shard" for choice in choices):
+        if insist and job.cluster.workers > 1:
+            raise ConfigError(
+                f"exchange.fc 'shard': model {job.model.name} has no fully connected layer at its end "
+                f"that can be split over {job.cluster.workers} workers; set exchange.fc = 'data'"
+            )
         return WholeReplica(model, job, communicator.rank)
     return HybridReplica(model, job, PeerMover(communicator, clock, tracer), choices, build)

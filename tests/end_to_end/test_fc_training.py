@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from daemons import daemons
 from safetensors.numpy import load_file
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
+SHARDED = ("--exchange", "ring", "--workers", "3", "--set", "exchange.fc=shard", "--bind", "127.0.0.1:0")
 COMMON = ("--steps", "40", "--workers", "3", "--set", "optimizer.learning_rate=0.01")
 
 
@@ -60,3 +62,35 @@ def test_an_update_after_every_pass_trains_too(taihu: Taihu, tmp_path: Path) -> 
     results, _ = train(taihu, tmp_path, "--fc", "shard", "--exchange", "ring", *turns)
     assert results["fc"]["update"] == "pass"
     assert results["test_accuracy"] > 0.5
+
+
+def test_a_missing_peer_is_named_on_every_rank(tmp_path: Path) -> None:
+    impatient = [*SHARDED, "--set", "cluster.connect_timeout_s=3"]
+    with daemons(tmp_path) as start:
+        first = start("worker", *impatient, "--rank", "0")
+        assert first.stdout is not None
+        address = first.stdout.readline().removeprefix("listening on ").strip()
+        second = start("worker", *impatient, "--rank", "1", "--coordinator", address)
+        for rank, worker in enumerate((first, second)):
+            assert worker.wait(timeout=60) != 0
+            last = (tmp_path / f"{rank}.log").read_text().strip().splitlines()[-1]
+            assert last.startswith("error: ")
+            assert "worker 2 did not join" in last
+
+
+def test_what_cannot_be_split_over_so_many_workers_is_one_error_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "narrow.py").write_text(
+        "from worker.engine import Conv2d, Flatten, Linear, Sequential\n"
+        "def build(shape, classes):\n"
+        "    return Sequential([Conv2d(2, 3), Flatten(), Linear(2)])\n"
+    )
+    job = [*SHARDED, "--set", "model.name=narrow.py:build", "--set", "data.name=synthetic:1x8x8:classes=2"]
+    with daemons(tmp_path) as start:
+        first = start("worker", *job, "--rank", "0")
+        assert first.stdout is not None
+        address = first.stdout.readline().removeprefix("listening on ").strip()
+        others = [start("worker", *job, "--rank", str(rank), "--coordinator", address) for rank in (1, 2)]
+        for rank, worker in enumerate((first, *others)):
+            worker.wait(timeout=60)
+            last = (tmp_path / f"{rank}.log").read_text().strip().splitlines()[-1]
+            assert "that can be split over 3 workers; set exchange.fc = 'data'" in last, last

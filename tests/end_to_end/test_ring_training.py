@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -107,3 +108,28 @@ def wait_for_step(worker: subprocess.Popen[str], log: Path) -> None:
         assert worker.poll() is None, log.read_text()[-500:]
         assert time.monotonic() < deadline, log.read_text()[-500:]
         time.sleep(0.05)
+
+
+LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE"),
+    "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS"),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_workers_find_each_other_by_what_a_launcher_sets(tmp_path: Path, launcher: str) -> None:
+    rank_name, size_name = LAUNCHERS[launcher]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    common = ("--exchange", "ring", "--set", "train.steps=20", "--json")
+    with daemons(tmp_path) as start:
+        workers = []
+        for rank in range(3):
+            environment = {rank_name: str(rank), size_name: "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            workers.append(start("worker", *common, f"{rank}.json", environment=environment))
+        for rank, worker in enumerate(workers):
+            assert worker.wait(timeout=60) == 0, (tmp_path / f"{rank}.log").read_text()[-500:]
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    assert [result["rank"] for result in results] == [0, 1, 2]
+    assert len({result["parameters_sha256"] for result in results}) == 1
