@@ -70,9 +70,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=96, help="of all workers together")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every run")
-    parser.add_argument(
-        "--json", type=Path, required=True, help="write the curves; those that it holds already are not made again"
-    )
+    parser.add_argument("--json", type=Path, required=True, help="write the curves that it lacks")
     parser.add_argument("--draw", type=Path, required=True, help="draw them")
     options = parser.parse_args()
     common = ["--model", options.model, "--data", options.data, "--epochs", str(options.epochs)]
