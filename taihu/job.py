@@ -110,9 +110,7 @@ class Job(Section):
     def digest(self) -> str:
         """SHA-256 over the settings that all members of a run must share (not paths or addresses)."""
         local = {"coordinator", "connect_timeout_s", "threads", "reflection"}
-        own = {"data": {"path"}, "cluster": local}
-        if self.exchange.fc == "data":  # else all workers must know when worker 0 needs the whole model
-            own["train"] = {"evaluate"}
+        own = {"data": {"path"}, "train": {"evaluate"}, "cluster": local}
         return hashlib.sha256(self.model_dump_json(exclude=own).encode()).hexdigest()
 
 

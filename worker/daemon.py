@@ -25,7 +25,7 @@ from worker.engine import Model, build_model
 from worker.measuring import Measuring
 from worker.observer import Observer
 from worker.plan_follower import PlanFollower
-from worker.replica import Replica, WholeReplica, prepare_hybrid
+from worker.replica import Replica, Uses, WholeReplica, prepare_hybrid
 from worker.saving import SavedModel, save_model
 from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from worker.step_record import StepRecord
@@ -91,19 +91,25 @@ class WorkerDaemon:
         """Take part with a replica; worker 0's parameters are the job's."""
         job, options, model = self._job, self._options, self._build_model()
         reporting = Reporting(observer.progress, observer.compressed, options.tracer)
+        uses = Uses(tests=job.train.evaluate, saves=options.save is not None)
         if job.exchange.fc == "data":
-            whole = WholeReplica(model, job, options.rank)
+            whole = WholeReplica(model, job, options.rank, uses)
             with take_part(job, options.rank, whole.exchanged, reporting, listener=options.listener) as session:
                 yield session, whole
             return
         made: list[Replica] = []
 
         def prepare(communicator: Communicator) -> Exchanged:
-            made.append(prepare_hybrid(job, communicator, model, self._build_model, self._clock, options.tracer))
+            made.append(self._prepare(communicator, model, uses))
             return made[0].exchanged
 
         with take_part_after_meeting(job, options.rank, prepare, reporting, listener=options.listener) as session:
             yield session, made[0]
+
+    def _prepare(self, communicator: Communicator, model: Model, uses: Uses) -> Replica:
+        return prepare_hybrid(
+            self._job, communicator, model, self._build_model, uses, self._clock, self._options.tracer
+        )
 
     def _take_part(self) -> dict[str, Any]:
         """From joining to finishing."""
@@ -171,7 +177,7 @@ class WorkerDaemon:
 
     def _evaluate(self, observer: Observer, replica: Replica, epoch: int) -> None:
         """Worker 0 tests its replica; the others meet it again in the next step's exchange."""
-        if not self._job.train.evaluate:
+        if not replica.uses.tests:
             return
         start = self._clock.now()
         whole = replica.whole()
@@ -180,7 +186,7 @@ class WorkerDaemon:
             observer.evaluated(tested, epoch=epoch, seconds=self._clock.now() - start)
 
     def _save(self, replica: Replica, steps: int) -> None:
-        whole = replica.whole()
+        whole = replica.whole() if replica.uses.saves else None
         if self._options.save is not None and self._options.rank == 0 and whole is not None:
             data = self._dataset
             saved = SavedModel(self._job.model.name, data.image_shape, data.classes, data.name, steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from taihu.optimization import OptimizerShard
 from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
+from taihu.wire.codec import ValueType
 from worker.arenas import allocate_arenas
 from worker.engine import Array, Model, StepContext, StepHooks
 from worker.fc.hybrid import HybridModel, fully_connected_layers
@@ -26,9 +27,17 @@ from worker.fc.probe import agree_on_fc
 from worker.hashing import parameters_sha256
 from worker.session import Exchanged
 
-__all__ = ["HybridReplica", "Replica", "WholeReplica", "prepare_hybrid"]
+__all__ = ["HybridReplica", "Replica", "Uses", "WholeReplica", "prepare_hybrid"]
 
 _DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What worker 0 does with the whole model: test it after every epoch, save it at the end."""
+
+    tests: bool
+    saves: bool
 
 
 class Replica(ABC):
@@ -36,9 +45,11 @@ class Replica(ABC):
 
     Attributes:
         exchanged: the layers that are exchanged, and the arenas that hold them.
+        uses: when worker 0 needs the whole model; all ranks know.
     """
 
     exchanged: Exchanged
+    uses: Uses
 
     @abstractmethod
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
@@ -60,7 +71,8 @@ class Replica(ABC):
 class WholeReplica(Replica):
     """Everything is here, and everything is exchanged."""
 
-    def __init__(self, model: Model, job: Job, rank: int) -> None:
+    def __init__(self, model: Model, job: Job, rank: int, uses: Uses) -> None:
+        self.uses = uses
         arenas = allocate_arenas(model.layout.elements, shared=job.shares_memory)
         model.bind(arenas.parameters, arenas.gradients)
         if rank == 0:
@@ -89,8 +101,16 @@ class HybridReplica(Replica):
     """Some fully connected layers are spread over the workers; `build` makes the model anew, for rank 0 to test."""
 
     def __init__(
-        self, model: Model, job: Job, mover: PeerMover, choices: tuple[FcChoice, ...], build: Callable[[], Model]
+        self,
+        model: Model,
+        job: Job,
+        mover: PeerMover,
+        *,
+        choices: tuple[FcChoice, ...],
+        build: Callable[[], Model],
+        uses: Uses,
     ) -> None:
+        self.uses = uses
         sharded = [choice.layer.name for choice in choices if choice.choice == "shard"]
         self._hybrid = HybridModel(model, sharded, rank=mover.rank, size=mover.size)
         self._mover = mover
@@ -153,9 +173,17 @@ class HybridReplica(Replica):
 
 
 def prepare_hybrid(  # noqa: PLR0917 - what a replica is made of
-    job: Job, communicator: Communicator, model: Model, build: Callable[[], Model], clock: Clock, tracer: Tracer
+    job: Job,
+    communicator: Communicator,
+    model: Model,
+    build: Callable[[], Model],
+    uses: Uses,
+    clock: Clock,
+    tracer: Tracer,
 ) -> Replica:
     """Agree with the other workers on what is sharded; they all call this. If nothing is, the replica is a whole one.
+
+    All take over worker 0's `uses`.
 
     Raises:
         ConfigError: nothing of the model can be sharded as `exchange.fc` demands.
@@ -171,5 +199,9 @@ def prepare_hybrid(  # noqa: PLR0917 - what a replica is made of
                 f"exchange.fc 'shard': model {job.model.name} has no fully connected layer at its end "
                 f"that can be split over {job.cluster.workers} workers; set exchange.fc = 'data'"
             )
-        return WholeReplica(model, job, communicator.rank)
-    return HybridReplica(model, job, PeerMover(communicator, clock, tracer), choices, build)
+        return WholeReplica(model, job, communicator.rank, uses)
+    agreed = np.array([uses.tests, uses.saves], dtype=np.float64)
+    communicator.broadcast(agreed, ValueType.FP64)
+    uses = Uses(bool(agreed[0]), bool(agreed[1]))
+    mover = PeerMover(communicator, clock, tracer)
+    return HybridReplica(model, job, mover, choices=choices, build=build, uses=uses)
