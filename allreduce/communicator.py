@@ -56,7 +56,7 @@ class Communicator:
         self._lock = threading.Lock()
         self._running: dict[OperationKey, Operation] = {}
         self._early: dict[OperationKey, list[tuple[FrameHeader, NDArray[Any]]]] = {}
-        self._calls = self._transfers = 0
+        self._calls = 0
         self._incomplete = False
         self._same_host: SameHostPath | None = None
 
@@ -87,7 +87,7 @@ class Communicator:
     def connect(self, addresses: Sequence[str], *, mesh: bool = False) -> None:
         """Open the way to the right neighbour; `addresses` are those of all workers by rank.
 
-        With `mesh` the ways to all others too, which sparse operations need.
+        With `mesh` the ways to all others too, which sparse operations and transfers of parts need.
         """
         right = (self.rank + 1) % self.size
         events = LinkEvents(self.fail, self._receiver_left)
@@ -177,9 +177,7 @@ class Communicator:
         overtake others. Until it is finished, its arrays belong to it.
         """
         with self._lock:
-            self._transfers += 1
-            key = OperationKey(0, FIRST_PARTS_GROUP + self._transfers)
-            operation = PartsOperation(key, transfer, value_type, urgent, on_finished)
+            operation = PartsOperation(self._parts.next_key(), transfer, value_type, urgent, on_finished)
             if self._failure is not None:
                 return operation
             try:

@@ -25,6 +25,8 @@ __all__ = ["FIRST_PARTS_GROUP", "PartsMesh", "PartsOperation", "Transfer", "valu
 FIRST_PARTS_GROUP: Final = 1 << 31
 """Groups from here on are operations of this module."""
 _FRAME_BYTES: Final = 1 << 20
+# A rank whose part is only to send may be so many transfers ahead of one that receives.
+_MOST_AHEAD: Final = 1024
 
 Values = NDArray[Any]
 
@@ -104,8 +106,14 @@ class PartsMesh:
         self._identity = identity
         self._send = send
         self._after = after
+        self._begun = 0
         self._running: dict[OperationKey, PartsOperation] = {}
         self._early: dict[OperationKey, list[tuple[FrameHeader, Values]]] = {}
+
+    def next_key(self) -> OperationKey:
+        """Of the next operation, the same on all ranks."""
+        self._begun += 1
+        return OperationKey(0, FIRST_PARTS_GROUP + self._begun)
 
     def awaits(self, rank: int) -> bool:
         """Whether an operation needs something of `rank`."""
@@ -148,6 +156,12 @@ class PartsMesh:
         key = OperationKey(header.step, header.group)
         operation = self._running.get(key)
         if operation is None:
+            ahead = key.group - FIRST_PARTS_GROUP - self._begun
+            if key.step or not 0 < ahead <= _MOST_AHEAD:
+                raise FrameError(
+                    f"worker {header.sender} sent a part of transfer {self._begun + ahead}, step {key.step}: "
+                    f"expected one of the {_MOST_AHEAD} after {self._begun}"
+                )
             if values is not None:
                 self._early.setdefault(key, []).append((header, values.copy()))
             return None

@@ -28,7 +28,7 @@ _FAREWELL_S = 2.0
 
 @dataclass(frozen=True)
 class LinkEvents:
-    """What a link tells, at most once and before `close`: it broke, or the rank at its end left in good order."""
+    """What a link tells, before `close`: it broke, or the rank at its end left in good order."""
 
     lost: Callable[[TaihuError], None]
     left: Callable[[int], None]

@@ -121,13 +121,16 @@ class PeerServicer:
             with self._lock:
                 if self._end or peer.rank in self._receivers:
                     raise StaleError(f"worker {peer.rank} cannot open a connection now")
-            port, token = self._listener.expect(partial(self._receive_directly, peer))
+            port, token = self._listener.expect(peer.rank, partial(self._receive_directly, peer))
             return pb.OpenConnectionResponse(port=port, token=token)
         except TaihuError as error:
             abort(context, error)
 
     def _receive_directly(self, peer: WorkerIdentity, connection: socket.socket) -> None:
         with self._lock:
+            if self._end or peer.rank in self._receivers:
+                connection.close()
+                return
             origin = Origin(f"worker {peer.rank}", peer.job, peer.incarnation, peer.rank)
             self._receivers[peer.rank] = DirectReceiver(connection, origin, self._sink, self._lost)
 

@@ -46,7 +46,7 @@ class Scratch:
 
 
 class Pull(ABC):
-    """Applies complete frames to the shard's parameters and encodes the answers."""
+    """Applies complete frames to the shard's parameters and makes the answers."""
 
     def __init__(self, parameters: Values, optimizer: OptimizerShard, workers: int) -> None:
         self._parameters = parameters

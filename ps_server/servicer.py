@@ -25,7 +25,7 @@ from taihu.job import Job
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.codec import Frame, FrameHeader, frame_from_message, layout_from_message, read_frame
-from taihu.wire.direct_connection import DirectListener
+from taihu.wire.direct_connection import DirectListener, is_open
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.shared_memory import buffer_from_message, buffer_to_message
@@ -62,7 +62,7 @@ class ParameterServerServicer:
         self._lock = threading.Lock()
         self._exchanges: dict[int, WorkerExchange] = {}
         self._listener = DirectListener()
-        self._connections: dict[WorkerIdentity, socket.socket] = {}
+        self._connections: dict[int, tuple[WorkerIdentity, socket.socket]] = {}
         self._gradients: dict[WorkerIdentity, NDArray[np.float32]] = {}
         self._failure: TaihuError | None = None
 
@@ -100,7 +100,7 @@ class ParameterServerServicer:
         with self._lock:
             unused = list(self._connections.values())
             self._connections.clear()
-        for connection in unused:
+        for _, connection in unused:
             connection.close()
 
     def _open_connection(
@@ -109,7 +109,7 @@ class ParameterServerServicer:
         identity = WorkerIdentity(request.job, request.rank, request.incarnation)
         try:
             self._check_worker(identity)
-            port, token = self._listener.expect(partial(self._keep_connection, identity))
+            port, token = self._listener.expect(identity.rank, partial(self._keep_connection, identity))
         except TaihuError as error:
             abort(context, error)
         return connection_pb2.OpenConnectionResponse(port=port, token=token)
@@ -117,10 +117,18 @@ class ParameterServerServicer:
     def _keep_connection(self, identity: WorkerIdentity, connection: socket.socket) -> None:
         """The worker's exchange will be opened next."""
         with self._lock:
-            former = self._connections.pop(identity, None)
-            self._connections[identity] = connection
+            former = self._connections.pop(identity.rank, None)
+            self._connections[identity.rank] = (identity, connection)
         if former is not None:
-            former.close()
+            former[1].close()
+
+    def _connection_of(self, identity: WorkerIdentity) -> socket.socket | None:
+        """The connection that the worker has opened, unless it has given it up since."""
+        owner, connection = self._connections.pop(identity.rank, (None, None))
+        if connection is None or (owner == identity and is_open(connection)):
+            return connection
+        connection.close()
+        return None
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
@@ -147,7 +155,7 @@ class ParameterServerServicer:
             if identity.rank in self._exchanges:
                 raise StaleError(f"worker {identity.rank} has an open exchange already; ranks must be unique")
             self._store.admit(identity.rank, identity.incarnation)
-            connection = self._connections.pop(identity, None)
+            connection = self._connection_of(identity)
             exchange = self._exchanges[identity.rank] = WorkerExchange(
                 identity, connection, take=self._take, on_lost=self._connection_lost
             )

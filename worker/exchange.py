@@ -42,7 +42,7 @@ class GradientExchange(ABC):
     @property
     @abstractmethod
     def path(self) -> str:
-        """How values travel: `tcp`, `same-host`, or both."""
+        """How values travel: `same-host`, `tcp` or `grpc`, or several of them; `none` of a worker alone."""
 
     @abstractmethod
     def adopt(self, plan: Plan) -> None:

@@ -128,6 +128,7 @@ class HybridReplica(Replica):
             OptimizerShard(job.optimizer, self._hybrid.shards),
             scheme=job.exchange.fc_scheme,
             update_each_pass=job.exchange.fc_update == "pass",
+            check_finite=job.exchange.non_finite == "error",
             tracer=mover.tracer,
         )
         self.exchanged = Exchanged(self._hybrid.layout, arenas)

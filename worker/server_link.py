@@ -84,7 +84,6 @@ class ServerLink:
         self._answers = ServerAnswers(self.peer, job.name, arenas.parameters)
         self._step = 0
         self._arrived_s = self._send_start_s = 0.0
-        self._sent_before = 0
         self._closed = False
         self._abandoned = False
         self._window = threading.Semaphore(job.exchange.window_frames)
@@ -190,6 +189,9 @@ class ServerLink:
 
     def _send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
         """Queue a frame for the sending thread, which waits until there is room in the window."""
+        size = HEADER_BYTES + sum(piece.nbytes for piece in pieces) + header.shared_bytes
+        self.sent_bytes += size
+        self.sent_by_group[header.group] += size
         self._sender.after(partial(self._admit, header))
         self._sender.send(header, pieces)
         self._sender.after(partial(self._sent, header))
@@ -199,12 +201,8 @@ class ServerLink:
         if not header.shared:
             self._window.acquire()
         self._send_start_s = self._clock.now()
-        self._sent_before = self._sender.sent_bytes
 
     def _sent(self, header: FrameHeader) -> None:
-        size = self._sender.sent_bytes - self._sent_before + header.shared_bytes
-        self.sent_bytes += size
-        self.sent_by_group[header.group] += size
         self._trace("push", header.group, self._send_start_s)
 
     def _header(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from hmac import compare_digest
@@ -24,15 +25,21 @@ from taihu.errors import ExchangeError
 from taihu.wire.address import split_address
 from taihu.wire.identity import WorkerIdentity
 
-__all__ = ["TOKEN_BYTES", "DirectListener", "connect_directly", "open_connection", "receive_into"]
+__all__ = ["TOKEN_BYTES", "DirectListener", "connect_directly", "is_open", "open_connection", "receive_into"]
 
 TOKEN_BYTES: Final = 16
 _HANDSHAKE_S: Final = 5.0
+_PAUSE_S: Final = 0.2
+# So often an idle connection says that it is alive, or some firewall forgets it.
+_KEEPALIVE_S: Final = 10
 _OPEN_TIMEOUT_S: Final = 60.0
 _WELCOME: Final = b"\x01"
 _MOST_UNSENT_BYTES: Final = 1 << 19
 # Linux takes at most 1024 pieces at once.
 _MOST_PIECES: Final = 512
+
+
+OnConnection = Callable[[socket.socket], None]
 
 
 class DirectListener:
@@ -43,20 +50,22 @@ class DirectListener:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._expected: dict[bytes, Callable[[socket.socket], None]] = {}
+        self._expected: dict[bytes, tuple[int, OnConnection]] = {}
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = threading.Event()
 
-    def expect(self, on_connection: Callable[[socket.socket], None]) -> tuple[int, bytes]:
-        """The port, and a token; the first connection that says it is handed to `on_connection`.
+    def expect(self, rank: int, on_connection: OnConnection) -> tuple[int, bytes]:
+        """The port, and a token for `rank`; the first connection that says it is handed to `on_connection`.
+
+        A rank has one token at a time: an older one that nobody has said is good no more.
 
         Raises:
             ExchangeError: it cannot listen.
         """
         token = secrets.token_bytes(TOKEN_BYTES)
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 raise ExchangeError("no connections are taken any more")
             if self._socket is None:
                 self._socket = _listen()
@@ -64,13 +73,14 @@ class DirectListener:
                     target=self._accept, args=(self._socket,), name="direct-accept", daemon=True
                 )
                 self._thread.start()
-            self._expected[token] = on_connection
+            others = {known: each for known, each in self._expected.items() if each[0] != rank}
+            self._expected = {**others, token: (rank, on_connection)}
             return self._socket.getsockname()[1], token
 
     def close(self) -> None:
         """Stop listening; connections that were handed on stay."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -79,21 +89,24 @@ class DirectListener:
             self._thread.join()
 
     def _accept(self, listening: socket.socket) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = listening.accept()
             except OSError:
-                return
+                # Closed, or out of descriptors, which others may give back.
+                self._closed.wait(_PAUSE_S)
+                continue
             # A stranger that says nothing must not keep others waiting.
-            threading.Thread(target=self._greet, args=(connection,), name="direct-greet", daemon=True).start()
+            greeting = threading.Thread(target=self._greet, args=(connection,), name="direct-greet", daemon=True)
+            try:
+                greeting.start()
+            except RuntimeError:  # out of threads
+                connection.close()
 
     def _greet(self, connection: socket.socket) -> None:
-        said = bytearray(TOKEN_BYTES)
         on_connection = None
         with suppress(OSError):
-            connection.settimeout(_HANDSHAKE_S)
-            if receive_into(connection, [memoryview(said)]):
-                on_connection = self._claim(bytes(said))
+            on_connection = self._claim(_hear_token(connection))
         if on_connection is None:
             connection.close()
             return
@@ -102,10 +115,10 @@ class DirectListener:
         with suppress(OSError):
             connection.sendall(_WELCOME)
 
-    def _claim(self, said: bytes) -> Callable[[socket.socket], None] | None:
+    def _claim(self, said: bytes) -> OnConnection | None:
         with self._lock:
             known = [token for token in self._expected if compare_digest(token, said)]
-            return self._expected.pop(known[0]) if known and not self._closed else None
+            return self._expected.pop(known[0])[1] if known and not self._closed.is_set() else None
 
 
 def open_connection(
@@ -139,6 +152,16 @@ def connect_directly(host: str, port: int, token: bytes) -> socket.socket:
     return connection
 
 
+def is_open(connection: socket.socket) -> bool:
+    """Whether the other side has neither ended the connection nor cut it."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
 def receive_into(connection: socket.socket, places: list[memoryview]) -> bool:
     """Fill `places` one after another; False when the connection ended before the first byte.
 
@@ -170,7 +193,24 @@ def _listen() -> socket.socket:
         raise ExchangeError(f"cannot listen for connections: {error}") from None
 
 
+def _hear_token(connection: socket.socket) -> bytes:
+    """What a stranger says first, in a time that it cannot stretch."""
+    deadline = time.monotonic() + _HANDSHAKE_S
+    said = b""
+    while len(said) < TOKEN_BYTES and (left := deadline - time.monotonic()) > 0:
+        connection.settimeout(left)
+        part = connection.recv(TOKEN_BYTES - len(said))
+        if not part:
+            break
+        said += part
+    return said
+
+
 def _make_ready(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), _KEEPALIVE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         # What the kernel holds back nothing urgent can overtake.

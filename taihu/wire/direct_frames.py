@@ -235,6 +235,9 @@ class DirectSender:
         except OSError:
             if not self._stopped:
                 self._on_lost(MemberLostError(f"{self._peer} was lost: its connection broke"))
+        except BaseException as error:
+            self._on_lost(RunError(f"internal error while sending to {self._peer}: {error!r}"))
+            raise
         finally:
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from peers import Peers
 
 from allreduce.communicator import Communicator
-from allreduce.parts import Transfer
-from taihu.errors import TaihuError
-from taihu.wire.codec import ValueType
+from allreduce.parts import FIRST_PARTS_GROUP, PartsMesh, Transfer
+from taihu.errors import FrameError, TaihuError
+from taihu.wire.codec import FrameHeader, ValueType
+from taihu.wire.identity import WorkerIdentity
 
 
 def values_of(sender: int, to: int, count: int, dtype: Any = np.float32) -> NDArray[Any]:
@@ -113,3 +114,19 @@ def test_a_rank_that_fails_is_told_to_those_that_wait_for_it() -> None:
 
     with Peers(3, mesh=True) as peers:
         assert peers.run(work) == ["worker 2: out of paper"] * 3
+
+
+@pytest.mark.parametrize(("step", "ahead"), [(0, 0), (0, 5000), (1, 1)])
+def test_parts_of_transfers_that_nobody_will_begin_are_refused(step: int, ahead: int) -> None:
+    mesh = PartsMesh(WorkerIdentity("job", 0, 1), Unsent(), Unsent())
+    mesh.next_key()
+    header = FrameHeader("job", 1, 0, step, FIRST_PARTS_GROUP + 1 + ahead, 0, 2, 1, hop=1)
+    with pytest.raises(FrameError, match="worker 1 sent a part of transfer"):
+        mesh.take(header, np.zeros(2, dtype=np.float32))
+
+
+class Unsent:
+    """What a mesh that sends nothing needs."""
+
+    def __call__(self, *arguments: object, **options: object) -> None:
+        raise AssertionError("nothing is sent")

@@ -14,7 +14,7 @@ import pytest
 from protos import connection_pb2 as pb
 from taihu.errors import ExchangeError
 from taihu.wire.channel import open_channel
-from taihu.wire.direct_connection import TOKEN_BYTES, DirectListener, connect_directly, open_connection
+from taihu.wire.direct_connection import TOKEN_BYTES, DirectListener, connect_directly, is_open, open_connection
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.server import RpcServer
 
@@ -25,7 +25,7 @@ IDENTITY = WorkerIdentity("job", 3, 77)
 def test_who_does_not_know_the_token_is_shown_the_door(said: bytes) -> None:
     connections: SimpleQueue[socket.socket] = SimpleQueue()
     listener = DirectListener()
-    port, token = listener.expect(connections.put)
+    port, token = listener.expect(3, connections.put)
     with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
         stranger.sendall(said)
         stranger.shutdown(socket.SHUT_WR)
@@ -44,7 +44,7 @@ def test_a_closed_listener_gives_no_tokens() -> None:
     listener = DirectListener()
     listener.close()
     with pytest.raises(ExchangeError, match="no connections are taken any more"):
-        listener.expect(lambda connection: None)
+        listener.expect(3, lambda connection: None)
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def test_a_service_that_gives_a_token_is_connected_to() -> None:
     connections: SimpleQueue[socket.socket] = SimpleQueue()
     with (
         closing(DirectListener()) as listener,
-        answering(*listener.expect(connections.put)) as (channel, address),
+        answering(*listener.expect(3, connections.put)) as (channel, address),
     ):
         near = open_connection(channel, "service", address, IDENTITY, "server 0")
         assert near is not None
@@ -83,7 +83,50 @@ def test_a_service_that_gives_a_token_is_connected_to() -> None:
 def test_where_there_is_no_connection_values_stay_in_grpc(reason: str) -> None:
     with closing(DirectListener()) as listener, socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1] if reason == "nobody listens" else listener.expect(lambda _: None)[0]
+        port = unused.getsockname()[1] if reason == "nobody listens" else listener.expect(3, lambda _: None)[0]
         service = "other" if reason == "no such call" else "service"
         with answering(port, b"\0" * TOKEN_BYTES) as (channel, address):
             assert open_connection(channel, service, address, IDENTITY, "server 0") is None
+
+
+def test_a_rank_has_one_token_at_a_time() -> None:
+    connections: SimpleQueue[socket.socket] = SimpleQueue()
+    with closing(DirectListener()) as listener:
+        port, old = listener.expect(3, connections.put)
+        _, other = listener.expect(4, connections.put)
+        _, new = listener.expect(3, connections.put)
+        with pytest.raises(ConnectionRefusedError, match="the token was not taken"):
+            connect_directly("127.0.0.1", port, old)
+        for token in (new, other):
+            connect_directly("127.0.0.1", port, token).close()
+            connections.get_nowait().close()
+
+
+def test_a_listener_outlives_a_moment_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failures = threading.Thread.start, iter([True])
+
+    def start_later(thread: threading.Thread) -> None:
+        if thread.name == "direct-greet" and next(failures, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    connections: SimpleQueue[socket.socket] = SimpleQueue()
+    with closing(DirectListener()) as listener:
+        port, token = listener.expect(3, connections.put)
+        monkeypatch.setattr(threading.Thread, "start", start_later)
+        with pytest.raises(OSError, match=r"token was not taken|reset"):
+            connect_directly("127.0.0.1", port, token)
+        connect_directly("127.0.0.1", port, token).close()
+        connections.get_nowait().close()
+
+
+def test_what_the_other_side_has_closed_is_not_open() -> None:
+    near, far = socket.socketpair()
+    with far:
+        assert is_open(far)
+        near.sendall(b"more to come")
+        assert is_open(far)
+        near.close()
+        assert is_open(far)
+        far.recv(100)
+        assert not is_open(far)

@@ -111,3 +111,21 @@ def test_a_connection_that_ends_by_itself_is_no_silence(monkeypatch: pytest.Monk
         with pytest.raises(TaihuError, match="worker 0"):
             second.exchange.wait(0)
         cluster.join()
+
+
+def test_a_connection_that_was_given_up_before_the_exchange_is_not_used() -> None:
+    """A worker whose handshake took too long goes on in the stream, whatever the server thinks of the connection."""
+    layout = layout_of(8)
+    job = make_job(1, 1, exchange={"transport": "grpc"})
+    with Cluster(job) as cluster, cluster.member(0, layout) as member:
+        address = member.addresses[0]
+        with grpc.insecure_channel(address) as channel:
+            connection = direct_connection.open_connection(channel, SERVICE[1:], address, member.identity, "server 0")
+            assert connection is not None
+            connection.close()
+            member.exchange.start()
+            assert member.exchange.path == "grpc"
+            member.step(1, np.zeros(8, dtype=np.float32))
+        member.client.finish(parameters_sha256="equal")
+        cluster.join()
+        assert cluster.outcomes == {0: None}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from parts_network import MemoryMover, MemoryNetwork
 
-from taihu.errors import ConfigError
+from taihu.errors import ConfigError, RunError
 from taihu.optimization import OptimizerShard
 from taihu.planner.partition import slice_bounds
 from taihu.settings import OptimizerSettings
@@ -273,3 +273,26 @@ def test_what_cannot_be_sharded_is_named() -> None:
         HybridModel(network((), front=False), ("fc1",), rank=0, size=2)
     with pytest.raises(ConfigError, match=r"exchange\.fc_scheme 'waves': expected one of gather, turns, slices"):
         plan_passes("waves", 2, 4)  # type: ignore[arg-type]
+
+
+def test_shards_are_not_updated_by_what_is_not_finite() -> None:
+    case = Case(2, 4, (), "gather", ("fc1",))
+    case.images[5] = np.inf
+
+    def work(mover: MemoryMover) -> Recorder:
+        hybrid = HybridModel(network(()), case.sharded, rank=mover.rank, size=2)
+        parameters, gradients = np.zeros((2, hybrid.layout.elements), dtype=np.float32)
+        hybrid.bind(parameters, gradients)
+        hybrid.initialize(1)
+        hybrid.initialize_shards(1)
+        recorder = Recorder()
+        hybrid.attach(mover, recorder, check_finite=True)
+        mine = slice(mover.rank * 4, mover.rank * 4 + 4)
+        with (
+            np.errstate(all="ignore"),
+            pytest.raises(RunError, match=r"gradients of fc1 are not finite at step 7; lower optimizer"),
+        ):
+            hybrid.train(case.images[mine], case.labels[mine], context(mine.start), StepHooks())
+        return recorder
+
+    assert [recorder.gradients for recorder in MemoryNetwork(2).run(work)] == [[], []]

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from allreduce.parts import Transfer
-from taihu.errors import ConfigError, ModelError
+from kernels.reduce import all_finite
+from taihu.errors import ConfigError, ModelError, RunError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.partition import slice_bounds
 from taihu.trace import Tracer
@@ -138,9 +139,14 @@ class HybridModel:
         *,
         scheme: Scheme = "gather",
         update_each_pass: bool = False,
+        check_finite: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
-        """Train the end of the model over `mover`; `bind` came before. `optimizer` updates `shards`."""
+        """Train the end of the model over `mover`; `bind` came before. `optimizer` updates `shards`.
+
+        With `check_finite`, a step raises RunError instead of updating them by what is not finite.
+        """
+        self._check_finite = check_finite
         self._optimizer = optimizer
         self._step = 0
         self._update_each_pass = update_each_pass
@@ -237,6 +243,11 @@ class HybridModel:
         return weights, shard.columns
 
     def _update(self, passes: int) -> None:
+        if self._check_finite and not all_finite(self.shard_gradients):
+            raise RunError(
+                f"gradients of {', '.join(self._shards)} are not finite at step {self._step}; lower "
+                "optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"
+            )
         # The gradient is the sum over ranks of those of mean losses, or the part of it that one pass makes up.
         parts = passes if self._update_each_pass else 1
         self._optimizer.update(0, len(self.shards), self.shard_gradients, self._step, scale=parts / self._size)

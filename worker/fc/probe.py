@@ -33,7 +33,8 @@ def probe_links(communicator: Communicator, servers: int, clock: Clock) -> FcLin
     ring = np.zeros(_SMALL, dtype=np.float32)
     exchange = _median(lambda: communicator.allreduce(ring), _ROUNDS, clock)
     # A gradient goes to the servers and comes back, which is two transfers.
-    return FcLinks(small, 2.0 * small if servers else exchange, max(0.0, large - small) / received)
+    per_byte = max(0.0, large - small) / received if received else 0.0
+    return FcLinks(small, 2.0 * small if servers else exchange, per_byte)
 
 
 def agree_on_fc(
