@@ -290,7 +290,7 @@ def test_shards_are_not_updated_by_what_is_not_finite() -> None:
         mine = slice(mover.rank * 4, mover.rank * 4 + 4)
         with (
             np.errstate(all="ignore"),
-            pytest.raises(RunError, match=r"gradients of fc1 are not finite at step 7; lower optimizer"),
+            pytest.raises(RunError, match="gradients of fc1 are not finite at step 7"),
         ):
             hybrid.train(case.images[mine], case.labels[mine], context(mine.start), StepHooks())
         return recorder
