@@ -176,21 +176,17 @@ class Communicator:
         All ranks start the same transfers in the same order; any number of them may be under way, and urgent ones
         overtake others. Until it is finished, its arrays belong to it.
         """
-        with self._lock:
-            operation = PartsOperation(self._parts.next_key(), transfer, value_type, urgent, on_finished)
-            if self._failure is not None:
-                return operation
-            try:
+        operation = PartsOperation(transfer, value_type, urgent, on_finished)
+        if self._failure is not None:
+            return operation
+        try:
+            with self._lock:
                 if self._incomplete:
                     raise _neighbour_left()
                 self._parts.begin(operation, self._parts_sent)
                 self._end_parts(operation)
-            except TaihuError as error:
-                failure: TaihuError | None = error
-            else:
-                failure = None
-        if failure is not None:
-            self.fail(failure)
+        except TaihuError as error:
+            self.fail(error)
         return operation
 
     def wait(self, operation: Operation | SparseOperation | PartsOperation, timeout_s: float | None = None) -> None:

@@ -81,11 +81,11 @@ class PartsOperation:
     An urgent one overtakes those that are not.
     """
 
-    key: OperationKey
     transfer: Transfer
     value_type: ValueType
     urgent: bool = False
     on_finished: Callable[[], None] = lambda: None
+    key: OperationKey = field(default=OperationKey(0, FIRST_PARTS_GROUP), init=False)
     finished: bool = field(default=False, init=False)
     unsent: int = field(default=0, init=False)
     expected: dict[int, deque[_Part]] = field(default_factory=dict, init=False)
@@ -125,6 +125,7 @@ class PartsMesh:
         Raises:
             FrameError: what has arrived already does not belong to it.
         """
+        operation.key = self.next_key()
         rank, transfer = self._identity.rank, operation.transfer
         size = len(transfer.sends)
         for sender, pieces in enumerate(transfer.receives):

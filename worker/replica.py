@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -158,16 +158,7 @@ class HybridReplica(Replica):
 
     def results(self, steps: int) -> dict[str, Any]:
         """See `Replica.results`."""
-        layers = [
-            {
-                **asdict(choice.layer),
-                "data_seconds": choice.data_seconds,
-                "shard_seconds": choice.shard_seconds,
-                "choice": choice.choice,
-                "rule": choice.rule,
-            }
-            for choice in self._choices
-        ]
+        layers = [choice.to_json() for choice in self._choices]
         scheme, update = self._settings.fc_scheme, self._settings.fc_update
         sent = self._mover.sent_bytes // max(1, steps)
         return {"fc": {"scheme": scheme, "update": update, "bytes_sent_per_step": sent, "layers": layers}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,7 +79,7 @@ def plan(
     for line in (*_describe(profile, settings, decision, groups), *_describe_fc(profile, layers)):
         typer.echo(line)
     if json_file is not None:
-        fc = [{**asdict(choice), **asdict(choice.layer)} for choice in layers]
+        fc = [choice.to_json() for choice in layers]
         write_json(json_file, {**_as_json(profile, settings, decision, groups), "fc": fc})
 
 

@@ -9,9 +9,9 @@ values; backward moves as much the other way. Between sharded neighbours only co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 __all__ = ["FcChoice", "FcJob", "FcLayer", "FcLinks", "choose_fc", "printed_rule", "step_seconds"]
 
@@ -65,30 +65,44 @@ class FcChoice:
     choice: Mode
     rule: Mode
 
+    def to_json(self) -> dict[str, Any]:
+        """The row of the results, under the names of the fields."""
+        fields = asdict(self)
+        return {**fields.pop("layer"), **fields}
 
-def choose_fc(layers: Sequence[FcLayer], job: FcJob, links: FcLinks) -> tuple[FcChoice, ...]:
+
+def choose_fc(
+    layers: Sequence[FcLayer], job: FcJob, links: FcLinks, *, insist: bool = False, leave_one: bool = False
+) -> tuple[FcChoice, ...]:
     """Choose for `layers`, one behind the other in forward order, what takes the least time together.
 
-    A layer with fewer outputs than there are workers stays data-parallel.
+    A layer with fewer outputs than there are workers stays data-parallel. With `insist`, everything else is sharded;
+    with `leave_one`, not all layers are: the one of the fewest parameters stays.
     """
-    possible = [("data", "shard") if 1 < job.workers <= layer.outputs else ("data",) for layer in layers]
-    if len(layers) <= _MOST_COMPARED:
-        best = min(product(*possible), key=lambda modes: step_seconds(layers, modes, job, links))
-    else:
-        best = tuple(
-            min(modes, key=lambda mode: step_seconds([layer], [mode], job, links))
-            for layer, modes in zip(layers, possible, strict=True)
-        )
+    modes = list(_fastest(layers, job, links, insist=insist))
+    if leave_one and modes and "data" not in modes:
+        modes[min(range(len(layers)), key=lambda index: layers[index].inputs * layers[index].outputs)] = "data"
     return tuple(
         FcChoice(
             layer,
             step_seconds([layer], ["data"], job, links),
             step_seconds([layer], ["shard"], job, links),
-            "shard" if mode == "shard" else "data",
+            mode,
             printed_rule(layer, job),
         )
-        for layer, mode in zip(layers, best, strict=True)
+        for layer, mode in zip(layers, modes, strict=True)
     )
+
+
+def _fastest(layers: Sequence[FcLayer], job: FcJob, links: FcLinks, *, insist: bool) -> Sequence[Mode]:
+    both: tuple[Mode, ...] = ("shard",) if insist else ("data", "shard")
+    possible = [both if 1 < job.workers <= layer.outputs else ("data",) for layer in layers]
+    if len(layers) <= _MOST_COMPARED:
+        return min(product(*possible), key=lambda modes: step_seconds(layers, modes, job, links))
+    return [
+        min(modes, key=lambda mode: step_seconds([layer], [mode], job, links))
+        for layer, modes in zip(layers, possible, strict=True)
+    ]
 
 
 def step_seconds(layers: Sequence[FcLayer], modes: Sequence[str], job: FcJob, links: FcLinks) -> float:

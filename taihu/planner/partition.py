@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from taihu.layout import Layout
 from taihu.planner.groups import Group
 
-__all__ = ["SPARSE_FRAME_ELEMENTS", "FrameSpec", "Framing", "Piece", "Shard", "slice_bounds"]
+__all__ = ["SPARSE_FRAME_ELEMENTS", "FrameSpec", "Framing", "Piece", "Shard", "all_bounds", "slice_bounds"]
 
 # The largest frame that fits into a payload of 4 MiB even when every value is kept, with a bitmap or denser sections.
 SPARSE_FRAME_ELEMENTS: Final = 1_000_000
@@ -79,6 +79,11 @@ class FrameSpec:
 def slice_bounds(elements: int, parts: int, index: int) -> tuple[int, int]:
     """Range `index` of `elements` values cut into `parts` ranges whose lengths differ by one at most."""
     return elements * index // parts, elements * (index + 1) // parts
+
+
+def all_bounds(elements: int, parts: int) -> tuple[int, ...]:
+    """Where the ranges of `slice_bounds` begin, and `elements`: one more than there are parts."""
+    return (*(slice_bounds(elements, parts, index)[0] for index in range(parts)), elements)
 
 
 class Shard:

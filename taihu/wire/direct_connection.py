@@ -25,9 +25,19 @@ from taihu.errors import ExchangeError
 from taihu.wire.address import split_address
 from taihu.wire.identity import WorkerIdentity
 
-__all__ = ["TOKEN_BYTES", "DirectListener", "connect_directly", "is_open", "open_connection", "receive_into"]
+__all__ = [
+    "MOST_PIECES",
+    "TOKEN_BYTES",
+    "DirectListener",
+    "connect_directly",
+    "is_open",
+    "open_connection",
+    "receive_into",
+]
 
 TOKEN_BYTES: Final = 16
+MOST_PIECES: Final = 512
+"""So many arrays are sent or received at once; Linux takes at most 1024."""
 _HANDSHAKE_S: Final = 5.0
 _PAUSE_S: Final = 0.2
 # So often an idle connection says that it is alive, or some firewall forgets it.
@@ -35,8 +45,6 @@ _KEEPALIVE_S: Final = 10
 _OPEN_TIMEOUT_S: Final = 60.0
 _WELCOME: Final = b"\x01"
 _MOST_UNSENT_BYTES: Final = 1 << 19
-# Linux takes at most 1024 pieces at once.
-_MOST_PIECES: Final = 512
 
 
 OnConnection = Callable[[socket.socket], None]
@@ -171,7 +179,7 @@ def receive_into(connection: socket.socket, places: list[memoryview]) -> bool:
     rest = [place for place in places if len(place)]
     begun = False
     while rest:
-        count = connection.recvmsg_into(rest[:_MOST_PIECES], 0, socket.MSG_WAITALL)[0]
+        count = connection.recvmsg_into(rest[:MOST_PIECES], 0, socket.MSG_WAITALL)[0]
         if not count:
             if begun:
                 raise ConnectionResetError("the connection ended within a frame")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from taihu.errors import FrameError, MemberLostError, RunError, TaihuError
 from taihu.wire.codec import MAX_PAYLOAD_BYTES, Frame, FrameHeader, ValueType, check_payload, frame_of
-from taihu.wire.direct_connection import receive_into
+from taihu.wire.direct_connection import MOST_PIECES, receive_into
 
 __all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender", "Origin", "Sink"]
 
@@ -31,8 +31,6 @@ _MAGIC: Final = 0x74616869
 _HEADER: Final = struct.Struct("<IBBxxIQIIQQQQd")
 HEADER_BYTES: Final = _HEADER.size
 _DENSE, _SPARSE, _SHARED = range(3)
-# Linux takes at most 1024 pieces at once.
-_MOST_PIECES: Final = 512
 
 Values = NDArray[Any]
 Item = tuple[FrameHeader, Sequence[Values]] | Callable[[], None] | None
@@ -250,7 +248,7 @@ class DirectSender:
             self._write(*item)
 
     def _write(self, header: FrameHeader, pieces: Sequence[Values]) -> None:
-        if len(pieces) > _MOST_PIECES:
+        if len(pieces) > MOST_PIECES:
             pieces = [np.concatenate(pieces)]
         payload = [piece.view(np.uint8).data for piece in pieces]
         size = sum(map(len, payload))

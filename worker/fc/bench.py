@@ -12,7 +12,7 @@ from allreduce.communicator import Communicator
 from allreduce.shards import columns_to_rows, gather_rows, rows_to_columns, scatter_rows, sum_terms
 from taihu.measure import spread
 from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc, step_seconds
-from taihu.planner.partition import slice_bounds
+from taihu.planner.partition import all_bounds
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from worker.engine import Array, Run, StepContext
@@ -101,7 +101,7 @@ class _Exchange:
         self._communicator = communicator
         rank, size = mover.rank, mover.size
         self._rows = range(0, (size + 1) * batch, batch)
-        self._columns = _columns(layer, size)
+        self._columns = all_bounds(layer.outputs, size)
         width = self._columns[rank + 1] - self._columns[rank]
         self._whole = np.zeros((size * batch, layer.inputs), dtype=np.float32)
         self._own = np.zeros((size * batch, width), dtype=np.float32)
@@ -152,7 +152,7 @@ def _row(  # noqa: PLR0917 - what a row is made of
 
 
 def _tail(mover: PeerMover, layer: FcLayer, scheme: Scheme) -> Tail:
-    columns = _columns(layer, mover.size)
+    columns = all_bounds(layer.outputs, mover.size)
     width = columns[mover.rank + 1] - columns[mover.rank]
     arena = np.zeros(2 * (layer.inputs + 1) * width, dtype=np.float32)
     weight, weight_gradient = arena[: 2 * layer.inputs * width].reshape(2, layer.inputs, width)
@@ -165,10 +165,6 @@ def _tail(mover: PeerMover, layer: FcLayer, scheme: Scheme) -> Tail:
 def _no_loss(logits: Array, labels: Array) -> tuple[float, Array]:
     """Layers within a network have gradients as dense as their outputs."""
     return 0.0, logits.copy()
-
-
-def _columns(layer: FcLayer, size: int) -> tuple[int, ...]:
-    return (*(slice_bounds(layer.outputs, size, rank)[0] for rank in range(size)), layer.outputs)
 
 
 def _time(communicator: Communicator, call: Callable[[], object], rounds: int, clock: Clock) -> list[float]:

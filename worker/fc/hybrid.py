@@ -13,11 +13,11 @@ from allreduce.parts import Transfer
 from kernels.reduce import all_finite
 from taihu.errors import ConfigError, ModelError, RunError
 from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.partition import slice_bounds
+from taihu.planner.partition import all_bounds
 from taihu.trace import Tracer
 from worker.engine import Model, StepContext
 from worker.engine.dense import Dropout, Linear, ReLU
-from worker.engine.layer import Array, Layer, ParameterLayer
+from worker.engine.layer import Array, Layer
 from worker.engine.model import StepHooks
 from worker.fc.passes import Scheme
 from worker.fc.stage import FcWeights, Stage
@@ -100,6 +100,7 @@ class HybridModel:
         for index, each in enumerate(kept):
             each.index = index
         self._kept = kept
+        self._kept_in_tail = [each for each in kept if each.name in known]
         self.layout = Layout(tuple(LayerSpec(layer.name, layer.tensors) for layer in kept))
         self.shards: Array = np.zeros(offset, dtype=dtype)
         self.shard_gradients: Array = np.zeros(offset, dtype=dtype)
@@ -165,35 +166,27 @@ class HybridModel:
             raise ModelError("hybrid model: expected a way to the other workers, seen none; call attach() first")
         self._step = context.step
         features, run = self._model.forward_until(self._start, images, context, hooks)
-        for layer in self._model.chain[self._start :]:
-            if isinstance(layer, ParameterLayer) and layer.name not in self._shards:
-                hooks.before_layer(layer.index)
+        for layer in reversed(self._kept_in_tail):
+            hooks.before_layer(layer.index)
         hooks.forwarded(None)
         result = self._tail.train(features, labels, run)
-        for layer in reversed(self._model.chain[self._start :]):
-            if isinstance(layer, ParameterLayer) and layer.name not in self._shards:
-                hooks.gradient_ready(layer.index)
+        for layer in self._kept_in_tail:
+            hooks.gradient_ready(layer.index)
         self._model.backward_from(self._start, result.feature_gradient, run)
         return result.loss
 
     def collect(self, mover: Mover, whole: Model | None) -> None:
         """Write all parameters into `whole`, a bound model on rank 0 and None on the others; all ranks call this."""
-        if whole is not None:
-            for name, values in whole.parameters_by_name().items():
-                layer, _, tensor = name.rpartition("/")
-                kept = self._kept_parameters().get((layer, tensor))
-                if kept is not None:
-                    values[...] = kept
-            whole.load_buffers(self._model.buffers())
         targets = whole.parameters_by_name() if whole is not None else {}
+        if whole is not None:
+            for layer in self._kept:
+                for tensor, values in layer.parameters.items():
+                    targets[f"{layer.name}/{tensor}"][...] = values
+            whole.load_buffers(self._model.buffers())
         for name, shard in self._shards.items():
             for spec, own in zip(shard.layer.tensors, self._own_tensors(shard, self.shards), strict=True):
                 target = targets.get(f"{name}/{spec.name}")
                 mover.start("collect", self._to_first(shard, own, target))()
-
-    def buffers(self) -> dict[str, Array]:
-        """See `Model.buffers`."""
-        return self._model.buffers()
 
     def _to_first(self, shard: _Shard, own: Array, target: Array | None) -> Transfer:
         empty: list[list[Array]] = [[] for _ in range(self._size)]
@@ -205,9 +198,6 @@ class HybridModel:
         rows[:, shard.own(0)] = own.reshape(len(rows), -1)
         receives: list[list[Array]] = [[], *(list(rows[:, shard.own(rank)]) for rank in range(1, self._size))]
         return Transfer(empty, receives)
-
-    def _kept_parameters(self) -> dict[tuple[str, str], Array]:
-        return {(layer.name, name): values for layer in self._kept for name, values in layer.parameters.items()}
 
     def _own_tensors(self, shard: _Shard, arena: Array) -> list[Array]:
         """Views of this rank's part of the layer's tensors in `arena`, in order."""
@@ -235,11 +225,9 @@ class HybridModel:
             gradients = layer.gradients
             return FcWeights(layer.parameters["weight"], bias, gradients["weight"], gradients.get("bias")), None
         values = self._own_tensors(shard, self.shards)
-        gradients_ = self._own_tensors(shard, self.shard_gradients)
+        own = self._own_tensors(shard, self.shard_gradients)
         has_bias = len(values) > 1
-        weights = FcWeights(
-            values[0], values[1] if has_bias else None, gradients_[0], gradients_[1] if has_bias else None
-        )
+        weights = FcWeights(values[0], values[1] if has_bias else None, own[0], own[1] if has_bias else None)
         return weights, shard.columns
 
     def _update(self, passes: int) -> None:
@@ -269,8 +257,7 @@ def _shard(layer: Linear, size: int, offset: int) -> _Shard:
             f"layer {layer.name}: {units} outputs cannot be split over {size} workers; use at most {units} "
             "workers, or leave the layer to the exchange"
         )
-    bounds = [slice_bounds(units, size, rank)[0] for rank in range(size)]
-    return _Shard(layer, (*bounds, units), offset)
+    return _Shard(layer, all_bounds(units, size), offset)
 
 
 def _elements(layer: Linear, own: slice) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -46,20 +45,11 @@ def agree_on_fc(
     insist: bool = False,
     leave_one: bool = False,
 ) -> tuple[FcChoice, ...]:
-    """What rank 0 chooses by what it measured, on every rank.
-
-    With `insist`, everything that can be sharded is; with `leave_one`, the layer of the fewest parameters is not.
-    """
+    """What rank 0 chooses by what it measured, on every rank; see `choose_fc`."""
     links = probe_links(communicator, job.servers, clock)
     agreed = np.array([links.transfer_seconds, links.exchange_seconds, links.seconds_per_byte])
     communicator.broadcast(agreed, ValueType.FP64)
-    choices = list(choose_fc(layers, job, FcLinks(*agreed.tolist())))
-    if insist:
-        choices = [replace(c, choice="shard" if 1 < job.workers <= c.layer.outputs else "data") for c in choices]
-    if leave_one and all(choice.choice == "shard" for choice in choices):
-        least = min(choices, key=lambda choice: choice.layer.inputs * choice.layer.outputs)
-        choices = [replace(choice, choice="data") if choice is least else choice for choice in choices]
-    return tuple(choices)
+    return choose_fc(layers, job, FcLinks(*agreed.tolist()), insist=insist, leave_one=leave_one)
 
 
 def _gather(mover: PeerMover, count: int) -> None:

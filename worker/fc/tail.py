@@ -48,7 +48,10 @@ class Mover(Protocol):
 
 @dataclass(frozen=True)
 class TailResult:
-    """The mean loss of the own examples, and its gradient with respect to the features, (batch, K)."""
+    """The mean loss of the own examples, and its gradient with respect to the features, (batch, K).
+
+    The gradient lies in memory that the next step writes to again.
+    """
 
     loss: float
     feature_gradient: Array
@@ -84,7 +87,7 @@ class Tail:
         self._batch = 0
         self._passes: tuple[Pass, ...] = ()
         self._memory: list[StageMemory] = []
-        self._logits = np.empty((0, 0))
+        self._logits = self._feature_gradient = np.empty((0, 0))
 
     def train(self, features: Array, labels: Array, run: Run) -> TailResult:
         """Forward, loss and backward of all passes; writes the gradients of every stage.
@@ -98,7 +101,7 @@ class Tail:
             TaihuError: a transfer failed; the message says why.
         """
         self._allocate(features)
-        gradient = np.empty_like(features)
+        gradient = self._feature_gradient
         total = 0.0
         arriving = self._send_features(features, self._passes[0])
         returning: list[Callable[[], None]] = []
@@ -136,6 +139,7 @@ class Tail:
         last = self._stages[-1]
         classes = last.width if last.columns is None else last.columns[-1]
         self._logits = np.empty((batch, classes), dtype=features.dtype)
+        self._feature_gradient = np.empty_like(features)
 
     def _own(self, one: Pass) -> slice:
         return slice(one.starts[self._rank], one.stops[self._rank])
