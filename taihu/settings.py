@@ -96,12 +96,13 @@ class ExchangeSettings(Section):
     `plan` merges layers into groups: `per-layer`, `single`, `bucket:SIZE` (for example `bucket:4MB`), or as computed
     from measurements of the running job: `greedy`, `exact`, and `auto`, the fewest groups within 2 % of `exact`. The
     first `calibration_steps` steps are measured, and as many by the plan that they led to; every `replan_every` steps
-    the plan is made anew if another one has become better. A group is cut into frames of at most `frame_bytes` for
-    each server: by default 512 KiB, or 4 MiB where all processes run on one machine, and less where a computed plan
-    finds that the links want it. At most `window_frames` of them are on their way to one server without an answer.
-    Processes of one machine exchange dense values in memory that they share (`same-host`; in a ring all workers must
-    be there), others over TCP connections (`tcp`), or in gRPC's streams where those cannot be opened (`grpc`);
-    `transport` is the best of them that may be used, or with `same-host` the only one.
+    the plan is made anew if another one has become better. A group is cut into frames for each server that cover at
+    most `frame_bytes` of dense values: by default 512 KiB, or about 4 MiB where all processes run on one machine or
+    only selected values are sent, and less where a computed plan finds that the links want it. At most
+    `window_frames` of them are on their way to one server without an answer. Processes of one machine exchange dense
+    values in memory that they share (`same-host`; in a ring all workers must be there), others over TCP connections
+    (`tcp`), or in gRPC's streams where those cannot be opened (`grpc`); `transport` is the best of them that may be
+    used, or with `same-host` the only one.
 
     `fc` splits the fully connected layers at the model's end by outputs over the workers, which then exchange
     activations instead of these layers' gradients: all of them (`shard`), or those for which that is predicted to be

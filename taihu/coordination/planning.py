@@ -13,7 +13,7 @@ from taihu.errors import FrameError, StaleError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.calibration import calibrate, with_measured_bytes
-from taihu.planner.decide import best_frame_bytes, decide, predict
+from taihu.planner.decide import best_frame_elements, decide, predict
 from taihu.planner.fc_mode import FcLayer
 from taihu.planner.groups import Group, plan_groups
 from taihu.planner.measurement import StepMeasurement
@@ -72,10 +72,12 @@ def _frame_elements(job: Job, *, one_host: bool) -> int:
 
     A small one is soon answered on a link, while shared memory has no use for that and each message costs time.
     """
-    if job.downlink != "dense" or (not job.servers and job.compression.method != "none"):
-        return SPARSE_FRAME_ELEMENTS
+    sparse = job.downlink != "dense" or (not job.servers and job.compression.method != "none")
     if job.exchange.frame_bytes is not None:
-        return job.exchange.frame_bytes // BYTES_PER_VALUE
+        named = job.exchange.frame_bytes // BYTES_PER_VALUE
+        return min(named, SPARSE_FRAME_ELEMENTS) if sparse else named
+    if sparse:
+        return SPARSE_FRAME_ELEMENTS
     return (MAX_PAYLOAD_BYTES if one_host and job.shares_memory else _FRAME_BYTES) // BYTES_PER_VALUE
 
 
@@ -132,12 +134,13 @@ class Planning:
         profile = calibrate(names, elements, reports, servers=self._job.servers, previous=self.profile)
         profile = with_measured_bytes(profile, compression, groups, reports)
         profile = replace(profile, fc_layers=_fully_connected(self.plan.layout), batch=self._job.train.batch)
+        frame_elements = self._frames_for_links(profile, compression)
+        compression = planned_compression(self._job, frame_elements)
         seconds = predict(profile, compression, groups)
         if is_computed(self._job.exchange.plan) and self._job.compression.method != "topk":
             decision = decide(profile, compression, self._job.exchange.plan)
             if self.profile is None or decision.seconds < seconds * (1.0 - _WORTHWHILE_GAIN):
                 groups, seconds = decision.groups, decision.seconds
-        frame_elements = self._frames_for_links(profile)
         routes = sparse_routes(self._job, self.plan.layout, groups, profile.link)
         own = self.plan
         changed = (groups, frame_elements, routes) != (own.groups, own.frame_elements, own.routes)
@@ -152,13 +155,13 @@ class Planning:
             predicted_seconds=seconds,
         )
 
-    def _frames_for_links(self, profile: Profile) -> int:
+    def _frames_for_links(self, profile: Profile, compression: Compression) -> int:
         """The first profile tells what frames the links want."""
         own = self.plan.frame_elements
         named = self._job.exchange.frame_bytes is not None or not is_computed(self._job.exchange.plan)
-        if named or self.profile is not None or not self._job.servers or self._job.downlink != "dense":
+        if named or self.profile is not None or not self._job.servers:
             return own
-        return best_frame_bytes(profile, own * BYTES_PER_VALUE) // BYTES_PER_VALUE
+        return best_frame_elements(profile, compression, own)
 
 
 def _fully_connected(layout: Layout) -> tuple[FcLayer, ...]:

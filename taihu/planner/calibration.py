@@ -89,7 +89,7 @@ def calibrate(
         forward_seconds=forward,
         scan=scan,
         top_k=top_k,
-        link=_link(_transfers(serial), previous),
+        link=_link(_transfers(serial), len(serial[0][0].groups) if serial else 0, previous),
         workers=len(reports),
         servers=servers,
     )
@@ -159,8 +159,9 @@ def fit_link(transfers: Transfers) -> LinkCost:
     return LinkCost(max(0.0, float(alpha)), per_byte[0], per_byte[-1])
 
 
-def _link(transfers: Transfers, previous: Profile | None) -> LinkCost:
-    if previous is None or len(np.unique(transfers.up_bytes)) >= _TELLING_SIZES:
+def _link(transfers: Transfers, groups: int, previous: Profile | None) -> LinkCost:
+    # Several steps of the same few groups differ by what was selected, not by enough to tell more.
+    if previous is None or min(groups, len(np.unique(transfers.up_bytes))) >= _TELLING_SIZES:
         return fit_link(transfers)
     link = previous.link
     expected = link.alpha_seconds + link.up_seconds_per_byte * transfers.up_bytes

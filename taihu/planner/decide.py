@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import numpy as np
+
 from kernels.merge_search import Pipeline
 from taihu.errors import ConfigError
 from taihu.planner.fc_mode import FcChoice, FcJob, FcLinks, choose_fc
@@ -17,14 +19,13 @@ from taihu.planner.groups import Group, plan_groups
 from taihu.planner.merging import merge_exact, merge_greedy
 from taihu.planner.profile import Compression, Profile
 from taihu.planner.timeline import Timeline, simulate, step_costs
-from taihu.wire.codec import BYTES_PER_VALUE
 
-__all__ = ["UNCOMPRESSED", "Decision", "best_frame_bytes", "choose_fc_of", "decide", "predict"]
+__all__ = ["UNCOMPRESSED", "Decision", "best_frame_elements", "choose_fc_of", "decide", "predict"]
 
 UNCOMPRESSED = "uncompressed"
 """The alternative that sends everything, by its own best plan."""
 
-_LEAST_FRAME_BYTES = 1 << 16
+_LEAST_FRAME_ELEMENTS = 1 << 14
 _AUTO_SLACK = 0.02
 _COMPARED = ("per-layer", "single", "bucket:25MB", "greedy", "exact")
 
@@ -82,20 +83,27 @@ def predict(profile: Profile, compression: Compression, groups: Sequence[Group])
     return simulate(step_costs(profile, compression), groups).seconds
 
 
-def best_frame_bytes(profile: Profile, most: int) -> int:
-    """A size of dense frames, a power of two from 64 KiB to `most`, that keeps both directions of the links busy.
+def best_frame_elements(profile: Profile, compression: Compression, most: int) -> int:
+    """The elements that a frame should cover, a power of two from 2^14 to `most`, to keep both directions busy.
 
-    Frames of f bytes cost a model of n bytes n / f start-ups of alpha, and one frame's way, beta f, during which only
-    one direction is busy; the sum is least at f = sqrt(alpha n / beta).
+    Frames of f elements cost a model of n elements n / f start-ups of alpha, and one frame's way, beta f, in which
+    only one direction is busy; the sum is least at f = sqrt(alpha n / beta). beta is what an element takes, much less
+    where few of them are sent.
     """
     link = profile.link
-    size = sum(layer.elements for layer in profile.layers) * BYTES_PER_VALUE / max(1, profile.servers)
-    per_byte = max(link.up_seconds_per_byte, link.down_seconds_per_byte)
-    best = math.sqrt(link.alpha_seconds * size / per_byte) if per_byte else math.inf
-    frame_bytes = _LEAST_FRAME_BYTES
-    while 2 * frame_bytes <= min(best, most):
-        frame_bytes *= 2
-    return min(frame_bytes, most)
+    whole = compression.sizes(profile, np.array([0]), np.array([len(profile.layers) - 1]))
+    way_seconds = max(
+        link.up_seconds_per_byte * compression.up_bytes(profile, whole).item(),
+        link.down_seconds_per_byte * compression.down_bytes(profile, whole).item(),
+    )
+    elements = whole.elements.item()
+    best = (
+        elements * math.sqrt(link.alpha_seconds / max(1, profile.servers) / way_seconds) if way_seconds else math.inf
+    )
+    frame_elements = _LEAST_FRAME_ELEMENTS
+    while 2 * frame_elements <= min(best, most):
+        frame_elements *= 2
+    return min(frame_elements, most)
 
 
 def choose_fc_of(profile: Profile) -> tuple[FcChoice, ...]:

@@ -60,7 +60,8 @@ def test_the_first_plan_measures_every_layer_unless_a_plan_is_named(plan: str, m
         ({"frame_bytes": 8192}, "none", True, 8192),
         ({"frame_bytes": 8192}, "none", False, 8192),
         ({}, "dlgs", True, 4_000_000),
-        ({"frame_bytes": 8192}, "dlgs", False, 4_000_000),
+        ({"frame_bytes": 8192}, "dlgs", False, 8192),
+        ({"frame_bytes": 4 << 20}, "dlgs", False, 4_000_000),
     ],
 )
 def test_frames_are_large_where_memory_is_shared(

@@ -311,6 +311,24 @@ def test_few_sizes_only_scale_the_link_that_was_known(factor: float) -> None:
     assert link.down_seconds_per_byte == pytest.approx(slower.down_seconds_per_byte)
 
 
+def test_the_same_few_groups_of_several_steps_are_few_sizes() -> None:
+    rng = np.random.default_rng(3)
+    steps = []
+    for number in range(4):
+        up, down = np.array([4e6, 5e6]) * rng.uniform(0.9, 1.1), np.array([8e6, 7e6]) * rng.uniform(0.9, 1.1)
+        up_s = LINK.alpha_seconds + LINK.up_seconds_per_byte * up + rng.uniform(0, 0.2, 2)
+        rows = zip(
+            up.tolist(), down.tolist(), up_s.tolist(), (LINK.down_seconds_per_byte * down).tolist(), strict=True
+        )
+        groups = tuple(GroupMeasurement(1000, 0.0, False, int(u), int(d), us, ds) for u, d, us, ds in rows)
+        steps.append(StepMeasurement(number, True, 0.5, (0.1, 0.2, 0.0, 0.3), groups))
+    known = replace(calibrate(NAMES, ELEMENTS, [steps], servers=1), link=LINK)
+    link = calibrate(NAMES, ELEMENTS, [steps], servers=1, previous=known).link
+    factor = link.alpha_seconds / LINK.alpha_seconds
+    assert link.up_seconds_per_byte == pytest.approx(LINK.up_seconds_per_byte * factor)
+    assert link.down_seconds_per_byte == pytest.approx(LINK.down_seconds_per_byte * factor)
+
+
 def test_many_sizes_are_fitted_anew() -> None:
     rng = np.random.default_rng(5)
     up, down = rng.uniform(1e4, 1e6, 8), rng.uniform(1e4, 1e6, 8)

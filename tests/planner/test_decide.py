@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taihu.errors import ConfigError
-from taihu.planner.decide import UNCOMPRESSED, best_frame_bytes, decide, predict
+from taihu.planner.decide import UNCOMPRESSED, best_frame_elements, decide, predict
 from taihu.planner.groups import Group, plan_groups
 from taihu.planner.merging import TIE, merge_exact, merge_greedy
-from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
+from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Method, Profile
 from taihu.planner.timeline import simulate, step_costs
 
 PROFILE = Profile(
@@ -99,22 +100,29 @@ def test_other_strategies_are_refused(method: str, strategy: str, words: str) ->
     st.builds(LinkCost, st.floats(1e-6, 1e-1), st.floats(1e-12, 1e-5), st.floats(1e-12, 1e-5)),
     st.integers(1, 10**8),
     st.integers(0, 4),
-    st.sampled_from([4096, 1 << 16, 1 << 19, 1 << 22]),
+    st.sampled_from([1024, 1 << 14, 1 << 17, 1 << 20]),
+    st.sampled_from([("none", 1.0), ("dlgs", 0.1), ("lags", 0.01)]),
 )
 def test_frames_cost_at_most_a_quarter_more_than_the_best_power_of_two(
-    link: LinkCost, elements: int, servers: int, most: int
+    link: LinkCost, elements: int, servers: int, most: int, method: tuple[Method, float]
 ) -> None:
     profile = replace(PROFILE, layers=(LayerCost("fc", elements, 0.01),), link=link, servers=servers)
+    compression = Compression(*method)
+    all_of_it = compression.sizes(profile, np.array([0]), np.array([0]))
+    up = link.up_seconds_per_byte * compression.up_bytes(profile, all_of_it)[0]
+    down = link.down_seconds_per_byte * compression.down_bytes(profile, all_of_it)[0]
 
-    def seconds(frame_bytes: int) -> float:
-        per_byte = max(link.up_seconds_per_byte, link.down_seconds_per_byte)
-        return link.alpha_seconds * 4 * elements / max(1, servers) / frame_bytes + per_byte * frame_bytes
+    def seconds(frame_elements: int) -> float:
+        frames = elements / max(1, servers) / frame_elements
+        return float(link.alpha_seconds * frames + max(up, down) / elements * frame_elements)
 
-    choices = [size for size in (1 << power for power in range(16, 23)) if size <= most] or [most]
-    chosen = best_frame_bytes(profile, most)
+    choices = [size for size in (1 << power for power in range(14, 21)) if size <= most] or [most]
+    chosen = best_frame_elements(profile, compression, most)
     assert chosen in choices
     assert seconds(chosen) <= 1.25 * min(map(seconds, choices)) * (1 + 1e-9)
 
 
 def test_frames_are_as_large_as_may_be_where_bytes_cost_nothing() -> None:
-    assert best_frame_bytes(replace(PROFILE, link=LinkCost(1e-4, 0.0, 0.0)), 1 << 22) == 1 << 22
+    assert (
+        best_frame_elements(replace(PROFILE, link=LinkCost(1e-4, 0.0, 0.0)), Compression("none"), 1 << 20) == 1 << 20
+    )
