@@ -321,7 +321,7 @@ class Communicator:
             self._finish(operation)
 
     def _take_frame(self, frame: Frame) -> None:
-        if frame.header.shared:
+        if frame.header.shared or frame.header.bare:
             raise FrameError(f"frame of worker {frame.header.sender} without values: expected them in the frame")
         with self._lock:
             operation = self._sparse.take(frame) if self._failure is None else None

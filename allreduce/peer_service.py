@@ -173,7 +173,7 @@ class PeerServicer:
             )
         if header.failure:
             raise MemberLostError(header.failure)
-        if header.selected is not None or header.shared:
+        if not header.is_dense:
             self._sink.take_frame(frame)
         elif not header.last:
             self._sink.take(header, [frame.values], False)

@@ -153,20 +153,24 @@ class FetchRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     LAYOUT_DIGEST_FIELD_NUMBER: _builtins.int
+    WITHOUT_VALUES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     rank: _builtins.int
     layout_digest: _builtins.str
     """Digest of the layout that the worker has."""
+    without_values: _builtins.bool
+    """The worker only waits until there are parameters; it asks for them when it needs them."""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         rank: _builtins.int = ...,
         layout_digest: _builtins.str = ...,
+        without_values: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "layout_digest", b"layout_digest", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "layout_digest", b"layout_digest", "rank", b"rank", "without_values", b"without_values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

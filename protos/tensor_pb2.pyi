@@ -55,6 +55,10 @@ class _EncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Encoding.Val
     """
     ENCODING_SHARED: _Encoding.ValueType  # 2
     """No payload: the values lie in the memory that sender and receiver share (ParameterServerService.Share)."""
+    ENCODING_BARE: _Encoding.ValueType  # 3
+    """No payload and no values: a worker asks for the parameters of the range as they were after the frame's step, or a
+    server says that they are there to be asked for.
+    """
 
 class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper):
     """How the values of a frame are placed."""
@@ -67,6 +71,10 @@ sections is described in kernels/pack.py.
 """
 ENCODING_SHARED: Encoding.ValueType  # 2
 """No payload: the values lie in the memory that sender and receiver share (ParameterServerService.Share)."""
+ENCODING_BARE: Encoding.ValueType  # 3
+"""No payload and no values: a worker asks for the parameters of the range as they were after the frame's step, or a
+server says that they are there to be asked for.
+"""
 Global___Encoding: _TypeAlias = Encoding  # noqa: Y015
 
 @_typing.final

@@ -77,6 +77,21 @@ class Aggregator(Generic[Payload]):
         self._check_sender(header)
         return self._find(header).frame
 
+    def check_asked(self, header: FrameHeader) -> FrameSpec:
+        """The frame whose parameters after step `header.step` a worker asks for.
+
+        Raises:
+            FrameError, StaleError: as `offer`; the parameters are those of another step.
+        """
+        sender = self._check_sender(header)
+        slot = self._find(header)
+        if header.step != slot.step or not slot.applied:
+            raise StaleError(
+                f"worker {sender} asks for group {header.group}, offset {header.offset} after step {header.step}: "
+                f"expected step {slot.step}"
+            )
+        return slot.frame
+
     def is_quiet_after(self, step: int) -> bool:
         """Whether every frame has been applied up to `step` and nothing waits, so that the plan may change."""
         return all(slot.step == step and slot.applied and not slot.pending for slot in self._slots.values())

@@ -23,7 +23,7 @@ from ps_server.answer import Answer
 from ps_server.contribution import Contribution, SparseContribution
 from taihu.compression import METHODS, Compressor, Unit
 from taihu.job import Job
-from taihu.optimization import OptimizerShard
+from taihu.optimization import OptimizerShard, SumShard
 from taihu.planner.partition import FrameSpec, Framing
 from taihu.wire.codec import FrameHeader
 
@@ -48,9 +48,8 @@ class Scratch:
 class Pull(ABC):
     """Applies complete frames to the shard's parameters and makes the answers."""
 
-    def __init__(self, parameters: Values, optimizer: OptimizerShard, workers: int) -> None:
+    def __init__(self, parameters: Values, workers: int) -> None:
         self._parameters = parameters
-        self._optimizer = optimizer
         self._scale = 1.0 / workers
         self._scratch: SimpleQueue[Scratch] = SimpleQueue()
         self._framing: Framing | None = None
@@ -96,7 +95,11 @@ class Pull(ABC):
 
 
 class DensePull(Pull):
-    """All gradients come in, all parameters go back; any optimizer."""
+    """All gradients come in, all parameters go back; any optimizer, or the workers' own."""
+
+    def __init__(self, parameters: Values, optimizer: OptimizerShard | SumShard, workers: int) -> None:
+        super().__init__(parameters, workers)
+        self._optimizer = optimizer
 
     def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> None:
         """See `Pull.apply`."""
@@ -107,8 +110,9 @@ class DensePull(Pull):
 
     def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
         """See `Pull.answer`."""
-        values = () if header.shared else (self._parameters[frame.offset : frame.offset + frame.count],)
-        return Answer(header, values)
+        if not header.is_dense:
+            return Answer(header, ())
+        return Answer(header, (self._parameters[frame.offset : frame.offset + frame.count],))
 
     def _update_all(self, frame: FrameSpec, step: int, total: Values) -> None:
         self._optimizer.update(frame.offset, frame.offset + frame.count, total, step, scale=self._scale)
@@ -132,7 +136,8 @@ class SparsePull(Pull):
     """Some parameters go back; the last answers are kept, because nothing else tells which they were."""
 
     def __init__(self, parameters: Values, optimizer: OptimizerShard, workers: int) -> None:
-        super().__init__(parameters, optimizer, workers)
+        super().__init__(parameters, workers)
+        self._optimizer = optimizer
         self._answers: dict[int, Answer] = {}
 
     def adopt(self, framing: Framing) -> None:
@@ -206,9 +211,11 @@ class SqueezedPull(SparsePull):
             self._answer_with(frame, chosen, scratch, header)
 
 
-def make_pull(job: Job, parameters: Values, optimizer: OptimizerShard) -> Pull:
+def make_pull(job: Job, parameters: Values, optimizer: OptimizerShard | SumShard) -> Pull:
     """The way that the job's parameters come back; `adopt` comes before the first frame."""
     workers, compression = job.cluster.workers, job.compression
+    if isinstance(optimizer, SumShard):
+        return DensePull(parameters, optimizer, workers)
     if job.downlink == "exact":
         return ExactPull(parameters, optimizer, workers)
     if job.downlink == "doublesqueeze":

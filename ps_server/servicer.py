@@ -203,6 +203,9 @@ class ParameterServerServicer:
         identity, header = exchange.identity, frame.header
         self._metrics.received_bytes.inc(frame.moved_bytes)
         start = self._clock.now()
+        if header.bare:
+            self._answer(exchange, self._store.ask(header))
+            return
         exchange.shares = header.shared
         outcome = self._store.push(frame, self._gradients.get(identity))
         if isinstance(outcome, FrameHeader):
@@ -289,4 +292,5 @@ class ParameterServerServicer:
             self._store.check_layout(request.layout_digest)
         except TaihuError as error:
             abort(context, error)
-        yield from self._store.read()
+        if not request.without_values:
+            yield from self._store.read()

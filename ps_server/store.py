@@ -19,7 +19,7 @@ from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, ModelError, PeerUnreachableError, SharedMemoryError, StaleError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
-from taihu.optimization import OptimizerShard
+from taihu.optimization import OptimizerShard, SumShard
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE, Frame, FrameHeader, encode_frame
@@ -57,7 +57,7 @@ class ParameterStore:
         self._parameters: Values = np.zeros(0, dtype=np.float32)
         self._buffer: SharedBuffer | None = None
         self._aggregator: Aggregator[Contribution] | None = None
-        self._optimizer: OptimizerShard | None = None
+        self._optimizer: OptimizerShard | SumShard | None = None
         self._pull: Pull | None = None
         self._framing: Framing | None = None
         self._step = 0
@@ -70,7 +70,7 @@ class ParameterStore:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of parameters and optimizer state."""
+        """Bytes of parameters, or in stage 0 of ZeRO sums, and optimizer state."""
         return self._parameters.nbytes + (self._optimizer.state_bytes if self._optimizer else 0)
 
     def begin(self, layout: Layout) -> Initialization:
@@ -92,7 +92,11 @@ class ParameterStore:
     def adopt(self, initial: Initialization) -> int:
         """Make complete initial parameters this shard's; returns their number of values."""
         initial.check_complete()
-        optimizer = OptimizerShard(self._job.server_optimizer, initial.parameters)
+        optimizer = (
+            OptimizerShard(self._job.server_optimizer, initial.parameters)
+            if self._job.zero
+            else SumShard(initial.parameters)
+        )
         optimizer.warm_up()
         warm_up()
         with self._changed:
@@ -183,8 +187,7 @@ class ParameterStore:
             StaleError: see `Aggregator.offer`.
         """
         header = frame.header
-        if self._plan is not None and header.plan > self._plan.version:
-            self._follow(header.plan)
+        self._follow_if_later(header)
         with self._changed:
             aggregator = self._ready()
             spec = aggregator.find(header)
@@ -195,6 +198,21 @@ class ParameterStore:
         with self._changed:
             outcome = aggregator.offer(header, contribution)
         return self._apply(outcome) if isinstance(outcome, Complete) else outcome
+
+    def ask(self, header: FrameHeader) -> Answer:
+        """The parameters that a worker's bare frame asks for.
+
+        Raises:
+            FrameError: it is no frame of the plan, or the job's workers are not to ask.
+            StaleError: see `Aggregator.check_asked`.
+        """
+        if self._job.zero < 3:
+            raise FrameError(f"worker {header.sender} asks for what zero {self._job.zero} answers unasked")
+        self._follow_if_later(header)
+        with self._changed:
+            frame = self._ready().check_asked(header)
+        values = self._parameters[frame.offset : frame.offset + frame.count]
+        return Answer(self._header(frame, header.step), (values,))
 
     def answer(self, header: FrameHeader, *, shared: bool) -> Answer:
         """The answer that `push` returned the header of; `shared`: to one who has the parameters mapped."""
@@ -208,13 +226,16 @@ class ParameterStore:
         """The answer to a worker's frame that had been answered before."""
         with self._changed:
             frame = self._ready().find(header)
-        return self.answer(self._header(frame, header.step), shared=shared)
+        return self.answer(self._summed(frame, header.step), shared=shared)
 
-    def _follow(self, version: int) -> None:
-        """Change to plan `version`, whose first frame has come.
+    def _follow_if_later(self, header: FrameHeader) -> None:
+        """Change to the plan of `header`, if it is the first frame of a later one.
 
         Every worker has pulled all of the step before, or it would not push by another plan.
         """
+        version = header.plan
+        if self._plan is None or version <= self._plan.version:
+            return
         plan = self._get_plan()
         with self._changed:
             if self._plan is None or plan.version <= self._plan.version:
@@ -245,7 +266,7 @@ class ParameterStore:
 
     def _apply(self, complete: Complete[Contribution]) -> FrameHeader:
         assert self._pull is not None  # noqa: S101
-        header = self._header(complete.frame, complete.step)
+        header = self._summed(complete.frame, complete.step)
         self._pull.apply(complete.frame, complete.step, complete.contributions, header)
         with self._changed:
             self._ready().applied(complete.frame)
@@ -263,6 +284,10 @@ class ParameterStore:
             count=frame.count,
             completed_s=self._clock.now(),
         )
+
+    def _summed(self, frame: FrameSpec, step: int) -> FrameHeader:
+        """Of the answer to everybody; where workers ask for parameters when they need them, it has none."""
+        return replace(self._header(frame, step), bare=self._job.zero == 3)
 
     def _ready(self) -> Aggregator[Contribution]:
         if self._aggregator is None:

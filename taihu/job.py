@@ -71,6 +71,29 @@ class Job(Section):
             raise ValueError("momentum on the servers changes every parameter: set compression.downlink = 'dense'")
         return self
 
+    @model_validator(mode="after")
+    def _zero_fits(self) -> Job:
+        exchange, zero = self.exchange, self.zero
+        if not self.servers and zero:
+            raise ValueError(f"zero {zero} needs servers: set exchange.kind = 'server' or exchange.zero = 0")
+        if self.servers and self.compression.method != "none" and zero != 1:
+            raise ValueError(
+                f"compression keeps a residual of every gradient on every worker, which zero {zero} does not divide: "
+                "set exchange.zero = 1"
+            )
+        if zero >= 2 and exchange.transport == "same-host":
+            raise ValueError(f"zero {zero} keeps no arena that others can map: set exchange.transport = 'auto'")
+        if zero == 3 and exchange.fc != "data":
+            raise ValueError("sharded layers keep their parameters, which zero 3 does not: set exchange.fc = 'data'")
+        return self
+
+    @property
+    def zero(self) -> int:
+        """The stage of ZeRO: what is divided among the servers, 0 nothing to 3 everything."""
+        if self.exchange.zero is None:
+            return 1 if self.servers else 0
+        return self.exchange.zero
+
     @property
     def servers(self) -> int:
         """Number of servers; 0 where workers exchange with each other."""
@@ -92,7 +115,8 @@ class Job(Section):
     @property
     def shares_memory(self) -> bool:
         """Whether processes of one machine exchange dense gradients, and parameters, in memory that they share."""
-        return self.exchange.transport in ("auto", "same-host") and self.compression.method == "none"
+        possible = self.exchange.transport in ("auto", "same-host") and self.zero < 2
+        return possible and self.compression.method == "none"
 
     @property
     def momentum_on_workers(self) -> bool:

@@ -110,6 +110,11 @@ class ExchangeSettings(Section):
     through them in one pass (`fc_scheme` gather), one worker's after the other's (turns), or a slice of everybody's
     at a time (slices). With `fc_update` pass these layers are updated after every pass, by its examples alone: that
     is no longer SGD with the whole batch.
+
+    `zero` is the stage of ZeRO: every worker keeps everything (0), the servers keep the optimizer state, each a part
+    of it (1), workers give the memory of gradients back as soon as a group has been summed (2), and fetch the
+    parameters of a group when they need them, twice in a step (3). By default 1 with servers and 0 in a ring. From
+    stage 2 on no merged group exceeds `bucket_bytes` of fp32 values.
     """
 
     kind: Literal["server", "ring"] = "server"
@@ -124,6 +129,8 @@ class ExchangeSettings(Section):
     replan_every: PositiveInt = 200
     frame_bytes: Annotated[int, Field(ge=4096, le=4 << 20, multiple_of=4)] | None = None
     window_frames: PositiveInt = 6
+    zero: Annotated[int, Field(ge=0, le=3)] | None = None
+    bucket_bytes: Annotated[int, Field(ge=4096)] = 16 << 20
     timeout_s: PositiveFloat = 600.0
     non_finite: Literal["error", "allow"] = "error"
 

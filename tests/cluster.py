@@ -18,6 +18,7 @@ from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.errors import RunError, TaihuError
 from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.planner.groups import group_bounds
 from taihu.settings import ClusterSettings
 from taihu.wire.identity import WorkerIdentity
 from worker.arenas import Arenas, allocate_arenas
@@ -104,7 +105,7 @@ class Member:
         assert job.cluster.coordinator is not None
         self.rank = rank
         self.identity = WorkerIdentity(job.name, rank, 1000 + rank)
-        self.arenas = arenas or allocate_arenas(layout.elements, shared=job.shares_memory)
+        self.arenas = arenas or allocate_arenas(layout.elements, shared=job.shares_memory, zero=job.zero)
         if rank == 0:
             self.arenas.parameters[:] = initial_parameters(layout)
         member = MemberId(Role.WORKER, rank)
@@ -128,15 +129,17 @@ class Member:
         self.client.__exit__(kind, value, trace)
 
     def step(self, step: int, gradients: Values) -> Values:
-        """One whole exchange; returns a copy of the parameters."""
-        self.arenas.gradients[:] = gradients
-        groups = range(len(self.exchange.groups))
+        """One whole exchange, and the reads of the next forward; returns a copy of the parameters."""
+        bounds = group_bounds(self.exchange.plan.layout, self.exchange.groups)
         self.exchange.begin(step)
-        for group in groups:
+        for group, (start, stop) in enumerate(bounds):
+            self.exchange.prepare(group)
+            self.arenas.gradients[start:stop] = gradients[start:stop]
             self.exchange.push(group)
-        for group in groups:
+        for group in reversed(range(len(bounds))):
             self.exchange.wait(group)
-        return self.arenas.parameters.copy()
+        with self.exchange.all_parameters():
+            return self.arenas.parameters.copy()
 
     def _end(self, state: RunState, reason: str) -> None:
         if state is RunState.FAILED:

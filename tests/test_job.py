@@ -77,6 +77,8 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "fc": st.sampled_from(["auto", "data", "shard"]),
         "fc_scheme": st.sampled_from(["gather", "turns", "slices"]),
         "fc_update": st.sampled_from(["step", "pass"]),
+        "zero": st.integers(0, 3),
+        "bucket_bytes": st.integers(4096, 10**12),
         "plan": st.sampled_from(["auto", "greedy", "exact", "per-layer", "single", "bucket:0.5kB", "bucket:1GB"]),
         "calibration_steps": st.integers(4, 10**12),
         "replan_every": COUNT,
@@ -118,12 +120,29 @@ def is_consistent(optimizer: Tables) -> bool:
     return schedule[of["schedule"]] and (not of["nesterov"] or (of["name"] == "sgd" and of["momentum"] > 0))
 
 
-def compression_fits(job: Tables) -> bool:
-    """Whether compression, optimizer and plan belong together, by the words of the error messages."""
+def fits(job: Tables) -> bool:
+    """Whether the settings belong together, by the words of the error messages."""
     of = {
         f"{section}.{key}": job.get(section, {}).get(key, SECTIONS[section].model_fields[key].default)
         for section, key in KEYS
     }
+    return compression_fits(of) and zero_fits(of)
+
+
+def zero_fits(of: dict[str, Any]) -> bool:
+    """Whether the stage of ZeRO belongs to the exchange."""
+    allowed = {0, 1, 2, 3} if of["exchange.kind"] == "server" else {0}
+    if of["compression.method"] != "none" and of["exchange.kind"] == "server":
+        allowed &= {1}
+    if of["exchange.transport"] == "same-host":
+        allowed -= {2, 3}
+    if of["exchange.fc"] != "data":
+        allowed -= {3}
+    return of["exchange.zero"] is None or of["exchange.zero"] in allowed
+
+
+def compression_fits(of: dict[str, Any]) -> bool:
+    """Whether compression, optimizer and plan belong together."""
     sparse = of["compression.downlink"] in ("exact", "doublesqueeze")
     by_workers = of["compression.momentum_at"] == "workers"
     if of["exchange.kind"] == "ring" and of["compression.value_type"] != "fp32":
@@ -145,7 +164,7 @@ def tables() -> st.SearchStrategy[Tables]:
         name: st.fixed_dictionaries({}, optional=values) for name, values in VALUES.items()
     }
     sections["optimizer"] = sections["optimizer"].filter(is_consistent)
-    return st.fixed_dictionaries({}, optional={"name": NAMES, **sections}).filter(compression_fits)
+    return st.fixed_dictionaries({}, optional={"name": NAMES, **sections}).filter(fits)
 
 
 def load(toml: str | bytes, *overrides: dict[str, dict[str, object]]) -> Job:
@@ -387,6 +406,8 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "fc": "shard",
         "fc_scheme": "turns",
         "fc_update": "pass",
+        "zero": 0,
+        "bucket_bytes": 8192,
         "calibration_steps": 7,
         "replan_every": 7,
         "frame_bytes": 8192,

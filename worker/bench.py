@@ -12,7 +12,7 @@ from taihu.measure import spread
 from taihu.wire.clock import SystemClock
 from worker.arenas import allocate_arenas
 from worker.exchange import GradientExchange
-from worker.hashing import parameters_sha256
+from worker.hashing import exchanged_sha256
 from worker.session import Exchanged, Reporting, take_part
 
 __all__ = ["exchange_rounds"]
@@ -24,14 +24,14 @@ def exchange_rounds(job: Job, rank: int, layout: Layout, *, rounds: int, warmup:
     A round pushes every group in backward order and ends when every group has been pulled.
     """
     random = np.random.default_rng([job.train.seed, rank])
-    arenas = allocate_arenas(layout.elements, shared=job.shares_memory)
+    arenas = allocate_arenas(layout.elements, shared=job.shares_memory, zero=job.zero)
     random.standard_normal(out=arenas.gradients, dtype=np.float32)
     clock = SystemClock()
     with take_part(job, rank, Exchanged(layout, arenas), Reporting()) as session:
         exchange = session.exchange
         seconds = [_round(exchange, step, clock) for step in range(1, warmup + rounds + 1)][warmup:]
         totals = exchange.totals()
-        session.client.finish(parameters_sha256=parameters_sha256(arenas.parameters))
+        session.client.finish(parameters_sha256=exchanged_sha256(exchange, arenas.parameters))
     return {
         "seconds_per_round": spread(seconds),
         "bytes_sent_per_round": totals.sent_bytes // (warmup + rounds),
@@ -45,7 +45,8 @@ def _round(exchange: GradientExchange, step: int, clock: SystemClock) -> float:
     start = clock.now()
     exchange.begin(step)
     for group in range(len(exchange.groups)):
+        exchange.prepare(group)
         exchange.push(group)
-    for group in range(len(exchange.groups)):
+    for group in reversed(range(len(exchange.groups))):
         exchange.wait(group)
     return clock.now() - start

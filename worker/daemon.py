@@ -29,7 +29,7 @@ from worker.replica import Replica, Uses, WholeReplica, prepare_hybrid
 from worker.saving import SavedModel, save_model
 from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from worker.step_record import StepRecord
-from worker.trainer import Trainer, evaluate
+from worker.trainer import Trainer
 
 __all__ = ["WorkerDaemon", "WorkerOptions"]
 
@@ -123,9 +123,9 @@ class WorkerDaemon:
                 self._train(session, observer, replica, total)
             finally:
                 self._write_trace(session.client.coordinator_clock)
-            self._save(replica, total)
+            self._save(session, replica, total)
             # All workers take part in the hash: none leaves before worker 0 has what it saves.
-            digest = replica.digest()
+            digest = replica.digest(session.exchange)
             profile = session.client.get_profile() if rank == 0 else None
             session.client.finish(progress=observer.progress(), parameters_sha256=digest)
         self._log.info("finished", parameters_sha256=digest)
@@ -168,29 +168,31 @@ class WorkerDaemon:
             trainer.step(step)
             if step % per_epoch == 0 or step == total:
                 trainer.finish()
-                self._evaluate(observer, replica, -(-step // per_epoch))
+                self._evaluate(observer, replica, trainer, -(-step // per_epoch))
             if measuring.reports_after(step) and step < total:
                 trainer.finish()
                 plan = follower.report(step)
                 trainer.adopt(plan)
                 observer.planned(plan)
 
-    def _evaluate(self, observer: Observer, replica: Replica, epoch: int) -> None:
+    def _evaluate(self, observer: Observer, replica: Replica, trainer: Trainer, epoch: int) -> None:
         """Worker 0 tests its replica; the others meet it again in the next step's exchange."""
         if not replica.uses.tests:
             return
         start = self._clock.now()
-        whole = replica.whole()
-        if self._options.rank == 0 and whole is not None:
-            tested = evaluate(whole, self._dataset)
+        tested = replica.evaluate(self._dataset, trainer.read_layer)
+        if tested is not None:
             observer.evaluated(tested, epoch=epoch, seconds=self._clock.now() - start)
 
-    def _save(self, replica: Replica, steps: int) -> None:
-        whole = replica.whole() if replica.uses.saves else None
-        if self._options.save is not None and self._options.rank == 0 and whole is not None:
-            data = self._dataset
-            saved = SavedModel(self._job.model.name, data.image_shape, data.classes, data.name, steps)
-            save_model(self._options.save, whole, saved)
+    def _save(self, session: Session, replica: Replica, steps: int) -> None:
+        if not replica.uses.saves:
+            return
+        with session.exchange.all_parameters():
+            whole = replica.whole()
+            if self._options.save is not None and self._options.rank == 0 and whole is not None:
+                data = self._dataset
+                saved = SavedModel(self._job.model.name, data.image_shape, data.classes, data.name, steps)
+                save_model(self._options.save, whole, saved)
 
     def _make_batches(self) -> Batches:
         return Batches(

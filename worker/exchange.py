@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -29,7 +30,9 @@ class GradientExchange(ABC):
     Ordering: groups may be pushed in any order, each once per step; all workers use the same order, because a bounded
     number of frames is under way and each is answered when it has come from everybody. Ownership: from `push` until
     `wait` returns, the group's range of both arenas belongs to the exchange. Completion: when `wait` returns, the
-    group's parameters are those of the step just pushed. Threads: one thread calls `begin`, `push` and `wait`.
+    group's parameters are those of the step just pushed. Memory: where groups do not have some all the time (ZeRO
+    stages 2 and 3), `prepare` comes before backward, and what `wait` or `prepare` promise of one group ends with the
+    next call for another. Threads: one thread calls all of these.
     """
 
     plan: Plan
@@ -57,12 +60,31 @@ class GradientExchange(ABC):
         """Send the group's gradients; returns at once."""
 
     @abstractmethod
-    def wait(self, group: int) -> None:
-        """Return when the group's updated parameters are in the arena.
+    def complete(self, group: int) -> None:
+        """Return when the group that was pushed has been summed and updated by all.
 
         Raises:
             ExchangeError, MemberLostError, RunError: the step cannot be completed; the message says why.
         """
+
+    def wait(self, group: int) -> None:
+        """Return when the group's updated parameters are in the arena; groups are read in forward order.
+
+        Raises:
+            ExchangeError, MemberLostError, RunError: as `complete`.
+        """
+        self.complete(group)
+
+    def recall(self, group: int) -> None:  # noqa: B027 - nothing to do where everything stays
+        """Return when the group's parameters, which are complete, are in the arena; in backward order."""
+
+    def prepare(self, group: int) -> None:  # noqa: B027 - nothing to do where everything stays
+        """Return when backward may read the group's parameters and write its gradients."""
+
+    @contextmanager
+    def all_parameters(self) -> Iterator[None]:
+        """During the block, which nothing is pushed in, all parameters are in the arena."""
+        yield
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:

@@ -13,9 +13,9 @@ from taihu.coordination.plan import Plan
 from taihu.planner.profile import Profile
 from taihu.wire.metrics import WorkerMetrics
 from worker.compression_log import CompressionLog
+from worker.evaluation import Accuracy
 from worker.progress import ProgressMeter
 from worker.step_record import StepRecord
-from worker.trainer import Accuracy
 
 __all__ = ["Observer"]
 

@@ -20,11 +20,14 @@ from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from taihu.wire.codec import ValueType
 from worker.arenas import allocate_arenas
+from worker.data import Dataset
 from worker.engine import Array, Model, StepContext, StepHooks
+from worker.evaluation import Accuracy, evaluate
+from worker.exchange import GradientExchange
 from worker.fc.hybrid import HybridModel, fully_connected_layers
 from worker.fc.mover import PeerMover
 from worker.fc.probe import agree_on_fc
-from worker.hashing import parameters_sha256
+from worker.hashing import exchanged_sha256, parameters_sha256
 from worker.session import Exchanged
 
 __all__ = ["HybridReplica", "Replica", "Uses", "WholeReplica", "prepare_hybrid"]
@@ -57,10 +60,20 @@ class Replica(ABC):
 
     @abstractmethod
     def whole(self) -> Model | None:
-        """The model with its present parameters, on rank 0 at least; all ranks call this at the same time."""
+        """The model with its present parameters, on rank 0 at least; all ranks call this at the same time.
+
+        What is exchanged is as complete as `GradientExchange.all_parameters` makes it.
+        """
 
     @abstractmethod
-    def digest(self) -> str:
+    def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Accuracy | None:
+        """Test the model on rank 0; all ranks call this at the same time.
+
+        `read_layer(i)` is called before the parameters of an exchanged layer i are read.
+        """
+
+    @abstractmethod
+    def digest(self, exchange: GradientExchange) -> str:
         """A hash of all parameters, the same on all ranks; all ranks call this at the same time."""
 
     @abstractmethod
@@ -73,12 +86,17 @@ class WholeReplica(Replica):
 
     def __init__(self, model: Model, job: Job, rank: int, uses: Uses) -> None:
         self.uses = uses
-        arenas = allocate_arenas(model.layout.elements, shared=job.shares_memory)
+        arenas = allocate_arenas(model.layout.elements, shared=job.shares_memory, zero=job.zero)
         model.bind(arenas.parameters, arenas.gradients)
-        if rank == 0:
-            model.initialize(job.train.seed)
         self._model = model
-        self.exchanged = Exchanged(model.layout, arenas)
+        self._rank = rank
+        self._seed = job.train.seed
+        if rank == 0 and arenas.parameter_pages is None:
+            model.initialize(self._seed)
+        self.exchanged = Exchanged(model.layout, arenas, self._initialize)
+
+    def _initialize(self, layer: int) -> None:
+        self._model.parameter_layers[layer].initialize(self._seed)
 
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
         """See `Replica.train`."""
@@ -88,9 +106,13 @@ class WholeReplica(Replica):
         """See `Replica.whole`."""
         return self._model
 
-    def digest(self) -> str:
+    def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Accuracy | None:
+        """See `Replica.evaluate`."""
+        return evaluate(self._model, dataset, before_layer=read_layer) if self._rank == 0 else None
+
+    def digest(self, exchange: GradientExchange) -> str:
         """See `Replica.digest`."""
-        return parameters_sha256(self.exchanged.arenas.parameters)
+        return exchanged_sha256(exchange, self.exchanged.arenas.parameters)
 
     def results(self, steps: int) -> dict[str, Any]:
         """See `Replica.results`."""
@@ -118,7 +140,7 @@ class HybridReplica(Replica):
         self._settings = job.exchange
         self._build = build
         self._whole: Model | None = None
-        arenas = allocate_arenas(self._hybrid.layout.elements, shared=job.shares_memory)
+        arenas = allocate_arenas(self._hybrid.layout.elements, shared=job.shares_memory, zero=job.zero)
         self._hybrid.bind(arenas.parameters, arenas.gradients)
         self._hybrid.initialize_shards(job.train.seed)
         if mover.rank == 0:
@@ -147,7 +169,12 @@ class HybridReplica(Replica):
         self._hybrid.collect(self._mover, self._whole)
         return self._whole
 
-    def digest(self) -> str:
+    def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Accuracy | None:
+        """See `Replica.evaluate`."""
+        whole = self.whole()
+        return evaluate(whole, dataset) if self._mover.rank == 0 and whole is not None else None
+
+    def digest(self, exchange: GradientExchange) -> str:
         """See `Replica.digest`."""
         everybody = np.zeros((self._mover.size, _DIGEST_BYTES), dtype=np.float32)
         own = hashlib.sha256(self._hybrid.shards.data).digest()

@@ -90,8 +90,8 @@ class RingExchange(GradientExchange):
         self._operations[group] = self._operation(group)
         self._communicator.start(self._operations[group])
 
-    def wait(self, group: int) -> None:
-        """See `GradientExchange.wait`; a group that was not pushed in this step is there already."""
+    def complete(self, group: int) -> None:
+        """See `GradientExchange.complete`; a group that was not pushed in this step is there already."""
         operation = self._operations.get(group)
         if operation is not None:
             self._communicator.wait(operation)

@@ -1,4 +1,4 @@
-"""What a server answers: checked against the plan, and written into the parameter arena."""
+"""What a server answers: checked against the plan, and handed to where it belongs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from kernels.scatter import scatter_assign
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec, Framing
 from taihu.wire.codec import Frame, FrameHeader, ValueType, dense_values
+from worker.answer_destination import AnswerDestination
 
 __all__ = ["ServerAnswers"]
 
@@ -22,15 +23,17 @@ class ServerAnswers:
     `shared` are the server's own parameters, where this process has them mapped.
     """
 
-    def __init__(self, peer: str, job: str, parameters: Values) -> None:
+    def __init__(self, peer: str, job: str, parameters: Values, destination: AnswerDestination) -> None:
         self.shared: Values | None = None
         self._peer = peer
         self._job = job
         self._parameters = parameters
+        self._destination = destination
         self._positions: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._framing: Framing | None = None
         self._plan = 0
         self._step = 0
+        self._asked: dict[int, int] = {}
 
     def adopt(self, framing: Framing, plan: int) -> None:
         """Expect answers to the frames of plan number `plan`."""
@@ -41,39 +44,50 @@ class ServerAnswers:
         """Expect answers to `step`."""
         self._step = step
 
+    def expect(self, frame: FrameSpec, step: int) -> None:
+        """Expect the parameters of `frame` as they are after `step`: they have been asked for."""
+        self._asked[frame.offset] = step
+
     def places(self, header: FrameHeader) -> list[Values]:
-        """Where the values of a dense answer belong.
+        """Where the values of a dense answer belong; `received` follows.
 
         Raises:
             FrameError: nobody asked for it.
         """
-        if header.value_type is not ValueType.FP32:
-            raise FrameError(f"{self._peer} answered {header.value_type.label} parameters: expected float32")
-        return self._find(header).views(self._parameters)
+        return self._destination.places(self._find_dense(header))
+
+    def received(self, header: FrameHeader) -> None:
+        """The places of a dense answer are filled."""
+        frame = self._find_dense(header)
+        self._asked.pop(frame.offset, None)
+        self._destination.received(frame, header.step)
 
     def write(self, answer: Frame) -> None:
-        """Write an answer of any kind.
+        """Take an answer of any kind.
 
         Raises:
             FrameError: nobody asked for it, or it is malformed.
         """
-        frame = self._find(answer.header)
-        if answer.header.shared and self.shared is not None:
-            self.write_dense(frame, self.shared[frame.offset : frame.offset + frame.count])
-        elif answer.header.selected is None:
-            self.write_dense(frame, dense_values(answer))
+        header = answer.header
+        if header.bare:
+            self._find(header, self._step)
+        elif header.shared and self.shared is not None:
+            frame = self._find(header, self._step)
+            self._destination.write(frame, self.shared[frame.offset : frame.offset + frame.count], header.step)
+        elif header.selected is None:
+            values = dense_values(answer)
+            frame = self._find_dense(header)
+            self._asked.pop(frame.offset, None)
+            self._destination.write(frame, values, header.step)
         else:
-            self._write_sparse(frame, answer)
+            self._write_sparse(self._find(header, self._step), answer)
 
-    def write_dense(self, frame: FrameSpec, values: Values) -> None:
-        """Write all `values` of `frame`."""
-        taken = 0
-        for place in frame.views(self._parameters):
-            # as bytes: NumPy copies these without regard to where `values` lie
-            place.view(np.uint8)[:] = values[taken : taken + len(place)].view(np.uint8)
-            taken += len(place)
+    def _find_dense(self, header: FrameHeader) -> FrameSpec:
+        if header.value_type is not ValueType.FP32:
+            raise FrameError(f"{self._peer} answered {header.value_type.label} parameters: expected float32")
+        return self._find(header, self._asked.get(header.offset, self._step))
 
-    def _find(self, header: FrameHeader) -> FrameSpec:
+    def _find(self, header: FrameHeader, step: int) -> FrameSpec:
         assert self._framing is not None  # noqa: S101
         frame = self._framing.find(group=header.group, offset=header.offset, count=header.count)
         if frame is None or header.job != self._job or header.plan != self._plan:
@@ -81,8 +95,8 @@ class ServerAnswers:
                 f"{self._peer} answered job {header.job!r}, plan {header.plan}, group {header.group}, offset "
                 f"{header.offset}, {header.count} values: not a frame of plan {self._plan}"
             )
-        if header.step != self._step:
-            raise FrameError(f"{self._peer} answered step {header.step} during step {self._step}")
+        if header.step != step:
+            raise FrameError(f"{self._peer} answered step {header.step} during step {step}")
         return frame
 
     def _write_sparse(self, frame: FrameSpec, answer: Frame) -> None:

@@ -63,8 +63,18 @@ class ServerCalls:
         self._address = address
         self._track = track
 
-    def initialize(self, layout: Layout, plan: int, frames: Sequence[FrameSpec], parameters: Values) -> None:
-        """Send `parameters`, all of this worker's, as the job's initial ones: of these `frames`, cut by `plan`."""
+    def initialize(
+        self,
+        layout: Layout,
+        plan: int,
+        frames: Sequence[FrameSpec],
+        parameters: Values,
+        prepare: Callable[[FrameSpec], None] = lambda _: None,
+    ) -> None:
+        """Send `parameters`, all of this worker's, as the job's initial ones: of these `frames`, cut by `plan`.
+
+        `prepare` is called with every frame before its values are read.
+        """
         initialize = self._channel.stream_unary(
             f"{_PATH}/Initialize", pb.InitializeRequest.SerializeToString, pb.InitializeResponse.FromString
         )
@@ -73,6 +83,7 @@ class ServerCalls:
         def requests() -> Iterator[pb.InitializeRequest]:
             yield pb.InitializeRequest(layout=layout_to_message(layout))
             for frame in frames:
+                prepare(frame)
                 request = pb.InitializeRequest()
                 request.frame.MergeFromString(
                     encode_frame(self._initial_header(frame, plan), frame.views(parameters))
@@ -96,6 +107,8 @@ class ServerCalls:
     ) -> None:
         """Call `write` with the server's current parameters of every frame, once worker 0 has initialized them.
 
+        Without frames, only wait until there are parameters.
+
         Raises:
             ModelError: this worker's model differs from the server's.
         """
@@ -103,6 +116,7 @@ class ServerCalls:
             f"{_PATH}/Fetch", pb.FetchRequest.SerializeToString
         )
         request = pb.FetchRequest(job=self._job.name, rank=self._identity.rank, layout_digest=layout_digest)
+        request.without_values = not frames
         missing = {frame.offset: frame for frame in frames}
         call = fetch(request, timeout=self._job.exchange.timeout_s)
         self._track(call)

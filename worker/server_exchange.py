@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from taihu.compression import UnitReport
 from taihu.coordination.plan import Plan
 from taihu.errors import ConfigError, ExchangeError, TaihuError
 from taihu.job import Job
+from taihu.optimization import OptimizerShard
+from taihu.planner.groups import group_bounds
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.codec import FrameHeader
+from taihu.wire.codec import BYTES_PER_VALUE, FrameHeader
 from taihu.wire.identity import WorkerIdentity
+from worker.answer_destination import AnswerDestination, UpdatedHere, WrittenHere
 from worker.arenas import Arenas
 from worker.compressing import Compressing
 from worker.exchange import ExchangeTotals, GradientExchange
 from worker.exchange_times import GroupTimes
 from worker.group_compressor import GroupCompressor, Selection
+from worker.group_memory import GroupMemory
+from worker.initial_parameters import InitialParameters
 from worker.server_link import LinkEvents, ServerLink
 
 __all__ = ["ServerExchange"]
@@ -34,6 +40,7 @@ class ServerExchange(GradientExchange):
         addresses: Sequence[str],
         identity: WorkerIdentity,
         arenas: Arenas,
+        initial: InitialParameters | None = None,
         clock: Clock | None = None,
         on_compressed: Callable[[UnitReport], None] = lambda _: None,
         tracer: Tracer | None = None,
@@ -43,10 +50,15 @@ class ServerExchange(GradientExchange):
         self._transport = job.exchange.transport
         self._shared = arenas.shared
         self._rank = identity.rank
+        self._job = job
+        self._arenas = arenas
+        self._initial = initial
         self._clock = clock or SystemClock()
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
         self._step = 0
+        self._optimizer = OptimizerShard(job.optimizer, arenas.parameters) if job.zero == 0 else None
+        destination = self._destination()
         self._links = [
             ServerLink(
                 job=job,
@@ -55,7 +67,8 @@ class ServerExchange(GradientExchange):
                 address=address,
                 identity=identity,
                 arenas=arenas,
-                events=LinkEvents(answered=self._answered, failed=self.fail),
+                destination=destination,
+                events=LinkEvents(answered=self._answered, fetched=self._fetched, failed=self.fail),
                 clock=self._clock,
                 tracer=self._tracer,
             )
@@ -71,7 +84,13 @@ class ServerExchange(GradientExchange):
                 clock=self._clock,
                 tracer=self._tracer,
             )
-        self._set_plan(plan)
+        self._set_plan(plan, last_step=0)
+
+    def _destination(self) -> AnswerDestination:
+        if self._optimizer is None:
+            return WrittenHere(self._arenas.parameters)
+        self._optimizer.warm_up()
+        return UpdatedHere(self._optimizer, self._arenas.gradients, self._job.cluster.workers)
 
     def start(self) -> None:
         """Worker 0 brings the initial parameters to the servers, the others fetch them; then open the streams.
@@ -85,9 +104,11 @@ class ServerExchange(GradientExchange):
         try:
             for link in self._links:
                 if self._rank == 0:
-                    link.initialize()
+                    link.initialize(self._initial.prepare if self._initial is not None else lambda _: None)
                 else:
                     link.fetch()
+            if self._initial is not None:
+                self._initial.close()
             self._share()
         except TaihuError:
             self._raise_failure()
@@ -122,14 +143,22 @@ class ServerExchange(GradientExchange):
             link.adopt(plan)
         if self._compressing is not None:
             self._compressing.compressor.adopt(plan.groups)
-        self._set_plan(plan)
+        self._memory.close()
+        self._set_plan(plan, last_step=self._step)
 
-    def _set_plan(self, plan: Plan) -> None:
+    def _set_plan(self, plan: Plan, last_step: int) -> None:
         self.plan = plan
-        self._elements = [
-            sum(layer.elements for layer in plan.layout.layers[group.first_layer : group.last_layer + 1])
-            for group in plan.groups
-        ]
+        self._elements = [stop - start for start, stop in group_bounds(plan.layout, plan.groups)]
+        self._memory = GroupMemory(
+            self._arenas,
+            plan.layout,
+            plan.groups,
+            bucket_elements=self._job.exchange.bucket_bytes // BYTES_PER_VALUE,
+            ask=self._ask,
+        )
+        self._pushed_step = [last_step] * len(plan.groups)
+        self._fetching = [0] * len(plan.groups)
+        self._asked_s = [0.0] * len(plan.groups)
         self._missing = [0] * len(plan.groups)
         self._times = [GroupTimes(elements) for elements in self._elements]
 
@@ -139,7 +168,7 @@ class ServerExchange(GradientExchange):
         with self._changed:
             self._times = [GroupTimes(elements) for elements in self._elements]
             for group in range(len(self.groups)):
-                self._missing[group] = sum(len(link.frames(group)) for link in self._links)
+                self._missing[group] = self._frames(group)
         for link in self._links:
             link.begin(step)
 
@@ -148,6 +177,9 @@ class ServerExchange(GradientExchange):
         now = self._clock.now()
         times = self._times[group]
         times.ready_s = now
+        with self._changed:
+            self._pushed_step[group] = self._step
+            self._memory.pushed(group)
         if self._compressing is not None:
             self._compressing.put(group, self._step, times)
             return
@@ -156,17 +188,71 @@ class ServerExchange(GradientExchange):
         for link in self._links:
             link.push(group)
 
+    def complete(self, group: int) -> None:
+        """See `GradientExchange.complete`."""
+        with self._changed:
+            self._wait_for(group, lambda: not self._missing[group] and self._memory.is_quiet(group))
+
     def wait(self, group: int) -> None:
         """See `GradientExchange.wait`."""
+        if not self._fetches:
+            self.complete(group)
+            return
+        # Behind the last group of a forward, number 0, comes its own backward, and then that of the next one.
+        self._use(group, following=group - 1 if group else min(1, len(self.groups) - 1))
+
+    def recall(self, group: int) -> None:
+        """See `GradientExchange.recall`."""
+        if self._fetches:
+            # The first group of a forward is the last one of a backward.
+            self._use(group, following=min(group + 1, len(self.groups) - 1))
+
+    def prepare(self, group: int) -> None:
+        """See `GradientExchange.prepare`."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._missing[group] or self._failure, self._timeout_s)
-            self._raise_failure()
-            if self._missing[group]:
-                raise ExchangeError(
-                    f"group {group} of step {self._step}: {self._missing[group]} answers did not come within "
-                    f"{self._timeout_s:g} s; another worker is slow or stuck, see `taihu status`, "
-                    "or raise exchange.timeout_s"
-                )
+            self._wait_for(group, lambda: self._memory.has_room(group))
+            self._memory.take_room(group)
+        self.recall(group)
+
+    @contextmanager
+    def all_parameters(self) -> Iterator[None]:
+        """See `GradientExchange.all_parameters`."""
+        with self._changed:
+            self._memory.keep_all(keep=True)
+        for group in range(len(self.groups)):
+            self.recall(group)
+        yield
+        with self._changed:
+            self._memory.keep_all(keep=False)
+
+    @property
+    def _fetches(self) -> bool:
+        """Whether parameters are fetched when they are needed."""
+        return self._arenas.parameter_pages is not None
+
+    def _use(self, group: int, following: int) -> None:
+        with self._changed:
+            self._memory.use(group, following)
+            self._wait_for(group, lambda: self._memory.is_here(group))
+
+    def _wait_for(self, group: int, predicate: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: predicate() or self._failure, self._timeout_s)
+        self._raise_failure()
+        if not predicate():
+            raise ExchangeError(
+                f"group {group} of step {self._step}: {self._missing[group]} answers did not come within "
+                f"{self._timeout_s:g} s; another worker is slow or stuck, see `taihu status`, "
+                "or raise exchange.timeout_s"
+            )
+
+    def _ask(self, group: int) -> None:
+        self._fetching[group] = self._frames(group)
+        self._asked_s[group] = self._clock.now()
+        for link in self._links:
+            link.ask(group, self._pushed_step[group])
+
+    def _frames(self, group: int) -> int:
+        return sum(len(link.frames(group)) for link in self._links)
 
     def fail(self, error: BaseException) -> None:
         """See `GradientExchange.fail`."""
@@ -214,7 +300,19 @@ class ServerExchange(GradientExchange):
             self._missing[group] -= 1
             if not self._missing[group]:
                 times.answered_s = self._clock.now()
+                self._memory.summed(group)
                 self._changed.notify_all()
+
+    def _fetched(self, header: FrameHeader, size_bytes: int) -> None:
+        group = header.group
+        with self._changed:
+            self._times[group].bytes_down += size_bytes
+            self._fetching[group] -= 1
+            if not self._fetching[group]:
+                self._memory.arrived(group)
+                self._changed.notify_all()
+                asked_s, now = self._asked_s[group], self._clock.now()
+                self._tracer.add("fetch", "fetch", asked_s, now, step=header.step + 1, group=group)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

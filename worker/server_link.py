@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.status import error_from_rpc
 from taihu.wire.stream_frames import StreamSender
+from worker.answer_destination import AnswerDestination, WrittenHere
 from worker.arenas import Arenas
 from worker.server_answers import ServerAnswers
 from worker.server_calls import Call, ServerCalls
@@ -40,10 +41,12 @@ class LinkEvents:
     """What a link tells, by threads of its own.
 
     `answered(header, size_bytes, completed_s)` is called for every answer that has been written, with the instant of
-    the complete sum in seconds of this worker's clock; `failed(error)` when the exchange ends unasked.
+    the complete sum in seconds of this worker's clock; `fetched(header, size_bytes)` for parameters that were asked
+    for; `failed(error)` when the exchange ends unasked.
     """
 
     answered: Callable[[FrameHeader, int, float], None]
+    fetched: Callable[[FrameHeader, int], None]
     failed: Callable[[TaihuError], None]
 
 
@@ -62,6 +65,7 @@ class ServerLink:
         address: str,
         identity: WorkerIdentity,
         arenas: Arenas,
+        destination: AnswerDestination,
         events: LinkEvents,
         clock: Clock,
         tracer: Tracer,
@@ -81,7 +85,7 @@ class ServerLink:
         self._events = events
         self._shard = Shard(plan.layout, job.cluster.servers, index)
         self._state_frames = self._shard.state_frames(plan.frame_elements)
-        self._answers = ServerAnswers(self.peer, job.name, arenas.parameters)
+        self._answers = ServerAnswers(self.peer, job.name, arenas.parameters, destination)
         self._step = 0
         self._arrived_s = self._send_start_s = 0.0
         self._closed = False
@@ -97,18 +101,22 @@ class ServerLink:
         self._watcher: threading.Thread | None = None
         self.adopt(plan)
 
-    def initialize(self) -> None:
-        """Send the parameter arena's values as the job's initial parameters."""
+    def initialize(self, prepare: Callable[[FrameSpec], None]) -> None:
+        """Send the parameter arena's values as the job's initial parameters; see `ServerCalls.initialize`."""
         plan = self._plan
-        self._calls.initialize(plan.layout, plan.version, self._state_frames, self._arenas.parameters)
+        self._calls.initialize(plan.layout, plan.version, self._state_frames, self._arenas.parameters, prepare)
 
     def fetch(self) -> None:
         """Write the server's current parameters into the arena; waits until worker 0 has initialized them.
 
+        An arena that does not hold all of them at once is left alone.
+
         Raises:
             ModelError: this worker's model differs from the server's.
         """
-        self._calls.fetch(self._plan.layout.digest, self._state_frames, self._answers.write_dense)
+        initial = WrittenHere(self._arenas.parameters)
+        frames = self._state_frames if self._arenas.parameter_pages is None else ()
+        self._calls.fetch(self._plan.layout.digest, frames, partial(initial.write, step=0))
 
     @property
     def path(self) -> str:
@@ -157,6 +165,15 @@ class ServerLink:
         for frame in self.frames(group):
             pieces = () if shared else frame.views(self._arenas.gradients)
             self._send(self._header(frame, shared=shared), pieces)
+
+    def ask(self, group: int, step: int) -> None:
+        """Ask for the group's parameters as they are after `step`; `LinkEvents.fetched` tells of each frame."""
+        for frame in self.frames(group):
+            self._answers.expect(frame, step)
+            header = replace(self._header(frame), step=step, bare=True)
+            self.sent_bytes += HEADER_BYTES
+            # No room in the window: nothing goes up, and what comes down was asked for piece by piece.
+            self._sender.send(header, (), urgent=True)
 
     def push_sparse(
         self, frame: FrameSpec, values: NDArray[Any], value_type: ValueType, sections: NDArray[np.uint8]
@@ -263,6 +280,7 @@ class ServerLink:
         return self._answers.places(header)
 
     def _take_values(self, header: FrameHeader, values: Sequence[NDArray[Any]], _: bool) -> None:
+        self._answers.received(header)
         self._answered(header, HEADER_BYTES + sum(each.nbytes for each in values))
 
     def _take_frame(self, answer: Frame) -> None:
@@ -272,6 +290,9 @@ class ServerLink:
 
     def _answered(self, header: FrameHeader, size: int) -> None:
         self.received_bytes += size
+        if self._job.zero == 3 and header.is_dense:
+            self._events.fetched(header, size)
+            return
         # The answer that came fastest after its sum tells how far the server's clock is ahead at least.
         self._server_ahead_s = max(self._server_ahead_s, header.completed_s - self._arrived_s)
         if not header.shared:

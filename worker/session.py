@@ -25,6 +25,7 @@ from taihu.trace import Tracer
 from taihu.wire.identity import WorkerIdentity
 from worker.arenas import Arenas
 from worker.exchange import GradientExchange
+from worker.initial_parameters import InitialParameters
 from worker.ring_exchange import RingExchange
 from worker.server_exchange import ServerExchange
 from worker.sparse_ring_exchange import SparseRingExchange
@@ -42,10 +43,14 @@ class Session:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What a worker exchanges: `arenas` hold `layout.elements` values each."""
+    """What a worker exchanges: `arenas` hold `layout.elements` values each.
+
+    `initialize(i)` writes the initial parameters of layer i, where the arena cannot hold all layers at once.
+    """
 
     layout: Layout
     arenas: Arenas
+    initialize: Callable[[int], None] = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ def take_part_after_meeting(
             with _between_workers(job, plan, meeting, exchanged.arenas, reporting) as session:
                 yield session
             return
-        exchange = _server_exchange(job, plan, meeting.servers, meeting.identity, exchanged.arenas, reporting)
+        exchange = _server_exchange(job, plan, meeting.servers, meeting.identity, exchanged, reporting)
         meeting.also_fail.append(exchange.fail)
         # The failure is reported first, see below.
         with exchange, failure_reported(meeting.client):
@@ -138,7 +143,7 @@ def _through_servers(job: Job, rank: int, exchanged: Exchanged, reporting: Repor
         with failure_reported(client):
             plan = client.get_plan(job.cluster.connect_timeout_s)
         identity = WorkerIdentity(job.name, rank, incarnation)
-        exchange = _server_exchange(job, plan, addresses, identity, exchanged.arenas, reporting)
+        exchange = _server_exchange(job, plan, addresses, identity, exchanged, reporting)
 
         def on_end(state: RunState, reason: str) -> None:
             if state is RunState.FAILED:
@@ -155,15 +160,19 @@ def _server_exchange(  # noqa: PLR0917 - one of each
     plan: Plan,
     addresses: tuple[str, ...],
     identity: WorkerIdentity,
-    arenas: Arenas,
+    exchanged: Exchanged,
     reporting: Reporting,
 ) -> ServerExchange:
+    arenas, initial = exchanged.arenas, None
+    if arenas.parameter_pages is not None:
+        initial = InitialParameters(exchanged.layout, arenas.parameter_pages, exchanged.initialize)
     return ServerExchange(
         job=job,
         plan=plan,
         addresses=addresses,
         identity=identity,
         arenas=arenas,
+        initial=initial,
         on_compressed=reporting.on_compressed,
         tracer=reporting.tracer,
     )

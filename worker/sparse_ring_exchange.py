@@ -98,8 +98,8 @@ class SparseRingExchange(RingExchange):
         ]
         self._compressing.put(group, self._step, times)
 
-    def wait(self, group: int) -> None:
-        """See `GradientExchange.wait`."""
+    def complete(self, group: int) -> None:
+        """See `GradientExchange.complete`."""
         for operation in self._parts.get(group, ()):
             self._communicator.wait(operation)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from taihu.coordination.plan import Plan
@@ -13,37 +12,15 @@ from taihu.job import Job
 from taihu.planner.groups import group_of_layer
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
-from worker.data import Batches, Dataset, normalise
-from worker.engine import Array, Model, StepContext, StepHooks, softmax_cross_entropy
+from worker.data import Batches
+from worker.engine import Array, StepContext, StepHooks
 from worker.exchange import GradientExchange
 from worker.measuring import Measuring
 from worker.step_record import StepRecord
 
-__all__ = ["Accuracy", "Trainer", "evaluate"]
+__all__ = ["Trainer"]
 
-_EVALUATION_BATCH = 250
 _SHORTEST_TRACED_WAIT_S = 20e-6
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Mean loss and share of right answers on a test set."""
-
-    loss: float
-    accuracy: float
-
-
-def evaluate(model: Model, dataset: Dataset, batch: int = _EVALUATION_BATCH) -> Accuracy:
-    """Test `model` on the whole test set; the model's arenas must hold its parameters."""
-    context = StepContext(training=False, seed=0, step=0, first_sample=0)
-    loss = right = 0.0
-    total = len(dataset.test_labels)
-    for start in range(0, total, batch):
-        labels = dataset.test_labels[start : start + batch]
-        logits = model.forward(normalise(dataset, dataset.test_images[start : start + batch]), context)
-        loss += softmax_cross_entropy(logits, labels)[0] * len(labels)
-        right += float((logits.argmax(axis=1) == labels).sum())
-    return Accuracy(loss / total, right / total)
 
 
 class TrainedModel(Protocol):
@@ -71,6 +48,7 @@ class Trainer:
         on_step: Callable[[StepRecord], None],
     ) -> None:
         self._job = job
+        self._keeps_no_gradients = job.zero >= 2
         self._rank = rank
         self._model = model
         self._batches = batches
@@ -99,11 +77,11 @@ class Trainer:
         context = StepContext(
             training=True, seed=self._job.train.seed, step=step, first_sample=self._rank * self._job.train.batch
         )
-        hooks = StepHooks(self._before_layer, self._forwarded, self._gradient_ready)
+        hooks = StepHooks(self._before_layer, self._forwarded, self._gradient_ready, self._before_backward)
         record.loss = self._model.train(images, labels, context, hooks)
         self._check(record.loss, step)
         record.backward_end_s = self._clock.now()
-        if record.serial:
+        if record.serial and not self._keeps_no_gradients:
             self._exchange_one_by_one()
         record.end_s = self._clock.now()
         self._tracer.add("compute", "forward", record.start_s, record.forward_end_s, step=step)
@@ -113,13 +91,20 @@ class Trainer:
     def finish(self) -> None:
         """Wait until the parameters of the last step are in the arena."""
         for group in range(len(self._exchange.groups)):
-            self._exchange.wait(group)
+            self._exchange.complete(group)
         self._close_record()
+
+    def read_layer(self, layer: int) -> None:
+        """Return when the parameters of a layer are in the arena; between steps, in forward order."""
+        self._exchange.wait(self._group_of_layer[layer])
 
     def _exchange_one_by_one(self) -> None:
         for group in range(len(self._exchange.groups)):
-            self._exchange.push(group)
-            self._wait(group)
+            self._exchange_alone(group)
+
+    def _exchange_alone(self, group: int) -> None:
+        self._exchange.push(group)
+        self._wait(group, self._exchange.complete)
 
     def _close_record(self) -> None:
         """Hand on the step before, all of whose answers are there."""
@@ -129,12 +114,19 @@ class Trainer:
             self._on_step(record)
 
     def _before_layer(self, layer: int) -> None:
-        self._wait(self._group_of_layer[layer])
+        self._wait(self._group_of_layer[layer], self._exchange.wait)
 
-    def _wait(self, group: int) -> None:
+    def _before_backward(self, layer: int) -> None:
+        record = self._record
+        assert record is not None  # noqa: S101
+        before = record.waited_s
+        self._wait(self._group_of_layer[layer], self._exchange.prepare)
+        record.waited_in_backward_s += record.waited_s - before
+
+    def _wait(self, group: int, for_what: Callable[[int], None]) -> None:
         assert self._record is not None  # noqa: S101
         start = self._clock.now()
-        self._exchange.wait(group)
+        for_what(group)
         stop = self._clock.now()
         self._record.waited_s += stop - start
         if stop - start > _SHORTEST_TRACED_WAIT_S:
@@ -151,11 +143,18 @@ class Trainer:
         self._exchange.begin(record.step)
 
     def _gradient_ready(self, layer: int) -> None:
-        assert self._record is not None  # noqa: S101
-        self._record.ready_s.append(self._clock.now())
+        record = self._record
+        assert record is not None  # noqa: S101
+        record.ready_s.append(self._clock.now() - record.waited_in_backward_s)
         group = self._group_of_layer[layer]
-        if layer == self._last_layers[group] and not self._record.serial:
+        if layer != self._last_layers[group]:
+            return
+        if not record.serial:
             self._exchange.push(group)
+        elif self._keeps_no_gradients:
+            before = record.waited_s
+            self._exchange_alone(group)
+            record.waited_in_backward_s += record.waited_s - before
 
     def _check(self, loss: float, step: int) -> None:
         if math.isnan(loss) and self._job.exchange.non_finite == "error":

@@ -11,9 +11,9 @@ from taihu.errors import ModelError
 from taihu.options import JsonOption
 from taihu.results import write_json
 from worker.data import load_dataset
+from worker.evaluation import evaluate
 from worker.hashing import parameters_sha256
 from worker.saving import load_model
-from worker.trainer import evaluate
 
 __all__ = ["evaluate_file"]
 

@@ -15,9 +15,18 @@ import typer
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.cli.bench import floor_seconds, parse_rate
+from taihu.cli.plan_memory import (
+    FreeServerOption,
+    FreeWorkerOption,
+    JobOption,
+    MemoryOption,
+    check_mode,
+    plan_memory,
+)
 from taihu.display import human_bytes
+from taihu.environment import resolve_job
 from taihu.errors import ConfigError
-from taihu.options import CoordinatorOption, JsonOption
+from taihu.options import CoordinatorOption, JsonOption, SetOption
 from taihu.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
 from taihu.planner.fc_mode import FcChoice
 from taihu.planner.profile import Compression, Downlink, Method, Profile
@@ -59,16 +68,31 @@ def plan(
     rate: Annotated[
         str | None, typer.Option(help="Predict for links of this rate at every host: 100mbit, 1gbit.")
     ] = None,
+    memory: MemoryOption = False,
+    job_file: JobOption = None,
+    assignments: SetOption = None,
+    free_worker: FreeWorkerOption = None,
+    free_server: FreeServerOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Predict the time of a step from a job's measured costs, and merge its layers so that it is shortest.
+
+    With --memory: what every process of a job takes, by kind of state, and whether so much is free.
 
     \b
     Examples:
       taihu plan result.json
       taihu plan result.json --compression dlgs --density 0.001 --workers 16 --rate 1gbit
       taihu plan --coordinator 10.0.0.1:7070 --plan bucket:4MB --json plan.json
+      taihu plan --memory --job job.toml --set exchange.zero=2 --free-worker 4GB
     """  # noqa: D301
+    of_time = {"PROFILE.json": profile_file, "--coordinator": coordinator, "--rate": rate}
+    of_memory = {"--job": job_file, "--set": assignments, "--free-worker": free_worker, "--free-server": free_server}
+    check_mode(memory, of_memory=of_memory, of_time=of_time)
+    if memory:
+        job = resolve_job(job_file, assignments or (), {"cluster": {"workers": workers}})
+        plan_memory(job, free_worker, free_server, json_file)
+        return
     settings = Compression(compression, density, refresh_every, downlink=downlink)
     link_rate = None if rate is None else parse_rate(rate)
     check_writable(json_file)

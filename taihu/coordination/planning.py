@@ -15,7 +15,7 @@ from taihu.layout import Layout
 from taihu.planner.calibration import calibrate, with_measured_bytes
 from taihu.planner.decide import best_frame_elements, decide, predict
 from taihu.planner.fc_mode import FcLayer
-from taihu.planner.groups import Group, plan_groups
+from taihu.planner.groups import Group, cap_groups, plan_groups
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.partition import SPARSE_FRAME_ELEMENTS
 from taihu.planner.profile import Compression, LinkCost, Profile
@@ -37,16 +37,26 @@ def is_computed(strategy: str) -> bool:
 def first_plan(job: Job, layout: Layout, *, one_host: bool) -> Plan:
     """The plan before anything has been measured; `one_host` says that only this machine's processes take part.
 
-    Where it will be computed, every layer is a group of its own at first: that gives costs of many sizes.
+    Where it will be computed, every layer is a group of its own at first: that gives costs of many sizes. In stage 3
+    of ZeRO groups are buckets, because the timeline knows of no parameters that are fetched twice in a step.
     """
     strategy = job.exchange.plan
     if job.compression.method == "topk":
         strategy = "single"
     elif is_computed(strategy):
         strategy = "per-layer"
-    groups = plan_groups(layout, strategy)
+    if job.zero == 3 and is_computed(job.exchange.plan):
+        strategy = "single"
+    groups = _capped(job, layout, plan_groups(layout, strategy))
     frame_elements = _frame_elements(job, one_host=one_host)
     return Plan(1, 1, groups, layout, frame_elements, sparse_routes(job, layout, groups, LinkCost(0.0, 1.0, 0.0)))
+
+
+def _capped(job: Job, layout: Layout, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """No group is larger than a bucket where its memory is given back."""
+    if job.zero < 2:
+        return groups
+    return cap_groups(groups, layout, job.exchange.bucket_bytes // BYTES_PER_VALUE)
 
 
 def sparse_routes(job: Job, layout: Layout, groups: Sequence[Group], link: LinkCost) -> tuple[Route, ...]:
@@ -92,6 +102,10 @@ class Planning:
         self._reports: dict[int, Sequence[StepMeasurement]] = {}
         self._reported_step = 0
 
+    @property
+    def _computes(self) -> bool:
+        return is_computed(self._job.exchange.plan) and self._job.zero < 3
+
     def decided_after(self, step: int) -> bool:
         """Whether the plan takes in the reports that followed step `step`."""
         return self._decided_after >= step
@@ -136,11 +150,13 @@ class Planning:
         profile = replace(profile, fc_layers=_fully_connected(self.plan.layout), batch=self._job.train.batch)
         frame_elements = self._frames_for_links(profile, compression)
         compression = planned_compression(self._job, frame_elements)
-        seconds = predict(profile, compression, groups)
-        if is_computed(self._job.exchange.plan) and self._job.compression.method != "topk":
-            decision = decide(profile, compression, self._job.exchange.plan)
-            if self.profile is None or decision.seconds < seconds * (1.0 - _WORTHWHILE_GAIN):
-                groups, seconds = decision.groups, decision.seconds
+        seconds = predict(profile, compression, groups) if self._job.zero < 3 else 0.0
+        if self._computes and self._job.compression.method != "topk":
+            decided = decide(profile, compression, self._job.exchange.plan).groups
+            better = _capped(self._job, self.plan.layout, decided)
+            better_seconds = predict(profile, compression, better)
+            if self.profile is None or better_seconds < seconds * (1.0 - _WORTHWHILE_GAIN):
+                groups, seconds = better, better_seconds
         routes = sparse_routes(self._job, self.plan.layout, groups, profile.link)
         own = self.plan
         changed = (groups, frame_elements, routes) != (own.groups, own.frame_elements, own.routes)
@@ -158,7 +174,7 @@ class Planning:
     def _frames_for_links(self, profile: Profile, compression: Compression) -> int:
         """The first profile tells what frames the links want."""
         own = self.plan.frame_elements
-        named = self._job.exchange.frame_bytes is not None or not is_computed(self._job.exchange.plan)
+        named = self._job.exchange.frame_bytes is not None or not self._computes
         if named or self.profile is not None or not self._job.servers:
             return own
         return best_frame_elements(profile, compression, own)

@@ -2,5 +2,6 @@
 
 from taihu.optimization.schedule import learning_rate
 from taihu.optimization.shard import OptimizerShard
+from taihu.optimization.sums import SumShard
 
-__all__ = ["OptimizerShard", "learning_rate"]
+__all__ = ["OptimizerShard", "SumShard", "learning_rate"]

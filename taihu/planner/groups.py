@@ -6,16 +6,27 @@ Layers are numbered in backward order (0 is the output side), as in `taihu.layou
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from taihu.errors import ConfigError
 from taihu.layout import Layout
 
-__all__ = ["Group", "check_groups", "group_of_layer", "plan_groups"]
+__all__ = [
+    "Group",
+    "cap_groups",
+    "check_groups",
+    "gradient_room",
+    "group_bounds",
+    "group_of_layer",
+    "largest_pair",
+    "plan_groups",
+]
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(B|kB|MB|GB)")
 _BYTES_PER_VALUE = 4
+_BUCKETS_UNDER_WAY = 4
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,41 @@ def plan_groups(layout: Layout, plan: str) -> tuple[Group, ...]:
 def group_of_layer(groups: tuple[Group, ...]) -> tuple[int, ...]:
     """For each layer the index of its group."""
     return tuple(index for index, group in enumerate(groups) for _ in range(group.first_layer, group.last_layer + 1))
+
+
+def cap_groups(groups: Sequence[Group], layout: Layout, most_elements: int) -> tuple[Group, ...]:
+    """Cut every group between layers so that none of several layers has more than `most_elements`.
+
+    These are the buffers of constant size of ZeRO-R (Rajbhandari et al. 2020, section 6.2).
+    """
+    return tuple(part for group in groups for part in _parts(group, layout, most_elements))
+
+
+def _parts(group: Group, layout: Layout, most_elements: int) -> Iterator[Group]:
+    first, held = group.first_layer, 0
+    for layer in range(group.first_layer, group.last_layer + 1):
+        elements = layout.layers[layer].elements
+        if layer > first and held + elements > most_elements:
+            yield Group(first, layer - 1)
+            first, held = layer, 0
+        held += elements
+    yield Group(first, group.last_layer)
+
+
+def group_bounds(layout: Layout, groups: Sequence[Group]) -> tuple[tuple[int, int], ...]:
+    """For each group the first element of the arena that belongs to it, and the one behind its last."""
+    return tuple((layout.offsets[group.first_layer], layout.offsets[group.last_layer + 1]) for group in groups)
+
+
+def largest_pair(bounds: Sequence[tuple[int, int]]) -> int:
+    """The most elements that a group and the next one have together."""
+    sizes = [stop - start for start, stop in bounds]
+    return max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
+
+
+def gradient_room(bounds: Sequence[tuple[int, int]], bucket_elements: int) -> int:
+    """Elements of gradients that a worker holds at most while it gives groups back: any two, or four buckets."""
+    return max(largest_pair(bounds), _BUCKETS_UNDER_WAY * bucket_elements)
 
 
 def check_groups(layout: Layout, groups: tuple[Group, ...]) -> None:

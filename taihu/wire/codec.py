@@ -94,7 +94,8 @@ class FrameHeader:
     """Where a frame belongs, and how its values are placed.
 
     `sender` is the rank of a worker, or None for a server; `selected` is the number of values of a sparse frame, or
-    None for a dense one; the values of a `shared` frame lie in memory that both sides map; `completed_s` is set in
+    None for a dense one; the values of a `shared` frame lie in memory that both sides map; a `bare` frame has none,
+    it asks a server for them, or says that a sum is complete and that they may be asked for; `completed_s` is set in
     answers, in seconds of the server's monotonic clock; `hop`, `failure` and `last` are set between workers: how
     often a range has been sent on, why the sender gives up, and whether it leaves in good order.
     """
@@ -110,10 +111,16 @@ class FrameHeader:
     selected: int | None = None
     value_type: ValueType = ValueType.FP32
     shared: bool = False
+    bare: bool = False
     completed_s: float = 0.0
     hop: int = 0
     failure: str = ""
     last: bool = False
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the payload holds a value for every element."""
+        return self.selected is None and not self.shared and not self.bare
 
     @property
     def shared_bytes(self) -> int:
@@ -150,9 +157,9 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
     The result is the only copy made of the values.
 
     Args:
-        header: a dense, sparse or shared one.
+        header: of a frame of any kind.
         pieces: contiguous arrays; of a dense frame `header.count` values of the header's type together, of a sparse
-            one `header.selected` values followed by the bytes of its sections; none of a shared one.
+            one `header.selected` values followed by the bytes of its sections; none of a shared or bare one.
     """
     message = tensor_pb2.Frame.Header(
         job=header.job,
@@ -175,6 +182,8 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
         message.selected = header.selected
     elif header.shared:
         message.encoding = tensor_pb2.ENCODING_SHARED
+    elif header.bare:
+        message.encoding = tensor_pb2.ENCODING_BARE
     prefix = _aligned_prefix(message.SerializeToString(), sum(piece.nbytes for piece in pieces))
     return b"".join((prefix, *(piece.view(np.uint8).data for piece in pieces)))
 
@@ -232,8 +241,9 @@ def frame_of(header: FrameHeader, payload: NDArray[np.uint8]) -> Frame:
 def dense_values(frame: Frame) -> NDArray[np.float32]:
     """The values of a frame that must hold one in fp32 for every element; raises FrameError when it does not."""
     header = frame.header
-    if header.selected is not None or header.shared or header.value_type is not ValueType.FP32:
-        kind = "sparse" if header.selected is not None else "shared" if header.shared else "dense"
+    if not header.is_dense or header.value_type is not ValueType.FP32:
+        kinds = {"sparse": header.selected is not None, "shared": header.shared, "bare": header.bare, "dense": True}
+        kind = next(name for name, applies in kinds.items() if applies)
         raise FrameError(
             f"frame at offset {header.offset} is {kind} with {header.value_type.label} values: expected a dense one "
             "with float32 values"
@@ -274,7 +284,9 @@ def layout_from_message(message: tensor_pb2.Layout) -> Layout:
 
 def _held(header: FrameHeader) -> int:
     """Number of values in the payload."""
-    return 0 if header.shared else header.count if header.selected is None else header.selected
+    if header.shared or header.bare:
+        return 0
+    return header.count if header.selected is None else header.selected
 
 
 def _split(message: bytes) -> tuple[tensor_pb2.Frame.Header, memoryview | bytes]:
@@ -332,6 +344,7 @@ def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:
         selected=message.selected if sparse else None,
         value_type=known[message.data_type],
         shared=message.encoding == tensor_pb2.ENCODING_SHARED,
+        bare=message.encoding == tensor_pb2.ENCODING_BARE,
         completed_s=message.completed_s,
         hop=message.hop,
         failure=message.failure,

@@ -30,7 +30,7 @@ _MAGIC: Final = 0x74616869
 # magic, data type, encoding, plan, step, group, hop, offset, count, selected, payload bytes, completed
 _HEADER: Final = struct.Struct("<IBBxxIQIIQQQQd")
 HEADER_BYTES: Final = _HEADER.size
-_DENSE, _SPARSE, _SHARED = range(3)
+_DENSE, _SPARSE, _SHARED, _BARE = range(4)
 
 Values = NDArray[Any]
 Item = tuple[FrameHeader, Sequence[Values]] | Callable[[], None] | None
@@ -125,7 +125,7 @@ class DirectReceiver:
         if not receive_into(self._connection, [self._header]):
             return False
         header, size = self._parse()
-        if header.shared or header.selected is not None:
+        if not header.is_dense:
             payload = np.empty(size, dtype=np.uint8)
             self._receive([payload])
             self._sink.take_frame(frame_of(header, payload))
@@ -151,7 +151,7 @@ class DirectReceiver:
         fields = _HEADER.unpack(self._header)
         magic, value_type, encoding, plan, step, group, hop, offset, count, selected, size, completed_s = fields
         kinds = {kind.value: kind for kind in ValueType}
-        known = magic == _MAGIC and value_type in kinds and encoding in (_DENSE, _SPARSE, _SHARED)
+        known = magic == _MAGIC and value_type in kinds and encoding in (_DENSE, _SPARSE, _SHARED, _BARE)
         if not known or not math.isfinite(completed_s):
             raise FrameError(f"{self._origin.name}: not the header of a frame on its connection")
         header = FrameHeader(
@@ -166,6 +166,7 @@ class DirectReceiver:
             selected=selected if encoding == _SPARSE else None,
             value_type=kinds[value_type],
             shared=encoding == _SHARED,
+            bare=encoding == _BARE,
             completed_s=completed_s,
             hop=hop,
         )
@@ -266,7 +267,9 @@ def _look_again() -> None:
 
 
 def _packed(header: FrameHeader, size: int) -> bytes:
-    encoding = _SHARED if header.shared else _DENSE if header.selected is None else _SPARSE
+    encoding = _DENSE if header.selected is None else _SPARSE
+    if header.shared or header.bare:
+        encoding = _SHARED if header.shared else _BARE
     return _HEADER.pack(
         _MAGIC,
         header.value_type.value,

@@ -289,6 +289,16 @@ def test_a_payload_of_the_largest_size_passes_and_one_value_more_does_not() -> N
         frame_from_message(tensor_pb2.Frame.FromString(message))
 
 
+def test_a_bare_frame_has_no_values() -> None:
+    header = FrameHeader("job", 1, 1, 1, 0, 0, 9, 2, bare=True)
+    frame = read_frame(encode_frame(header, ()))
+    assert (frame.header, frame.values.size, frame.moved_bytes, header.is_dense) == (header, 0, 0, False)
+    with pytest.raises(FrameError, match="bare with float32 values: expected a dense one"):
+        decode_frame(encode_frame(header, ()))
+    with pytest.raises(FrameError, match="expected 0 float32 values"):
+        read_frame(encode_frame(header, (np.zeros(9, dtype=np.float32),)))
+
+
 def test_the_values_of_a_shared_frame_are_elsewhere() -> None:
     header = FrameHeader("job", 1, 1, 1, 0, 0, 9, 2, shared=True)
     message = encode_frame(header, [])

@@ -158,6 +158,19 @@ def test_a_sink_that_fails_is_told_as_an_internal_error(monkeypatch: pytest.Monk
     assert raised.get(timeout=20).exc_type is KeyError
 
 
+def test_a_frame_without_values_arrives_as_such() -> None:
+    frames: SimpleQueue[Frame] = SimpleQueue()
+    near, far = socket.socketpair()
+    sink = Sink(places=lambda header: None, take=lambda *_: None, take_frame=frames.put)
+    receiver = DirectReceiver(far, SENDER, sink, lambda error: None)
+    header = replace(header_of(70, offset=4), bare=True)
+    sent_over(near, lambda sender: sender.send(header, ()))
+    near.close()
+    receiver.join()
+    frame = frames.get(timeout=20)
+    assert (frame.header, frame.values.size, frames.empty()) == (header, 0, True)
+
+
 def test_callbacks_come_between_the_frames_around_them() -> None:
     with connected() as (_, receiver, connection):
         seen: list[int] = []
@@ -214,7 +227,7 @@ def raw_header(
     [
         (raw_header(magic=1), FrameError, "worker 3: not the header of a frame"),
         (raw_header(kind=99), FrameError, "worker 3: not the header of a frame"),
-        (raw_header(encoding=3), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(encoding=4), FrameError, "worker 3: not the header of a frame"),
         (raw_header()[:-8] + struct.pack("<d", float("nan")), FrameError, "worker 3: not the header of a frame"),
         (raw_header(count=MAX_PAYLOAD_BYTES // 4 + 1), FrameError, "payload of 4194308 bytes: expected at most"),
         (raw_header(count=2**61), FrameError, "expected at most 4194304 bytes"),

@@ -92,12 +92,14 @@ class Run:
         context: the step's identity.
         scratch: buffers shared by all layers, valid within one call of one layer only.
         before_layer: called with a layer's index in the layout right before its parameters are read in the forward.
+        before_backward: called with it right before the backward reads its parameters and writes its gradient.
         gradient_ready: called with it when its gradient is complete and its parameters are not needed any more.
     """
 
     context: StepContext
     scratch: Workspace = field(default_factory=Workspace)
     before_layer: Callable[[int], None] = _ignore
+    before_backward: Callable[[int], None] = _ignore
     gradient_ready: Callable[[int], None] = _ignore
 
 
@@ -206,6 +208,7 @@ class ParameterLayer(Layer):
 
     def backward(self, dy: Array, run: Run) -> Array:
         """Differentiate, then announce the gradient."""
+        run.before_backward(self.index)
         dx = self.differentiate(dy, run)
         run.gradient_ready(self.index)
         return dx

@@ -25,11 +25,14 @@ class StepHooks:
         forwarded: called when all parameters have been read, with the loss if it is known already.
         gradient_ready: called with i = 0, 1, 2, ... when the gradient of layout.layers[i] is complete and its
             parameters are not needed any more in this step.
+        before_backward: called with i = 0, 1, 2, ... right before the backward of layout.layers[i] reads its
+            parameters and writes its gradient.
     """
 
     before_layer: Callable[[int], None] = lambda layer: None
     forwarded: Callable[[float | None], None] = lambda loss: None
     gradient_ready: Callable[[int], None] = lambda layer: None
+    before_backward: Callable[[int], None] = lambda layer: None
 
 
 class Model:
@@ -139,12 +142,18 @@ class Model:
         logits = self.forward(images, context, hooks.before_layer)
         loss, dlogits = softmax_cross_entropy(logits, labels)
         hooks.forwarded(loss)
-        self.backward(dlogits, hooks.gradient_ready)
+        self.backward(dlogits, hooks.gradient_ready, hooks.before_backward)
         return loss
 
     def forward_until(self, stop: int, images: Array, context: StepContext, hooks: StepHooks) -> tuple[Array, Run]:
         """The input of `chain[stop]` in a training step, and what the layers from there on may know of the step."""
-        run = _run(context, self._scratch, before_layer=hooks.before_layer, gradient_ready=hooks.gradient_ready)
+        run = _run(
+            context,
+            self._scratch,
+            before_layer=hooks.before_layer,
+            before_backward=hooks.before_backward,
+            gradient_ready=hooks.gradient_ready,
+        )
         x = self._checked(images)
         for layer in self.chain[:stop]:
             x = layer.forward(x, run)
@@ -163,13 +172,19 @@ class Model:
             raise ModelError(f"model: expected images of (batch, {expected}), seen {images.shape}; convert the data")
         return np.ascontiguousarray(images, dtype=self._dtype)
 
-    def backward(self, dlogits: Array, gradient_ready: Callable[[int], None] | None = None) -> None:
+    def backward(
+        self,
+        dlogits: Array,
+        gradient_ready: Callable[[int], None] | None = None,
+        before_backward: Callable[[int], None] | None = None,
+    ) -> None:
         """Write the gradients of the latest forward, which must have been a training one, into the gradient arena.
 
         Args:
             dlogits: (B, classes), gradient of the loss.
             gradient_ready: called with i = 0, 1, 2, ... when the gradient of layout.layers[i] is complete and its
                 parameters are not needed any more in this step.
+            before_backward: see `StepHooks`.
 
         Raises:
             ModelError: there was no training forward to differentiate.
@@ -179,7 +194,9 @@ class Model:
             raise ModelError("model: expected a training forward before backward, seen none; run forward() first")
         self._context = None
         dy = np.ascontiguousarray(dlogits, dtype=self._dtype)
-        self._root.backward(dy, _run(context, self._scratch, gradient_ready=gradient_ready))
+        self._root.backward(
+            dy, _run(context, self._scratch, before_backward=before_backward, gradient_ready=gradient_ready)
+        )
 
     def buffers(self) -> dict[str, Array]:
         """Live views of the running statistics, "layer/buffer" -> array."""

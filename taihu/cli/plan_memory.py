@@ -1,0 +1,282 @@
+"""`taihu plan --memory`: what a job takes in every process, and whether so much is free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Final
+
+import numpy as np
+import typer
+
+from taihu.compression import make_compressor
+from taihu.coordination.planning import is_computed
+from taihu.display import human_bytes
+from taihu.errors import ConfigError
+from taihu.job import Job, load_job
+from taihu.layout import Layout
+from taihu.optimization import OptimizerShard
+from taihu.planner.groups import cap_groups, plan_groups
+from taihu.planner.memory import (
+    MemoryJob,
+    MemoryUse,
+    cheapest_fit,
+    job_memory,
+    server_memory,
+    worker_memory,
+)
+from taihu.results import check_writable, write_json
+from taihu.wire.codec import BYTES_PER_VALUE
+from worker.data import load_dataset
+from worker.engine import build_model
+
+__all__ = [
+    "FreeServerOption",
+    "FreeWorkerOption",
+    "JobOption",
+    "MemoryOption",
+    "check_mode",
+    "free_bytes",
+    "memory_job",
+    "plan_memory",
+]
+
+MemoryOption = Annotated[bool, typer.Option("--memory", help="Plan the memory of a job instead of its time.")]
+JobOption = Annotated[
+    Path | None, typer.Option("--job", metavar="JOB.toml", help="With --memory: the job; by default, the demo job.")
+]
+FreeWorkerOption = Annotated[
+    str | None, typer.Option("--free-worker", metavar="SIZE", help="With --memory: free for one worker, e.g. 4GB.")
+]
+FreeServerOption = Annotated[
+    str | None, typer.Option("--free-server", metavar="SIZE", help="With --memory: free for one server, e.g. 4GB.")
+]
+
+_FRAME_BYTES: Final = 1 << 19
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(B|kB|MB|GB|TB)")
+_UNITS: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_NOT_COUNTED: Final = "activations, the data set and Python itself are not counted"
+
+
+def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json_file: Path | None) -> None:
+    """Print what the processes of `job` take, beside what is free; `free_worker` and `free_server` as in `4GB`.
+
+    Raises:
+        ConfigError: it does not fit; the cheapest settings with which it does are named. Or a size is none, or the
+            model or its data cannot be found.
+    """
+    check_writable(json_file)
+    room = _room(job, free_worker, free_server)
+    memory = memory_job(job, _layout(job))
+    rows = list(_rows(memory, room))
+    short = next((row for row in rows if row.use.total > row.free), None)
+    remedy = None if short is None else _remedy(job, memory, room)
+    for line in (_title(job, memory), *_table(rows), _NOT_COUNTED):
+        typer.echo(line)
+    if json_file is not None:
+        write_json(json_file, {**_as_json(job, memory, rows), "fits": short is None, "remedy": remedy})
+    if short is not None:
+        raise ConfigError(_complaint(short, remedy))
+
+
+def check_mode(memory: bool, *, of_memory: Mapping[str, object], of_time: Mapping[str, object]) -> None:
+    """Raise ConfigError for an option of the other kind of plan: `of_memory` go with --memory only."""
+    refused = of_time if memory else of_memory
+    name = next((name for name, value in refused.items() if value), None)
+    if name is not None and memory:
+        raise ConfigError(f"{name}: --memory plans no measured costs; give the job by --job JOB.toml and --set")
+    if name is not None:
+        raise ConfigError(f"{name}: belongs to the plan of a job's memory; give --memory as well")
+
+
+def memory_job(job: Job, layout: Layout) -> MemoryJob:
+    """What the memory of `job` depends on, with a model of `layout`.
+
+    Computed plans are not known before the job has been measured: their groups are taken to be full buckets.
+    Layers that `exchange.fc` spreads over the workers are counted as if they were exchanged.
+    """
+    exchange = job.exchange
+    strategy = "single" if is_computed(exchange.plan) else exchange.plan
+    return MemoryJob(
+        layer_elements=tuple(layer.elements for layer in layout.layers),
+        groups=cap_groups(plan_groups(layout, strategy), layout, exchange.bucket_bytes // BYTES_PER_VALUE),
+        workers=job.cluster.workers,
+        servers=job.servers,
+        zero=job.zero,
+        optimizer_arrays=len(OptimizerShard(job.server_optimizer, np.zeros(1, dtype=np.float32)).state()),
+        bucket_bytes=exchange.bucket_bytes,
+        residual_arrays=_residual_arrays(job),
+        # The residual, and the sums that it belongs to.
+        server_residual_arrays=2 if job.downlink == "doublesqueeze" else 0,
+        window_frames=exchange.window_frames,
+        frame_bytes=exchange.frame_bytes or _FRAME_BYTES,
+    )
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """Bytes that this process can still take: of the machine, and of its memory cgroups, version 1 or 2.
+
+    Page cache that can be dropped counts as free. `root` is where `proc` and `sys` are found.
+
+    Raises:
+        ConfigError: the system does not tell.
+    """
+    found = re.search(r"^MemAvailable: *(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE)
+    if found is None:
+        raise ConfigError("/proc/meminfo does not tell what is free; give --free-worker and --free-server")
+    return min((int(found[1]) * 1024, *_left_by_cgroups(root)))
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Free bytes: for one worker, for one server, and for all together where they share this machine."""
+
+    worker: int
+    server: int
+    machine: int | None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What one kind of process takes, and what is free for it."""
+
+    key: str
+    name: str
+    use: MemoryUse
+    free: int
+
+    def to_json(self) -> dict[str, int]:
+        """The row of the results."""
+        kinds = {**asdict(self.use), "total": self.use.total, "free": self.free}
+        return {f"bytes_{kind}": count for kind, count in kinds.items()}
+
+
+def _layout(job: Job) -> Layout:
+    data = load_dataset(job.data.name, job.data.path)
+    return build_model(job.model.name, data.image_shape, data.classes).layout
+
+
+def _residual_arrays(job: Job) -> int:
+    """fp32 values that a worker's compression keeps of every parameter."""
+    if job.compression.method == "none":
+        return 0
+    compressor = make_compressor(
+        job.compression, job.optimizer, workers=job.cluster.workers, momentum_here=job.momentum_on_workers
+    )
+    state = compressor.init(1, ())
+    return len(state.residual) + len(state.velocity)
+
+
+def _room(job: Job, free_worker: str | None, free_server: str | None) -> _Room:
+    """What is free; who names it has machines in mind that are not this one, as has a job with a coordinator."""
+    if free_worker is not None and free_server is not None:
+        return _Room(_parse_size("--free-worker", free_worker), _parse_size("--free-server", free_server), None)
+    here = free_bytes()
+    if free_worker is None and free_server is None:
+        return _Room(here, here, here if job.cluster.coordinator is None else None)
+    return _Room(
+        here if free_worker is None else _parse_size("--free-worker", free_worker),
+        here if free_server is None else _parse_size("--free-server", free_server),
+        None,
+    )
+
+
+def _parse_size(option: str, text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{option} {text}: expected a number with B, kB, MB, GB or TB, for example 4GB")
+    return round(float(match[1]) * _UNITS[match[2]])
+
+
+def _rows(memory: MemoryJob, room: _Room) -> Iterator[_Row]:
+    yield _Row("worker", "worker", worker_memory(memory), room.worker)
+    if memory.servers:
+        yield _Row("server", "server", server_memory(memory), room.server)
+    if room.machine is not None:
+        yield _Row("all", f"all {memory.workers + memory.servers}", job_memory(memory), room.machine)
+
+
+def _title(job: Job, memory: MemoryJob) -> str:
+    servers = f"{memory.servers} servers" if memory.servers else "no servers"
+    members = f"{servers}, {memory.workers} workers"
+    return f"{job.model.name}: {memory.elements:,} parameters, {members}, exchange.zero = {memory.zero}"
+
+
+def _table(rows: Iterable[_Row]) -> Iterator[str]:
+    yield _line("process", (*asdict(MemoryUse()), "total", "free"))
+    for row in rows:
+        yield _line(row.name, map(human_bytes, row.to_json().values()))
+
+
+def _line(name: str, cells: Iterable[str]) -> str:
+    return f"{name:<10}" + "".join(f"{cell:>12}" for cell in cells)
+
+
+def _as_json(job: Job, memory: MemoryJob, rows: Iterable[_Row]) -> dict[str, Any]:
+    named = {row.key: row.to_json() for row in rows}
+    return {
+        "model": job.model.name,
+        "parameters": memory.elements,
+        "servers": memory.servers,
+        "workers": memory.workers,
+        "zero": memory.zero,
+        **{key: named.get(key) for key in ("worker", "server", "all")},
+    }
+
+
+def _remedy(job: Job, memory: MemoryJob, room: _Room) -> str | None:
+    stages = [stage for stage in (1, 2, 3) if _allows(job, stage)]
+    return cheapest_fit(memory, room.worker, room.server, machine_free=room.machine, stages=stages)
+
+
+def _allows(job: Job, stage: int) -> bool:
+    """Whether the job's other settings go with this stage of ZeRO."""
+    try:
+        load_job(None, job.model_dump(exclude={"name"}), {"exchange": {"zero": stage}})
+    except ConfigError:
+        return False
+    return True
+
+
+def _complaint(row: _Row, remedy: str | None) -> str:
+    who = f"{row.name} processes together take" if row.key == "all" else f"a {row.name} takes"
+    needed = f"{who} {human_bytes(row.use.total)} where {human_bytes(row.free)} are free"
+    if remedy is None:
+        return f"{needed}; no exchange.zero or cluster.servers that the job allows helps: take larger machines"
+    return f"{needed}; set {remedy}"
+
+
+def _left_by_cgroups(root: Path) -> Iterator[int]:
+    """What the memory cgroups of this process leave, each limit on its own."""
+    mount = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield from _left_below(mount, path, ("memory.max", "memory.current", "inactive_file"))
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _left_below(mount / "memory", path, names)
+
+
+def _left_below(mount: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
+    """What is left by the group at `path` and by those that it belongs to.
+
+    In a container `path` may be one of the host, of which only `mount` itself can be seen.
+    """
+    group = PurePosixPath(path.lstrip("/"))
+    limit_file, used_file, cache = names
+    for part in (group, *group.parents):
+        limit, used = _read(mount / part / limit_file).strip(), _read(mount / part / used_file).strip()
+        if limit.isdecimal() and used.isdecimal():
+            dropped = re.search(rf"^{cache} (\d+)$", _read(mount / part / "memory.stat"), re.MULTILINE)
+            yield max(0, int(limit) - int(used) + (int(dropped[1]) if dropped else 0))
+
+
+def _read(path: Path) -> str:
+    """What the file holds; nothing where there is none."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,33 @@
+"""What a server keeps where the workers update their parameters themselves (ZeRO stage 0)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SumShard"]
+
+Values = NDArray[np.float32]
+
+
+class SumShard:
+    """Stands where an `OptimizerShard` does, and puts each sum in the place of the parameters.
+
+    What is answered is then the sum, which every worker scales and applies for itself; all do so alike.
+
+    Args:
+        values: shape (n,), fp32, contiguous and writable; kept, not copied.
+    """
+
+    state_bytes = 0
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+
+    def update(self, start: int, stop: int, gradient: Values, step: int, scale: float = 1.0) -> None:
+        """Keep `gradient`, shape (stop - start,), fp32, as elements [start, stop); the rest is for the workers."""
+        del step, scale
+        np.copyto(self._values[start:stop], gradient)
+
+    def warm_up(self) -> None:
+        """There is nothing to compile."""

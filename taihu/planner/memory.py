@@ -1,0 +1,274 @@
+"""What a job keeps in memory in every process, by stage of ZeRO, and what makes it fit.
+
+Rajbhandari et al. 2020; methods section 5. Stage 0 divides nothing, 1 the optimizer state, 2 the gradients too, 3 the
+parameters too. The owners are the servers, or in a ring the workers. Activations and data are not counted.
+
+Layers are numbered in backward order (0 is the output side), as in `taihu.layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from taihu.errors import ConfigError
+from taihu.planner.groups import Group
+
+__all__ = [
+    "MemoryJob",
+    "MemoryUse",
+    "cheapest_fit",
+    "fits",
+    "job_memory",
+    "model_state_bytes",
+    "server_memory",
+    "volume_per_step",
+    "worker_memory",
+]
+
+_FP32_BYTES: Final = 4
+_BUCKETS_UNDER_WAY: Final = 4
+_SERVER_COUNTS: Final = tuple(1 << power for power in range(7))
+
+
+@dataclass(frozen=True)
+class MemoryJob:
+    """What the memory of a job depends on.
+
+    Attributes:
+        layer_elements: parameters of every layer.
+        groups: of layers, those that stages 2 and 3 hold at once; they cover every layer in order.
+        workers: how many there are.
+        servers: how many there are; 0 in a ring.
+        zero: the stage, 0 to 3.
+        optimizer_arrays: fp32 values of optimizer state per parameter: 0 for plain SGD, 1 with momentum, 2 for Adam.
+        value_bytes: of a parameter or gradient that workers store: 4, or 2 in mixed precision, where the owner keeps
+            an fp32 master of the parameters beside its optimizer state.
+        bucket_bytes: fp32 bytes that a group of several layers has at most.
+        residual_arrays: fp32 values per parameter that a worker's compression keeps: the residual, and the velocity
+            where workers apply momentum.
+        server_residual_arrays: the same for a server's compression of its answers.
+        window_frames: frames that a worker may have on their way to one server.
+        frame_bytes: of the largest frame.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    layer_elements: tuple[int, ...]
+    groups: tuple[Group, ...]
+    workers: int
+    servers: int
+    zero: int
+    optimizer_arrays: int
+    value_bytes: int = _FP32_BYTES
+    bucket_bytes: int = 16 << 20
+    residual_arrays: int = 0
+    server_residual_arrays: int = 0
+    window_frames: int = 6
+    frame_bytes: int = 1 << 19
+
+    def __post_init__(self) -> None:
+        _check_stage(self.zero)
+        if self.workers < 1:
+            raise ConfigError(f"workers {self.workers}: expected at least 1")
+        if self.servers < 0:
+            raise ConfigError(f"servers {self.servers}: expected 0, which is a ring, or more")
+        if self.value_bytes not in (2, _FP32_BYTES):
+            raise ConfigError(f"value_bytes {self.value_bytes}: expected 4 (fp32), or 2 (mixed precision)")
+
+    @property
+    def elements(self) -> int:
+        """Parameters of the model."""
+        return sum(self.layer_elements)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether workers store 16-bit values."""
+        return self.value_bytes < _FP32_BYTES
+
+    @property
+    def owner_bytes_per_parameter(self) -> int:
+        """Bytes of optimizer state, in mixed precision with the master: the paper's K, 12 for Adam."""
+        return _FP32_BYTES * (self.optimizer_arrays + self.mixed)
+
+    @property
+    def parameter_window_bytes(self) -> int:
+        """fp32 bytes of the parameters that stage 3 holds at once: a group, and the next one on its way."""
+        return min(_FP32_BYTES * self.elements, self._two_groups_bytes())
+
+    @property
+    def gradient_budget_bytes(self) -> int:
+        """fp32 bytes of the gradients that stage 2 holds at once: two groups, or more where they are small."""
+        budget = max(self._two_groups_bytes(), _BUCKETS_UNDER_WAY * self.bucket_bytes)
+        return min(_FP32_BYTES * self.elements, budget)
+
+    def largest_share(self, owners: int) -> int:
+        """Parameters of the owner that has the most: every layer is cut for itself (`taihu.planner.partition`)."""
+        return sum(-(-elements // owners) for elements in self.layer_elements)
+
+    def _two_groups_bytes(self) -> int:
+        """fp32 bytes of the largest two groups that are neighbours, or of the only group."""
+        sizes = [sum(self.layer_elements[group.first_layer : group.last_layer + 1]) for group in self.groups]
+        pairs = [left + right for left, right in pairwise(sizes)]
+        return _FP32_BYTES * max(pairs or sizes, default=0)
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes that a process holds during a step, by what they are.
+
+    `gradients` of a server are the sums of stage 0; `residuals` are those of error feedback, which ZeRO does not
+    divide; `buffers` are frames under way, and in mixed precision the fp32 values that are computed with.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    residuals: int = 0
+    buffers: int = 0
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        return self.parameters + self.gradients + self.optimizer + self.residuals + self.buffers
+
+
+def worker_memory(job: MemoryJob) -> MemoryUse:
+    """Bytes of one worker, in a ring of the one that owns the most.
+
+    16-bit values are widened group by group to be computed with, so where a whole array of them is stored, the window
+    of fp32 values comes in addition, as a buffer.
+    """
+    whole = job.elements
+    owned = _owned_by_worker(job)
+    window, budget = job.parameter_window_bytes, job.gradient_budget_bytes
+    stored = whole if job.zero < 3 else owned if job.servers == 0 else 0
+    widened = (window if job.zero < 3 else 0) + (budget if job.zero < 2 else 0)
+    return MemoryUse(
+        parameters=job.value_bytes * stored + (window if job.zero == 3 else 0),
+        gradients=job.value_bytes * whole if job.zero < 2 else budget,
+        optimizer=job.owner_bytes_per_parameter * owned,
+        residuals=_FP32_BYTES * job.residual_arrays * whole,
+        buffers=widened if job.mixed else 0,
+    )
+
+
+def server_memory(job: MemoryJob) -> MemoryUse:
+    """Bytes of the server that owns the most; nothing in a ring, which has none."""
+    if not job.servers:
+        return MemoryUse()
+    owned = job.largest_share(job.servers)
+    updates = job.zero > 0
+    return MemoryUse(
+        # In mixed precision the master, which counts to the optimizer, is all that a server keeps of them.
+        parameters=_FP32_BYTES * owned if updates and not job.mixed else 0,
+        gradients=0 if updates else _FP32_BYTES * owned,
+        optimizer=job.owner_bytes_per_parameter * owned if updates else 0,
+        residuals=_FP32_BYTES * job.server_residual_arrays * owned,
+        buffers=job.workers * job.window_frames * job.frame_bytes,
+    )
+
+
+def job_memory(job: MemoryJob) -> MemoryUse:
+    """Bytes of all processes together, each counted like the largest of its kind."""
+    kinds = zip(astuple(worker_memory(job)), astuple(server_memory(job)), strict=True)
+    return MemoryUse(*(job.workers * worker + job.servers * server for worker, server in kinds))
+
+
+def model_state_bytes(parameters: float, devices: int, stage: int, optimizer_bytes: int = 12) -> float:
+    """Bytes of model states per device in mixed precision: the paper's figure 1 and table 1, methods section 5.
+
+    Args:
+        parameters: of the model.
+        devices: over which they are divided.
+        stage: 0 nothing is divided, 1 the optimizer state, 2 the gradients too, 3 the parameters too.
+        optimizer_bytes: per parameter, with the fp32 master; K, 12 for Adam.
+
+    Raises:
+        ConfigError: there is no such stage.
+    """
+    _check_stage(stage)
+    per_parameter = (optimizer_bytes, 2, 2)
+    divided, whole = sum(per_parameter[:stage]), sum(per_parameter[stage:])
+    return parameters * whole + parameters * divided / devices
+
+
+def volume_per_step(parameters: int, stage: int) -> int:
+    """Elements that a device moves in a step: 2P, in stage 3 3P (methods section 5).
+
+    Raises:
+        ConfigError: there is no such stage.
+    """
+    _check_stage(stage)
+    return (3 if stage == 3 else 2) * parameters
+
+
+def fits(job: MemoryJob, worker_free: int, server_free: int, *, machine_free: int | None = None) -> bool:
+    """Whether every worker and server fits into the bytes that are free for one of them.
+
+    Where all run on one machine, `machine_free` are the bytes that are free for all of them together.
+    """
+    if worker_memory(job).total > worker_free or server_memory(job).total > server_free:
+        return False
+    return machine_free is None or job_memory(job).total <= machine_free
+
+
+def cheapest_fit(
+    job: MemoryJob,
+    worker_free: int,
+    server_free: int,
+    *,
+    machine_free: int | None = None,
+    stages: Sequence[int] = (1, 2, 3),
+) -> str | None:
+    """The least change of settings with which `job`, which does not fit, does.
+
+    Higher stages come first, in the order of their traffic; then more servers, a power of two up to 64.
+
+    Args:
+        job: as it is now; not tried.
+        worker_free: bytes that are free for one worker.
+        server_free: the same for one server.
+        machine_free: see `fits`.
+        stages: those that the job may change to, ascending.
+
+    Returns:
+        Settings, for example "exchange.zero = 3 and cluster.servers = 8"; None where nothing helps.
+    """
+    for changed in _changes(job, stages):
+        if fits(changed, worker_free, server_free, machine_free=machine_free):
+            return _named(job, changed)
+    return None
+
+
+def _owned_by_worker(job: MemoryJob) -> int:
+    """Parameters that a worker updates."""
+    if job.zero == 0:
+        return job.elements
+    return 0 if job.servers else job.largest_share(job.workers)
+
+
+def _changes(job: MemoryJob, stages: Sequence[int]) -> Iterator[MemoryJob]:
+    more = [count for count in _SERVER_COUNTS if count > job.servers > 0]
+    higher = [stage for stage in stages if stage > job.zero]
+    for servers in (job.servers, *more):
+        for zero in (job.zero, *higher):
+            if (servers, zero) != (job.servers, job.zero):
+                yield replace(job, servers=servers, zero=zero)
+
+
+def _named(job: MemoryJob, changed: MemoryJob) -> str:
+    settings = []
+    if changed.zero != job.zero:
+        settings.append(f"exchange.zero = {changed.zero}")
+    if changed.servers != job.servers:
+        settings.append(f"cluster.servers = {changed.servers}")
+    return " and ".join(settings)
+
+
+def _check_stage(stage: int) -> None:
+    if stage not in range(4):
+        raise ConfigError(f"ZeRO stage {stage}: expected 0, 1, 2 or 3")

@@ -1,0 +1,372 @@
+"""`taihu plan --memory`: the numbers of a job, what it says when they are too large, and what it takes for free."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taihu.cli.plan import plan
+from taihu.cli.plan_memory import free_bytes, memory_job
+from taihu.display import human_bytes
+from taihu.entry import run_app
+from taihu.errors import ConfigError
+from taihu.job import load_job, parse_assignments
+from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.optimization import OptimizerShard
+from taihu.planner.groups import Group
+from taihu.planner.memory import server_memory, worker_memory
+from taihu.planner.partition import Shard
+
+Run = Callable[..., tuple[int, str, str]]
+
+DATA = "data.name=synthetic:1x8x8:classes=10:samples=32"
+# Two convolutions and two fully connected layers on 8 x 8 x 1, in backward order.
+SMALL_CNN = (64 * 10 + 10, 512 * 64 + 64, 9 * 16 * 32 + 32, 9 * 16 + 16)
+P = sum(SMALL_CNN)
+TINY = ("exchange.bucket_bytes=4096", "exchange.window_frames=1", "exchange.frame_bytes=4096")
+"""Each layer is a group, so that stages 2 and 3 hold two of the four; frames hardly count."""
+KINDS = ("parameters", "gradients", "optimizer", "residuals", "buffers")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process; returns exit code, stdout, stderr."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(plan)
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            run_app(app, [str(argument) for argument in arguments])
+        return int(str(ended.value.code)), *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def memory(run: Run, tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any], str]]:
+    """`--memory` with settings and arguments; returns exit code, results, stderr."""
+
+    def command(*given: str, of: tuple[str, ...] = ()) -> tuple[int, dict[str, Any], str]:
+        file = tmp_path / "memory.json"
+        assignments = (f"--set={item}" for item in (DATA, *of))
+        code, _, errors = run("--memory", *assignments, *given, "--json", file)
+        return code, json.loads(file.read_text()), errors
+
+    return command
+
+
+Memory = Callable[..., tuple[int, dict[str, Any], str]]
+
+
+def bytes_of(row: dict[str, int]) -> list[int]:
+    """In the order of `KINDS`."""
+    return [row[f"bytes_{kind}"] for kind in KINDS]
+
+
+def test_the_demo_job_in_bytes(memory: Memory) -> None:
+    code, written, errors = memory()
+    assert (code, errors) == (0, "")
+    assert (written["model"], written["parameters"]) == ("small_cnn", P)
+    assert (written["servers"], written["workers"], written["zero"]) == (2, 3, 1)
+    assert bytes_of(written["worker"]) == [4 * P, 4 * P, 0, 0, 0]
+    # SGD with momentum, on half of the parameters; six frames of 512 KiB from each of three workers.
+    frames = 3 * 6 * 512 * 1024
+    assert bytes_of(written["server"]) == [2 * P, 0, 2 * P, 0, frames]
+    assert bytes_of(written["all"]) == [3 * 4 * P + 4 * P, 3 * 4 * P, 4 * P, 0, 2 * frames]
+    for row in (written["worker"], written["server"], written["all"]):
+        assert row["bytes_total"] == sum(bytes_of(row)) < row["bytes_free"]
+    assert (written["fits"], written["remedy"]) == (True, None)
+
+
+def test_what_is_printed_is_what_is_written(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("--memory", "--set", DATA, "--json", tmp_path / "memory.json")
+    written = json.loads((tmp_path / "memory.json").read_text())
+    title, header, *rows, note = out.splitlines()
+    assert code == 0
+    assert title == f"small_cnn: {P:,} parameters, 2 servers, 3 workers, exchange.zero = 1"
+    assert header.split() == ["process", *KINDS, "total", "free"]
+    for line, (name, key) in zip(rows, [("worker",) * 2, ("server",) * 2, ("all 5", "all")], strict=True):
+        assert len(line) == len(header)
+        assert line.startswith(f"{name} ")
+        shown = [human_bytes(written[key][f"bytes_{kind}"]) for kind in (*KINDS, "total", "free")]
+        assert line.removeprefix(name).split() == " ".join(shown).split()
+    assert "not counted" in note
+
+
+def test_a_ring_has_workers_only(memory: Memory) -> None:
+    code, written, _ = memory(of=("exchange.kind=ring", "optimizer.name=adam"))
+    assert (code, written["servers"], written["server"]) == (0, 0, None)
+    assert bytes_of(written["worker"]) == [4 * P, 4 * P, 8 * P, 0, 0]
+    assert bytes_of(written["all"]) == [12 * P, 12 * P, 24 * P, 0, 0]
+
+
+def test_a_job_file_and_the_number_of_workers(memory: Memory, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text('[exchange]\nzero = 0\n[optimizer]\nname = "adamw"\n[cluster]\nservers = 1\n')
+    code, written, _ = memory("--job", str(tmp_path / "job.toml"), "--workers", "7")
+    assert (code, written["zero"], written["workers"], written["servers"]) == (0, 0, 7, 1)
+    assert bytes_of(written["worker"]) == [4 * P, 4 * P, 8 * P, 0, 0]
+    assert bytes_of(written["server"])[:4] == [0, 4 * P, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("of", "worker", "server"),
+    [
+        (("compression.method=lags", "optimizer.momentum=0"), 1, 0),
+        (("compression.method=lags", "optimizer.momentum=0.9"), 2, 0),
+        (("compression.method=lags", "compression.momentum_at=servers", "compression.downlink=dense"), 1, 0),
+        (("compression.method=dlgs", "compression.downlink=doublesqueeze"), 2, 2),
+    ],
+)
+def test_residuals_are_counted(memory: Memory, of: tuple[str, ...], worker: int, server: int) -> None:
+    _, written, _ = memory(of=of)
+    assert written["worker"]["bytes_residuals"] == 4 * P * worker
+    assert written["server"]["bytes_residuals"] == 2 * P * server
+
+
+def test_stages_2_and_3_hold_two_groups(memory: Memory) -> None:
+    two = 4 * (SMALL_CNN[1] + SMALL_CNN[2])
+    for zero, expected in (("2", [4 * P, two, 0, 0, 0]), ("3", [two, two, 0, 0, 0])):
+        code, written, _ = memory(of=(*TINY, f"exchange.zero={zero}"))
+        assert code == 0
+        assert bytes_of(written["worker"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("worker_free", "server_free", "remedy"),
+    [
+        ("305kB", "1MB", "exchange.zero = 2"),
+        ("0.301MB", "0.001GB", "exchange.zero = 3"),
+        ("1MB", "90kB", "cluster.servers = 4"),
+        ("300000B", "90kB", "exchange.zero = 3 and cluster.servers = 4"),
+    ],
+)
+def test_the_cheapest_remedy_is_named_and_works(
+    memory: Memory, worker_free: str, server_free: str, remedy: str
+) -> None:
+    free = ("--free-worker", worker_free, "--free-server", server_free)
+    code, written, errors = memory(*free, of=TINY)
+    assert code == 2
+    assert errors.startswith("error: a ")
+    assert errors.endswith(f"; set {remedy}\n")
+    assert len(errors.splitlines()) == 1
+    assert (written["fits"], written["remedy"], written["all"]) == (False, remedy, None)
+    code, written, errors = memory(*free, of=(*TINY, *remedy.replace(" = ", "=").split(" and ")))
+    assert (code, errors) == (0, "")
+    assert (written["fits"], written["remedy"]) == (True, None)
+
+
+@pytest.mark.parametrize(("size", "free"), [("700000B", 7e5), ("2.5MB", 2.5e6), ("4GB", 4e9), ("0.3TB", 3e11)])
+def test_units_are_decimal(memory: Memory, size: str, free: float) -> None:
+    _, written, _ = memory("--free-worker", size, "--free-server", "1GB")
+    assert written["worker"]["bytes_free"] == free
+
+
+def test_who_is_too_large_is_named(run: Run) -> None:
+    tiny = [f"--set={item}" for item in (DATA, *TINY)]
+    _, _, errors = run("--memory", *tiny, "--free-worker", "305kB", "--free-server", "1MB")
+    assert "a worker takes 306 kB where 305 kB are free" in errors
+    _, _, errors = run("--memory", *tiny, "--free-worker", "1MB", "--free-server", "20kB")
+    assert "a server takes 165 kB where 20 kB are free" in errors
+
+
+def test_nothing_helps(run: Run) -> None:
+    code, out, errors = run("--memory", "--set", DATA, "--free-worker", "1kB", "--free-server", "1GB")
+    assert code == 2
+    assert "no exchange.zero or cluster.servers that the job allows helps" in errors
+    assert out.splitlines()[2].startswith("worker ")
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        ("exchange.kind=ring",),
+        ("compression.method=lags",),
+        ("exchange.transport=same-host",),
+        ("exchange.fc=shard",),
+    ],
+)
+def test_no_remedy_is_named_that_the_job_does_not_allow(memory: Memory, of: tuple[str, ...]) -> None:
+    """Whatever may be combined: each stage that would fit and is allowed is found, and no other."""
+    free = ("--free-worker", "300kB", "--free-server", "1GB")
+    code, written, _ = memory(*free, of=(*TINY, *of))
+    assert code == 2
+    allowed = []
+    for zero in (1, 2, 3):
+        try:
+            load_job(None, parse_assignments((DATA, *TINY, *of, f"exchange.zero={zero}")))
+        except ConfigError:
+            continue
+        code, _, _ = memory(
+            "--free-worker", "300kB", "--free-server", "1GB", of=(*TINY, *of, f"exchange.zero={zero}")
+        )
+        allowed += [f"exchange.zero = {zero}"] if code == 0 else []
+    assert written["remedy"] == (allowed[0] if allowed else None)
+
+
+def test_on_one_machine_all_processes_share_what_is_free(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = 3 * 8 * P + 2 * (4 * P + 3 * 4096)
+    monkeypatch.setattr("taihu.cli.plan_memory.free_bytes", lambda: together)
+    code, written, _ = memory(of=TINY)
+    assert (code, written["all"]["bytes_total"], written["all"]["bytes_free"]) == (0, together, together)
+    monkeypatch.setattr("taihu.cli.plan_memory.free_bytes", lambda: together - 1)
+    code, written, errors = memory(of=TINY)
+    assert code == 2
+    assert "all 5 processes together take 1.25 MB where 1.25 MB are free; set exchange.zero = 2" in errors
+    # Whoever names a coordinator, or what is free, has other machines than this one in mind.
+    elsewhere = "cluster.coordinator=10.0.0.1:7070"
+    assert memory(of=(*TINY, elsewhere))[0] == 0
+    code, written, _ = memory("--free-worker", "1GB", of=TINY)
+    assert (code, written["all"], written["server"]["bytes_free"]) == (0, None, together - 1)
+    code, written, _ = memory("--free-server", "1GB", of=TINY)
+    assert (code, written["all"], written["worker"]["bytes_free"]) == (0, None, together - 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--memory", "profile.json"], ["PROFILE.json", "--job JOB.toml"]),
+        (["--memory", "--coordinator", "127.0.0.1:1"], ["--coordinator", "--job JOB.toml"]),
+        (["--memory", "--rate", "1gbit"], ["--rate"]),
+        (["profile.json", "--job", "job.toml"], ["--job", "give --memory"]),
+        (["profile.json", "--set", "exchange.zero=2"], ["--set", "give --memory"]),
+        (["--free-worker", "4GB"], ["--free-worker", "give --memory"]),
+        (["--free-server", "4GB"], ["--free-server", "give --memory"]),
+        (["--memory", "--job", "missing.toml"], ["missing.toml", "not found"]),
+        (["--memory", "--free-worker", "lots"], ["--free-worker lots", "4GB"]),
+        (["--memory", "--free-server", "4"], ["--free-server 4:", "4GB"]),
+        (["--memory", "--set", DATA, "--set", "model.name=large_cnn"], ["large_cnn", "small_cnn"]),
+        (["--memory", "--set", "exchange.zero=4"], ["exchange.zero"]),
+        (["--memory", "--json", "nowhere/memory.json"], ["nowhere"]),
+    ],
+)
+def test_a_mistake_is_one_line(run: Run, arguments: list[str], words: list[str]) -> None:
+    code, _, errors = run(*arguments)
+    assert code == 2
+    assert errors.startswith("error: ")
+    assert len(errors.splitlines()) == 1
+    for word in words:
+        assert word in errors, (word, errors)
+
+
+LAYOUT = Layout(tuple(LayerSpec(f"l{i}", (TensorSpec("w", (n,)),)) for i, n in enumerate((3000, 500, 7, 1200))))
+
+
+@pytest.mark.parametrize("optimizer", ["name=sgd momentum=0", "name=sgd momentum=0.9", "name=adam", "name=adamw"])
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_a_server_takes_what_its_arrays_take(optimizer: str, servers: int) -> None:
+    """Against the arrays that the largest shard's optimizer really allocates."""
+    assignments = [f"optimizer.{item}" for item in optimizer.split()] + [f"cluster.servers={servers}"]
+    job = load_job(None, parse_assignments(assignments))
+    arenas = [np.zeros(Shard(LAYOUT, servers, index).elements, dtype=np.float32) for index in range(servers)]
+    optimizers = [OptimizerShard(job.server_optimizer, arena) for arena in arenas]
+    use = server_memory(memory_job(job, LAYOUT))
+    assert use.parameters == max(arena.nbytes for arena in arenas)
+    assert use.optimizer == max(optimizer.state_bytes for optimizer in optimizers)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "groups"),
+    [
+        ("per-layer", [(0, 0), (1, 1), (2, 2), (3, 3)]),
+        ("single", [(0, 0), (1, 3)]),
+        ("bucket:12400B", [(0, 1), (2, 3)]),
+        ("auto", [(0, 0), (1, 3)]),
+    ],
+)
+def test_groups_are_the_jobs_up_to_a_bucket(strategy: str, groups: list[tuple[int, int]]) -> None:
+    bucket = 14_000 if strategy.startswith("bucket") else 12_400
+    job = load_job(None, {"exchange": {"plan": strategy, "bucket_bytes": bucket, "zero": 3}})
+    memory = memory_job(job, LAYOUT)
+    assert memory.groups == tuple(Group(*pair) for pair in groups)
+    sizes = [sum(memory.layer_elements[first : last + 1]) for first, last in groups]
+    assert worker_memory(memory).parameters == 4 * max(a + b for a, b in pairwise(sizes))
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+MEMINFO = {"proc/meminfo": "MemTotal:       4000 kB\nMemFree:        100 kB\nMemAvailable:   3000 kB\n"}
+AVAILABLE = 3000 * 1024
+V2 = {"proc/self/cgroup": "0::/jobs/mine\n"}
+V1 = {"proc/self/cgroup": "5:cpu,cpuacct:/other\n4:hugetlb,memory:/jobs/mine\n0::/\n"}
+
+
+def group_v2(path: str, limit: object, used: object, dropped: int = 0) -> dict[str, str]:
+    folder = f"sys/fs/cgroup{path}"
+    stat = f"anon 77\ninactive_file {dropped}\nactive_file 55\n"
+    return {
+        f"{folder}/memory.max": f"{limit}\n",
+        f"{folder}/memory.current": f"{used}\n",
+        f"{folder}/memory.stat": stat,
+    }
+
+
+def group_v1(path: str, limit: object, used: object, dropped: int = 0) -> dict[str, str]:
+    folder = f"sys/fs/cgroup/memory{path}"
+    stat = f"inactive_file 0\ntotal_inactive_file {dropped}\n"
+    return {
+        f"{folder}/memory.limit_in_bytes": f"{limit}\n",
+        f"{folder}/memory.usage_in_bytes": f"{used}\n",
+        f"{folder}/memory.stat": stat,
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, AVAILABLE),
+        ({**V2}, AVAILABLE),
+        ({**V2, **group_v2("/jobs/mine", 50_000, 20_000)}, 30_000),
+        ({**V2, **group_v2("/jobs/mine", 50_000, 20_000, dropped=5000)}, 35_000),
+        ({**V2, **group_v2("/jobs/mine", "max", 20_000)}, AVAILABLE),
+        ({**V2, **group_v2("/jobs/mine", 10**12, 20_000)}, AVAILABLE),
+        ({**V2, **group_v2("/jobs/mine", 20_000, 30_000)}, 0),
+        ({**V2, **group_v2("/jobs/mine", "max", 9), **group_v2("/jobs", 8000, 5000)}, 3000),
+        ({**V2, **group_v2("", 8000, 1000)}, 7000),  # the host's path, seen from inside of a container
+        ({**V2, **group_v2("/jobs/others", 10, 5)}, AVAILABLE),
+        ({**V1, **group_v1("/jobs/mine", 50_000, 20_000, dropped=1)}, 30_001),
+        ({**V1, **group_v1("/jobs/mine", 9223372036854771712, 20_000)}, AVAILABLE),
+        ({**V1, **group_v1("", 50_000, 20_000)}, 30_000),
+        ({**V1, **group_v1("/other", 10, 5)}, AVAILABLE),
+    ],
+)
+def test_free_is_the_least_that_any_limit_leaves(tmp_path: Path, files: dict[str, str], free: int) -> None:
+    write(tmp_path, {**MEMINFO, **files})
+    assert free_bytes(tmp_path) == free
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(st.integers(0, 4 * AVAILABLE), st.integers(0, 2 * AVAILABLE)), min_size=1, max_size=4))
+def test_every_group_above_counts(chain: list[tuple[int, int]]) -> None:
+    paths = ["".join(f"/g{level}" for level in range(depth)) for depth in range(len(chain))]
+    files = {**MEMINFO, "proc/self/cgroup": f"0::{paths[-1] or '/'}\n"}
+    for path, (limit, used) in zip(paths, chain, strict=True):
+        files |= group_v2(path, limit, used)
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), files)
+        assert free_bytes(Path(folder)) == max(0, min(AVAILABLE, *(limit - used for limit, used in chain)))
+
+
+def test_this_machine_tells_what_is_free() -> None:
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    assert 0 < free_bytes() < int(lines["MemTotal"].split()[0]) * 1024
+
+
+@pytest.mark.parametrize("files", [{}, {"proc/meminfo": "MemTotal: 4000 kB\n"}])
+def test_a_system_that_does_not_tell_is_named(tmp_path: Path, files: dict[str, str]) -> None:
+    write(tmp_path, files)
+    with pytest.raises(ConfigError, match="give --free-worker and --free-server"):
+        free_bytes(tmp_path)

@@ -1,0 +1,104 @@
+"""Which groups have memory in a worker's arenas, where not all of them have at once (ZeRO stages 2 and 3).
+
+Pure bookkeeping around `Pages`: no threads and no network. Whoever uses it holds a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from taihu.layout import Layout
+from taihu.planner.groups import Group, gradient_room, group_bounds
+from worker.arenas import Arenas
+from worker.parameter_window import ParameterWindow, Todo
+
+__all__ = ["GroupMemory"]
+
+
+class GroupMemory:
+    """The memory of the groups of one plan; where the arenas have no pages, every group has its own all the time.
+
+    `ask(group)` is called when a group's parameters are to be fetched.
+    """
+
+    def __init__(
+        self,
+        arenas: Arenas,
+        layout: Layout,
+        groups: Sequence[Group],
+        *,
+        bucket_elements: int,
+        ask: Callable[[int], None],
+    ) -> None:
+        self._gradients = arenas.gradient_pages
+        self._parameters = arenas.parameter_pages
+        self._bounds = group_bounds(layout, groups)
+        self._room = gradient_room(self._bounds, bucket_elements)
+        self._held: set[int] = set()
+        self._held_elements = 0
+        self._window = ParameterWindow()
+        self._ask = ask
+
+    def has_room(self, group: int) -> bool:
+        """Whether there is room for the group's gradients, or they have been given some already."""
+        if self._gradients is None or not self._held or group in self._held:
+            return True
+        return self._held_elements + self._elements(group) <= self._room
+
+    def take_room(self, group: int) -> None:
+        """The group's gradients are going to be written."""
+        if self._gradients is not None and group not in self._held:
+            self._held.add(group)
+            self._held_elements += self._elements(group)
+
+    def is_here(self, group: int) -> bool:
+        """Whether the group's parameters can be read."""
+        return self._parameters is None or self._window.is_here(group)
+
+    def is_quiet(self, group: int) -> bool:
+        """Whether none of the group's parameters are on their way."""
+        return not self._window.is_asked(group)
+
+    def use(self, group: int, following: int) -> None:
+        """See `ParameterWindow.use`."""
+        if self._parameters is not None:
+            self._do(self._window.use(group, following))
+
+    def keep_all(self, *, keep: bool) -> None:
+        """Drop nothing any more, or go on to."""
+        self._window.keep_all = keep
+
+    def pushed(self, group: int) -> None:
+        """The group's gradients are complete, and its parameters not needed any more."""
+        if self._parameters is not None:
+            self._do(self._window.pushed(group))
+
+    def summed(self, group: int) -> None:
+        """Every server has summed the group, and nobody needs its gradients any more."""
+        if self._gradients is not None:
+            self._gradients.release(*self._bounds[group])
+            if group in self._held:
+                self._held.discard(group)
+                self._held_elements -= self._elements(group)
+        if self._parameters is not None:
+            self._do(self._window.summed(group))
+
+    def arrived(self, group: int) -> None:
+        """The group's parameters are complete."""
+        self._do(self._window.arrived(group))
+
+    def close(self) -> None:
+        """Give back all parameters; none are under way."""
+        if self._parameters is not None:
+            self._parameters.release(0, self._bounds[-1][1])
+
+    def _do(self, todo: Todo) -> None:
+        assert self._parameters is not None  # noqa: S101
+        for group in todo.drop:
+            self._parameters.release(*self._bounds[group])
+        for group in todo.ask:
+            self._ask(group)
+
+    def _elements(self, group: int) -> int:
+        start, stop = self._bounds[group]
+        return stop - start
