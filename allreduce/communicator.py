@@ -196,15 +196,20 @@ class Communicator:
             ExchangeError: it is not finished within `timeout_s`, or the communicator's own.
             TaihuError: what `fail` was told.
         """
+        key = operation.key
+        self.wait_until(lambda: operation.finished, f"operation {key.group} of step {key.step}", timeout_s)
+
+    def wait_until(self, predicate: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
+        """Return when `predicate` is true, which the end of an operation makes it; raises as `wait` does."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: operation.finished or self._failure, timeout_s)
+            self._changed.wait_for(lambda: predicate() or self._failure, timeout_s)
             if self._failure is not None:
                 raise self._failure
-            if not operation.finished:
+            if not predicate():
                 raise ExchangeError(
-                    f"operation {operation.key.group} of step {operation.key.step} did not end within "
-                    f"{timeout_s:g} s; another worker is slow or stuck, or raise exchange.timeout_s"
+                    f"{what} did not end within {timeout_s:g} s; another worker is slow or stuck, or raise "
+                    "exchange.timeout_s"
                 )
 
     def allreduce(self, values: NDArray[Any], value_type: ValueType = ValueType.FP32, *, mean: bool = False) -> None:
@@ -353,7 +358,7 @@ class Communicator:
 
     def _send(self, operation: Operation, segment: Segment) -> None:
         assert self._right is not None  # noqa: S101
-        values = operation.views(segment.frame)
+        values = operation.views(segment)
         operation.sent_bytes += sum(view.nbytes for view in values)
         self._right.send(self._header(operation.key, segment, operation.value_type), values)
 

@@ -15,13 +15,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, Shard
 
-__all__ = ["Action", "Arrival", "Broadcast", "Ring", "Segment", "buffer_layout", "cut_chunks", "summation_order"]
+__all__ = [
+    "Action",
+    "Arrival",
+    "Broadcast",
+    "Phase",
+    "Ring",
+    "Segment",
+    "buffer_layout",
+    "cut_chunks",
+    "summation_order",
+    "summed_by",
+]
 
 _SEGMENTS_PER_CHUNK = 8
 _SMALLEST_SEGMENT_BYTES = 512 << 10
@@ -89,19 +101,30 @@ class _Hop:
         return segment
 
 
+Phase = Literal["both", "reduce-scatter", "allgather"]
+
+
+def summed_by(rank: int, size: int) -> int:
+    """The chunk whose sum rank `rank` completes: at the last hop of the reduce-scatter it comes from P - 1 behind."""
+    return (rank + 1) % size
+
+
 class Ring:
     """Rank `rank`'s part in summing an arena that is cut into `chunks`, one for each rank; see `cut_chunks`.
 
-    The left neighbour's segments of one hop arrive in order; hops may interleave.
+    The left neighbour's segments of one hop arrive in order; hops may interleave. Of the two phases there may be only
+    one: a reduce-scatter leaves each chunk summed on one rank, `summed_by`, from which an allgather brings it to all.
     """
 
-    def __init__(self, rank: int, chunks: Chunks) -> None:
+    def __init__(self, rank: int, chunks: Chunks, phase: Phase = "both") -> None:
         self._rank = rank
         self.chunks = chunks
         self._size = len(chunks)
+        self._turn = turn = self._size - 1
+        self._phase = range(turn if phase == "allgather" else 0, turn if phase == "reduce-scatter" else 2 * turn)
         # At hop h a rank sends the chunk h ranks behind it and receives the one h + 1 behind.
-        self._hops = [_Hop(hop, self._behind(hop + 1)) for hop in range(2 * (self._size - 1))]
-        self._missing = sum(hop.missing for hop in self._hops)
+        self._hops = {hop: _Hop(hop, self._behind(hop + 1)) for hop in self._phase}
+        self._missing = sum(hop.missing for hop in self._hops.values())
 
     @property
     def done(self) -> bool:
@@ -111,15 +134,19 @@ class Ring:
     @property
     def sent_elements(self) -> int:
         """How many values this rank sends in all."""
-        return sum(frame.count for hop in range(len(self._hops)) for frame in self._behind(hop))
+        return sum(frame.count for hop in self._phase for frame in self._behind(hop))
 
     def first_segments(self) -> list[Segment]:
-        """What this rank sends before anything has arrived: its own chunk."""
-        return [Segment(0, frame) for frame in self._behind(0)]
+        """What this rank sends before anything has arrived: its own chunk, or the one that it has summed."""
+        return [Segment(self._phase.start, frame) for frame in self._behind(self._phase.start)]
+
+    def is_result(self, hop: int) -> bool:
+        """Whether what is sent at a hop is complete."""
+        return hop >= self._turn
 
     def replaces(self, hop: int, offset: int, count: int) -> Segment | None:
         """The segment, if it is the next of its hop and replaces the own values."""
-        if not self._size - 1 <= hop < len(self._hops):
+        if hop < self._turn or hop not in self._hops:
             return None
         return self._hops[hop].expected(offset, count)
 
@@ -129,14 +156,16 @@ class Ring:
         Raises:
             FrameError: it is not the next one of its hop. Nothing was changed.
         """
-        if not 0 <= hop < len(self._hops):
-            raise FrameError(f"segment at hop {hop}: {self._size} ranks make hops 0 to {len(self._hops) - 1}")
+        if hop not in self._hops:
+            raise FrameError(
+                f"segment at hop {hop}: {self._size} ranks make hops {self._phase.start} to {self._phase.stop - 1}"
+            )
         segment = self._hops[hop].arrive(offset, count)
         self._missing -= 1
-        forward = Segment(hop + 1, segment.frame) if hop + 1 < len(self._hops) else None
-        if hop > self._size - 2:
+        forward = Segment(hop + 1, segment.frame) if hop + 1 in self._hops else None
+        if hop >= self._turn:
             return Arrival(segment, Action.REPLACE, forward)
-        return Arrival(segment, Action.COMPLETE if hop == self._size - 2 else Action.ADD, forward)
+        return Arrival(segment, Action.COMPLETE if hop == self._turn - 1 else Action.ADD, forward)
 
     def _behind(self, ranks: int) -> Sequence[FrameSpec]:
         return self.chunks[(self._rank - ranks) % self._size]
@@ -155,6 +184,10 @@ class Broadcast:
     def done(self) -> bool:
         """Whether everything has arrived."""
         return not self._hop.missing
+
+    def is_result(self, hop: int) -> bool:
+        """Everything is."""
+        return True
 
     def first_segments(self) -> list[Segment]:
         """What this rank sends before anything has arrived: the root everything, the others nothing."""

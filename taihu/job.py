@@ -74,22 +74,23 @@ class Job(Section):
     @model_validator(mode="after")
     def _zero_fits(self) -> Job:
         exchange, zero = self.exchange, self.zero
-        if not self.servers and zero:
-            raise ValueError(f"zero {zero} needs servers: set exchange.kind = 'server' or exchange.zero = 0")
-        if self.servers and self.compression.method != "none" and zero != 1:
+        usual = 1 if self.servers else 0
+        if self.compression.method != "none" and zero != usual:
             raise ValueError(
                 f"compression keeps a residual of every gradient on every worker, which zero {zero} does not divide: "
-                "set exchange.zero = 1"
+                f"set exchange.zero = {usual}"
             )
-        if zero >= 2 and exchange.transport == "same-host":
+        if zero > usual and exchange.transport == "same-host":
             raise ValueError(f"zero {zero} keeps no arena that others can map: set exchange.transport = 'auto'")
         if zero == 3 and exchange.fc != "data":
             raise ValueError("sharded layers keep their parameters, which zero 3 does not: set exchange.fc = 'data'")
+        if self.train.checkpoint != "none" and exchange.fc != "data":
+            raise ValueError("sharded layers are not computed again: set train.checkpoint = 'none'")
         return self
 
     @property
     def zero(self) -> int:
-        """The stage of ZeRO: what is divided among the servers, 0 nothing to 3 everything."""
+        """The stage of ZeRO: what is divided among servers or workers, 0 nothing to 3 everything."""
         if self.exchange.zero is None:
             return 1 if self.servers else 0
         return self.exchange.zero
@@ -115,7 +116,7 @@ class Job(Section):
     @property
     def shares_memory(self) -> bool:
         """Whether processes of one machine exchange dense gradients, and parameters, in memory that they share."""
-        possible = self.exchange.transport in ("auto", "same-host") and self.zero < 2
+        possible = self.exchange.transport in ("auto", "same-host") and self.zero <= (1 if self.servers else 0)
         return possible and self.compression.method == "none"
 
     @property
@@ -134,7 +135,7 @@ class Job(Section):
     def digest(self) -> str:
         """SHA-256 over the settings that all members of a run must share (not paths or addresses)."""
         local = {"coordinator", "connect_timeout_s", "threads", "reflection"}
-        own = {"data": {"path"}, "train": {"evaluate"}, "cluster": local}
+        own = {"data": {"path"}, "train": {"evaluate", "checkpoint", "checkpoint_segments"}, "cluster": local}
         return hashlib.sha256(self.model_dump_json(exclude=own).encode()).hexdigest()
 
 

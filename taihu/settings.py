@@ -44,13 +44,20 @@ class DataSettings(Section):
 
 
 class TrainSettings(Section):
-    """`[train]`: `batch` is per worker; `steps`, when given, overrides `epochs`."""
+    """`[train]`: `batch` is per worker; `steps`, when given, overrides `epochs`.
+
+    With `checkpoint` recompute only the inputs of `checkpoint_segments` segments of the model are kept in forward, by
+    default at most as many as the square root of its layers, and the rest is computed again in backward; with spill
+    the inputs wait in a temporary file. Results are the same bits.
+    """
 
     batch: PositiveInt = 32
     epochs: PositiveInt = 10
     steps: PositiveInt | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     evaluate: bool = True
+    checkpoint: Literal["none", "recompute", "spill"] = "none"
+    checkpoint_segments: PositiveInt | None = None
 
 
 class OptimizerSettings(Section):
@@ -111,10 +118,10 @@ class ExchangeSettings(Section):
     at a time (slices). With `fc_update` pass these layers are updated after every pass, by its examples alone: that
     is no longer SGD with the whole batch.
 
-    `zero` is the stage of ZeRO: every worker keeps everything (0), the servers keep the optimizer state, each a part
-    of it (1), workers give the memory of gradients back as soon as a group has been summed (2), and fetch the
-    parameters of a group when they need them, twice in a step (3). By default 1 with servers and 0 in a ring. From
-    stage 2 on no merged group exceeds `bucket_bytes` of fp32 values.
+    `zero` is the stage of ZeRO: every worker keeps everything (0), the servers, in a ring the workers, keep a part of
+    the optimizer state each (1), workers give the memory of gradients back as soon as a group has been summed (2),
+    and fetch the parameters of a group when they need them, twice in a step (3). By default 1 with servers and 0 in a
+    ring. From stage 2 on no merged group exceeds `bucket_bytes` of fp32 values.
     """
 
     kind: Literal["server", "ring"] = "server"

@@ -54,6 +54,8 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "steps": COUNT,
         "seed": st.integers(0, 2**63 - 1),
         "evaluate": st.booleans(),
+        "checkpoint": st.sampled_from(["none", "recompute", "spill"]),
+        "checkpoint_segments": COUNT,
     },
     "optimizer": {
         "name": st.sampled_from(["sgd", "adam", "adamw"]),
@@ -131,13 +133,16 @@ def fits(job: Tables) -> bool:
 
 def zero_fits(of: dict[str, Any]) -> bool:
     """Whether the stage of ZeRO belongs to the exchange."""
-    allowed = {0, 1, 2, 3} if of["exchange.kind"] == "server" else {0}
-    if of["compression.method"] != "none" and of["exchange.kind"] == "server":
-        allowed &= {1}
+    usual = 1 if of["exchange.kind"] == "server" else 0
+    allowed = {0, 1, 2, 3}
+    if of["compression.method"] != "none":
+        allowed &= {usual}
     if of["exchange.transport"] == "same-host":
-        allowed -= {2, 3}
+        allowed &= set(range(usual + 1))
     if of["exchange.fc"] != "data":
         allowed -= {3}
+        if of["train.checkpoint"] != "none":
+            return False
     return of["exchange.zero"] is None or of["exchange.zero"] in allowed
 
 
@@ -382,7 +387,15 @@ def test_any_file_is_a_job_or_one_line(content: bytes) -> None:
 OTHER_VALUES: dict[str, dict[str, object]] = {
     "model": {"name": "resnet20"},
     "data": {"name": "cifar10", "path": "/elsewhere", "augment": "flip"},
-    "train": {"batch": 7, "epochs": 7, "steps": 7, "seed": 7, "evaluate": False},
+    "train": {
+        "batch": 7,
+        "epochs": 7,
+        "steps": 7,
+        "seed": 7,
+        "evaluate": False,
+        "checkpoint": "spill",
+        "checkpoint_segments": 7,
+    },
     "optimizer": {
         "name": "adam",
         "learning_rate": 0.7,
@@ -440,6 +453,8 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
 LOCAL = {
     ("data", "path"),
     ("train", "evaluate"),
+    ("train", "checkpoint"),
+    ("train", "checkpoint_segments"),
     ("cluster", "coordinator"),
     ("cluster", "connect_timeout_s"),
     ("cluster", "threads"),

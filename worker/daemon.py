@@ -84,7 +84,11 @@ class WorkerDaemon:
             return self._take_part()
 
     def _build_model(self) -> Model:
-        return build_model(self._job.model.name, self._dataset.image_shape, self._dataset.classes)
+        model = build_model(self._job.model.name, self._dataset.image_shape, self._dataset.classes)
+        train = self._job.train
+        if train.checkpoint != "none":
+            model.checkpoint(train.checkpoint_segments, spill=train.checkpoint == "spill")
+        return model
 
     @contextmanager
     def _joined(self, observer: Observer) -> Iterator[tuple[Session, Replica]]:
@@ -117,6 +121,7 @@ class WorkerDaemon:
         total = train.steps or train.epochs * self._batches.steps_per_epoch
         observer = Observer(rank, total_steps=total, batch=train.batch, metrics=self._metrics)
         with self._joined(observer) as (session, replica):
+            replica.uses = replica.uses.agreed(session.exchange.agree)
             exchanged = replica.exchanged.layout.elements
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
             try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from worker.data import Dataset, normalise
 from worker.engine import Model, StepContext, softmax_cross_entropy
 
-__all__ = ["Accuracy", "evaluate"]
+__all__ = ["Accuracy", "evaluate", "read_along"]
 
 _EVALUATION_BATCH = 250
 
@@ -41,3 +41,12 @@ def evaluate(
         loss += softmax_cross_entropy(logits, labels)[0] * len(labels)
         right += float((logits.argmax(axis=1) == labels).sum())
     return Accuracy(loss / total, right / total)
+
+
+def read_along(
+    dataset: Dataset, layers: int, read_layer: Callable[[int], None], batch: int = _EVALUATION_BATCH
+) -> None:
+    """Call `read_layer` as an `evaluate` of a model of so many layers with parameters does, without computing."""
+    for _ in range(0, len(dataset.test_labels), batch):
+        for layer in reversed(range(layers)):
+            read_layer(layer)

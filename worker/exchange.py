@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from taihu.coordination.plan import Plan
 from taihu.planner.groups import Group
 from worker.exchange_times import GroupTimes
@@ -75,8 +78,13 @@ class GradientExchange(ABC):
         """
         self.complete(group)
 
-    def recall(self, group: int) -> None:  # noqa: B027 - nothing to do where everything stays
-        """Return when the group's parameters, which are complete, are in the arena; in backward order."""
+    def recall(  # noqa: B027 - nothing to do where everything stays
+        self, group: int, following: int | None = None
+    ) -> None:
+        """Return when the group's parameters, which are complete, are in the arena; `following` is likely the next.
+
+        By default groups are recalled in backward order.
+        """
 
     def prepare(self, group: int) -> None:  # noqa: B027 - nothing to do where everything stays
         """Return when backward may read the group's parameters and write its gradients."""
@@ -85,6 +93,9 @@ class GradientExchange(ABC):
     def all_parameters(self) -> Iterator[None]:
         """During the block, which nothing is pushed in, all parameters are in the arena."""
         yield
+
+    def agree(self, flags: NDArray[np.float64]) -> None:  # noqa: B027 - nothing to do where each acts for itself
+        """Replace `flags`, shape (n,), by those of worker 0, where all workers have to read parameters together."""
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:

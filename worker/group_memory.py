@@ -51,6 +51,11 @@ class GroupMemory:
             self._held.add(group)
             self._held_elements += self._elements(group)
 
+    @property
+    def fetches(self) -> bool:
+        """Whether parameters are fetched when they are needed."""
+        return self._parameters is not None
+
     def is_here(self, group: int) -> bool:
         """Whether the group's parameters can be read."""
         return self._parameters is None or self._window.is_here(group)
@@ -59,10 +64,17 @@ class GroupMemory:
         """Whether none of the group's parameters are on their way."""
         return not self._window.is_asked(group)
 
+    def is_stray(self, group: int, *wanted: int) -> bool:
+        """Whether the group's parameters are on their way, and it is none of those that are wanted."""
+        return self._window.is_asked(group) and group not in wanted
+
+    def is_summing(self, group: int) -> bool:
+        """Whether the group's parameters are going to change."""
+        return self._window.is_summing(group)
+
     def use(self, group: int, following: int) -> None:
-        """See `ParameterWindow.use`."""
-        if self._parameters is not None:
-            self._do(self._window.use(group, following))
+        """See `ParameterWindow.use`; where parameters are fetched."""
+        self._do(self._window.use(group, following))
 
     def keep_all(self, *, keep: bool) -> None:
         """Drop nothing any more, or go on to."""
@@ -80,12 +92,11 @@ class GroupMemory:
             if group in self._held:
                 self._held.discard(group)
                 self._held_elements -= self._elements(group)
-        if self._parameters is not None:
-            self._do(self._window.summed(group))
+        self._window.summed(group)
 
     def arrived(self, group: int) -> None:
         """The group's parameters are complete."""
-        self._do(self._window.arrived(group))
+        self._window.arrived(group)
 
     def close(self) -> None:
         """Give back all parameters; none are under way."""

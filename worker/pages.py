@@ -7,6 +7,7 @@ stage. What is given back reads as zeros until it is written again.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,9 @@ class Pages:
         size = max(mmap.PAGESIZE, elements * _BYTES_PER_VALUE)
         # Private, because shared anonymous memory stays when it is given back.
         self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Pages that come back one by one take several times as long as writing to them does.
+        with suppress(OSError):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.values: NDArray[np.float32] = np.frombuffer(self._memory, dtype=np.float32, count=elements)
 
     def release(self, start: int, stop: int) -> None:

@@ -13,7 +13,7 @@ __all__ = ["ParameterWindow", "Todo"]
 
 @dataclass(frozen=True)
 class Todo:
-    """What is to be done now: groups to ask the servers for, in this order, and groups to drop."""
+    """What is to be done now: groups to ask for, in this order, and groups to drop."""
 
     ask: tuple[int, ...] = ()
     drop: tuple[int, ...] = ()
@@ -28,7 +28,6 @@ class ParameterWindow:
 
     def __init__(self) -> None:
         self.keep_all = False
-        self._wanted: tuple[int, ...] = ()
         self._here: set[int] = set()
         self._asked: set[int] = set()
         self._summing: set[int] = set()
@@ -41,12 +40,18 @@ class ParameterWindow:
         """Whether the group's parameters are on their way."""
         return group in self._asked
 
+    def is_summing(self, group: int) -> bool:
+        """Whether the group's parameters are going to change."""
+        return group in self._summing
+
     def use(self, group: int, following: int) -> Todo:
-        """`group` is used from now on, until another one is, and `following` is expected to be that one."""
-        self._wanted = tuple(dict.fromkeys((group, following)))
-        dropped = () if self.keep_all else tuple(sorted(self._here.difference(self._wanted)))
+        """`group`, which is not being summed, is used until the next call, most likely for `following`."""
+        wanted = tuple(dict.fromkeys((group, following)))
+        dropped = () if self.keep_all else tuple(sorted(self._here.difference(wanted)))
         self._here.difference_update(dropped)
-        return Todo(ask=self._ask(self._wanted), drop=dropped)
+        asked = tuple(each for each in wanted if each not in self._here | self._asked | self._summing)
+        self._asked.update(asked)
+        return Todo(ask=asked, drop=dropped)
 
     def pushed(self, group: int) -> Todo:
         """The group's gradients are complete: its parameters will change, and nobody reads them any more."""
@@ -54,20 +59,11 @@ class ParameterWindow:
         self._summing.add(group)
         return Todo(drop=(group,))
 
-    def summed(self, group: int) -> Todo:
-        """All servers have updated the group's parameters."""
+    def summed(self, group: int) -> None:
+        """The group's parameters have been updated by whoever owns them."""
         self._summing.discard(group)
-        return Todo(ask=self._ask((group,)) if group in self._wanted else ())
 
-    def arrived(self, group: int) -> Todo:
+    def arrived(self, group: int) -> None:
         """The group's parameters, which were asked for, are all here."""
         self._asked.discard(group)
-        if group not in self._wanted and not self.keep_all:
-            return Todo(drop=(group,))
         self._here.add(group)
-        return Todo()
-
-    def _ask(self, groups: tuple[int, ...]) -> tuple[int, ...]:
-        asked = tuple(g for g in groups if g not in self._here | self._asked | self._summing)
-        self._asked.update(asked)
-        return asked

@@ -6,9 +6,11 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allreduce.communicator import Communicator
 from allreduce.shards import gather_rows
@@ -22,7 +24,7 @@ from taihu.wire.codec import ValueType
 from worker.arenas import allocate_arenas
 from worker.data import Dataset
 from worker.engine import Array, Model, StepContext, StepHooks
-from worker.evaluation import Accuracy, evaluate
+from worker.evaluation import Accuracy, evaluate, read_along
 from worker.exchange import GradientExchange
 from worker.fc.hybrid import HybridModel, fully_connected_layers
 from worker.fc.mover import PeerMover
@@ -41,6 +43,12 @@ class Uses:
 
     tests: bool
     saves: bool
+
+    def agreed(self, agree: Callable[[NDArray[np.float64]], None]) -> Uses:
+        """What `agree`, which replaces flags by worker 0's, makes of it."""
+        flags = np.array([self.tests, self.saves], dtype=np.float64)
+        agree(flags)
+        return Uses(bool(flags[0]), bool(flags[1]))
 
 
 class Replica(ABC):
@@ -91,6 +99,7 @@ class WholeReplica(Replica):
         self._model = model
         self._rank = rank
         self._seed = job.train.seed
+        self._gathers = job.zero == 3 and not job.servers
         if rank == 0 and arenas.parameter_pages is None:
             model.initialize(self._seed)
         self.exchanged = Exchanged(model.layout, arenas, self._initialize)
@@ -108,7 +117,11 @@ class WholeReplica(Replica):
 
     def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Accuracy | None:
         """See `Replica.evaluate`."""
-        return evaluate(self._model, dataset, before_layer=read_layer) if self._rank == 0 else None
+        if self._rank == 0:
+            return evaluate(self._model, dataset, before_layer=read_layer)
+        if self._gathers:
+            read_along(dataset, len(self._model.layout.layers), read_layer)
+        return None
 
     def digest(self, exchange: GradientExchange) -> str:
         """See `Replica.digest`."""
@@ -219,8 +232,6 @@ def prepare_hybrid(  # noqa: PLR0917 - what a replica is made of
                 f"that can be split over {job.cluster.workers} workers; set exchange.fc = 'data'"
             )
         return WholeReplica(model, job, communicator.rank, uses)
-    agreed = np.array([uses.tests, uses.saves], dtype=np.float64)
-    communicator.broadcast(agreed, ValueType.FP64)
-    uses = Uses(bool(agreed[0]), bool(agreed[1]))
+    uses = uses.agreed(partial(communicator.broadcast, value_type=ValueType.FP64))
     mover = PeerMover(communicator, clock, tracer)
     return HybridReplica(model, job, mover, choices=choices, build=build, uses=uses)

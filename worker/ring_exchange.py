@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,13 +22,15 @@ from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE, ValueType
 from worker.arenas import Arenas
-from worker.exchange import ExchangeTotals, GradientExchange
+from worker.exchange import ExchangeTotals
 from worker.exchange_times import GroupTimes
+from worker.group_memory import GroupMemory
+from worker.memory_exchange import MemoryExchange
 
 __all__ = ["RingExchange"]
 
 
-class RingExchange(GradientExchange):
+class RingExchange(MemoryExchange):
     """See `GradientExchange`; `start` comes before the first step. The communicator is not closed here.
 
     A part of a group is updated as soon as its sum is complete, while the rest is still under way. Sums are the same
@@ -47,12 +50,17 @@ class RingExchange(GradientExchange):
         self._job = job
         self._communicator = communicator
         self._arenas = arenas
-        self._optimizer = OptimizerShard(job.server_optimizer, arenas.parameters)
+        self._guard = threading.RLock()
         self._clock = clock or SystemClock()
         self._tracer = tracer or Tracer.off()
         self._step = 0
         self._operations: dict[int, Operation] = {}
-        self.adopt(plan)
+        self._set_plan(plan)
+        self._prepare_optimizer()
+
+    def _prepare_optimizer(self) -> None:
+        self._optimizer = OptimizerShard(self._job.server_optimizer, self._arenas.parameters)
+        self._optimizer.warm_up()
 
     def start(self) -> None:
         """Bring worker 0's parameters to all others, and find out whether all workers share memory.
@@ -60,9 +68,11 @@ class RingExchange(GradientExchange):
         Raises:
             ConfigError: they do not, although `exchange.transport` says so.
         """
-        self._optimizer.warm_up()
-        self._communicator.broadcast(self._arenas.parameters)
+        self._bring_parameters()
         self._communicator.choose_path(self._job.exchange.transport, self._arenas.shared)
+
+    def _bring_parameters(self) -> None:
+        self._communicator.broadcast(self._arenas.parameters)
 
     @property
     def path(self) -> str:
@@ -71,10 +81,21 @@ class RingExchange(GradientExchange):
 
     def adopt(self, plan: Plan) -> None:
         """See `GradientExchange.adopt`."""
+        self._memory.close()
+        self._set_plan(plan)
+
+    def _set_plan(self, plan: Plan) -> None:
         self.plan = plan
         size = self._communicator.size
         self._chunks = [cut_chunks(plan.layout, group, size, BYTES_PER_VALUE) for group in plan.groups]
         self._times = self._fresh_times()
+        self._memory = GroupMemory(
+            self._arenas,
+            plan.layout,
+            plan.groups,
+            bucket_elements=self._job.exchange.bucket_bytes // BYTES_PER_VALUE,
+            ask=self._ask,
+        )
 
     def begin(self, step: int) -> None:
         """See `GradientExchange.begin`."""
@@ -87,6 +108,8 @@ class RingExchange(GradientExchange):
         times = self._times[group]
         times.ready_s = times.submitted_s = self._clock.now()
         times.selected = times.elements
+        with self._guard:
+            self._memory.pushed(group)
         self._operations[group] = self._operation(group)
         self._communicator.start(self._operations[group])
 
@@ -95,6 +118,14 @@ class RingExchange(GradientExchange):
         operation = self._operations.get(group)
         if operation is not None:
             self._communicator.wait(operation)
+        if not self._memory.is_quiet(group):
+            self._wait_until(group, lambda: self._memory.is_quiet(group))
+
+    def _wait_until(self, group: int, predicate: Callable[[], bool]) -> None:
+        self._communicator.wait_until(predicate, f"group {group} of step {self._step}")
+
+    def _ask(self, group: int) -> None:
+        raise NotImplementedError
 
     def fail(self, error: BaseException) -> None:
         """See `GradientExchange.fail`."""
@@ -142,7 +173,10 @@ class RingExchange(GradientExchange):
 
     def _finished(self, group: int, operation: Operation) -> None:
         times = self._times[group]
-        times.bytes_up, times.bytes_down = operation.sent_bytes, operation.received_bytes
+        times.bytes_up += operation.sent_bytes
+        times.bytes_down += operation.received_bytes
         # All of it counts as the way up: bytes go both ways at once.
         times.first_completed_s = times.completed_s = times.answered_s = self._clock.now()
+        with self._guard:
+            self._memory.summed(group)
         self._tracer.add("ring", "allreduce", times.ready_s, times.answered_s, step=self._step, group=group)

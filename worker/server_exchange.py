@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from taihu.compression import UnitReport
 from taihu.coordination.plan import Plan
@@ -19,17 +18,18 @@ from taihu.wire.identity import WorkerIdentity
 from worker.answer_destination import AnswerDestination, UpdatedHere, WrittenHere
 from worker.arenas import Arenas
 from worker.compressing import Compressing
-from worker.exchange import ExchangeTotals, GradientExchange
+from worker.exchange import ExchangeTotals
 from worker.exchange_times import GroupTimes
 from worker.group_compressor import GroupCompressor, Selection
 from worker.group_memory import GroupMemory
 from worker.initial_parameters import InitialParameters
+from worker.memory_exchange import MemoryExchange
 from worker.server_link import LinkEvents, ServerLink
 
 __all__ = ["ServerExchange"]
 
 
-class ServerExchange(GradientExchange):
+class ServerExchange(MemoryExchange):
     """See `GradientExchange`; `start` comes before the first step."""
 
     def __init__(
@@ -54,7 +54,7 @@ class ServerExchange(GradientExchange):
         self._arenas = arenas
         self._initial = initial
         self._clock = clock or SystemClock()
-        self._changed = threading.Condition()
+        self._guard = self._changed = threading.Condition()
         self._failure: TaihuError | None = None
         self._step = 0
         self._optimizer = OptimizerShard(job.optimizer, arenas.parameters) if job.zero == 0 else None
@@ -190,60 +190,18 @@ class ServerExchange(GradientExchange):
 
     def complete(self, group: int) -> None:
         """See `GradientExchange.complete`."""
+        self._wait_until(group, lambda: not self._missing[group] and self._memory.is_quiet(group))
+
+    def _wait_until(self, group: int, predicate: Callable[[], bool]) -> None:
         with self._changed:
-            self._wait_for(group, lambda: not self._missing[group] and self._memory.is_quiet(group))
-
-    def wait(self, group: int) -> None:
-        """See `GradientExchange.wait`."""
-        if not self._fetches:
-            self.complete(group)
-            return
-        # Behind the last group of a forward, number 0, comes its own backward, and then that of the next one.
-        self._use(group, following=group - 1 if group else min(1, len(self.groups) - 1))
-
-    def recall(self, group: int) -> None:
-        """See `GradientExchange.recall`."""
-        if self._fetches:
-            # The first group of a forward is the last one of a backward.
-            self._use(group, following=min(group + 1, len(self.groups) - 1))
-
-    def prepare(self, group: int) -> None:
-        """See `GradientExchange.prepare`."""
-        with self._changed:
-            self._wait_for(group, lambda: self._memory.has_room(group))
-            self._memory.take_room(group)
-        self.recall(group)
-
-    @contextmanager
-    def all_parameters(self) -> Iterator[None]:
-        """See `GradientExchange.all_parameters`."""
-        with self._changed:
-            self._memory.keep_all(keep=True)
-        for group in range(len(self.groups)):
-            self.recall(group)
-        yield
-        with self._changed:
-            self._memory.keep_all(keep=False)
-
-    @property
-    def _fetches(self) -> bool:
-        """Whether parameters are fetched when they are needed."""
-        return self._arenas.parameter_pages is not None
-
-    def _use(self, group: int, following: int) -> None:
-        with self._changed:
-            self._memory.use(group, following)
-            self._wait_for(group, lambda: self._memory.is_here(group))
-
-    def _wait_for(self, group: int, predicate: Callable[[], bool]) -> None:
-        self._changed.wait_for(lambda: predicate() or self._failure, self._timeout_s)
-        self._raise_failure()
-        if not predicate():
-            raise ExchangeError(
-                f"group {group} of step {self._step}: {self._missing[group]} answers did not come within "
-                f"{self._timeout_s:g} s; another worker is slow or stuck, see `taihu status`, "
-                "or raise exchange.timeout_s"
-            )
+            self._changed.wait_for(lambda: predicate() or self._failure, self._timeout_s)
+            self._raise_failure()
+            if not predicate():
+                raise ExchangeError(
+                    f"group {group} of step {self._step}: {self._missing[group]} answers did not come within "
+                    f"{self._timeout_s:g} s; another worker is slow or stuck, see `taihu status`, "
+                    "or raise exchange.timeout_s"
+                )
 
     def _ask(self, group: int) -> None:
         self._fetching[group] = self._frames(group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import Listener, ListenOptions, Meeting, listen_for_peers, meet
@@ -28,6 +29,7 @@ from worker.exchange import GradientExchange
 from worker.initial_parameters import InitialParameters
 from worker.ring_exchange import RingExchange
 from worker.server_exchange import ServerExchange
+from worker.sharded_ring_exchange import ShardedRingExchange
 from worker.sparse_ring_exchange import SparseRingExchange
 
 __all__ = ["Exchanged", "Reporting", "Session", "take_part", "take_part_after_meeting"]
@@ -81,7 +83,7 @@ def take_part(
         listener = listener or listen_for_peers(job, rank, ListenOptions())
         with meet(job, rank, exchanged.layout, listener, progress=reporting.progress) as meeting:
             plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
-            with _between_workers(job, plan, meeting, exchanged.arenas, reporting) as session:
+            with _between_workers(job, plan, meeting, exchanged, reporting) as session:
                 yield session
 
 
@@ -101,7 +103,7 @@ def take_part_after_meeting(
         meeting.client.bring_layout(exchanged.layout)
         plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
         if not job.servers:
-            with _between_workers(job, plan, meeting, exchanged.arenas, reporting) as session:
+            with _between_workers(job, plan, meeting, exchanged, reporting) as session:
                 yield session
             return
         exchange = _server_exchange(job, plan, meeting.servers, meeting.identity, exchanged, reporting)
@@ -114,21 +116,21 @@ def take_part_after_meeting(
 
 @contextmanager
 def _between_workers(
-    job: Job, plan: Plan, meeting: Meeting, arenas: Arenas, reporting: Reporting
+    job: Job, plan: Plan, meeting: Meeting, exchanged: Exchanged, reporting: Reporting
 ) -> Iterator[Session]:
-    communicator = meeting.communicator
-    exchange: RingExchange
-    if job.compression.method == "none":
-        exchange = RingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas, tracer=reporting.tracer)
+    ring: dict[str, Any] = {
+        "job": job,
+        "plan": plan,
+        "communicator": meeting.communicator,
+        "arenas": exchanged.arenas,
+        "tracer": reporting.tracer,
+    }
+    if job.compression.method != "none":
+        exchange: RingExchange = SparseRingExchange(**ring, on_compressed=reporting.on_compressed)
+    elif job.zero:
+        exchange = ShardedRingExchange(**ring, initial=_initial(exchanged))
     else:
-        exchange = SparseRingExchange(
-            job=job,
-            plan=plan,
-            communicator=communicator,
-            arenas=arenas,
-            on_compressed=reporting.on_compressed,
-            tracer=reporting.tracer,
-        )
+        exchange = RingExchange(**ring)
     # Not as a context: a failure is reported first, and then told to the neighbours by the communicator.
     with closing(exchange):
         exchange.start()
@@ -163,16 +165,19 @@ def _server_exchange(  # noqa: PLR0917 - one of each
     exchanged: Exchanged,
     reporting: Reporting,
 ) -> ServerExchange:
-    arenas, initial = exchanged.arenas, None
-    if arenas.parameter_pages is not None:
-        initial = InitialParameters(exchanged.layout, arenas.parameter_pages, exchanged.initialize)
     return ServerExchange(
         job=job,
         plan=plan,
         addresses=addresses,
         identity=identity,
-        arenas=arenas,
-        initial=initial,
+        arenas=exchanged.arenas,
+        initial=_initial(exchanged),
         on_compressed=reporting.on_compressed,
         tracer=reporting.tracer,
     )
+
+
+def _initial(exchanged: Exchanged) -> InitialParameters | None:
+    """Where the initial parameters come from that have no room all at once."""
+    pages = exchanged.arenas.parameter_pages
+    return None if pages is None else InitialParameters(exchanged.layout, pages, exchanged.initialize)

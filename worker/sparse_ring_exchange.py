@@ -76,9 +76,8 @@ class SparseRingExchange(RingExchange):
         super().start()
         self._compressing.start()
 
-    def adopt(self, plan: Plan) -> None:
-        """See `GradientExchange.adopt`."""
-        super().adopt(plan)
+    def _set_plan(self, plan: Plan) -> None:
+        super()._set_plan(plan)
         self._framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
         self._numbers = {frame.offset: number for number, frame in enumerate(self._framing.frames)}
         self._compressor.adopt(plan.groups)

@@ -77,7 +77,9 @@ class Trainer:
         context = StepContext(
             training=True, seed=self._job.train.seed, step=step, first_sample=self._rank * self._job.train.batch
         )
-        hooks = StepHooks(self._before_layer, self._forwarded, self._gradient_ready, self._before_backward)
+        hooks = StepHooks(
+            self._before_layer, self._forwarded, self._gradient_ready, self._before_backward, self._before_recompute
+        )
         record.loss = self._model.train(images, labels, context, hooks)
         self._check(record.loss, step)
         record.backward_end_s = self._clock.now()
@@ -117,10 +119,17 @@ class Trainer:
         self._wait(self._group_of_layer[layer], self._exchange.wait)
 
     def _before_backward(self, layer: int) -> None:
+        self._wait_in_backward(layer, self._exchange.prepare)
+
+    def _before_recompute(self, layer: int) -> None:
+        # The groups of a segment are read in forward order, and then again.
+        self._wait_in_backward(layer, lambda group: self._exchange.recall(group, following=group))
+
+    def _wait_in_backward(self, layer: int, for_what: Callable[[int], None]) -> None:
         record = self._record
         assert record is not None  # noqa: S101
         before = record.waited_s
-        self._wait(self._group_of_layer[layer], self._exchange.prepare)
+        self._wait(self._group_of_layer[layer], for_what)
         record.waited_in_backward_s += record.waited_s - before
 
     def _wait(self, group: int, for_what: Callable[[int], None]) -> None:

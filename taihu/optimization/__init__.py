@@ -2,6 +2,7 @@
 
 from taihu.optimization.schedule import learning_rate
 from taihu.optimization.shard import OptimizerShard
+from taihu.optimization.state import OptimizerState
 from taihu.optimization.sums import SumShard
 
-__all__ = ["OptimizerShard", "SumShard", "learning_rate"]
+__all__ = ["OptimizerShard", "OptimizerState", "SumShard", "learning_rate"]

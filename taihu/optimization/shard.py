@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum, sgd_sparse
 from taihu.errors import ConfigError, FrameError, ModelError
-from taihu.optimization.schedule import learning_rate
+from taihu.optimization.state import OptimizerState
 from taihu.settings import OptimizerSettings
 
 __all__ = ["OptimizerShard"]
@@ -40,12 +39,12 @@ class OptimizerShard:
             )
         self._settings = settings
         self._parameters = parameters
-        self._state = {name: np.zeros_like(parameters) for name in _state_names(settings)}
+        self._state = OptimizerState(settings, len(parameters))
 
     @property
     def state_bytes(self) -> int:
         """Bytes of optimizer state, without the parameters."""
-        return sum(array.nbytes for array in self._state.values())
+        return self._state.state_bytes
 
     def update(self, start: int, stop: int, gradient: Values, step: int, scale: float = 1.0) -> None:
         """Update elements [start, stop); every element must be updated exactly once in every step.
@@ -62,14 +61,7 @@ class OptimizerShard:
                 Nothing was changed.
         """
         self._check(start, stop, gradient, step)
-        parameters = self._parameters[start:stop]
-        state = {name: array[start:stop] for name, array in self._state.items()}
-        if self._settings.name != "sgd":
-            adam(parameters, gradient, state["exp_avg"], state["exp_avg_sq"], _adam_rule(self._settings, step, scale))
-        elif self._settings.momentum:
-            sgd_momentum(parameters, gradient, state["momentum"], _sgd_rule(self._settings, step, scale))
-        else:
-            sgd(parameters, gradient, _sgd_rule(self._settings, step, scale))
+        self._state.update(start, self._parameters[start:stop], gradient, step, scale)
 
     def update_sparse(self, indices: NDArray[np.int32], gradient: Values, step: int, scale: float = 1.0) -> None:
         """Update the elements at `indices` only, by plain SGD.
@@ -83,16 +75,16 @@ class OptimizerShard:
         Raises:
             ConfigError: the optimizer is another one, which would change every element.
         """
-        if self._state or self._settings.weight_decay:
+        if self._state.arrays or self._settings.weight_decay:
             raise ConfigError(
                 f"optimizer '{self._settings.name}' with state or weight decay changes every parameter; "
                 "set compression.downlink = 'dense'"
             )
-        sgd_sparse(self._parameters, indices, gradient, _sgd_rule(self._settings, step, scale))
+        self._state.update_sparse(self._parameters, indices, gradient, step, scale)
 
     def state(self) -> dict[str, Values]:
         """Live views of the state by name, each of shape (n,): `momentum`, or `exp_avg` and `exp_avg_sq`."""
-        return dict(self._state)
+        return dict(self._state.arrays)
 
     def load_state(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Take over copies of `arrays`, as `state` gave them.
@@ -101,10 +93,11 @@ class OptimizerShard:
             ConfigError: the names are those of another optimizer. Nothing was changed.
             ModelError: an array has another shape or type than the shard. Nothing was changed.
         """
-        if set(arrays) != set(self._state):
+        own = self._state.arrays
+        if set(arrays) != set(own):
             raise ConfigError(
                 f"optimizer state has {_listed(arrays)}, optimizer {self._settings.name!r} needs "
-                f"{_listed(self._state)}; continue with the optimizer settings that wrote it"
+                f"{_listed(own)}; continue with the optimizer settings that wrote it"
             )
         for name, array in arrays.items():
             if array.shape != self._parameters.shape or array.dtype != np.float32:
@@ -113,12 +106,11 @@ class OptimizerShard:
                     f"float32{list(self._parameters.shape)}; use the model and number of servers that wrote it"
                 )
         for name, array in arrays.items():
-            np.copyto(self._state[name], array)
+            np.copyto(own[name], array)
 
     def warm_up(self) -> None:
-        """Compile the kernels that this shard will use, or load them from the disk cache; changes nothing."""
-        one = np.zeros(1, dtype=np.float32)
-        OptimizerShard(self._settings, one.copy()).update(0, 1, one, step=1)
+        """See `OptimizerState.warm_up`."""
+        self._state.warm_up()
 
     def _check(self, start: int, stop: int, gradient: Values, step: int) -> None:
         elements = len(self._parameters)
@@ -131,36 +123,6 @@ class OptimizerShard:
             )
         if step < 1:
             raise FrameError(f"update of elements [{start}, {stop}) at step {step}: steps count from 1")
-
-
-def _state_names(settings: OptimizerSettings) -> tuple[str, ...]:
-    if settings.name != "sgd":
-        return ("exp_avg", "exp_avg_sq")
-    return ("momentum",) if settings.momentum else ()
-
-
-def _sgd_rule(settings: OptimizerSettings, step: int, scale: float) -> SgdRule:
-    return SgdRule(
-        scale=float(scale),
-        learning_rate=learning_rate(settings, step),
-        weight_decay=settings.weight_decay,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-    )
-
-
-def _adam_rule(settings: OptimizerSettings, step: int, scale: float) -> AdamRule:
-    decoupled = settings.name == "adamw"
-    return AdamRule(
-        scale=float(scale),
-        learning_rate=learning_rate(settings, step),
-        l2_decay=0.0 if decoupled else settings.weight_decay,
-        decoupled_decay=settings.weight_decay if decoupled else 0.0,
-        beta1=settings.beta1,
-        beta2=settings.beta2,
-        epsilon=settings.epsilon,
-        step=step,
-    )
 
 
 def _listed(names: Mapping[str, object]) -> str:

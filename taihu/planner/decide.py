@@ -84,26 +84,24 @@ def predict(profile: Profile, compression: Compression, groups: Sequence[Group])
 
 
 def best_frame_elements(profile: Profile, compression: Compression, most: int) -> int:
-    """The elements that a frame should cover, a power of two from 2^14 to `most`, to keep both directions busy.
+    """The elements that a frame should cover, from 2^14 to `most`, to keep both directions of the links busy.
 
-    Frames of f elements cost a model of n elements n / f start-ups of alpha, and one frame's way, beta f, in which
-    only one direction is busy; the sum is least at f = sqrt(alpha n / beta). beta is what an element takes, much less
-    where few of them are sent.
+    k frames for each of S servers cost S k start-ups of alpha, and one frame's way, w / k, in which only one
+    direction is busy; the sum is least at k = sqrt(w / (S alpha)). w is the way of the whole model, much shorter
+    where few values are sent. k is rounded down: a frame also costs the processors what no link shows.
     """
-    link = profile.link
+    link, servers = profile.link, max(1, profile.servers)
     whole = compression.sizes(profile, np.array([0]), np.array([len(profile.layers) - 1]))
     way_seconds = max(
         link.up_seconds_per_byte * compression.up_bytes(profile, whole).item(),
         link.down_seconds_per_byte * compression.down_bytes(profile, whole).item(),
     )
-    elements = whole.elements.item()
-    best = (
-        elements * math.sqrt(link.alpha_seconds / max(1, profile.servers) / way_seconds) if way_seconds else math.inf
-    )
-    frame_elements = _LEAST_FRAME_ELEMENTS
-    while 2 * frame_elements <= min(best, most):
-        frame_elements *= 2
-    return min(frame_elements, most)
+    if not link.alpha_seconds:
+        return min(_LEAST_FRAME_ELEMENTS, most)
+    frames = int(math.sqrt(way_seconds / (servers * link.alpha_seconds)))
+    if frames <= 1:
+        return most
+    return min(max(_LEAST_FRAME_ELEMENTS, math.ceil(whole.elements.item() / servers / frames)), most)
 
 
 def choose_fc_of(profile: Profile) -> tuple[FcChoice, ...]:

@@ -103,7 +103,7 @@ def test_other_strategies_are_refused(method: str, strategy: str, words: str) ->
     st.sampled_from([1024, 1 << 14, 1 << 17, 1 << 20]),
     st.sampled_from([("none", 1.0), ("dlgs", 0.1), ("lags", 0.01)]),
 )
-def test_frames_cost_at_most_a_quarter_more_than_the_best_power_of_two(
+def test_no_other_number_of_frames_is_much_better(
     link: LinkCost, elements: int, servers: int, most: int, method: tuple[Method, float]
 ) -> None:
     profile = replace(PROFILE, layers=(LayerCost("fc", elements, 0.01),), link=link, servers=servers)
@@ -111,15 +111,17 @@ def test_frames_cost_at_most_a_quarter_more_than_the_best_power_of_two(
     all_of_it = compression.sizes(profile, np.array([0]), np.array([0]))
     up = link.up_seconds_per_byte * compression.up_bytes(profile, all_of_it)[0]
     down = link.down_seconds_per_byte * compression.down_bytes(profile, all_of_it)[0]
+    own = -(-elements // max(1, servers))
 
-    def seconds(frame_elements: int) -> float:
-        frames = elements / max(1, servers) / frame_elements
-        return float(link.alpha_seconds * frames + max(up, down) / elements * frame_elements)
+    def seconds(frames: int) -> float:
+        return float(link.alpha_seconds * frames * max(1, servers) + max(up, down) / frames)
 
-    choices = [size for size in (1 << power for power in range(14, 21)) if size <= most] or [most]
     chosen = best_frame_elements(profile, compression, most)
-    assert chosen in choices
-    assert seconds(chosen) <= 1.25 * min(map(seconds, choices)) * (1 + 1e-9)
+    assert chosen <= most
+    counts = range(-(-own // most), max(-(-own // most), -(-own // (1 << 14))) + 1)
+    best = min(map(seconds, counts[: 1 << 12]))
+    # At most one frame less than the best number of them, or as many as the smallest ones make.
+    assert seconds(max(1, -(-own // chosen))) <= 1.26 * best * (1 + 1e-9) + link.alpha_seconds * max(1, servers)
 
 
 def test_frames_are_as_large_as_may_be_where_bytes_cost_nothing() -> None:

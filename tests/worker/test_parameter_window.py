@@ -12,36 +12,29 @@ from worker.parameter_window import ParameterWindow, Todo
 def test_a_step_of_three_groups() -> None:
     window = ParameterWindow()
     assert window.use(2, 1) == Todo(ask=(2, 1))
-    assert not window.is_here(2)
-    assert window.arrived(2) == Todo()
-    assert window.is_here(2)
-    assert window.arrived(1) == Todo()
+    assert (window.is_here(2), window.is_asked(2)) == (False, True)
+    window.arrived(2)
+    window.arrived(1)
     assert window.use(1, 0) == Todo(ask=(0,), drop=(2,))
-    assert window.arrived(0) == Todo()
-    # Backward of the last two reads what forward had.
-    assert window.use(0, 1) == Todo()
+    window.arrived(0)
+    # The end of forward, and backward begins where it ended.
+    assert window.use(0, 0) == Todo(drop=(1,))
+    assert window.use(0, 1) == Todo(ask=(1,))
     assert window.pushed(0) == Todo(drop=(0,))
+    assert window.is_summing(0)
+    window.arrived(1)
     assert window.use(1, 2) == Todo(ask=(2,))
-    assert window.summed(0) == Todo()
+    window.summed(0)
     assert window.pushed(1) == Todo(drop=(1,))
-    assert window.arrived(2) == Todo()
+    window.arrived(2)
     assert window.use(2, 2) == Todo()
     assert window.pushed(2) == Todo(drop=(2,))
-    # The next forward begins with what backward ended with, as soon as it is summed.
-    assert window.summed(1) == Todo()
-    assert window.summed(2) == Todo(ask=(2,))
-    assert window.use(2, 1) == Todo(ask=(1,))
-
-
-def test_what_was_not_wanted_after_all_is_dropped_when_it_comes() -> None:
-    window = ParameterWindow()
-    window.use(0, 1)
-    window.arrived(0)
-    assert window.use(2, 1) == Todo(ask=(2,), drop=(0,))
-    assert window.use(2, 2) == Todo()
-    assert window.is_asked(1)
-    assert window.arrived(1) == Todo(drop=(1,))
-    assert not window.is_here(1)
+    window.summed(2)
+    # The next forward begins with what backward ended with, while the group behind is still summed.
+    assert window.use(2, 1) == Todo(ask=(2,))
+    window.summed(1)
+    window.arrived(2)
+    assert window.use(1, 0) == Todo(ask=(1, 0), drop=(2,))
 
 
 def test_all_are_kept_while_all_are_wanted() -> None:
@@ -49,7 +42,7 @@ def test_all_are_kept_while_all_are_wanted() -> None:
     window.keep_all = True
     for group in range(3):
         window.use(group, group)
-        assert window.arrived(group) == Todo()
+        window.arrived(group)
     assert all(map(window.is_here, range(3)))
     window.keep_all = False
     assert window.use(0, 1) == Todo(drop=(2,))
@@ -66,7 +59,7 @@ class Windows(RuleBasedStateMachine):
         self.under_way: list[int] = []
         self.written: set[int] = set()
         self.summing: list[int] = []
-        self.wanted: set[int] = set()
+        self.current: int | None = None
 
     def do(self, todo: Todo) -> None:
         self.written.difference_update(todo.drop)
@@ -76,10 +69,18 @@ class Windows(RuleBasedStateMachine):
             assert group not in self.written
         self.under_way += todo.ask
 
-    @rule(group=st.integers(0, GROUPS - 1), following=st.integers(0, GROUPS - 1))
-    def use(self, group: int, following: int) -> None:
-        self.wanted = {group, following}
-        self.do(self.window.use(group, following))
+    @property
+    def is_waiting(self) -> bool:
+        return self.current is not None and self.window.is_asked(self.current)
+
+    @precondition(lambda self: not self.is_waiting and len(self.summing) < self.GROUPS)
+    @rule(data=st.data())
+    def use(self, data: st.DataObject) -> None:
+        """What was asked for is used next, as the exchanges do."""
+        choices = self.under_way or [group for group in range(self.GROUPS) if group not in self.summing]
+        self.current = data.draw(st.sampled_from(choices))
+        self.do(self.window.use(self.current, data.draw(st.integers(0, self.GROUPS - 1))))
+        assert self.window.is_here(self.current) or self.is_waiting
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data())
@@ -87,29 +88,30 @@ class Windows(RuleBasedStateMachine):
         group = data.draw(st.sampled_from(self.under_way))
         self.under_way.remove(group)
         self.written.add(group)
-        self.do(self.window.arrived(group))
+        self.window.arrived(group)
 
-    @precondition(lambda self: any(map(self.window.is_here, range(self.GROUPS))))
-    @rule(data=st.data())
-    def push(self, data: st.DataObject) -> None:
-        group = data.draw(st.sampled_from([g for g in range(self.GROUPS) if self.window.is_here(g)]))
-        self.do(self.window.pushed(group))
-        self.summing.append(group)
+    @precondition(lambda self: self.current is not None and self.window.is_here(self.current))
+    @rule()
+    def push(self) -> None:
+        assert self.current is not None
+        self.do(self.window.pushed(self.current))
+        self.summing.append(self.current)
+        self.current = None
 
     @precondition(lambda self: self.summing)
     @rule(data=st.data())
     def sum(self, data: st.DataObject) -> None:
         group = data.draw(st.sampled_from(self.summing))
         self.summing.remove(group)
-        self.do(self.window.summed(group))
+        self.window.summed(group)
 
     @invariant()
-    def only_what_is_wanted_is_held(self) -> None:
-        here = {group for group in range(self.GROUPS) if self.window.is_here(group)}
-        assert here == self.written
-        assert here <= self.wanted
-        for group in self.wanted:
-            assert group in here or group in self.under_way or group in self.summing
+    def what_is_here_is_what_memory_holds(self) -> None:
+        groups = range(self.GROUPS)
+        assert {group for group in groups if self.window.is_here(group)} == self.written
+        assert {group for group in groups if self.window.is_asked(group)} == set(self.under_way)
+        assert {group for group in groups if self.window.is_summing(group)} == set(self.summing)
+        assert len(self.written | set(self.under_way)) <= 2
 
 
 TestWindows = Windows.TestCase

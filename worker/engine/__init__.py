@@ -5,11 +5,12 @@ from worker.engine.batch_norm import BatchNorm
 from worker.engine.containers import PaddedShortcut, Residual, Sequential
 from worker.engine.convolution import Conv2d
 from worker.engine.dense import Dropout, Flatten, Linear, ReLU
-from worker.engine.layer import Array, Layer, ParameterLayer, Run, StepContext, Workspace
+from worker.engine.layer import Array, Layer, ParameterLayer, Run, StepContext
 from worker.engine.loading import build_model
 from worker.engine.loss import softmax_cross_entropy
 from worker.engine.model import Model, StepHooks
 from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from worker.engine.workspace import Workspace
 from worker.engine.zoo import MODELS
 
 __all__ = [

@@ -14,8 +14,8 @@ __all__ = ["BatchNorm"]
 class BatchNorm(ParameterLayer):
     """y = (x - mean) / sqrt(variance + epsilon) * scale + shift per channel, over the worker's own batch.
 
-    Training uses the moments of the batch and moves the running ones towards them (the variance unbiased);
-    evaluation uses the running ones.
+    Training uses the moments of the batch and moves the running ones towards them (the variance unbiased), once in a
+    step; evaluation uses the running ones.
 
     Args:
         momentum: part of the running moments that stays in a step.
@@ -78,11 +78,14 @@ class BatchNorm(ParameterLayer):
         channel_moments(rows, sums, squares)
         mean = sums / count
         variance = np.maximum(squares / count - mean * mean, 0.0)
+        if not run.recompute:
+            self._move_running_moments(mean, variance * (count / max(count - 1, 1)))
+        return mean, variance
+
+    def _move_running_moments(self, mean: Array, unbiased_variance: Array) -> None:
         kept = self._momentum
         self._running_mean[...] = kept * self._running_mean + (1 - kept) * mean
-        unbiased = variance * (count / max(count - 1, 1))
-        self._running_variance[...] = kept * self._running_variance + (1 - kept) * unbiased
-        return mean, variance
+        self._running_variance[...] = kept * self._running_variance + (1 - kept) * unbiased_variance
 
     def differentiate(self, dy: Array, run: Run) -> Array:
         """With n = (x - mean) / deviation: dx = scale / deviation * (dy - mean(dy) - n mean(dy n))."""

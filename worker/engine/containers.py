@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -35,6 +36,11 @@ class Sequential(Layer):
         return self._layers
 
     @property
+    def holds_output(self) -> bool:
+        """It returns what its last child returned."""
+        return False
+
+    @property
     def first_differentiated(self) -> int:
         """The child that backward ends with."""
         return self._first_differentiated
@@ -47,16 +53,12 @@ class Sequential(Layer):
         for layer in self._layers:
             counts[layer.kind] += 1
             shape = layer.build(_child(name, f"{layer.kind}{counts[layer.kind]}"), shape)
+            layer.output_elements = math.prod(shape)
         # The ends of the chain are seen from outside: only what lies between two children is theirs alone.
         for layer, following in pairwise(self._layers):
             following.may_overwrite_input = layer.output_is_free
             layer.may_overwrite_gradient = following.gradient_is_free
         return shape
-
-    def leaves(self) -> Iterator[Layer]:
-        """The leaves of all children in forward order."""
-        for layer in self._layers:
-            yield from layer.leaves()
 
     def skip_input_gradient(self) -> None:
         """Backward ends with the first child that has parameters."""
@@ -94,6 +96,11 @@ class Residual(Layer):
         super().__init__()
         self._body, self._shortcut = body, shortcut
 
+    @property
+    def children(self) -> tuple[Layer, ...]:
+        """Body, then shortcut."""
+        return (self._body,) if self._shortcut is None else (self._body, self._shortcut)
+
     def build(self, name: str, input_shape: Shape) -> Shape:
         """Both branches must have the same output shape."""
         self.name = name
@@ -106,13 +113,9 @@ class Residual(Layer):
                 f"{name}: expected the same shape from body and shortcut, seen {output} and {shortcut}; "
                 "give Residual a shortcut that changes the shape as the body does"
             )
+        for child in self.children:
+            child.output_elements = math.prod(output)
         return output
-
-    def leaves(self) -> Iterator[Layer]:
-        """Body, then shortcut."""
-        yield from self._body.leaves()
-        if self._shortcut is not None:
-            yield from self._shortcut.leaves()
 
     def forward(self, x: Array, run: Run) -> Array:
         """Add the branches."""

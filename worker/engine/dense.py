@@ -88,6 +88,11 @@ class ReLU(Layer):
         super().__init__()
         self._output = np.empty(0)
 
+    @property
+    def holds_output(self) -> bool:
+        """Not where it writes over its input."""
+        return not self.may_overwrite_input
+
     def build(self, name: str, input_shape: Shape) -> Shape:
         """Any shape, unchanged."""
         self.name = name
@@ -113,6 +118,11 @@ class Flatten(Layer):
     def __init__(self) -> None:
         super().__init__()
         self._input_shape: Shape = ()
+
+    @property
+    def holds_output(self) -> bool:
+        """It returns a view."""
+        return False
 
     def build(self, name: str, input_shape: Shape) -> Shape:
         """Any shape -> (elements,)."""

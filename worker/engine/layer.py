@@ -6,13 +6,12 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
+from worker.engine.workspace import Array, Workspace
 
 __all__ = [
     "Array",
@@ -21,15 +20,12 @@ __all__ = [
     "Run",
     "Shape",
     "StepContext",
-    "Workspace",
     "fill_normal",
+    "ignore_layer",
     "shape_error",
 ]
 
-Array = NDArray[Any]
 Shape = tuple[int, ...]
-
-_CACHE_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -53,34 +49,7 @@ class StepContext:
     first_element: int = 0
 
 
-class Workspace:
-    """Buffers that are allocated once and handed out again.
-
-    A buffer's content lasts until the same key is taken again, with whatever shape; a smaller batch, as in the last
-    step of an evaluation, uses the front of the memory of the larger one.
-    """
-
-    def __init__(self) -> None:
-        self._storage: dict[str, Array] = {}
-
-    def take(self, key: str, shape: Shape, dtype: DTypeLike) -> Array:
-        """Return a C-contiguous buffer aligned to a cache line; its content is arbitrary."""
-        dtype = np.dtype(dtype)
-        size = int(np.prod(shape)) * dtype.itemsize
-        storage = self._storage.get(key)
-        if storage is None or storage.size < size:
-            storage = _aligned_bytes(size)
-            self._storage[key] = storage
-        return storage[:size].view(dtype).reshape(shape)
-
-
-def _aligned_bytes(size: int) -> Array:
-    raw = np.empty(size + _CACHE_LINE, dtype=np.uint8)
-    offset = -raw.ctypes.data % _CACHE_LINE
-    return raw[offset : offset + size]
-
-
-def _ignore(index: int) -> None:
+def ignore_layer(index: int) -> None:
     """The hook of whoever does not listen."""
 
 
@@ -94,24 +63,29 @@ class Run:
         before_layer: called with a layer's index in the layout right before its parameters are read in the forward.
         before_backward: called with it right before the backward reads its parameters and writes its gradient.
         gradient_ready: called with it when its gradient is complete and its parameters are not needed any more.
+        recompute: this is a forward of a batch that the layer has seen in this step already, only to have again what
+            its backward needs: what is returned has the same bits, and no state changes.
     """
 
     context: StepContext
     scratch: Workspace = field(default_factory=Workspace)
-    before_layer: Callable[[int], None] = _ignore
-    before_backward: Callable[[int], None] = _ignore
-    gradient_ready: Callable[[int], None] = _ignore
+    before_layer: Callable[[int], None] = ignore_layer
+    before_backward: Callable[[int], None] = ignore_layer
+    gradient_ready: Callable[[int], None] = ignore_layer
+    recompute: bool = False
 
 
 class Layer(ABC):
     """A step of the computation, or a container of such steps; it computes in the dtype of its input.
 
     Activations are C-contiguous, (batch, height, width, channels) or (batch, features). A layer keeps what its
-    backward needs from its latest forward. Arrays that it receives belong to others: it may read them until its
-    backward is done, and writes to them only where its container allowed that.
+    backward needs from its latest forward, in buffers of its workspace. Arrays that it receives belong to others: it
+    may read them until its backward is done, and writes to them only where its container allowed that.
 
     Attributes:
         name: unique in the model, set by `build`; "" before.
+        workspace: where its buffers come from.
+        output_elements: of one sample, set by the container's `build`; 0 before, and of the outermost layer.
         needs_input_gradient: when false, nobody looks at what `backward` returns.
         output_is_free: the layer itself does not read again what `forward` returned: the next one may overwrite it.
         gradient_is_free: the same for what `backward` returned.
@@ -125,6 +99,7 @@ class Layer(ABC):
     def __init__(self) -> None:
         self.name = ""
         self.workspace = Workspace()
+        self.output_elements = 0
         self.needs_input_gradient = True
         self.may_overwrite_input = False
         self.may_overwrite_gradient = False
@@ -157,9 +132,28 @@ class Layer(ABC):
     def backward(self, dy: Array, run: Run) -> Array:
         """Write the parameter gradients and return the gradient of the input, both for the latest forward."""
 
-    def leaves(self) -> Iterator[Layer]:
-        """The layers without children below this one, in forward order."""
+    @property
+    def children(self) -> tuple[Layer, ...]:
+        """The layers that this one is made of, in forward order; none if it is no container."""
+        return ()
+
+    @property
+    def holds_output(self) -> bool:
+        """Whether `forward` takes a buffer for what it returns."""
+        return True
+
+    def tree(self) -> Iterator[Layer]:
+        """This layer and all below it."""
         yield self
+        for child in self.children:
+            yield from child.tree()
+
+    def leaves(self) -> Iterator[Layer]:
+        """The layers without children below this one, or this one alone, in forward order."""
+        if not self.children:
+            yield self
+        for child in self.children:
+            yield from child.leaves()
 
     def skip_input_gradient(self) -> None:
         """Say that nobody needs the gradient of the input: what `backward` returns is not looked at."""

@@ -9,9 +9,11 @@ import numpy as np
 
 from taihu.errors import ModelError
 from taihu.layout import LayerSpec, Layout
+from worker.engine.checkpoint import CheckpointedChain, checkpointed
 from worker.engine.containers import Sequential
-from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, Workspace
+from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, ignore_layer
 from worker.engine.loss import softmax_cross_entropy
+from worker.engine.workspace import Workspace
 
 __all__ = ["Model", "StepHooks"]
 
@@ -27,12 +29,16 @@ class StepHooks:
             parameters are not needed any more in this step.
         before_backward: called with i = 0, 1, 2, ... right before the backward of layout.layers[i] reads its
             parameters and writes its gradient.
+        before_recompute: called with i, between `forwarded` and the layer's `before_backward`, right before
+            layout.layers[i] reads its parameters to compute its activations again; see `Model.checkpoint`. It is not
+            `before_layer`, which may wait for parameters of a step that has not begun yet at that time.
     """
 
     before_layer: Callable[[int], None] = lambda layer: None
     forwarded: Callable[[float | None], None] = lambda loss: None
     gradient_ready: Callable[[int], None] = lambda layer: None
     before_backward: Callable[[int], None] = lambda layer: None
+    before_recompute: Callable[[int], None] = lambda layer: None
 
 
 class Model:
@@ -70,9 +76,27 @@ class Model:
             layer.index = index
         self.layout = Layout(tuple(LayerSpec(layer.name, layer.tensors) for layer in self._layers))
         self._root.skip_input_gradient()
+        self._runner: Sequential | CheckpointedChain = self._root
         self._scratch = Workspace()
         self._dtype: np.dtype[np.floating] | None = None
         self._context: StepContext | None = None
+
+    def checkpoint(self, segments: int | None = None, *, spill: bool = False) -> None:
+        """Train with less memory for activations from now on, and the same results; before `bind`.
+
+        The chain is cut into segments, of which a training forward keeps the inputs alone; all but the last one are
+        computed again in backward (Chen et al. 2016; ZeRO-R, Rajbhandari et al. 2020, section 6).
+
+        Args:
+            segments: 1, which changes nothing, to the number of layers in `chain`; where not given, the number up to
+                about the square root of theirs that needs the least memory.
+            spill: keep the inputs in a temporary file.
+
+        Raises:
+            ModelError: there are not so many layers, or no segments.
+            RunError: the file cannot be made; and in a step, when it cannot be written.
+        """
+        self._runner = checkpointed(self._root, segments, spill=spill)
 
     def bind(self, parameters: Array, gradients: Array) -> None:
         """Use two arenas, of which the layers keep views.
@@ -128,32 +152,35 @@ class Model:
             before_layer: called with i right before layout.layers[i] reads its parameters, for i = n-1, ..., 0.
 
         Returns:
-            (B, classes), valid until the next forward.
+            (B, classes), valid until the next forward; that of a checkpointed model, until `backward`.
 
         Raises:
             ModelError: no arena is bound, or the images have another shape.
         """
         x = self._checked(images)
         self._context = context
-        return self._root.forward(x, _run(context, self._scratch, before_layer=before_layer))
+        return self._runner.forward(x, Run(context, self._scratch, before_layer or ignore_layer))
 
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
         """Forward, mean softmax cross entropy, and backward into the gradient arena; returns the loss."""
         logits = self.forward(images, context, hooks.before_layer)
         loss, dlogits = softmax_cross_entropy(logits, labels)
         hooks.forwarded(loss)
-        self.backward(dlogits, hooks.gradient_ready, hooks.before_backward)
+        self.backward(dlogits, hooks.gradient_ready, hooks.before_backward, hooks.before_recompute)
         return loss
 
     def forward_until(self, stop: int, images: Array, context: StepContext, hooks: StepHooks) -> tuple[Array, Run]:
-        """The input of `chain[stop]` in a training step, and what the layers from there on may know of the step."""
-        run = _run(
-            context,
-            self._scratch,
-            before_layer=hooks.before_layer,
-            before_backward=hooks.before_backward,
-            gradient_ready=hooks.gradient_ready,
-        )
+        """The input of `chain[stop]` in a training step, and what the layers from there on may know of the step.
+
+        Raises:
+            ModelError: as `forward`; or the model is checkpointed, see `checkpoint`.
+        """
+        if isinstance(self._runner, CheckpointedChain):
+            raise ModelError(
+                "train.checkpoint: expected 'none' where fully connected layers are sharded over the workers; set "
+                "it so, or exchange.fc = 'data'"
+            )
+        run = Run(context, self._scratch, hooks.before_layer, hooks.before_backward, hooks.gradient_ready)
         x = self._checked(images)
         for layer in self.chain[:stop]:
             x = layer.forward(x, run)
@@ -177,6 +204,7 @@ class Model:
         dlogits: Array,
         gradient_ready: Callable[[int], None] | None = None,
         before_backward: Callable[[int], None] | None = None,
+        before_recompute: Callable[[int], None] | None = None,
     ) -> None:
         """Write the gradients of the latest forward, which must have been a training one, into the gradient arena.
 
@@ -185,6 +213,7 @@ class Model:
             gradient_ready: called with i = 0, 1, 2, ... when the gradient of layout.layers[i] is complete and its
                 parameters are not needed any more in this step.
             before_backward: see `StepHooks`.
+            before_recompute: see `StepHooks`.
 
         Raises:
             ModelError: there was no training forward to differentiate.
@@ -194,9 +223,21 @@ class Model:
             raise ModelError("model: expected a training forward before backward, seen none; run forward() first")
         self._context = None
         dy = np.ascontiguousarray(dlogits, dtype=self._dtype)
-        self._root.backward(
-            dy, _run(context, self._scratch, before_backward=before_backward, gradient_ready=gradient_ready)
+        run = Run(
+            context,
+            self._scratch,
+            before_recompute or ignore_layer,
+            before_backward or ignore_layer,
+            gradient_ready or ignore_layer,
         )
+        self._runner.backward(dy, run)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the buffers that steps and evaluations have taken: activations, their gradients, scratch."""
+        if isinstance(self._runner, CheckpointedChain):
+            return self._runner.held_bytes + self._scratch.held_bytes
+        return sum(layer.workspace.held_bytes for layer in self._root.tree()) + self._scratch.held_bytes
 
     def buffers(self) -> dict[str, Array]:
         """Live views of the running statistics, "layer/buffer" -> array."""
@@ -233,7 +274,3 @@ class Model:
             for layer in self._layers
             for name, parameter in layer.parameters.items()
         }
-
-
-def _run(context: StepContext, scratch: Workspace, **hooks: Callable[[int], None] | None) -> Run:
-    return Run(context, scratch, **{name: hook for name, hook in hooks.items() if hook is not None})

@@ -1,0 +1,229 @@
+"""Resident memory of workers and servers by stage of ZeRO: `python -m benchmarks.memory --help`.
+
+Each run is a job of real processes on this machine, over TCP, whose resident memory is sampled from outside. What a
+process holds without parameters is measured by the same run of a narrow model; what the stage adds is computed by
+`taihu.planner.memory`. A row compares the sum of both with what was measured. `--limit-mb` puts every process into a
+memory cgroup (version 1) of its own with this limit; needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from taihu.cli.plan_memory import memory_job
+from taihu.job import load_job, parse_assignments
+from taihu.planner.memory import server_memory, worker_memory
+from worker.engine import build_model
+
+__all__ = ["measure"]
+
+_MODELS = Path(__file__).parent / "models" / "deep_mlp.py"
+_IMAGE = (8, 8, 1)
+_CLASSES = 10
+_SAMPLE_S = 0.02
+_KIB = 1024
+_MB = 1e6
+
+
+def measure(
+    zero: int, servers: int, options: argparse.Namespace, bases: dict[int, tuple[float, float]]
+) -> dict[str, Any]:
+    """One row; `bases` keeps what processes hold without parameters, by number of servers."""
+    if servers not in bases:
+        narrow = _run(_settings(zero, servers, "build_narrow", options), options, limited=False)
+        bases[servers] = (narrow["worker"], narrow["server"])
+    assignments = _settings(zero, servers, "build", options)
+    layout = build_model(f"{_MODELS}:build", _IMAGE, _CLASSES).layout
+    planned = memory_job(load_job(None, parse_assignments(assignments)), layout)
+    predicted = {"worker": worker_memory(planned).total, "server": server_memory(planned).total}
+    measured = _run(assignments, options, limited=True)
+    row: dict[str, Any] = {
+        "zero": zero,
+        "servers": servers,
+        "workers": options.workers,
+        "parameters": layout.elements,
+    }
+    for role, base in zip(("worker", "server"), bases[servers], strict=True):
+        if not measured[role]:
+            continue
+        expected = base + predicted[role]
+        row[role] = {
+            "base": base,
+            "predicted": expected,
+            "measured": measured[role],
+            "error": expected / measured[role] - 1,
+            "growth": measured[f"{role}_growth"],
+        }
+    return {**row, **{key: measured[key] for key in ("seconds_per_step", "final_loss", "parameters_sha256")}}
+
+
+def _settings(zero: int, servers: int, builder: str, options: argparse.Namespace) -> list[str]:
+    settings = {
+        "model.name": f"{_MODELS}:{builder}",
+        "data.name": "synthetic:{2}x{0}x{1}".format(*_IMAGE),
+        "train.batch": options.batch,
+        "train.steps": options.steps,
+        "train.evaluate": "false",
+        "optimizer.name": "adam",
+        "optimizer.learning_rate": 0.0001,
+        "exchange.kind": options.exchange,
+        "exchange.zero": zero,
+        "exchange.transport": "tcp",
+        "exchange.plan": options.plan,
+        "exchange.bucket_bytes": options.bucket_bytes,
+        "cluster.servers": servers,
+        "cluster.workers": options.workers,
+        "cluster.threads": 1,
+    }
+    return [*(f"{key}={value}" for key, value in settings.items()), *options.set]
+
+
+def _run(assignments: Sequence[str], options: argparse.Namespace, *, limited: bool) -> dict[str, Any]:
+    """Steady resident bytes of the largest worker and server, and what worker 0 says of the run."""
+    job = load_job(None, parse_assignments(assignments))
+    address = f"127.0.0.1:{_free_port()}"
+    common = [*(f"--set={item}" for item in assignments), "--coordinator", address, "--log-format", "json"]
+    with tempfile.TemporaryDirectory() as name:
+        result = Path(name) / "worker-0.json"
+        commands = [
+            [sys.executable, "-m", "ps_server", *common, "--index", str(index)] for index in range(job.servers)
+        ]
+        for rank in range(job.cluster.workers):
+            extra = ["--json", str(result)] if rank == 0 else []
+            commands.append([sys.executable, "-m", "worker", *common, "--rank", str(rank), *extra])
+        with _limits(len(commands), options.limit_mb if limited else None) as prefixes:
+            quiet = subprocess.DEVNULL
+            processes = [
+                subprocess.Popen([*prefix, *command], stdout=quiet, stderr=quiet)
+                for prefix, command in zip(prefixes, commands, strict=True)
+            ]
+            samples = _sample(processes)
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise SystemExit(f"error: a role failed: exit codes {codes}; run it by hand to see why")
+        results = json.loads(result.read_text())
+    of_role = {"server": samples[: job.servers], "worker": samples[job.servers :]}
+    steady = {role: max((max(_second_half(each)) for each in own), default=0.0) for role, own in of_role.items()}
+    growth = {f"{role}_growth": max(map(_growth, own), default=0.0) for role, own in of_role.items()}
+    step = results["seconds_per_step"]["median"]
+    said = {key: results[key] for key in ("final_loss", "parameters_sha256")}
+    return {**steady, **growth, **said, "seconds_per_step": step}
+
+
+def _sample(processes: Sequence[subprocess.Popen[bytes]]) -> list[list[float]]:
+    """Resident bytes of every process, time after time, until all have ended."""
+    samples: list[list[float]] = [[] for _ in processes]
+    while any(process.poll() is None for process in processes):
+        for process, own in zip(processes, samples, strict=True):
+            resident = _resident_bytes(process.pid)
+            if resident:
+                own.append(resident)
+        time.sleep(_SAMPLE_S)
+    return samples
+
+
+def _resident_bytes(pid: int) -> float:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    lines = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+    return float(lines[0].split()[1]) * _KIB if lines else 0.0
+
+
+def _second_half(samples: Sequence[float]) -> Sequence[float]:
+    """Without start and initial parameters; and without the end, where memory is given back."""
+    return samples[len(samples) // 2 : max(len(samples) // 2 + 1, len(samples) - 5)]
+
+
+def _growth(samples: Sequence[float]) -> float:
+    """By how much the maximum of the last quarter is above that of the second one."""
+    quarter = len(samples) // 4
+    return max(samples[3 * quarter :], default=0.0) - max(samples[quarter : 2 * quarter], default=0.0)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def _limits(count: int, limit_mb: float | None) -> Iterator[list[list[str]]]:
+    """For each of `count` commands a prefix that runs it in a cgroup of its own, if there is a limit."""
+    if limit_mb is None:
+        yield [[] for _ in range(count)]
+        return
+    own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line)
+    root = Path("/sys/fs/cgroup/memory") / own.split(":", 2)[2].lstrip("/")
+    groups = [root / f"taihu-{os.getpid()}-{index}" for index in range(count)]
+    for group in groups:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(int(limit_mb * _MB)))
+    try:
+        yield [["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"] for group in groups]
+    finally:
+        for group in groups:
+            group.rmdir()
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown; megabytes are 10^6 bytes."""
+    lines = [
+        "| stage | servers | workers | worker MB: predicted | measured | error "
+        "| server MB: predicted | measured | error | step s | hash |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [str(row[key]) for key in ("zero", "servers", "workers")]
+        for role in ("worker", "server"):
+            of = row.get(role)
+            mb = [f"{of[key] / _MB:.0f}" for key in ("predicted", "measured")] if of else ["-", "-"]
+            cells += [*mb, f"{of['error']:+.1%}" if of else "-"]
+        cells += [f"{row['seconds_per_step']:.3f}", row["parameters_sha256"][:8]]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", default="0,1,2,3", help="comma-separated stages of ZeRO")
+    parser.add_argument("--servers", default="1,2,4", help="comma-separated numbers of servers")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--exchange", choices=("server", "ring"), default="server")
+    parser.add_argument("--batch", type=int, default=4, help="samples per worker and step")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--plan", default="per-layer", help="merging of layers")
+    parser.add_argument("--bucket-bytes", type=int, default=16 << 20, help="largest merged group from stage 2 on")
+    parser.add_argument("--limit-mb", type=float, help="memory limit of every process")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every process")
+    parser.add_argument("--json", type=Path, help="write the rows, after those that the file holds already")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    if options.json is not None and options.json.exists():
+        rows = json.loads(options.json.read_text())
+    bases: dict[int, tuple[float, float]] = {}
+    stages, servers = (list(map(int, text.split(","))) for text in (options.stages, options.servers))
+    for count, zero in itertools.product(servers, stages):
+        rows.append(measure(zero, count, options, bases))
+        print(table(rows[-1:]).splitlines()[-1], flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

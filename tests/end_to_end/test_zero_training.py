@@ -1,0 +1,43 @@
+"""ZeRO in runs of real processes: the same bits from stage to stage, with tests, checkpointing and saving."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Taihu = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def train(taihu: Taihu, folder: Path, *arguments: str) -> tuple[dict[str, Any], bytes]:
+    done = taihu("train", "--json", "result.json", "--save", "model.safetensors", "--workers", "3", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "result.json").read_text()), (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("exchange", ["server", "ring"])
+def test_every_stage_ends_with_the_same_model(taihu: Taihu, tmp_path: Path, exchange: str) -> None:
+    settings = ("optimizer.name=adam", "optimizer.learning_rate=0.002", "exchange.bucket_bytes=40000")
+    common = ["--exchange", exchange, "--steps", "30", "--plan", "per-layer"]
+    common += [word for setting in settings for word in ("--set", setting)]
+    runs = [train(taihu, tmp_path, *common, "--set", f"exchange.zero={zero}") for zero in (0, 2)]
+    small = ("--set", "exchange.zero=3", "--set", "train.checkpoint=recompute")
+    runs.append(train(taihu, tmp_path, *common, *small))
+    assert len({model for _, model in runs}) == 1
+    assert len({results["parameters_sha256"] for results, _ in runs}) == 1
+    assert len({results["test_accuracy"] for results, _ in runs}) == 1
+    moved = [results["bytes_sent_per_step"] + results["bytes_received_per_step"] for results, _ in runs]
+    assert moved[1] == pytest.approx(moved[0], rel=0.01)
+    # Three times the parameters instead of two, but for one of four layers, which forward leaves to backward.
+    assert 1.2 < moved[2] / moved[0] < 1.6
+
+
+def test_a_stage_that_does_not_go_with_the_rest_is_refused(taihu: Taihu) -> None:
+    done = taihu("train", "--compression", "dlgs", "--set", "exchange.zero=3")
+    assert done.returncode == 2
+    assert "set exchange.zero = 1" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,161 @@
+"""What the segments of a model are computed again from: copies of their inputs, in memory or in a file."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from taihu.errors import RunError
+from worker.engine.layer import Array, Shape
+from worker.engine.workspace import Workspace
+
+__all__ = ["KeptInputs", "SpilledInputs"]
+
+
+class KeptInputs:
+    """A stack of arrays: a forward pushes the inputs of segments, the backward pops them in reverse order.
+
+    Both return a buffer of this object. It stays as it is until it has been popped; then it is the caller's, until
+    the next `push`. Buffers are used again in the next step.
+    """
+
+    def __init__(self) -> None:
+        self._buffers = Workspace()
+        self._kept: list[Array] = []
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of all buffers."""
+        return self._buffers.held_bytes
+
+    def clear(self) -> None:
+        """Forget what an earlier forward pushed."""
+        self._kept.clear()
+
+    def push(self, x: Array) -> Array:
+        """Keep `x`, any shape and dtype, and return a copy of it."""
+        self._kept.append(self._buffers.copy(str(len(self._kept)), x))
+        return self._kept[-1]
+
+    def pop(self) -> Array:
+        """Return what was pushed last and has not been popped."""
+        return self._kept.pop()
+
+
+class SpilledInputs(KeptInputs):
+    """The same with two buffers that take turns; all but what was pushed last lie in a temporary file without a name.
+
+    What was popped is the caller's until the second `pop` behind it.
+
+    ZeRO-R offloads what it keeps from the GPU to the CPU (section 6.1 of Rajbhandari et al. 2020); here it goes from
+    memory to a disk. The file is written and read, not mapped: a full disk is then an error of `push`, not a signal
+    that ends the process, and its pages never count as the process's. They are the system's to keep while there is
+    memory, and to write out when there is none; nothing is flushed, for nobody needs them after the step.
+
+    Raises:
+        RunError: the file cannot be made, written or read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._file = _TemporaryFile()
+        self._latest: Array | None = None
+        self._spilled: list[_Spilled] = []
+
+    def clear(self) -> None:
+        """See `KeptInputs.clear`."""
+        self._latest = None
+        self._spilled.clear()
+
+    def push(self, x: Array) -> Array:
+        """See `KeptInputs.push`.
+
+        It is the input before this one that is written out: the last one is needed first, and never leaves memory.
+        """
+        if self._latest is not None:
+            offset = self._spilled[-1].end if self._spilled else 0
+            self._file.write(offset, self._latest)
+            self._spilled.append(_Spilled(offset, self._latest.shape, self._latest.dtype))
+        self._latest = self._buffers.copy(self._turn(), x)
+        return self._latest
+
+    def pop(self) -> Array:
+        """See `KeptInputs.pop`."""
+        if self._latest is not None:
+            latest, self._latest = self._latest, None
+            return latest
+        spilled = self._spilled.pop()
+        x = self._buffers.take(self._turn(), spilled.shape, spilled.dtype)
+        self._file.read(spilled.offset, x)
+        return x
+
+    def _turn(self) -> str:
+        return str(len(self._spilled) % 2)
+
+
+@dataclass(frozen=True)
+class _Spilled:
+    """Where an input lies in the file."""
+
+    offset: int
+    shape: Shape
+    dtype: np.dtype[np.generic]
+
+    @property
+    def end(self) -> int:
+        return self.offset + math.prod(self.shape) * self.dtype.itemsize
+
+
+class _TemporaryFile:
+    """A file without a name in the folder for temporary files, closed with the object."""
+
+    def __init__(self) -> None:
+        try:
+            descriptor, name = tempfile.mkstemp(prefix="taihu-")
+        except OSError as error:
+            raise _cannot("make", error) from error
+        weakref.finalize(self, os.close, descriptor)
+        self._descriptor = descriptor
+        Path(name).unlink()
+
+    def write(self, offset: int, values: Array) -> None:
+        """Write a C-contiguous array, behind or over what is there."""
+        rest = values.data.cast("B")
+        while rest:
+            try:
+                written = os.pwrite(self._descriptor, rest, offset)
+            except OSError as error:
+                raise _cannot("write", error) from error
+            rest, offset = rest[written:], offset + written
+
+    def read(self, offset: int, values: Array) -> None:
+        """Fill a C-contiguous array."""
+        rest = values.data.cast("B")
+        while rest:
+            try:
+                count = os.preadv(self._descriptor, [rest], offset)
+            except OSError as error:
+                raise _cannot("read", error) from error
+            if not count:
+                raise RunError("the temporary file of activations is shorter than what was written; is the disk ok?")
+            rest, offset = rest[count:], offset + count
+
+
+def _cannot(what: str, error: OSError) -> RunError:
+    return RunError(
+        f"cannot {what} the temporary file of activations in {_folder()}: {error.strerror}; set TMPDIR to a folder "
+        "with more room, or train.checkpoint = 'recompute'"
+    )
+
+
+def _folder() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return "any of the usual folders"

@@ -1,0 +1,68 @@
+"""What exchanges have in common whose groups do not have memory all the time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+from worker.exchange import GradientExchange
+from worker.group_memory import GroupMemory
+
+__all__ = ["MemoryExchange"]
+
+
+class MemoryExchange(GradientExchange):
+    """See `GradientExchange`; subclasses tell `_memory`, while they hold `_guard`, what is pushed and what comes."""
+
+    _memory: GroupMemory
+    _guard: AbstractContextManager[Any]
+
+    @abstractmethod
+    def _wait_until(self, group: int, predicate: Callable[[], bool]) -> None:
+        """Return when `predicate`, about `group`, is true; raises as `complete` does."""
+
+    def wait(self, group: int) -> None:
+        """See `GradientExchange.wait`."""
+        if not self._memory.fetches:
+            self.complete(group)
+            return
+        # Whether a backward comes behind the last group, or another forward of a test, is not known here.
+        self._use(group, following=max(group - 1, 0))
+
+    def recall(self, group: int, following: int | None = None) -> None:
+        """See `GradientExchange.recall`."""
+        if self._memory.fetches:
+            # The first group of a forward is the last one of a backward.
+            self._use(group, following=min(group + 1, len(self.groups) - 1) if following is None else following)
+
+    def prepare(self, group: int) -> None:
+        """See `GradientExchange.prepare`."""
+        if not self._memory.has_room(group):
+            self._wait_until(group, lambda: self._memory.has_room(group))
+        with self._guard:
+            self._memory.take_room(group)
+        self.recall(group)
+
+    @contextmanager
+    def all_parameters(self) -> Iterator[None]:
+        """See `GradientExchange.all_parameters`."""
+        self._memory.keep_all(keep=True)
+        for group in range(len(self.groups)):
+            self.recall(group)
+        yield
+        self._memory.keep_all(keep=False)
+
+    def _use(self, group: int, following: int) -> None:
+        if self._memory.is_summing(group):
+            self._wait_until(group, lambda: not self._memory.is_summing(group))
+        # Whether a group is asked for again must not depend on when it comes: workers who gather it do so together.
+        strays = [each for each in range(len(self.groups)) if self._memory.is_stray(each, group, following)]
+        for stray in strays:
+            self._wait_until(stray, partial(self._memory.is_here, stray))
+        with self._guard:
+            self._memory.use(group, following)
+        if not self._memory.is_here(group):
+            self._wait_until(group, lambda: self._memory.is_here(group))
