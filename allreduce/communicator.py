@@ -197,10 +197,15 @@ class Communicator:
             TaihuError: what `fail` was told.
         """
         key = operation.key
-        self.wait_until(lambda: operation.finished, f"operation {key.group} of step {key.step}", timeout_s)
+        self.wait_until(lambda: operation.finished, lambda: f"operation {key.group} of step {key.step}", timeout_s)
 
-    def wait_until(self, predicate: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
-        """Return when `predicate` is true, which the end of an operation makes it; raises as `wait` does."""
+    def wait_until(
+        self, predicate: Callable[[], bool], what: Callable[[], str], timeout_s: float | None = None
+    ) -> None:
+        """Return when `predicate` is true, which the end of an operation makes it; raises as `wait` does.
+
+        `what` says what did not come in time.
+        """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
             self._changed.wait_for(lambda: predicate() or self._failure, timeout_s)
@@ -208,7 +213,7 @@ class Communicator:
                 raise self._failure
             if not predicate():
                 raise ExchangeError(
-                    f"{what} did not end within {timeout_s:g} s; another worker is slow or stuck, or raise "
+                    f"{what()} did not end within {timeout_s:g} s; another worker is slow or stuck, or raise "
                     "exchange.timeout_s"
                 )
 

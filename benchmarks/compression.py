@@ -14,19 +14,14 @@ import argparse
 import itertools
 import json
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.network import ShapedNetwork
-from taihu.cli.bench import parse_rate
+from benchmarks.roles import run_job
 
 __all__ = ["measure"]
 
-_PORT = 7071
 _WORKERS = 3
 _PLANS = {"none": "auto", "topk": "single", "lags": "per-layer", "dlgs": "auto"}
 _KEYS = (
@@ -64,32 +59,13 @@ def measure(model: str, rate: str, method: str, density: float, options: argpars
         "cluster.workers": _WORKERS,
         "cluster.threads": 1,
     }
-    extra = [f"--set={key}={value}" for key, value in settings.items()] + [f"--set={item}" for item in options.set]
-    with tempfile.TemporaryDirectory() as name, ShapedNetwork(1 + _WORKERS, parse_rate(rate)) as network:
-        results = _run(network, extra, Path(name))
+    results = run_job(settings, rate, servers=1, workers=_WORKERS, extra=options.set)
     row = {key: results[0][key] for key in _KEYS}
     for key in ("bytes_sent_per_step", "bytes_received_per_step"):
         row[key] = sum(result[key] for result in results)
     predicted = row["predicted_seconds_per_step"]
     row["prediction_error"] = predicted / row["seconds_per_step"]["median"] - 1 if predicted else None
     return {"model": model, "rate": rate, "method": method, "density": density, "batch": options.batch, **row}
-
-
-def _run(network: ShapedNetwork, extra: Sequence[str], folder: Path) -> list[dict[str, Any]]:
-    """Every worker's results."""
-    address = f"{network.address(0)}:{_PORT}"
-    common = [*extra, "--coordinator", address, "--log-format", "json"]
-    commands = [network.command(0, sys.executable, "-m", "ps_server", *common, "--index", "0")]
-    files = [folder / f"worker-{rank}.json" for rank in range(_WORKERS)]
-    for rank, file in enumerate(files):
-        worker = [sys.executable, "-m", "worker", *common, "--rank", str(rank), "--json", str(file)]
-        commands.append(network.command(1 + rank, *worker))
-    quiet = subprocess.DEVNULL
-    processes = [subprocess.Popen(command, stdout=quiet, stderr=quiet) for command in commands]
-    codes = [process.wait() for process in processes]
-    if any(codes):
-        raise SystemExit(f"error: a role failed: exit codes {codes}; run it by hand to see why")
-    return [json.loads(file.read_text()) for file in files]
 
 
 def settings_of(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""What a server sends back for one frame: the updated parameters."""
+"""What a server sends back for one frame: the updated parameters, or in stage 0 of ZeRO the sum."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ class Job(Section):
             )
         if zero > usual and exchange.transport == "same-host":
             raise ValueError(f"zero {zero} keeps no arena that others can map: set exchange.transport = 'auto'")
-        if zero == 3 and exchange.fc != "data":
-            raise ValueError("sharded layers keep their parameters, which zero 3 does not: set exchange.fc = 'data'")
+        if zero >= 2 and exchange.fc != "data":
+            raise ValueError(f"layers that are sharded do not go with zero {zero}: set exchange.fc = 'data'")
         if self.train.checkpoint != "none" and exchange.fc != "data":
             raise ValueError("sharded layers are not computed again: set train.checkpoint = 'none'")
         return self
@@ -135,7 +135,10 @@ class Job(Section):
     def digest(self) -> str:
         """SHA-256 over the settings that all members of a run must share (not paths or addresses)."""
         local = {"coordinator", "connect_timeout_s", "threads", "reflection"}
-        own = {"data": {"path"}, "train": {"evaluate", "checkpoint", "checkpoint_segments"}, "cluster": local}
+        own = {"data": {"path"}, "train": {"evaluate"}, "cluster": local}
+        if self.servers or self.zero < 3:
+            # Where workers gather parameters from each other, they must do so equally often.
+            own["train"] |= {"checkpoint", "checkpoint_segments"}
         return hashlib.sha256(self.model_dump_json(exclude=own).encode()).hexdigest()
 
 

@@ -140,7 +140,7 @@ def zero_fits(of: dict[str, Any]) -> bool:
     if of["exchange.transport"] == "same-host":
         allowed &= set(range(usual + 1))
     if of["exchange.fc"] != "data":
-        allowed -= {3}
+        allowed -= {2, 3}
         if of["train.checkpoint"] != "none":
             return False
     return of["exchange.zero"] is None or of["exchange.zero"] in allowed
@@ -475,6 +475,13 @@ def test_the_digest_covers_what_members_share_and_nothing_local(section: str, ke
     changed = load_job(None, base, {section: {key: OTHER_VALUES[section][key]}})
     assert changed != load_job(None, base)
     assert (changed.digest == load_job(None, base).digest) == ((section, key) in LOCAL)
+
+
+def test_workers_that_gather_from_each_other_must_agree_on_what_they_compute_again() -> None:
+    ring = {"exchange": {"kind": "ring", "zero": 3}}
+    recompute = {"train": {"checkpoint": "recompute"}}
+    assert load_job(None, ring).digest != load_job(None, ring, recompute).digest
+    assert load_job(None).digest == load_job(None, recompute).digest
 
 
 def test_the_digest_covers_the_name() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.measure import spread
+from taihu.planner.groups import group_bounds
 from taihu.wire.clock import SystemClock
-from worker.arenas import allocate_arenas
+from worker.arenas import Arenas, allocate_arenas
 from worker.exchange import GradientExchange
 from worker.hashing import exchanged_sha256
 from worker.session import Exchanged, Reporting, take_part
@@ -25,11 +27,13 @@ def exchange_rounds(job: Job, rank: int, layout: Layout, *, rounds: int, warmup:
     """
     random = np.random.default_rng([job.train.seed, rank])
     arenas = allocate_arenas(layout.elements, shared=job.shares_memory, zero=job.zero)
-    random.standard_normal(out=arenas.gradients, dtype=np.float32)
+    gradients = arenas.gradients if arenas.gradient_pages is None else np.empty(layout.elements, dtype=np.float32)
+    random.standard_normal(out=gradients, dtype=np.float32)
     clock = SystemClock()
     with take_part(job, rank, Exchanged(layout, arenas), Reporting()) as session:
         exchange = session.exchange
-        seconds = [_round(exchange, step, clock) for step in range(1, warmup + rounds + 1)][warmup:]
+        steps = range(1, warmup + rounds + 1)
+        seconds = [_round(exchange, step, clock, arenas, gradients) for step in steps][warmup:]
         totals = exchange.totals()
         session.client.finish(parameters_sha256=exchanged_sha256(exchange, arenas.parameters))
     return {
@@ -41,11 +45,15 @@ def exchange_rounds(job: Job, rank: int, layout: Layout, *, rounds: int, warmup:
     }
 
 
-def _round(exchange: GradientExchange, step: int, clock: SystemClock) -> float:
+def _round(
+    exchange: GradientExchange, step: int, clock: SystemClock, arenas: Arenas, gradients: NDArray[np.float32]
+) -> float:
     start = clock.now()
     exchange.begin(step)
-    for group in range(len(exchange.groups)):
+    for group, (start, stop) in enumerate(group_bounds(exchange.plan.layout, exchange.groups)):
         exchange.prepare(group)
+        if arenas.gradient_pages is not None:
+            arenas.gradients[start:stop] = gradients[start:stop]
         exchange.push(group)
     for group in reversed(range(len(exchange.groups))):
         exchange.wait(group)

@@ -95,7 +95,8 @@ class WorkerDaemon:
         """Take part with a replica; worker 0's parameters are the job's."""
         job, options, model = self._job, self._options, self._build_model()
         reporting = Reporting(observer.progress, observer.compressed, options.tracer)
-        uses = Uses(tests=job.train.evaluate, saves=options.save is not None)
+        test_images = len(self._dataset.test_labels)
+        uses = Uses(tests=job.train.evaluate, saves=options.save is not None, test_images=test_images)
         if job.exchange.fc == "data":
             whole = WholeReplica(model, job, options.rank, uses)
             with take_part(job, options.rank, whole.exchanged, reporting, listener=options.listener) as session:
@@ -181,7 +182,7 @@ class WorkerDaemon:
                 observer.planned(plan)
 
     def _evaluate(self, observer: Observer, replica: Replica, trainer: Trainer, epoch: int) -> None:
-        """Worker 0 tests its replica; the others meet it again in the next step's exchange."""
+        """Worker 0 tests its replica; the others meet it in the next step's exchange, or read along."""
         if not replica.uses.tests:
             return
         start = self._clock.now()

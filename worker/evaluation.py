@@ -43,10 +43,8 @@ def evaluate(
     return Accuracy(loss / total, right / total)
 
 
-def read_along(
-    dataset: Dataset, layers: int, read_layer: Callable[[int], None], batch: int = _EVALUATION_BATCH
-) -> None:
-    """Call `read_layer` as an `evaluate` of a model of so many layers with parameters does, without computing."""
-    for _ in range(0, len(dataset.test_labels), batch):
+def read_along(images: int, layers: int, read_layer: Callable[[int], None], batch: int = _EVALUATION_BATCH) -> None:
+    """Call `read_layer` as an `evaluate` on so many images, of a model of so many layers, does; computes nothing."""
+    for _ in range(0, images, batch):
         for layer in reversed(range(layers)):
             read_layer(layer)

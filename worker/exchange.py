@@ -91,7 +91,7 @@ class GradientExchange(ABC):
 
     @contextmanager
     def all_parameters(self) -> Iterator[None]:
-        """During the block, which nothing is pushed in, all parameters are in the arena."""
+        """During the block, in which nothing is pushed, all parameters are in worker 0's arena, or in everybody's."""
         yield
 
     def agree(self, flags: NDArray[np.float64]) -> None:  # noqa: B027 - nothing to do where each acts for itself

@@ -23,6 +23,7 @@ class GroupTimes:
             uncertain by the time that the fastest answer took.
         answered_s: its last answer was written into the parameters.
         bytes_up, bytes_down: of all its frames, headers included.
+        fetch_bytes_up, fetch_bytes_down: of its parameters, where they are fetched when they are needed.
     """
 
     elements: int
@@ -36,3 +37,5 @@ class GroupTimes:
     answered_s: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+    fetch_bytes_up: int = 0
+    fetch_bytes_down: int = 0

@@ -33,7 +33,8 @@ class GroupMemory:
         self._gradients = arenas.gradient_pages
         self._parameters = arenas.parameter_pages
         self._bounds = group_bounds(layout, groups)
-        self._room = gradient_room(self._bounds, bucket_elements)
+        self._sizes = [stop - start for start, stop in self._bounds]
+        self._room = gradient_room(self._sizes, bucket_elements)
         self._held: set[int] = set()
         self._held_elements = 0
         self._window = ParameterWindow()
@@ -43,13 +44,13 @@ class GroupMemory:
         """Whether there is room for the group's gradients, or they have been given some already."""
         if self._gradients is None or not self._held or group in self._held:
             return True
-        return self._held_elements + self._elements(group) <= self._room
+        return self._held_elements + self._sizes[group] <= self._room
 
     def take_room(self, group: int) -> None:
         """The group's gradients are going to be written."""
         if self._gradients is not None and group not in self._held:
             self._held.add(group)
-            self._held_elements += self._elements(group)
+            self._held_elements += self._sizes[group]
 
     @property
     def fetches(self) -> bool:
@@ -77,8 +78,13 @@ class GroupMemory:
         self._do(self._window.use(group, following))
 
     def keep_all(self, *, keep: bool) -> None:
-        """Drop nothing any more, or go on to."""
+        """Drop nothing any more until `drop_all`, if `keep` says so."""
         self._window.keep_all = keep
+
+    def drop_all(self) -> None:
+        """Drop all parameters, and go on as before `keep_all`; none are under way."""
+        self._window.drop_all()
+        self.close()
 
     def pushed(self, group: int) -> None:
         """The group's gradients are complete, and its parameters not needed any more."""
@@ -91,7 +97,7 @@ class GroupMemory:
             self._gradients.release(*self._bounds[group])
             if group in self._held:
                 self._held.discard(group)
-                self._held_elements -= self._elements(group)
+                self._held_elements -= self._sizes[group]
         self._window.summed(group)
 
     def arrived(self, group: int) -> None:
@@ -109,7 +115,3 @@ class GroupMemory:
             self._parameters.release(*self._bounds[group])
         for group in todo.ask:
             self._ask(group)
-
-    def _elements(self, group: int) -> int:
-        start, stop = self._bounds[group]
-        return stop - start

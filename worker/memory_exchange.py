@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any
 
 from worker.exchange import GradientExchange
@@ -21,8 +20,13 @@ class MemoryExchange(GradientExchange):
     _guard: AbstractContextManager[Any]
 
     @abstractmethod
-    def _wait_until(self, group: int, predicate: Callable[[], bool]) -> None:
-        """Return when `predicate`, about `group`, is true; raises as `complete` does."""
+    def _wait_until(self, predicate: Callable[[], bool], what: Callable[[], str]) -> None:
+        """Return when `predicate` is true; raises as `complete` does, `what` says what did not come in time."""
+
+    @property
+    def _keeps_all(self) -> bool:
+        """Whether this worker keeps what `all_parameters` brings."""
+        return True
 
     def wait(self, group: int) -> None:
         """See `GradientExchange.wait`."""
@@ -41,7 +45,9 @@ class MemoryExchange(GradientExchange):
     def prepare(self, group: int) -> None:
         """See `GradientExchange.prepare`."""
         if not self._memory.has_room(group):
-            self._wait_until(group, lambda: self._memory.has_room(group))
+            self._wait_until(
+                lambda: self._memory.has_room(group), lambda: f"room for the gradients of group {group}, a sum,"
+            )
         with self._guard:
             self._memory.take_room(group)
         self.recall(group)
@@ -49,20 +55,26 @@ class MemoryExchange(GradientExchange):
     @contextmanager
     def all_parameters(self) -> Iterator[None]:
         """See `GradientExchange.all_parameters`."""
-        self._memory.keep_all(keep=True)
+        self._memory.keep_all(keep=self._keeps_all)
         for group in range(len(self.groups)):
             self.recall(group)
-        yield
-        self._memory.keep_all(keep=False)
+        try:
+            yield
+        finally:
+            # What is held must be the same on all workers again.
+            self._memory.drop_all()
 
     def _use(self, group: int, following: int) -> None:
         if self._memory.is_summing(group):
-            self._wait_until(group, lambda: not self._memory.is_summing(group))
+            self._wait_until(lambda: not self._memory.is_summing(group), lambda: f"the sum of group {group}")
         # Whether a group is asked for again must not depend on when it comes: workers who gather it do so together.
         strays = [each for each in range(len(self.groups)) if self._memory.is_stray(each, group, following)]
         for stray in strays:
-            self._wait_until(stray, partial(self._memory.is_here, stray))
+            self._wait_for_parameters(stray)
         with self._guard:
             self._memory.use(group, following)
+        self._wait_for_parameters(group)
+
+    def _wait_for_parameters(self, group: int) -> None:
         if not self._memory.is_here(group):
-            self._wait_until(group, lambda: self._memory.is_here(group))
+            self._wait_until(lambda: self._memory.is_here(group), lambda: f"the parameters of group {group}")

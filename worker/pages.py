@@ -7,11 +7,12 @@ stage. What is given back reads as zeros until it is written again.
 from __future__ import annotations
 
 import mmap
-from contextlib import suppress
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from worker.private_memory import private_memory
 
 __all__ = ["Pages"]
 
@@ -22,12 +23,7 @@ class Pages:
     """An arena of `elements` fp32 values, shape (elements,), all zero at first."""
 
     def __init__(self, elements: int) -> None:
-        size = max(mmap.PAGESIZE, elements * _BYTES_PER_VALUE)
-        # Private, because shared anonymous memory stays when it is given back.
-        self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # Pages that come back one by one take several times as long as writing to them does.
-        with suppress(OSError):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._memory = private_memory(elements * _BYTES_PER_VALUE)
         self.values: NDArray[np.float32] = np.frombuffer(self._memory, dtype=np.float32, count=elements)
 
     def release(self, start: int, stop: int) -> None:

@@ -39,16 +39,17 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class Uses:
-    """What worker 0 does with the whole model: test it after every epoch, save it at the end."""
+    """What worker 0 does with the whole model: test it after every epoch, on so many images, and save it."""
 
     tests: bool
     saves: bool
+    test_images: int
 
     def agreed(self, agree: Callable[[NDArray[np.float64]], None]) -> Uses:
         """What `agree`, which replaces flags by worker 0's, makes of it."""
-        flags = np.array([self.tests, self.saves], dtype=np.float64)
+        flags = np.array([self.tests, self.saves, self.test_images], dtype=np.float64)
         agree(flags)
-        return Uses(bool(flags[0]), bool(flags[1]))
+        return Uses(bool(flags[0]), bool(flags[1]), int(flags[2]))
 
 
 class Replica(ABC):
@@ -120,7 +121,7 @@ class WholeReplica(Replica):
         if self._rank == 0:
             return evaluate(self._model, dataset, before_layer=read_layer)
         if self._gathers:
-            read_along(dataset, len(self._model.layout.layers), read_layer)
+            read_along(self.uses.test_images, len(self._model.layout.layers), read_layer)
         return None
 
     def digest(self, exchange: GradientExchange) -> str:

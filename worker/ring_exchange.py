@@ -119,10 +119,10 @@ class RingExchange(MemoryExchange):
         if operation is not None:
             self._communicator.wait(operation)
         if not self._memory.is_quiet(group):
-            self._wait_until(group, lambda: self._memory.is_quiet(group))
+            self._wait_until(lambda: self._memory.is_quiet(group), lambda: f"the parameters of group {group}")
 
-    def _wait_until(self, group: int, predicate: Callable[[], bool]) -> None:
-        self._communicator.wait_until(predicate, f"group {group} of step {self._step}")
+    def _wait_until(self, predicate: Callable[[], bool], what: Callable[[], str]) -> None:
+        self._communicator.wait_until(predicate, what)
 
     def _ask(self, group: int) -> None:
         raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -80,18 +81,27 @@ class ServerCalls:
         )
         timeout_s = self._job.exchange.timeout_s
 
-        def requests() -> Iterator[pb.InitializeRequest]:
+        # gRPC may still read the requests of a call that broke while the next one begins.
+        reading = threading.Lock()
+        calls = 0
+
+        def requests(number: int) -> Iterator[pb.InitializeRequest]:
             yield pb.InitializeRequest(layout=layout_to_message(layout))
             for frame in frames:
-                prepare(frame)
                 request = pb.InitializeRequest()
-                request.frame.MergeFromString(
-                    encode_frame(self._initial_header(frame, plan), frame.views(parameters))
-                )
+                with reading:
+                    if number != calls:
+                        return
+                    prepare(frame)
+                    header = self._initial_header(frame, plan)
+                    request.frame.MergeFromString(encode_frame(header, frame.views(parameters)))
                 yield request
 
         def call(_: float) -> None:
-            under_way = initialize.future(requests(), timeout=timeout_s)
+            nonlocal calls
+            with reading:
+                calls += 1
+            under_way = initialize.future(requests(calls), timeout=timeout_s)
             self._track(under_way)
             try:
                 under_way.result()

@@ -190,17 +190,19 @@ class ServerExchange(MemoryExchange):
 
     def complete(self, group: int) -> None:
         """See `GradientExchange.complete`."""
-        self._wait_until(group, lambda: not self._missing[group] and self._memory.is_quiet(group))
+        self._wait_until(
+            lambda: not self._missing[group] and self._memory.is_quiet(group),
+            lambda: f"group {group} of step {self._step}: {self._missing[group]} answers",
+        )
 
-    def _wait_until(self, group: int, predicate: Callable[[], bool]) -> None:
+    def _wait_until(self, predicate: Callable[[], bool], what: Callable[[], str]) -> None:
         with self._changed:
             self._changed.wait_for(lambda: predicate() or self._failure, self._timeout_s)
             self._raise_failure()
             if not predicate():
                 raise ExchangeError(
-                    f"group {group} of step {self._step}: {self._missing[group]} answers did not come within "
-                    f"{self._timeout_s:g} s; another worker is slow or stuck, see `taihu status`, "
-                    "or raise exchange.timeout_s"
+                    f"{what()} did not come within {self._timeout_s:g} s; another worker is slow or stuck, see "
+                    "`taihu status`, or raise exchange.timeout_s"
                 )
 
     def _ask(self, group: int) -> None:
@@ -264,7 +266,7 @@ class ServerExchange(MemoryExchange):
     def _fetched(self, header: FrameHeader, size_bytes: int) -> None:
         group = header.group
         with self._changed:
-            self._times[group].bytes_down += size_bytes
+            self._times[group].fetch_bytes_down += size_bytes
             self._fetching[group] -= 1
             if not self._fetching[group]:
                 self._memory.arrived(group)

@@ -60,11 +60,17 @@ class ShardedRingExchange(RingExchange):
             self._communicator.broadcast(self._arenas.parameters[start:stop])
             for own, whole in self._own_ranges(group):
                 np.copyto(own, whole)
+            assert self._arenas.parameter_pages is not None  # noqa: S101
+            self._arenas.parameter_pages.release(start, stop)
         self._memory.close()
 
     def _set_plan(self, plan: Plan) -> None:
         super()._set_plan(plan)
         self._gathers = [0] * len(plan.groups)
+
+    @property
+    def _keeps_all(self) -> bool:
+        return self._communicator.rank == 0
 
     def agree(self, flags: NDArray[np.float64]) -> None:
         """See `GradientExchange.agree`."""
@@ -114,8 +120,8 @@ class ShardedRingExchange(RingExchange):
         with self._guard:
             self._memory.arrived(group)
         times = self._times[group]
-        times.bytes_up += operation.sent_bytes
-        times.bytes_down += operation.received_bytes
+        times.fetch_bytes_up += operation.sent_bytes
+        times.fetch_bytes_down += operation.received_bytes
         self._tracer.add("fetch", "fetch", asked_s, self._clock.now(), step=self._step, group=group)
 
     def _own_ranges(self, group: int) -> Iterator[tuple[Values, Values]]:

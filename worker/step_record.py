@@ -17,7 +17,7 @@ class StepRecord:
 
     Attributes:
         step: its number, from 1.
-        serial: whether its groups were exchanged one at a time after backward, to measure them.
+        serial: whether its groups were exchanged one at a time, to measure them.
         steady: whether it counts as an ordinary step.
         start_s: the step began.
         forward_end_s: the loss was known.
@@ -69,8 +69,8 @@ class StepRecord:
             compress_wait_seconds=min(compress, max(0.0, submitted - self.backward_end_s)),
             exchange_seconds=max(0.0, last - first),
             wait_seconds=self.waited_s,
-            sent_bytes=sum(times.bytes_up for times in self.times),
-            received_bytes=sum(times.bytes_down for times in self.times),
+            sent_bytes=sum(times.bytes_up + times.fetch_bytes_up for times in self.times),
+            received_bytes=sum(times.bytes_down + times.fetch_bytes_down for times in self.times),
             selected_ratio=sum(times.selected for times in self.times) / elements if elements else 1.0,
             steady=self.steady,
         )

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final
 
-import numpy as np
 import typer
 
 from taihu.compression import make_compressor
@@ -17,7 +16,7 @@ from taihu.display import human_bytes
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 from taihu.layout import Layout
-from taihu.optimization import OptimizerShard
+from taihu.optimization import OptimizerState
 from taihu.planner.groups import cap_groups, plan_groups
 from taihu.planner.memory import (
     MemoryJob,
@@ -105,7 +104,7 @@ def memory_job(job: Job, layout: Layout) -> MemoryJob:
         workers=job.cluster.workers,
         servers=job.servers,
         zero=job.zero,
-        optimizer_arrays=len(OptimizerShard(job.server_optimizer, np.zeros(1, dtype=np.float32)).state()),
+        optimizer_arrays=len(OptimizerState(job.server_optimizer, 1).arrays),
         bucket_bytes=exchange.bucket_bytes,
         residual_arrays=_residual_arrays(job),
         # The residual, and the sums that it belongs to.

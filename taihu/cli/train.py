@@ -57,6 +57,9 @@ def train(
         Literal["auto", "data", "shard"] | None,
         typer.Option(metavar="auto|data|shard", help="Fully connected layers: exchanged, or spread."),
     ] = None,
+    zero: Annotated[
+        int | None, typer.Option(metavar="0|1|2|3", min=0, max=3, help="Stage of ZeRO: what is not kept everywhere.")
+    ] = None,
     assignments: SetOption = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="Save the trained model.")] = None,
     logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the daemons' logs here.")] = None,
@@ -74,13 +77,14 @@ def train(
       taihu train --compression dlgs --density 0.01
       taihu train --exchange ring --workers 4
       taihu train --exchange ring --fc auto --set exchange.fc_scheme=slices
+      taihu train --zero 3 --set train.checkpoint=recompute
       taihu train --set optimizer.name=adam --set optimizer.learning_rate=0.001
     """  # noqa: D301
     flags: dict[str, dict[str, object]] = {
         "cluster": {"servers": servers, "workers": workers},
         "model": {"name": model},
         "data": {"name": data, "path": data_path},
-        "exchange": {"kind": exchange, "plan": plan, "fc": fc},
+        "exchange": {"kind": exchange, "plan": plan, "fc": fc, "zero": zero},
         "compression": {"method": compression, "density": density},
         "train": {"batch": batch, "epochs": epochs, "steps": steps, "seed": seed},
     }

@@ -175,7 +175,9 @@ class Planning:
         """The first profile tells what frames the links want."""
         own = self.plan.frame_elements
         named = self._job.exchange.frame_bytes is not None or not self._computes
-        if named or self.profile is not None or not self._job.servers:
+        # DoubleSqueeze selects by frames: its results would depend on what was measured.
+        by_frames = self._job.downlink == "doublesqueeze"
+        if named or by_frames or self.profile is not None or not self._job.servers:
             return own
         return best_frame_elements(profile, compression, own)
 

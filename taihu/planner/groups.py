@@ -86,15 +86,14 @@ def group_bounds(layout: Layout, groups: Sequence[Group]) -> tuple[tuple[int, in
     return tuple((layout.offsets[group.first_layer], layout.offsets[group.last_layer + 1]) for group in groups)
 
 
-def largest_pair(bounds: Sequence[tuple[int, int]]) -> int:
-    """The most elements that a group and the next one have together."""
-    sizes = [stop - start for start, stop in bounds]
-    return max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
+def largest_pair(sizes: Sequence[int]) -> int:
+    """The most that a group and the next one have together, of groups of these sizes."""
+    return max((own + following for own, following in zip(sizes, [*sizes[1:], 0], strict=False)), default=0)
 
 
-def gradient_room(bounds: Sequence[tuple[int, int]], bucket_elements: int) -> int:
-    """Elements of gradients that a worker holds at most while it gives groups back: any two, or four buckets."""
-    return max(largest_pair(bounds), _BUCKETS_UNDER_WAY * bucket_elements)
+def gradient_room(sizes: Sequence[int], bucket: int) -> int:
+    """What a worker holds of gradients at most while groups of these sizes are given back: two, or four buckets."""
+    return max(largest_pair(sizes), _BUCKETS_UNDER_WAY * bucket)
 
 
 def check_groups(layout: Layout, groups: tuple[Group, ...]) -> None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from itertools import pairwise
 from typing import Final
 
 from taihu.errors import ConfigError
-from taihu.planner.groups import Group
+from taihu.planner.groups import Group, gradient_room, largest_pair
 
 __all__ = [
     "MemoryJob",
@@ -29,7 +28,6 @@ __all__ = [
 ]
 
 _FP32_BYTES: Final = 4
-_BUCKETS_UNDER_WAY: Final = 4
 _SERVER_COUNTS: Final = tuple(1 << power for power in range(7))
 
 
@@ -97,23 +95,20 @@ class MemoryJob:
     @property
     def parameter_window_bytes(self) -> int:
         """fp32 bytes of the parameters that stage 3 holds at once: a group, and the next one on its way."""
-        return min(_FP32_BYTES * self.elements, self._two_groups_bytes())
+        return min(_FP32_BYTES * self.elements, largest_pair(self._group_bytes()))
 
     @property
     def gradient_budget_bytes(self) -> int:
         """fp32 bytes of the gradients that stage 2 holds at once: two groups, or more where they are small."""
-        budget = max(self._two_groups_bytes(), _BUCKETS_UNDER_WAY * self.bucket_bytes)
-        return min(_FP32_BYTES * self.elements, budget)
+        return min(_FP32_BYTES * self.elements, gradient_room(self._group_bytes(), self.bucket_bytes))
 
     def largest_share(self, owners: int) -> int:
         """Parameters of the owner that has the most: every layer is cut for itself (`taihu.planner.partition`)."""
         return sum(-(-elements // owners) for elements in self.layer_elements)
 
-    def _two_groups_bytes(self) -> int:
-        """fp32 bytes of the largest two groups that are neighbours, or of the only group."""
-        sizes = [sum(self.layer_elements[group.first_layer : group.last_layer + 1]) for group in self.groups]
-        pairs = [left + right for left, right in pairwise(sizes)]
-        return _FP32_BYTES * max(pairs or sizes, default=0)
+    def _group_bytes(self) -> list[int]:
+        sizes = (self.layer_elements[group.first_layer : group.last_layer + 1] for group in self.groups)
+        return [_FP32_BYTES * sum(size) for size in sizes]
 
 
 @dataclass(frozen=True)

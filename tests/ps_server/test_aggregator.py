@@ -277,3 +277,26 @@ def test_any_sequence_of_commands_has_the_outcomes_of_the_ledger() -> None:
 
     check()
     assert {"pending", "complete", "duplicate", "answered", "StaleError", "FrameError"} <= set(seen)
+
+
+def test_parameters_may_be_asked_for_as_they_are_between_two_steps() -> None:
+    frame = FrameSpec(0, 0, 4, (Piece(0, 4),))
+    aggregator: Aggregator[str] = Aggregator(job="demo", plan=1, workers=1, frames=[frame])
+    aggregator.admit(0, 7)
+
+    def ask(step: int) -> FrameSpec:
+        return aggregator.check_asked(FrameHeader("demo", 7, 1, step, 0, 0, 4, 0, bare=True))
+
+    assert ask(0) == frame
+    with pytest.raises(StaleError, match="worker 0 asks for group 0, offset 0 after step 1: expected step 0"):
+        ask(1)
+    assert isinstance(aggregator.offer(FrameHeader("demo", 7, 1, 1, 0, 0, 4, 0), "gradient"), Complete)
+    for step in (0, 1):
+        with pytest.raises(StaleError, match=f"after step {step}: expected step 1"):
+            ask(step)
+    aggregator.applied(frame)
+    assert ask(1) == frame
+    with pytest.raises(StaleError, match="after step 0: expected step 1"):
+        ask(0)
+    with pytest.raises(StaleError, match="no open exchange"):
+        aggregator.check_asked(FrameHeader("demo", 7, 1, 1, 0, 0, 4, 3, bare=True))

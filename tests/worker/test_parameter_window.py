@@ -44,8 +44,9 @@ def test_all_are_kept_while_all_are_wanted() -> None:
         window.use(group, group)
         window.arrived(group)
     assert all(map(window.is_here, range(3)))
-    window.keep_all = False
-    assert window.use(0, 1) == Todo(drop=(2,))
+    window.drop_all()
+    assert not any(map(window.is_here, range(3)))
+    assert window.use(0, 1) == Todo(ask=(0, 1))
 
 
 class Windows(RuleBasedStateMachine):

@@ -88,8 +88,8 @@ class Model:
         computed again in backward (Chen et al. 2016; ZeRO-R, Rajbhandari et al. 2020, section 6).
 
         Args:
-            segments: 1, which changes nothing, to the number of layers in `chain`; where not given, the number up to
-                about the square root of theirs that needs the least memory.
+            segments: 1, which computes nothing again, to the number of layers in `chain`; where not given, the number
+                up to about the square root of theirs that needs the least memory.
             spill: keep the inputs in a temporary file.
 
         Raises:

@@ -9,6 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from worker.private_memory import private_memory
+
 __all__ = ["Array", "BufferPool", "Workspace"]
 
 Array = NDArray[Any]
@@ -117,12 +119,8 @@ class _Block:
     """
 
     def __init__(self, size: int) -> None:
-        # Private, because shared anonymous memory stays when it is given back.
-        self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            # As NumPy does it for large arrays.
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes: Bytes = np.frombuffer(self._memory, dtype=np.uint8)
+        self._memory = private_memory(size)
+        self.bytes: Bytes = np.frombuffer(self._memory, dtype=np.uint8, count=size)
 
     def give_back(self) -> None:
         """Return the memory to the system; the addresses stay reserved until no view is left."""

@@ -1,0 +1,42 @@
+"""A job whose servers and workers run on hosts of their own, see `benchmarks.network`: times of the real loop."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.network import ShapedNetwork
+from taihu.cli.bench import parse_rate
+
+__all__ = ["run_job"]
+
+_PORT = 7071
+
+
+def run_job(
+    settings: Mapping[str, object], rate: str, *, servers: int, workers: int, extra: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Every worker's results; `settings` and `extra`, texts KEY=VALUE, go to all. Without servers, of a ring."""
+    with tempfile.TemporaryDirectory() as name, ShapedNetwork(servers + workers, parse_rate(rate)) as network:
+        address = f"{network.address(0)}:{_PORT}"
+        assignments = [*(f"{key}={value}" for key, value in settings.items()), *extra]
+        common = [*(f"--set={item}" for item in assignments), "--coordinator", address, "--log-format", "json"]
+        commands = [
+            network.command(index, sys.executable, "-m", "ps_server", *common, "--index", str(index))
+            for index in range(servers)
+        ]
+        files = [Path(name) / f"worker-{rank}.json" for rank in range(workers)]
+        for rank, file in enumerate(files):
+            worker = [sys.executable, "-m", "worker", *common, "--rank", str(rank), "--json", str(file)]
+            commands.append(network.command(servers + rank, *worker))
+        quiet = subprocess.DEVNULL
+        processes = [subprocess.Popen(command, stdout=quiet, stderr=quiet) for command in commands]
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise SystemExit(f"error: a role failed: exit codes {codes}; run it by hand to see why")
+        return [json.loads(file.read_text()) for file in files]

@@ -1,0 +1,104 @@
+"""Step times by stage of ZeRO over shaped links: `python -m benchmarks.zero --help`.
+
+Every process of the job is on a host of its own (see `benchmarks.network`); the times are those of the real training
+loop on synthetic images. Stages take turns, `--rounds` times over. The last column compares with stage 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.roles import run_job
+
+__all__ = ["measure"]
+
+_KEYS = ("seconds_per_step", "seconds_compute", "seconds_wait", "parameters_sha256")
+
+
+def measure(exchange: str, zero: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One row; times are worker 0's, bytes those of all workers together."""
+    servers = options.servers if exchange == "server" else 0
+    settings = {
+        "model.name": options.model,
+        "data.name": options.data,
+        "train.batch": options.batch,
+        "train.steps": options.steps,
+        "train.evaluate": "false",
+        "optimizer.name": "adam",
+        "optimizer.learning_rate": 0.0001,
+        "exchange.kind": exchange,
+        "exchange.zero": zero,
+        "exchange.transport": "tcp",
+        "exchange.plan": options.plan,
+        "exchange.bucket_bytes": options.bucket_bytes,
+        "cluster.servers": options.servers,
+        "cluster.workers": options.workers,
+        "cluster.threads": 1,
+    }
+    results = run_job(settings, options.rate, servers=servers, workers=options.workers, extra=options.set)
+    moved = sum(result[f"bytes_{way}_per_step"] for result in results for way in ("sent", "received"))
+    row = {key: results[0][key] for key in _KEYS}
+    return {"exchange": exchange, "zero": zero, "rate": options.rate, "bytes_per_step": moved, **row}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown, medians over the runs of a stage."""
+    lines = [
+        "| exchange | stage | step s | of runs | compute | wait | GB moved | over stage 2 | hash |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        runs.setdefault((row["exchange"], row["zero"]), []).append(row)
+    medians = {key: statistics.median(row["seconds_per_step"]["median"] for row in own) for key, own in runs.items()}
+    for (exchange, zero), own in sorted(runs.items(), key=lambda item: (item[0][0] == "ring", item[0][1])):
+        steps = [row["seconds_per_step"]["median"] for row in own]
+        parts = (statistics.median(row[f"seconds_{part}"]["median"] for row in own) for part in ("compute", "wait"))
+        second = medians.get((exchange, 2))
+        ratio = f"{medians[exchange, zero] / second:.2f}" if second else "-"
+        lines.append(
+            f"| {exchange} | {zero} | {medians[exchange, zero]:.3f} | {min(steps):.3f} - {max(steps):.3f} "
+            f"| {' | '.join(f'{part:.3f}' for part in parts)} | {own[0]['bytes_per_step'] / 1e9:.3f} "
+            f"| {ratio} | {own[0]['parameters_sha256'][:8]} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--exchanges", default="server,ring", help="comma-separated: server, ring")
+    parser.add_argument("--stages", default="0,1,2,3", help="comma-separated stages of ZeRO")
+    parser.add_argument("--model", default="vgg16_cifar")
+    parser.add_argument("--data", default="synthetic:3x32x32")
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=8, help="samples per worker and step")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--plan", default="per-layer", help="merging of layers")
+    parser.add_argument("--bucket-bytes", type=int, default=16 << 20, help="largest merged group from stage 2 on")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every process")
+    parser.add_argument("--json", type=Path, help="write the rows, after those that the file holds already")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    if options.json is not None and options.json.exists():
+        rows = json.loads(options.json.read_text())
+    for exchange in options.exchanges.split(","):
+        for _ in range(options.rounds):
+            for zero in map(int, options.stages.split(",")):
+                rows.append(measure(exchange, zero, options))
+                print(table(rows[-1:]).splitlines()[-1], flush=True)
+                if options.json is not None:
+                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
