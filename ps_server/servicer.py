@@ -22,6 +22,7 @@ from ps_server.store import ParameterStore
 from ps_server.worker_exchange import WorkerExchange
 from taihu.errors import FrameError, MemberLostError, RunError, SharedMemoryError, StaleError, TaihuError
 from taihu.job import Job
+from taihu.process import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.codec import Frame, FrameHeader, frame_from_message, layout_from_message, read_frame
@@ -162,6 +163,7 @@ class ParameterServerServicer:
             self._metrics.workers.set(len(self._exchanges))
             if len(self._exchanges) == self._workers:
                 self._store.stop_sharing()
+                give_back_freed_memory()
         return exchange
 
     def _close(self, exchange: WorkerExchange) -> None:

@@ -12,7 +12,7 @@ import ctypes
 from collections.abc import MutableMapping
 from pathlib import Path
 
-__all__ = ["keep_freed_memory", "prefer_widest_vectors", "prepare_process"]
+__all__ = ["give_back_freed_memory", "keep_freed_memory", "prefer_widest_vectors", "prepare_process"]
 
 # The numbers of glibc's <malloc.h>.
 _M_TRIM_THRESHOLD = -1
@@ -48,3 +48,15 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def give_back_freed_memory() -> None:
+    """Return freed buffers to the system; without glibc, do nothing.
+
+    For the end of a start, whose buffers are larger than any that come later.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return
+    trim(0)

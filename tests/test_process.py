@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from taihu.process import keep_freed_memory, prefer_widest_vectors, prepare_process
+from taihu.process import give_back_freed_memory, keep_freed_memory, prefer_widest_vectors, prepare_process
 
 AVX2 = "flags\t\t: fpu sse2 avx avx2 fma\n"
 AVX512 = "processor: 0\nflags\t\t: fpu avx2 avx512f avx512dq avx512bw avx512vl\n"
@@ -44,3 +46,26 @@ def test_preparing_twice_changes_nothing_more_and_keeps_a_users_verbosity() -> N
     assert environment == first
     assert environment["GRPC_VERBOSITY"] == "DEBUG"
     keep_freed_memory()
+
+
+_KEEP_AND_GIVE_BACK = """
+from pathlib import Path
+from taihu.process import give_back_freed_memory, keep_freed_memory
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+keep_freed_memory()
+buffers = [bytearray(b"x" * (1 << 20)) for _ in range(200)]
+full = resident()
+del buffers
+kept = resident()
+give_back_freed_memory()
+print(full, kept, resident())
+"""
+
+
+def test_freed_memory_is_kept_until_it_is_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", _KEEP_AND_GIVE_BACK], capture_output=True, text=True, check=True)
+    full, kept, given_back = map(float, done.stdout.split())
+    assert kept > full - 20
+    assert given_back < full - 180
+    give_back_freed_memory()

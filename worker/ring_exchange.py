@@ -18,6 +18,7 @@ from taihu.errors import FrameError
 from taihu.job import Job
 from taihu.optimization import OptimizerShard
 from taihu.planner.partition import FrameSpec
+from taihu.process import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE, ValueType
@@ -70,6 +71,7 @@ class RingExchange(MemoryExchange):
         """
         self._bring_parameters()
         self._communicator.choose_path(self._job.exchange.transport, self._arenas.shared)
+        give_back_freed_memory()
 
     def _bring_parameters(self) -> None:
         self._communicator.broadcast(self._arenas.parameters)

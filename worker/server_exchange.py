@@ -11,6 +11,7 @@ from taihu.errors import ConfigError, ExchangeError, TaihuError
 from taihu.job import Job
 from taihu.optimization import OptimizerShard
 from taihu.planner.groups import group_bounds
+from taihu.process import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE, FrameHeader
@@ -117,6 +118,7 @@ class ServerExchange(MemoryExchange):
             link.open()
         if self._compressing is not None:
             self._compressing.start()
+        give_back_freed_memory()
 
     @property
     def path(self) -> str:
