@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="samples per worker and step")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--plan", default="per-layer", help="merging of layers")
+    parser.add_argument("--plan", default="auto", help="merging of layers")
     parser.add_argument("--bucket-bytes", type=int, default=16 << 20, help="largest merged group from stage 2 on")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every process")
     parser.add_argument("--json", type=Path, help="write the rows, after those that the file holds already")

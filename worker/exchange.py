@@ -79,11 +79,11 @@ class GradientExchange(ABC):
         self.complete(group)
 
     def recall(  # noqa: B027 - nothing to do where everything stays
-        self, group: int, following: int | None = None
+        self, group: int, *, ahead: bool = True
     ) -> None:
-        """Return when the group's parameters, which are complete, are in the arena; `following` is likely the next.
+        """Return when the group's parameters, which are complete, are in the arena.
 
-        By default groups are recalled in backward order.
+        With `ahead` groups are recalled in backward order, so that it is known which come next.
         """
 
     def prepare(self, group: int) -> None:  # noqa: B027 - nothing to do where everything stays

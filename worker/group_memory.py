@@ -5,10 +5,10 @@ Pure bookkeeping around `Pages`: no threads and no network. Whoever uses it hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from taihu.layout import Layout
-from taihu.planner.groups import Group, gradient_room, group_bounds
+from taihu.planner.groups import Group, gradient_room, group_bounds, largest_pair
 from worker.arenas import Arenas
 from worker.parameter_window import ParameterWindow, Todo
 
@@ -73,7 +73,18 @@ class GroupMemory:
         """Whether the group's parameters are going to change."""
         return self._window.is_summing(group)
 
-    def use(self, group: int, following: int) -> None:
+    def following(self, group: int, order: Iterable[int]) -> tuple[int, ...]:
+        """Of the groups that come behind `group` in `order`, those that there is room for beside it."""
+        room = largest_pair(self._sizes) - self._sizes[group]
+        chosen = []
+        for each in order:
+            room -= self._sizes[each]
+            if room < 0:
+                break
+            chosen.append(each)
+        return tuple(chosen)
+
+    def use(self, group: int, following: Sequence[int]) -> None:
         """See `ParameterWindow.use`; where parameters are fetched."""
         self._do(self._window.use(group, following))
 

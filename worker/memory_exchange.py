@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -34,13 +34,13 @@ class MemoryExchange(GradientExchange):
             self.complete(group)
             return
         # Whether a backward comes behind the last group, or another forward of a test, is not known here.
-        self._use(group, following=max(group - 1, 0))
+        self._use(group, self._memory.following(group, reversed(range(group))))
 
-    def recall(self, group: int, following: int | None = None) -> None:
+    def recall(self, group: int, *, ahead: bool = True) -> None:
         """See `GradientExchange.recall`."""
         if self._memory.fetches:
-            # The first group of a forward is the last one of a backward.
-            self._use(group, following=min(group + 1, len(self.groups) - 1) if following is None else following)
+            order = range(group + 1, len(self.groups)) if ahead else ()
+            self._use(group, self._memory.following(group, order))
 
     def prepare(self, group: int) -> None:
         """See `GradientExchange.prepare`."""
@@ -64,11 +64,11 @@ class MemoryExchange(GradientExchange):
             # What is held must be the same on all workers again.
             self._memory.drop_all()
 
-    def _use(self, group: int, following: int) -> None:
+    def _use(self, group: int, following: Sequence[int]) -> None:
         if self._memory.is_summing(group):
             self._wait_until(lambda: not self._memory.is_summing(group), lambda: f"the sum of group {group}")
         # Whether a group is asked for again must not depend on when it comes: workers who gather it do so together.
-        strays = [each for each in range(len(self.groups)) if self._memory.is_stray(each, group, following)]
+        strays = [each for each in range(len(self.groups)) if self._memory.is_stray(each, group, *following)]
         for stray in strays:
             self._wait_for_parameters(stray)
         with self._guard:

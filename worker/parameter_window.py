@@ -6,6 +6,7 @@ and dropped after its use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["ParameterWindow", "Todo"]
@@ -44,9 +45,9 @@ class ParameterWindow:
         """Whether the group's parameters are going to change."""
         return group in self._summing
 
-    def use(self, group: int, following: int) -> Todo:
-        """`group`, which is not being summed, is used until the next call, most likely for `following`."""
-        wanted = tuple(dict.fromkeys((group, following)))
+    def use(self, group: int, following: Sequence[int] = ()) -> Todo:
+        """`group`, which is not being summed, is used until the next call; those `following` are most likely next."""
+        wanted = tuple(dict.fromkeys((group, *following)))
         dropped = () if self.keep_all else tuple(sorted(self._here.difference(wanted)))
         self._here.difference_update(dropped)
         asked = tuple(each for each in wanted if each not in self._here | self._asked | self._summing)

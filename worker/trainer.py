@@ -123,7 +123,7 @@ class Trainer:
 
     def _before_recompute(self, layer: int) -> None:
         # The groups of a segment are read in forward order, and then again.
-        self._wait_in_backward(layer, lambda group: self._exchange.recall(group, following=group))
+        self._wait_in_backward(layer, lambda group: self._exchange.recall(group, ahead=False))
 
     def _wait_in_backward(self, layer: int, for_what: Callable[[int], None]) -> None:
         record = self._record
