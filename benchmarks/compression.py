@@ -109,7 +109,8 @@ def _line(runs: Sequence[dict[str, Any]], dense: Sequence[dict[str, Any]] | None
         relative = f"{full / step:.2f} | {_bytes(runs) / _bytes(dense):.4f}"
     density = "-" if first["method"] == "none" else f"{first['density']:g}"
     shown = " | ".join(f"{value:.3f}" for value in median_parts(runs))
-    groups = ", ".join(str(row["groups"]) for row in runs)
+    counts = {row["groups"] for row in runs}
+    groups = " - ".join(map(str, sorted({min(counts), max(counts)})))
     errors = [row["prediction_error"] for row in runs if row["prediction_error"] is not None]
     predicted = "- | -"
     if errors:
