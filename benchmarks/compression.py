@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.roles import run_job
+from benchmarks.rows import load_rows, save_rows
 
 __all__ = ["measure"]
 
@@ -168,9 +168,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows, after those that the file holds already")
     parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw the rows of --json, measure nothing")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    if options.json is not None and options.json.exists():
-        rows = json.loads(options.json.read_text())
+    rows = load_rows(options.json)
     if options.draw is not None:
         draw(rows, options.draw)
         print(table(rows))
@@ -178,8 +176,7 @@ def main() -> None:
     for model, rate, method, density in _turns(options):
         rows.append(measure(model, rate, method, density, options))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
-        if options.json is not None:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        save_rows(options.json, rows)
     print(table(rows))
 
 

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.network import ShapedNetwork
+from benchmarks.network import ShapedNetwork, run_together
 from taihu.cli.bench import parse_rate
 
 __all__ = ["measure"]
@@ -50,11 +50,7 @@ def _measure_shaped(command: list[str], servers: int, workers: int, rate: str, r
             if rank == 0:
                 role += ["--rate", rate, "--json", str(result)]
             roles.append(network.command(servers + rank, *role))
-        quiet = subprocess.DEVNULL
-        processes = [subprocess.Popen(role, stdout=quiet, stderr=quiet) for role in roles]
-        codes = [process.wait() for process in processes]
-    if any(codes):
-        raise SystemExit(f"error: a role failed: exit codes {codes}; run it by hand to see why")
+        run_together(roles)
 
 
 def _parse_size(text: str) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rows import load_rows, save_rows
 from taihu.cli.plan_memory import memory_job
 from taihu.job import load_job, parse_assignments
 from taihu.planner.memory import server_memory, worker_memory
@@ -212,16 +213,13 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every process")
     parser.add_argument("--json", type=Path, help="write the rows, after those that the file holds already")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    if options.json is not None and options.json.exists():
-        rows = json.loads(options.json.read_text())
+    rows = load_rows(options.json)
     bases: dict[int, tuple[float, float]] = {}
     stages, servers = (list(map(int, text.split(","))) for text in (options.stages, options.servers))
     for count, zero in itertools.product(servers, stages):
         rows.append(measure(zero, count, options, bases))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
-        if options.json is not None:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        save_rows(options.json, rows)
     print(table(rows))
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["ShapedNetwork", "run_ranks"]
+__all__ = ["ShapedNetwork", "run_ranks", "run_together"]
 
 _PORT = 7072
 
@@ -101,8 +101,13 @@ def run_ranks(command: list[str], ranks: int, rate_bits: float, result: Path, fi
         ]
         commands[0] += ["--json", str(result), *first]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
-        quiet = subprocess.DEVNULL
-        processes = [subprocess.Popen(c, stdout=quiet, stderr=quiet, env=environment) for c in commands]
-        codes = [process.wait() for process in processes]
+        run_together(commands, environment)
+
+
+def run_together(commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None) -> None:
+    """Run all commands at the same time, quietly, until the last one has ended; exits when one fails."""
+    quiet = subprocess.DEVNULL
+    processes = [subprocess.Popen(command, stdout=quiet, stderr=quiet, env=environment) for command in commands]
+    codes = [process.wait() for process in processes]
     if any(codes):
-        raise SystemExit(f"error: a rank failed: exit codes {codes}; run it by hand to see why")
+        raise SystemExit(f"error: a role failed: exit codes {codes}; run it by hand to see why")

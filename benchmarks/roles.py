@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.network import ShapedNetwork
+from benchmarks.network import ShapedNetwork, run_together
 from taihu.cli.bench import parse_rate
 
 __all__ = ["run_job"]
@@ -34,9 +33,5 @@ def run_job(
         for rank, file in enumerate(files):
             worker = [sys.executable, "-m", "worker", *common, "--rank", str(rank), "--json", str(file)]
             commands.append(network.command(servers + rank, *worker))
-        quiet = subprocess.DEVNULL
-        processes = [subprocess.Popen(command, stdout=quiet, stderr=quiet) for command in commands]
-        codes = [process.wait() for process in processes]
-        if any(codes):
-            raise SystemExit(f"error: a role failed: exit codes {codes}; run it by hand to see why")
+        run_together(commands)
         return [json.loads(file.read_text()) for file in files]

@@ -7,13 +7,13 @@ loop on synthetic images. Stages take turns, `--rounds` times over. The last col
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.roles import run_job
+from benchmarks.rows import load_rows, save_rows
 
 __all__ = ["measure"]
 
@@ -87,16 +87,13 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every process")
     parser.add_argument("--json", type=Path, help="write the rows, after those that the file holds already")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    if options.json is not None and options.json.exists():
-        rows = json.loads(options.json.read_text())
+    rows = load_rows(options.json)
     for exchange in options.exchanges.split(","):
         for _ in range(options.rounds):
             for zero in map(int, options.stages.split(",")):
                 rows.append(measure(exchange, zero, options))
                 print(table(rows[-1:]).splitlines()[-1], flush=True)
-                if options.json is not None:
-                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+                save_rows(options.json, rows)
     print(table(rows))
 
 

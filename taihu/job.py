@@ -73,8 +73,7 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _zero_fits(self) -> Job:
-        exchange, zero = self.exchange, self.zero
-        usual = 1 if self.servers else 0
+        exchange, zero, usual = self.exchange, self.zero, self._usual_zero
         if self.compression.method != "none" and zero != usual:
             raise ValueError(
                 f"compression keeps a residual of every gradient on every worker, which zero {zero} does not divide: "
@@ -91,9 +90,11 @@ class Job(Section):
     @property
     def zero(self) -> int:
         """The stage of ZeRO: what is divided among servers or workers, 0 nothing to 3 everything."""
-        if self.exchange.zero is None:
-            return 1 if self.servers else 0
-        return self.exchange.zero
+        return self._usual_zero if self.exchange.zero is None else self.exchange.zero
+
+    @property
+    def _usual_zero(self) -> int:
+        return 1 if self.servers else 0
 
     @property
     def servers(self) -> int:
@@ -116,7 +117,7 @@ class Job(Section):
     @property
     def shares_memory(self) -> bool:
         """Whether processes of one machine exchange dense gradients, and parameters, in memory that they share."""
-        possible = self.exchange.transport in ("auto", "same-host") and self.zero <= (1 if self.servers else 0)
+        possible = self.exchange.transport in ("auto", "same-host") and self.zero <= self._usual_zero
         return possible and self.compression.method == "none"
 
     @property

@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from taihu.coordination.plan import Plan
+from taihu.job import Job
+from taihu.wire.codec import BYTES_PER_VALUE
+from worker.arenas import Arenas
 from worker.exchange import GradientExchange
 from worker.group_memory import GroupMemory
 
@@ -18,6 +22,15 @@ class MemoryExchange(GradientExchange):
 
     _memory: GroupMemory
     _guard: AbstractContextManager[Any]
+
+    def _memory_of(self, job: Job, arenas: Arenas, plan: Plan) -> GroupMemory:
+        """The memory of the groups of `plan`; none of them has any that is given back."""
+        bucket_elements = job.exchange.bucket_bytes // BYTES_PER_VALUE
+        return GroupMemory(arenas, plan.layout, plan.groups, bucket_elements=bucket_elements, ask=self._ask)
+
+    def _ask(self, group: int) -> None:
+        """Fetch the group's parameters; overridden where they do not stay."""
+        raise AssertionError(f"group {group} was asked for, although its parameters stay")
 
     @abstractmethod
     def _wait_until(self, predicate: Callable[[], bool], what: Callable[[], str]) -> None:

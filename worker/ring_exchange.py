@@ -25,7 +25,6 @@ from taihu.wire.codec import BYTES_PER_VALUE, ValueType
 from worker.arenas import Arenas
 from worker.exchange import ExchangeTotals
 from worker.exchange_times import GroupTimes
-from worker.group_memory import GroupMemory
 from worker.memory_exchange import MemoryExchange
 
 __all__ = ["RingExchange"]
@@ -91,13 +90,7 @@ class RingExchange(MemoryExchange):
         size = self._communicator.size
         self._chunks = [cut_chunks(plan.layout, group, size, BYTES_PER_VALUE) for group in plan.groups]
         self._times = self._fresh_times()
-        self._memory = GroupMemory(
-            self._arenas,
-            plan.layout,
-            plan.groups,
-            bucket_elements=self._job.exchange.bucket_bytes // BYTES_PER_VALUE,
-            ask=self._ask,
-        )
+        self._memory = self._memory_of(self._job, self._arenas, plan)
 
     def begin(self, step: int) -> None:
         """See `GradientExchange.begin`."""
@@ -125,9 +118,6 @@ class RingExchange(MemoryExchange):
 
     def _wait_until(self, predicate: Callable[[], bool], what: Callable[[], str]) -> None:
         self._communicator.wait_until(predicate, what)
-
-    def _ask(self, group: int) -> None:
-        raise NotImplementedError
 
     def fail(self, error: BaseException) -> None:
         """See `GradientExchange.fail`."""

@@ -14,7 +14,7 @@ from taihu.planner.groups import group_bounds
 from taihu.process import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.codec import BYTES_PER_VALUE, FrameHeader
+from taihu.wire.codec import FrameHeader
 from taihu.wire.identity import WorkerIdentity
 from worker.answer_destination import AnswerDestination, UpdatedHere, WrittenHere
 from worker.arenas import Arenas
@@ -22,7 +22,6 @@ from worker.compressing import Compressing
 from worker.exchange import ExchangeTotals
 from worker.exchange_times import GroupTimes
 from worker.group_compressor import GroupCompressor, Selection
-from worker.group_memory import GroupMemory
 from worker.initial_parameters import InitialParameters
 from worker.memory_exchange import MemoryExchange
 from worker.server_link import LinkEvents, ServerLink
@@ -151,13 +150,7 @@ class ServerExchange(MemoryExchange):
     def _set_plan(self, plan: Plan, last_step: int) -> None:
         self.plan = plan
         self._elements = [stop - start for start, stop in group_bounds(plan.layout, plan.groups)]
-        self._memory = GroupMemory(
-            self._arenas,
-            plan.layout,
-            plan.groups,
-            bucket_elements=self._job.exchange.bucket_bytes // BYTES_PER_VALUE,
-            ask=self._ask,
-        )
+        self._memory = self._memory_of(self._job, self._arenas, plan)
         self._pushed_step = [last_step] * len(plan.groups)
         self._fetching = [0] * len(plan.groups)
         self._asked_s = [0.0] * len(plan.groups)

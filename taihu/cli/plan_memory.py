@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from taihu.compression import make_compressor
-from taihu.coordination.planning import is_computed
+from taihu.coordination.planning import FRAME_BYTES, is_computed
 from taihu.display import human_bytes
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
@@ -53,7 +53,6 @@ FreeServerOption = Annotated[
     str | None, typer.Option("--free-server", metavar="SIZE", help="With --memory: free for one server, e.g. 4GB.")
 ]
 
-_FRAME_BYTES: Final = 1 << 19
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(B|kB|MB|GB|TB)")
 _UNITS: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _NOT_COUNTED: Final = "activations, the data set and Python itself are not counted"
@@ -110,7 +109,7 @@ def memory_job(job: Job, layout: Layout) -> MemoryJob:
         # The residual, and the sums that it belongs to.
         server_residual_arrays=2 if job.downlink == "doublesqueeze" else 0,
         window_frames=exchange.window_frames,
-        frame_bytes=exchange.frame_bytes or _FRAME_BYTES,
+        frame_bytes=exchange.frame_bytes or FRAME_BYTES,
     )
 
 

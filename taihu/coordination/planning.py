@@ -22,11 +22,11 @@ from taihu.planner.profile import Compression, LinkCost, Profile
 from taihu.planner.sparse_route import SPARSE_ROUTES, Route, SparseWorkload, choose
 from taihu.wire.codec import BYTES_PER_VALUE, MAX_PAYLOAD_BYTES
 
-__all__ = ["Planning", "first_plan", "is_computed"]
+__all__ = ["FRAME_BYTES", "Planning", "first_plan", "is_computed"]
 
 _COMPUTED = ("auto", "greedy", "exact")
 _WORTHWHILE_GAIN = 0.05
-_FRAME_BYTES = 1 << 19
+FRAME_BYTES = 1 << 19
 
 
 def is_computed(strategy: str) -> bool:
@@ -88,7 +88,7 @@ def _frame_elements(job: Job, *, one_host: bool) -> int:
         return min(named, SPARSE_FRAME_ELEMENTS) if sparse else named
     if sparse:
         return SPARSE_FRAME_ELEMENTS
-    return (MAX_PAYLOAD_BYTES if one_host and job.shares_memory else _FRAME_BYTES) // BYTES_PER_VALUE
+    return (MAX_PAYLOAD_BYTES if one_host and job.shares_memory else FRAME_BYTES) // BYTES_PER_VALUE
 
 
 class Planning:
