@@ -145,7 +145,14 @@ class Planning:
         elements = [layer.elements for layer in self.plan.layout.layers]
         compression = planned_compression(self._job, self.plan.frame_elements)
         groups = self.plan.groups
-        profile = calibrate(names, elements, reports, servers=self._job.servers, previous=self.profile)
+        profile = calibrate(
+            names,
+            elements,
+            reports,
+            servers=self._job.servers,
+            frame_elements=self.plan.frame_elements,
+            previous=self.profile,
+        )
         profile = with_measured_bytes(profile, compression, groups, reports)
         profile = replace(profile, fc_layers=_fully_connected(self.plan.layout), batch=self._job.train.batch)
         frame_elements = self._frames_for_links(profile, compression)

@@ -39,10 +39,10 @@ _TELLING_SIZES: Final = 6
 
 @dataclass(frozen=True)
 class Transfers:
-    """Exchanges of one group at a time; five arrays of shape (n,), fp64.
+    """Exchanges of one group at a time; six arrays of shape (n,), fp64.
 
     `up_seconds` may hold any constant that `down_seconds` holds with the opposite sign: the difference of two clocks.
-    Both hold `overlap_seconds`, in which a group of several frames goes up and down at once.
+    Both hold `overlap_seconds`, in which a group of several `frames` goes up and down at once.
     """
 
     up_bytes: Array
@@ -50,6 +50,7 @@ class Transfers:
     up_seconds: Array
     down_seconds: Array
     overlap_seconds: Array
+    frames: Array
 
 
 def calibrate(
@@ -58,6 +59,7 @@ def calibrate(
     reports: Reports,
     *,
     servers: int,
+    frame_elements: int | None = None,
     previous: Profile | None = None,
 ) -> Profile:
     """The costs of a job from the reports of its workers.
@@ -71,6 +73,7 @@ def calibrate(
         elements: of the layers.
         reports: for each worker its measured steps, all by the same plan.
         servers: number of servers.
+        frame_elements: that a frame covered, or None if groups went whole.
         previous: what was calibrated before. When the groups have few sizes, its link is kept and only scaled to the
             times that were measured.
 
@@ -89,7 +92,9 @@ def calibrate(
         forward_seconds=forward,
         scan=scan,
         top_k=top_k,
-        link=_link(_transfers(serial), len(serial[0][0].groups) if serial else 0, previous),
+        link=_link(
+            _transfers(serial, servers * (frame_elements or 0)), len(serial[0][0].groups) if serial else 0, previous
+        ),
         workers=len(reports),
         servers=servers,
     )
@@ -164,9 +169,11 @@ def _link(transfers: Transfers, groups: int, previous: Profile | None) -> LinkCo
     if previous is None or min(groups, len(np.unique(transfers.up_bytes))) >= _TELLING_SIZES:
         return fit_link(transfers)
     link = previous.link
-    expected = link.alpha_seconds + link.up_seconds_per_byte * transfers.up_bytes
-    expected = expected + link.down_seconds_per_byte * transfers.down_bytes
-    measured = transfers.up_seconds + transfers.down_seconds
+    up = link.up_seconds_per_byte * transfers.up_bytes
+    down = link.down_seconds_per_byte * transfers.down_bytes
+    # The way up waits for the way down once the window is full of frames: only both together tell how long they took.
+    expected = link.alpha_seconds + np.maximum(up, down) + np.minimum(up, down) / transfers.frames
+    measured = transfers.up_seconds + transfers.down_seconds - transfers.overlap_seconds
     if not len(measured) or not expected.min() > 0.0:
         return fit_link(transfers)
     factor = max(0.0, float(np.median(measured / expected)))
@@ -216,9 +223,12 @@ def _scaled(cost: LinearCost | None, factor: float) -> LinearCost:
     return LinearCost(cost.base_seconds * factor, cost.seconds_per_element * factor)
 
 
-def _transfers(steps: Sequence[Step]) -> Transfers:
-    """One sample for each group: from the last worker's submission until the last worker has the answer."""
-    columns = ("bytes_up", "bytes_down", "up_seconds", "down_seconds", "overlap_seconds")
+def _transfers(steps: Sequence[Step], together: int) -> Transfers:
+    """One sample for each group: from the last worker's submission until the last worker has the answer.
+
+    Frames to all servers cover `together` elements, 0 if groups went whole.
+    """
+    columns = ("bytes_up", "bytes_down", "up_seconds", "down_seconds", "overlap_seconds", "elements")
     samples = [
         [[float(getattr(one.groups[g], column)) for one in workers] for column in columns]
         for workers in steps
@@ -226,8 +236,8 @@ def _transfers(steps: Sequence[Step]) -> Transfers:
         if workers[0].groups[g].bytes_up
     ]
     if not samples:
-        return Transfers(*np.empty((5, 0)))
-    up_bytes, down_bytes, up, down, overlap = np.moveaxis(np.array(samples), 1, 0)
+        return Transfers(*np.empty((6, 0)))
+    up_bytes, down_bytes, up, down, overlap, elements = np.moveaxis(np.array(samples), 1, 0)
     # A server serves its workers one after the other, so the fastest answer of each tells how far its clock is ahead.
     # Only by one clock can the way up of the last worker, who does not wait for others, be told from the longer ones.
     fastest = np.min(down, axis=0)
@@ -240,6 +250,7 @@ def _transfers(steps: Sequence[Step]) -> Transfers:
         (up + ahead)[rows, last],
         np.max(down - ahead, axis=1),
         overlap[rows, last],
+        np.maximum(1.0, np.ceil(elements[rows, last] / together)) if together else np.ones(len(last)),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from taihu.errors import FrameError
 from taihu.planner.calibration import (
@@ -23,6 +24,7 @@ from taihu.planner.groups import Group
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.planner.profile import Compression, LinearCost, LinkCost, Profile
 
+Array = NDArray[np.float64]
 quick = settings(deadline=None, max_examples=80)
 SIZES = st.lists(st.integers(1, 10**6), min_size=3, max_size=12).filter(lambda sizes: max(sizes) > 2 * min(sizes))
 SCAN, TOP_K = LinearCost(2e-5, 1e-9), LinearCost(5e-5, 6e-9)
@@ -66,6 +68,12 @@ def measure(
 
 def reports_of(*steps: list[StepMeasurement]) -> list[list[StepMeasurement]]:
     return [list(own) for own in zip(*steps, strict=True)]
+
+
+def whole(up_bytes: Array, down_bytes: Array, up_seconds: Array, down_seconds: Array) -> Transfers:
+    """Groups of one frame each."""
+    count = len(up_bytes)
+    return Transfers(up_bytes, down_bytes, up_seconds, down_seconds, np.zeros(count), np.ones(count))
 
 
 def same_costs(profile: Profile, *, scan: LinearCost = SCAN, top_k: LinearCost = TOP_K) -> None:
@@ -229,7 +237,9 @@ def test_costs_are_never_negative() -> None:
     assert fit_linear(sizes, np.array([3.0, 2.0, 1.0])) == LinearCost(2.0, 0.0)
     steep = fit_linear(sizes, np.array([0.0, 0.0, 9.0]))
     assert (steep.base_seconds, steep.seconds_per_element) == (0.0, 0.0)
-    falling = Transfers(sizes, sizes, np.array([3.0, 2.0, 1.0]), np.array([-9.0, -9.0, -9.0]), np.zeros(len(sizes)))
+    falling = Transfers(
+        sizes, sizes, np.array([3.0, 2.0, 1.0]), np.array([-9.0, -9.0, -9.0]), np.zeros(3), np.ones(3)
+    )
     assert fit_link(falling) == LinkCost(0.0, 0.0, 0.0)
 
 
@@ -241,12 +251,11 @@ def test_links_are_found_whatever_the_clocks(
     bytes_up = np.array(sizes, dtype=np.float64)
     bytes_down = bytes_up * 3
     link = fit_link(
-        Transfers(
+        whole(
             bytes_up,
             bytes_down,
             alpha * 0.4 + up * bytes_up - offset,
             alpha * 0.6 + down * bytes_down + offset,
-            np.zeros(len(sizes)),
         )
     )
     assert link.up_seconds_per_byte == pytest.approx(up, rel=1e-3, abs=1e-9)
@@ -257,8 +266,10 @@ def test_links_are_found_whatever_the_clocks(
 def test_a_direction_of_one_size_is_as_fast_as_the_other() -> None:
     sizes = np.array([1e4, 1e5, 1e6])
     alike = np.array([1e5, 1.01e5, 1.02e5])
-    up = fit_link(Transfers(sizes, alike, 0.5 + 2e-6 * sizes - 100.0, 2e-6 * alike + 100.0, np.zeros(len(sizes))))
-    down = fit_link(Transfers(alike, sizes, 0.5 + 2e-6 * alike - 100.0, 2e-6 * sizes + 100.0, np.zeros(len(alike))))
+    up = fit_link(whole(sizes, alike, 0.5 + 2e-6 * sizes - 100.0, 2e-6 * alike + 100.0))
+    down = fit_link(
+        Transfers(alike, sizes, 0.5 + 2e-6 * alike - 100.0, 2e-6 * sizes + 100.0, np.zeros(3), np.ones(3))
+    )
     for link in (up, down):
         assert (link.up_seconds_per_byte, link.down_seconds_per_byte) == pytest.approx((2e-6, 2e-6))
         assert link.alpha_seconds == pytest.approx(0.5)
@@ -267,7 +278,9 @@ def test_a_direction_of_one_size_is_as_fast_as_the_other() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_exchanges_of_one_size_are_put_down_to_bytes(count: int) -> None:
     up, down = np.full(count, 2e6), np.full(count, 6e6)
-    link = fit_link(Transfers(up, down, np.full(count, 0.3 - 50.0), np.full(count, 0.5 + 50.0), np.zeros(len(up))))
+    link = fit_link(
+        Transfers(up, down, np.full(count, 0.3 - 50.0), np.full(count, 0.5 + 50.0), np.zeros(count), np.ones(count))
+    )
     assert link.alpha_seconds == pytest.approx(0.0, abs=1e-12)
     assert (link.up_seconds_per_byte, link.down_seconds_per_byte) == pytest.approx((1e-7, 1e-7))
 
@@ -325,6 +338,39 @@ def test_the_same_few_groups_of_several_steps_are_few_sizes() -> None:
     known = replace(calibrate(NAMES, ELEMENTS, [steps], servers=1), link=LINK)
     link = calibrate(NAMES, ELEMENTS, [steps], servers=1, previous=known).link
     factor = link.alpha_seconds / LINK.alpha_seconds
+    assert link.up_seconds_per_byte == pytest.approx(LINK.up_seconds_per_byte * factor)
+    assert link.down_seconds_per_byte == pytest.approx(LINK.down_seconds_per_byte * factor)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_a_group_of_many_frames_does_not_look_like_a_slower_link(factor: float) -> None:
+    frames, servers, up_bytes, down_bytes = 20, 2, 4e6, 8e6
+    alpha, up_s, down_s = (
+        factor * seconds
+        for seconds in (
+            LINK.alpha_seconds,
+            LINK.up_seconds_per_byte * up_bytes,
+            LINK.down_seconds_per_byte * down_bytes,
+        )
+    )
+    # The first frame is complete after its own way up; the last one, held back by the window, shortly before the end.
+    whole = alpha + up_s / frames + down_s
+    completed = 0.8 * whole
+    first_completed = alpha + up_s / frames
+    group = GroupMeasurement(
+        elements=frames * servers * 1000,
+        compress_seconds=0.0,
+        refreshed=False,
+        bytes_up=int(up_bytes),
+        bytes_down=int(down_bytes),
+        up_seconds=completed,
+        down_seconds=whole - first_completed,
+        overlap_seconds=completed - first_completed,
+    )
+    reports = [[StepMeasurement(9, True, 0.5, (0.1, 0.2, 0.0, 0.3), (group,))]]
+    known = replace(calibrate(NAMES, ELEMENTS, reports, servers=servers), link=LINK)
+    link = calibrate(NAMES, ELEMENTS, reports, servers=servers, frame_elements=1000, previous=known).link
+    assert link.alpha_seconds == pytest.approx(LINK.alpha_seconds * factor)
     assert link.up_seconds_per_byte == pytest.approx(LINK.up_seconds_per_byte * factor)
     assert link.down_seconds_per_byte == pytest.approx(LINK.down_seconds_per_byte * factor)
 
