@@ -48,6 +48,7 @@ class _Slot(Generic[Payload]):
         self.frame = frame
         self.step = step
         self.applied = True
+        self.skipped = False
         self.pending: dict[int, Payload] = {}
 
 
@@ -124,9 +125,14 @@ class Aggregator(Generic[Payload]):
         slot.applied = False
         return Complete(slot.frame, header.step, contributions)
 
-    def applied(self, frame: FrameSpec) -> None:
-        """The last complete sum of `frame` is in the parameters."""
-        self._slots[frame.offset].applied = True
+    def applied(self, frame: FrameSpec, *, skipped: bool = False) -> None:
+        """The last complete sum of `frame` is in the parameters, or its step was skipped."""
+        slot = self._slots[frame.offset]
+        slot.applied, slot.skipped = True, skipped
+
+    def was_skipped(self, frame: FrameSpec) -> bool:
+        """Whether the last complete sum of `frame` was thrown away."""
+        return self._slots[frame.offset].skipped
 
     def missing(self) -> dict[int, tuple[int, ...]]:
         """For every frame that waits, by offset, the ranks whose contribution is missing."""

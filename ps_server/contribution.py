@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.half import from_half
+from kernels.half import HalfKind, from_half
+from kernels.half_sums import all_finite_half
 from kernels.pack import unpack
+from kernels.reduce import all_finite
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec
 from taihu.wire.codec import Frame, ValueType, dense_values
 
-__all__ = ["Contribution", "SparseContribution", "decode_contribution"]
+__all__ = ["Contribution", "HalfContribution", "SparseContribution", "count_non_finite", "decode_contribution"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +27,32 @@ class SparseContribution:
     values: NDArray[np.float32]
 
 
-Contribution = NDArray[np.float32] | SparseContribution
+@dataclass(frozen=True, slots=True)
+class HalfContribution:
+    """A 16-bit value for every element, as codes of `kernels.half`, and what they were multiplied by.
+
+    With `skipped` the worker's gradients of this step did not fit.
+    """
+
+    codes: NDArray[Any]
+    kind: HalfKind
+    loss_scale: float
+    skipped: bool
+
+
+Contribution = NDArray[np.float32] | SparseContribution | HalfContribution
 
 
 def decode_contribution(
-    frame: Frame, spec: FrameSpec, *, sparse: bool, shared: NDArray[np.float32] | None
+    frame: Frame, spec: FrameSpec, *, sparse: bool, shared: NDArray[np.float32] | None, value_type: ValueType
 ) -> Contribution:
     """Check and decode a worker's frame, which covers the range of `spec`; `shared` are the gradients it shares.
 
+    Dense values are of `value_type`.
+
     Raises:
         FrameError: a dense frame where a sparse one is expected or the other way round, a shared one without shared
-            gradients, or places that are not ascending ones within the range.
+            gradients, values of another type, or places that are not ascending ones within the range.
     """
     if frame.header.shared and shared is not None and not sparse:
         ranges = spec.views(shared)
@@ -43,7 +61,10 @@ def decode_contribution(
         kinds = ("sparse", "dense") if sparse else ("dense", "sparse")
         raise FrameError(f"frame of worker {frame.header.sender}: expected a {kinds[0]} one, got a {kinds[1]} one")
     if not sparse:
-        return dense_values(frame)
+        values = dense_values(frame, value_type)
+        if value_type.half_kind is None:
+            return values
+        return HalfContribution(values, value_type.half_kind, frame.header.loss_scale, frame.header.skipped)
     values = _decoded_values(frame)
     indices = np.empty(len(values), dtype=np.int32)
     try:
@@ -51,6 +72,20 @@ def decode_contribution(
     except ValueError as error:
         raise FrameError(f"frame of worker {frame.header.sender}, group {spec.group}: {error}") from None
     return SparseContribution(indices, values)
+
+
+def count_non_finite(contribution: Contribution) -> int:
+    """How many values are infinite or NaN; none of a step that is skipped because they do not fit."""
+    if isinstance(contribution, HalfContribution):
+        if contribution.skipped or all_finite_half(contribution.codes, contribution.kind):
+            return 0
+        values = np.empty(len(contribution.codes), dtype=np.float32)
+        from_half(contribution.codes, contribution.kind, values)
+    else:
+        values = contribution.values if isinstance(contribution, SparseContribution) else contribution
+        if all_finite(values):
+            return 0
+    return int(np.count_nonzero(~np.isfinite(values)))
 
 
 def _decoded_values(frame: Frame) -> NDArray[np.float32]:

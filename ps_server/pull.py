@@ -11,21 +11,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.half import HalfKind, to_half
+from kernels.half_sums import sum_half_in_rank_order, warm_up
 from kernels.pack import pack, packed_bound
 from kernels.reduce import sum_in_rank_order
 from kernels.scatter import gather, make_marks, scatter_assign, sum_sparse_in_rank_order
 from kernels.select import clear
 from ps_server.answer import Answer
-from ps_server.contribution import Contribution, SparseContribution
+from ps_server.contribution import Contribution, HalfContribution, SparseContribution
 from taihu.compression import METHODS, Compressor, Unit
+from taihu.errors import FrameError
 from taihu.job import Job
 from taihu.optimization import OptimizerShard, SumShard
 from taihu.planner.partition import FrameSpec, Framing
-from taihu.wire.codec import FrameHeader
+from taihu.wire.codec import FrameHeader, ValueType
 
 __all__ = ["Pull", "make_pull"]
 
@@ -61,11 +65,19 @@ class Pull(ABC):
 
     @abstractmethod
     def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> None:
-        """Update the frame's range by the mean of `contributions`; `header` is that of the answer."""
+        """Update the frame's range by the mean of `contributions`; `header` is that of the answer.
+
+        Raises:
+            FrameError: they do not belong together. Nothing was changed.
+        """
 
     @abstractmethod
     def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
         """The answer to the last step of a frame that has been applied, without values if `header` says so."""
+
+    def parameters(self, frame: FrameSpec) -> NDArray[Any]:
+        """The frame's present parameters as they are sent to whoever asks, shape (frame.count,)."""
+        return self._parameters[frame.offset : frame.offset + frame.count]
 
     @contextmanager
     def _borrowed(self) -> Iterator[Scratch]:
@@ -105,17 +117,50 @@ class DensePull(Pull):
         """See `Pull.apply`."""
         with self._borrowed() as scratch:
             total = scratch.total[: frame.count]
-            sum_in_rank_order([each for each in contributions if not isinstance(each, SparseContribution)], total)
+            sum_in_rank_order([each for each in contributions if isinstance(each, np.ndarray)], total)
             self._update_all(frame, step, total)
 
     def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
         """See `Pull.answer`."""
         if not header.is_dense:
             return Answer(header, ())
-        return Answer(header, (self._parameters[frame.offset : frame.offset + frame.count],))
+        return Answer(header, (self.parameters(frame),))
 
-    def _update_all(self, frame: FrameSpec, step: int, total: Values) -> None:
-        self._optimizer.update(frame.offset, frame.offset + frame.count, total, step, scale=self._scale)
+    def _update_all(self, frame: FrameSpec, step: int, total: Values, loss_scale: float = 1.0) -> None:
+        scale = self._scale / loss_scale
+        self._optimizer.update(frame.offset, frame.offset + frame.count, total, step, scale=scale)
+
+
+class HalfPull(DensePull):
+    """All gradients come in and all parameters go back in 16 bits; the parameters here are their fp32 master."""
+
+    def __init__(self, parameters: Values, optimizer: OptimizerShard, workers: int, kind: HalfKind) -> None:
+        super().__init__(parameters, optimizer, workers)
+        self._kind = kind
+        self._codes = np.empty(len(parameters), dtype=np.uint16)
+        to_half(parameters, kind, self._codes)
+        warm_up(kind)
+
+    def apply(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], header: FrameHeader) -> None:
+        """See `Pull.apply`."""
+        halves = [each for each in contributions if isinstance(each, HalfContribution)]
+        scales = {each.loss_scale for each in halves}
+        if len(scales) != 1:
+            raise FrameError(
+                f"group {frame.group} of step {step}: workers scaled their losses by {sorted(scales)}; expected one "
+                "scale, train.loss_scale must be the same for all"
+            )
+        if header.skipped:
+            return
+        with self._borrowed() as scratch:
+            total = scratch.total[: frame.count]
+            sum_half_in_rank_order([each.codes for each in halves], self._kind, total)
+            self._update_all(frame, step, total, scales.pop())
+        to_half(super().parameters(frame), self._kind, self.parameters(frame))
+
+    def parameters(self, frame: FrameSpec) -> NDArray[Any]:
+        """See `Pull.parameters`."""
+        return self._codes[frame.offset : frame.offset + frame.count]
 
 
 class SparsePushDensePull(DensePull):
@@ -216,6 +261,8 @@ def make_pull(job: Job, parameters: Values, optimizer: OptimizerShard | SumShard
     workers, compression = job.cluster.workers, job.compression
     if isinstance(optimizer, SumShard):
         return DensePull(parameters, optimizer, workers)
+    if (kind := ValueType.named(job.train.precision).half_kind) is not None:
+        return HalfPull(parameters, optimizer, workers, kind)
     if job.downlink == "exact":
         return ExactPull(parameters, optimizer, workers)
     if job.downlink == "doublesqueeze":
@@ -226,5 +273,5 @@ def make_pull(job: Job, parameters: Values, optimizer: OptimizerShard | SumShard
             density_warmup_steps=compression.density_warmup_steps,
         )
         return SqueezedPull(parameters, optimizer, workers, compressor)
-    kind = DensePull if compression.method == "none" else SparsePushDensePull
-    return kind(parameters, optimizer, workers)
+    dense = DensePull if compression.method == "none" else SparsePushDensePull
+    return dense(parameters, optimizer, workers)

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.reduce import all_finite, warm_up
+from kernels.reduce import warm_up
 from ps_server.aggregator import Aggregator, Complete, Outcome
 from ps_server.answer import Answer
-from ps_server.contribution import Contribution, SparseContribution, decode_contribution
+from ps_server.contribution import Contribution, HalfContribution, count_non_finite, decode_contribution
 from ps_server.initialization import Initialization
 from ps_server.pull import Pull, make_pull
 from taihu.coordination.plan import Plan
@@ -22,7 +22,7 @@ from taihu.layout import Layout
 from taihu.optimization import OptimizerShard, SumShard
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.codec import BYTES_PER_VALUE, Frame, FrameHeader, encode_frame
+from taihu.wire.codec import BYTES_PER_VALUE, Frame, FrameHeader, ValueType, encode_frame
 from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["ParameterStore"]
@@ -48,6 +48,7 @@ class ParameterStore:
         self._job = job
         self._index = index
         self._incarnation = incarnation
+        self._value_type = ValueType.named(job.train.precision)
         self._get_plan = get_plan
         self._clock = clock or SystemClock()
         self._changed = threading.Condition()
@@ -192,7 +193,7 @@ class ParameterStore:
             aggregator = self._ready()
             spec = aggregator.find(header)
         sparse = self._job.compression.method != "none"
-        contribution = decode_contribution(frame, spec, sparse=sparse, shared=shared)
+        contribution = decode_contribution(frame, spec, sparse=sparse, shared=shared, value_type=self._value_type)
         if self._job.exchange.non_finite == "error":
             self._check_finite(header, contribution)
         with self._changed:
@@ -206,13 +207,13 @@ class ParameterStore:
             FrameError: it is no frame of the plan, or the job's workers are not to ask.
             StaleError: see `Aggregator.check_asked`.
         """
-        if self._job.zero < 3:
+        if self._job.zero < 3 and self._value_type is ValueType.FP32:
             raise FrameError(f"worker {header.sender} asks for what zero {self._job.zero} answers unasked")
         self._follow_if_later(header)
         with self._changed:
             frame = self._ready().check_asked(header)
-        values = self._parameters[frame.offset : frame.offset + frame.count]
-        return Answer(self._header(frame, header.step), (values,))
+        assert self._pull is not None  # noqa: S101
+        return Answer(self._header(frame, header.step, self._value_type), (self._pull.parameters(frame),))
 
     def answer(self, header: FrameHeader, *, shared: bool) -> Answer:
         """The answer that `push` returned the header of; `shared`: to one who has the parameters mapped."""
@@ -226,7 +227,8 @@ class ParameterStore:
         """The answer to a worker's frame that had been answered before."""
         with self._changed:
             frame = self._ready().find(header)
-        return self.answer(self._summed(frame, header.step), shared=shared)
+            skipped = self._ready().was_skipped(frame)
+        return self.answer(self._summed(frame, header.step, skipped=skipped), shared=shared)
 
     def _follow_if_later(self, header: FrameHeader) -> None:
         """Change to the plan of `header`, if it is the first frame of a later one.
@@ -266,14 +268,15 @@ class ParameterStore:
 
     def _apply(self, complete: Complete[Contribution]) -> FrameHeader:
         assert self._pull is not None  # noqa: S101
-        header = self._summed(complete.frame, complete.step)
+        skipped = any(isinstance(each, HalfContribution) and each.skipped for each in complete.contributions)
+        header = self._summed(complete.frame, complete.step, skipped=skipped)
         self._pull.apply(complete.frame, complete.step, complete.contributions, header)
         with self._changed:
-            self._ready().applied(complete.frame)
+            self._ready().applied(complete.frame, skipped=skipped)
             self._step = max(self._step, complete.step)
         return header
 
-    def _header(self, frame: FrameSpec, step: int) -> FrameHeader:
+    def _header(self, frame: FrameSpec, step: int, value_type: ValueType = ValueType.FP32) -> FrameHeader:
         return FrameHeader(
             job=self._job.name,
             incarnation=self._incarnation,
@@ -283,11 +286,12 @@ class ParameterStore:
             offset=frame.offset,
             count=frame.count,
             completed_s=self._clock.now(),
+            value_type=value_type,
         )
 
-    def _summed(self, frame: FrameSpec, step: int) -> FrameHeader:
+    def _summed(self, frame: FrameSpec, step: int, *, skipped: bool) -> FrameHeader:
         """Of the answer to everybody; where workers ask for parameters when they need them, it has none."""
-        return replace(self._header(frame, step), bare=self._job.zero == 3)
+        return replace(self._header(frame, step, self._value_type), bare=self._job.zero == 3, skipped=skipped)
 
     def _ready(self) -> Aggregator[Contribution]:
         if self._aggregator is None:
@@ -295,17 +299,16 @@ class ParameterStore:
         return self._aggregator
 
     def _check_finite(self, header: FrameHeader, contribution: Contribution) -> None:
-        values = contribution.values if isinstance(contribution, SparseContribution) else contribution
-        if not all_finite(values):
-            raise FrameError(self._describe_non_finite(header, values))
+        bad = count_non_finite(contribution)
+        if bad:
+            raise FrameError(self._describe_non_finite(header, bad))
 
-    def _describe_non_finite(self, header: FrameHeader, values: Values) -> str:
+    def _describe_non_finite(self, header: FrameHeader, bad: int) -> str:
         name = "a group unknown here"
         if self._plan is not None and header.group < len(self._plan.groups):
             group = self._plan.groups[header.group]
             layers = self._plan.layout.layers
             name = f"layers {layers[group.first_layer].name} to {layers[group.last_layer].name}"
-        bad = int(np.count_nonzero(~np.isfinite(values)))
         return (
             f"worker {header.sender} pushed {bad} gradients that are not finite in {name} at step {header.step}; "
             "lower optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"

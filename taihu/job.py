@@ -74,12 +74,20 @@ class Job(Section):
     @model_validator(mode="after")
     def _zero_fits(self) -> Job:
         exchange, zero, usual = self.exchange, self.zero, self._usual_zero
+        precision = self.train.precision
+        if precision != "fp32" and zero < 2:
+            raise ValueError(f"precision {precision} holds gradients group by group: set exchange.zero = 2 or 3")
+        if precision != "fp32" and (self.compression.method != "none" or exchange.fc != "data"):
+            raise ValueError(
+                f"precision {precision} goes with dense gradients of whole layers: set train.precision = 'fp32', or "
+                "compression.method = 'none' and exchange.fc = 'data'"
+            )
         if self.compression.method != "none" and zero != usual:
             raise ValueError(
                 f"compression keeps a residual of every gradient on every worker, which zero {zero} does not divide: "
                 f"set exchange.zero = {usual}"
             )
-        if zero > usual and exchange.transport == "same-host":
+        if zero > self._shared_zero and exchange.transport == "same-host":
             raise ValueError(f"zero {zero} keeps no arena that others can map: set exchange.transport = 'auto'")
         if zero >= 2 and exchange.fc != "data":
             raise ValueError(f"layers that are sharded do not go with zero {zero}: set exchange.fc = 'data'")
@@ -94,7 +102,26 @@ class Job(Section):
 
     @property
     def _usual_zero(self) -> int:
+        return 2 if self.train.precision != "fp32" else self._shared_zero
+
+    @property
+    def _shared_zero(self) -> int:
+        """The highest stage with arenas that other processes may map."""
         return 1 if self.servers else 0
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether a step's gradients are sent when all are there: only then fp16 knows whether to skip the step."""
+        return self.train.precision == "fp16"
+
+    @property
+    def plans_by_measuring(self) -> bool:
+        """Whether the timeline knows the job's exchange.
+
+        It knows one exchange for each group and step that begins within backward: not what stage 3 of ZeRO fetches,
+        and not what begins after backward.
+        """
+        return self.zero < 3 and not self.holds_gradients
 
     @property
     def servers(self) -> int:
@@ -117,7 +144,7 @@ class Job(Section):
     @property
     def shares_memory(self) -> bool:
         """Whether processes of one machine exchange dense gradients, and parameters, in memory that they share."""
-        possible = self.exchange.transport in ("auto", "same-host") and self.zero <= self._usual_zero
+        possible = self.exchange.transport in ("auto", "same-host") and self.zero <= self._shared_zero
         return possible and self.compression.method == "none"
 
     @property

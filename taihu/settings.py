@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 __all__ = [
     "ClusterSettings",
@@ -49,6 +50,11 @@ class TrainSettings(Section):
     With `checkpoint` recompute only the inputs of `checkpoint_segments` segments of the model are kept in forward, by
     default at most as many as the square root of its layers, and the rest is computed again in backward; with spill
     the inputs wait in a temporary file. Results are the same bits.
+
+    With `precision` bf16 or fp16 workers keep and exchange parameters and gradients in 16 bits, computing in fp32,
+    and the optimizer state lies beside an fp32 master of the parameters. fp16 needs its loss scaled: by `loss_scale`
+    at first, a power of two, by half of that after every step whose gradients overflow, which all workers skip, and
+    by twice as much after `loss_scale_growth_steps` steps in a row that do not.
     """
 
     batch: PositiveInt = 32
@@ -58,6 +64,16 @@ class TrainSettings(Section):
     evaluate: bool = True
     checkpoint: Literal["none", "recompute", "spill"] = "none"
     checkpoint_segments: PositiveInt | None = None
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    loss_scale: Annotated[float, Field(ge=1, le=2.0**32)] = 65536.0
+    loss_scale_growth_steps: PositiveInt = 2000
+
+    @field_validator("loss_scale")
+    @classmethod
+    def _is_a_power_of_two(cls, scale: float) -> float:
+        if math.frexp(scale)[0] != 0.5:
+            raise ValueError("loss_scale must be a power of two, so that it changes no digit: for example 65536")
+        return scale
 
 
 class OptimizerSettings(Section):
@@ -120,8 +136,9 @@ class ExchangeSettings(Section):
 
     `zero` is the stage of ZeRO: every worker keeps everything (0), the servers, in a ring the workers, keep a part of
     the optimizer state each (1), workers give the memory of gradients back as soon as a group has been summed (2),
-    and fetch the parameters of a group when they need them, twice in a step (3). By default 1 with servers and 0 in a
-    ring. From stage 2 on no merged group exceeds `bucket_bytes` of fp32 values.
+    and fetch the parameters of a group when they need them, twice in a step (3). By default 1 with servers, 0 in a
+    ring, and 2 with 16-bit parameters, which need at least that. From stage 2 on no merged group exceeds
+    `bucket_bytes` of fp32 values.
     """
 
     kind: Literal["server", "ring"] = "server"

@@ -21,7 +21,7 @@ from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import group_bounds
 from taihu.settings import ClusterSettings
 from taihu.wire.identity import WorkerIdentity
-from worker.arenas import Arenas, allocate_arenas
+from worker.arenas import Arenas, arenas_of
 from worker.server_exchange import ServerExchange
 
 Values = NDArray[np.float32]
@@ -105,7 +105,7 @@ class Member:
         assert job.cluster.coordinator is not None
         self.rank = rank
         self.identity = WorkerIdentity(job.name, rank, 1000 + rank)
-        self.arenas = arenas or allocate_arenas(layout.elements, shared=job.shares_memory, zero=job.zero)
+        self.arenas = arenas or arenas_of(job, layout.elements)
         if rank == 0:
             self.arenas.parameters[:] = initial_parameters(layout)
         member = MemberId(Role.WORKER, rank)
@@ -134,7 +134,7 @@ class Member:
         self.exchange.begin(step)
         for group, (start, stop) in enumerate(bounds):
             self.exchange.prepare(group)
-            self.arenas.gradients[start:stop] = gradients[start:stop]
+            self.arenas.gradients[start:stop] = gradients[start:stop] * np.float32(self.exchange.loss_scale)
             self.exchange.push(group)
         for group in reversed(range(len(bounds))):
             self.exchange.wait(group)

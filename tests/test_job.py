@@ -56,6 +56,9 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "evaluate": st.booleans(),
         "checkpoint": st.sampled_from(["none", "recompute", "spill"]),
         "checkpoint_segments": COUNT,
+        "precision": st.sampled_from(["fp32", "bf16", "fp16"]),
+        "loss_scale": st.integers(0, 32).map(lambda power: 2.0**power),
+        "loss_scale_growth_steps": COUNT,
     },
     "optimizer": {
         "name": st.sampled_from(["sgd", "adam", "adamw"]),
@@ -139,11 +142,15 @@ def zero_fits(of: dict[str, Any]) -> bool:
         allowed &= {usual}
     if of["exchange.transport"] == "same-host":
         allowed &= set(range(usual + 1))
+    if of["train.precision"] != "fp32":
+        allowed &= {2, 3}
     if of["exchange.fc"] != "data":
         allowed -= {2, 3}
         if of["train.checkpoint"] != "none":
             return False
-    return of["exchange.zero"] is None or of["exchange.zero"] in allowed
+    if of["exchange.zero"] is None:
+        return usual in allowed or (2 in allowed and of["train.precision"] != "fp32")
+    return of["exchange.zero"] in allowed
 
 
 def compression_fits(of: dict[str, Any]) -> bool:
@@ -395,6 +402,9 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "evaluate": False,
         "checkpoint": "spill",
         "checkpoint_segments": 7,
+        "precision": "bf16",
+        "loss_scale": 8,
+        "loss_scale_growth_steps": 7,
     },
     "optimizer": {
         "name": "adam",

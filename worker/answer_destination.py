@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ class AnswerDestination(ABC):
     """Frames are disjoint, so several threads may hand in different ones at a time."""
 
     @abstractmethod
-    def places(self, frame: FrameSpec) -> list[Values]:
+    def places(self, frame: FrameSpec) -> list[NDArray[Any]]:
         """Where the frame's values may be received; `received` follows."""
 
     @abstractmethod
@@ -27,24 +28,24 @@ class AnswerDestination(ABC):
         """The places of `frame` hold the answer to `step`."""
 
     @abstractmethod
-    def write(self, frame: FrameSpec, values: Values, step: int) -> None:
-        """Take the answer to `step` from `values`, shape (frame.count,), fp32."""
+    def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
+        """Take the answer to `step` from `values`, shape (frame.count,), of the dtype of what is exchanged."""
 
 
 class WrittenHere(AnswerDestination):
     """Answers are parameters."""
 
-    def __init__(self, parameters: Values) -> None:
+    def __init__(self, parameters: NDArray[Any]) -> None:
         self._parameters = parameters
 
-    def places(self, frame: FrameSpec) -> list[Values]:
+    def places(self, frame: FrameSpec) -> list[NDArray[Any]]:
         """See `AnswerDestination.places`."""
         return frame.views(self._parameters)
 
     def received(self, frame: FrameSpec, step: int) -> None:
         """See `AnswerDestination.received`."""
 
-    def write(self, frame: FrameSpec, values: Values, step: int) -> None:
+    def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
         """See `AnswerDestination.write`."""
         taken = 0
         for place in frame.views(self._parameters):
@@ -61,7 +62,7 @@ class UpdatedHere(AnswerDestination):
         self._gradients = gradients
         self._scale = 1.0 / workers
 
-    def places(self, frame: FrameSpec) -> list[Values]:
+    def places(self, frame: FrameSpec) -> list[NDArray[Any]]:
         """See `AnswerDestination.places`."""
         return frame.views(self._gradients)
 
@@ -71,7 +72,7 @@ class UpdatedHere(AnswerDestination):
             gradient = self._gradients[piece.start : piece.stop]
             self._optimizer.update(piece.start, piece.stop, gradient, step, self._scale)
 
-    def write(self, frame: FrameSpec, values: Values, step: int) -> None:
+    def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
         """See `AnswerDestination.write`."""
         taken = 0
         for piece in frame.ranges:

@@ -12,7 +12,7 @@ from taihu.layout import Layout
 from taihu.measure import spread
 from taihu.planner.groups import group_bounds
 from taihu.wire.clock import SystemClock
-from worker.arenas import Arenas, allocate_arenas
+from worker.arenas import Arenas, arenas_of
 from worker.exchange import GradientExchange
 from worker.hashing import exchanged_sha256
 from worker.session import Exchanged, Reporting, take_part
@@ -26,7 +26,7 @@ def exchange_rounds(job: Job, rank: int, layout: Layout, *, rounds: int, warmup:
     A round pushes every group in backward order and ends when every group has been pulled.
     """
     random = np.random.default_rng([job.train.seed, rank])
-    arenas = allocate_arenas(layout.elements, shared=job.shares_memory, zero=job.zero)
+    arenas = arenas_of(job, layout.elements)
     gradients = arenas.gradients if arenas.gradient_pages is None else np.empty(layout.elements, dtype=np.float32)
     random.standard_normal(out=gradients, dtype=np.float32)
     clock = SystemClock()

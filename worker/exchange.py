@@ -50,6 +50,16 @@ class GradientExchange(ABC):
     def path(self) -> str:
         """How values travel: `same-host`, `tcp` or `grpc`, or several of them; `none` of a worker alone."""
 
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of the step that has begun is multiplied by; 1 unless gradients travel as fp16."""
+        return 1.0
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps changed nothing, because their gradients did not fit into fp16."""
+        return 0
+
     @abstractmethod
     def adopt(self, plan: Plan) -> None:
         """Go on by another plan; every group has been waited for, and all workers do so before the same step."""

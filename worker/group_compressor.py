@@ -45,7 +45,7 @@ class GroupCompressor:
             workers=job.cluster.workers,
             momentum_here=job.momentum_on_workers,
         )
-        self.value_type = ValueType[job.compression.value_type.upper()]
+        self.value_type = ValueType.named(job.compression.value_type)
         self.state = self._compressor.init(plan.layout.elements, ())
         self.adopt(plan.groups)
 

@@ -18,7 +18,8 @@ __all__ = ["GroupMemory"]
 class GroupMemory:
     """The memory of the groups of one plan; where the arenas have no pages, every group has its own all the time.
 
-    `ask(group)` is called when a group's parameters are to be fetched.
+    `ask(group)` is called when a group's parameters are to be fetched; 16-bit ones that this worker keeps are widened
+    instead. With `holds_gradients` all gradients of a step are kept until it ends, as 16-bit values.
     """
 
     def __init__(
@@ -29,7 +30,12 @@ class GroupMemory:
         *,
         bucket_elements: int,
         ask: Callable[[int], None],
+        holds_gradients: bool = False,
     ) -> None:
+        self._arenas = arenas
+        self._half = arenas.half
+        self._holds_gradients = holds_gradients
+        self._kept: set[int] = set()
         self._gradients = arenas.gradient_pages
         self._parameters = arenas.parameter_pages
         self._bounds = group_bounds(layout, groups)
@@ -42,7 +48,7 @@ class GroupMemory:
 
     def has_room(self, group: int) -> bool:
         """Whether there is room for the group's gradients, or they have been given some already."""
-        if self._gradients is None or not self._held or group in self._held:
+        if self._gradients is None or self._holds_gradients or not self._held or group in self._held:
             return True
         return self._held_elements + self._sizes[group] <= self._room
 
@@ -78,6 +84,8 @@ class GroupMemory:
         room = largest_pair(self._sizes) - self._sizes[group]
         chosen = []
         for each in order:
+            if each in self._kept:
+                break
             room -= self._sizes[each]
             if room < 0:
                 break
@@ -97,6 +105,24 @@ class GroupMemory:
         self._window.drop_all()
         self.close()
 
+    def narrow(self, group: int, largest: float) -> bool:
+        """Make the group's gradients, which are complete, what is sent; returns whether none exceeds `largest`.
+
+        No lock is needed. Without 16-bit values there is nothing to do.
+        """
+        if self._half is None or self._gradients is None:
+            return True
+        start, stop = self._bounds[group]
+        fits = self._half.narrow(start, self._arenas.gradients[start:stop], largest)
+        self._gradients.release(start, stop)
+        return fits
+
+    def widen(self, group: int) -> None:
+        """Make the group's parameters, which have come, what is computed with; no lock is needed."""
+        if self._half is not None:
+            start, stop = self._bounds[group]
+            self._half.widen(start, self._arenas.parameters[start:stop])
+
     def pushed(self, group: int) -> None:
         """The group's gradients are complete, and its parameters not needed any more."""
         if self._parameters is not None:
@@ -105,15 +131,22 @@ class GroupMemory:
     def summed(self, group: int) -> None:
         """Every server has summed the group, and nobody needs its gradients any more."""
         if self._gradients is not None:
-            self._gradients.release(*self._bounds[group])
+            if self._half is not None:
+                self._half.release_gradients(*self._bounds[group])
+            else:
+                self._gradients.release(*self._bounds[group])
             if group in self._held:
                 self._held.discard(group)
                 self._held_elements -= self._sizes[group]
         self._window.summed(group)
+        if self._half is not None and self._half.keeps:
+            self._kept.add(group)
 
     def arrived(self, group: int) -> None:
         """The group's parameters are complete."""
         self._window.arrived(group)
+        if self._half is not None and self._half.keeps:
+            self._kept.add(group)
 
     def close(self) -> None:
         """Give back all parameters; none are under way."""
@@ -125,4 +158,8 @@ class GroupMemory:
         for group in todo.drop:
             self._parameters.release(*self._bounds[group])
         for group in todo.ask:
-            self._ask(group)
+            if group in self._kept:
+                self.widen(group)
+                self.arrived(group)
+            else:
+                self._ask(group)

@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from kernels.half_sums import LARGEST, warm_up
 from taihu.coordination.plan import Plan
 from taihu.job import Job
+from taihu.wire.clock import Clock
 from taihu.wire.codec import BYTES_PER_VALUE
 from worker.arenas import Arenas
 from worker.exchange import GradientExchange
+from worker.exchange_times import GroupTimes
 from worker.group_memory import GroupMemory
+from worker.held_gradients import HeldGradients
 
 __all__ = ["MemoryExchange"]
 
@@ -22,11 +26,54 @@ class MemoryExchange(GradientExchange):
 
     _memory: GroupMemory
     _guard: AbstractContextManager[Any]
+    _clock: Clock
+    _times: list[GroupTimes]
 
-    def _memory_of(self, job: Job, arenas: Arenas, plan: Plan) -> GroupMemory:
+    def __init__(self, job: Job, arenas: Arenas) -> None:
+        self._job = job
+        self._arenas = arenas
+        self._gradients = HeldGradients(job.train)
+        self._largest = LARGEST[arenas.half.kind] if arenas.half is not None else 0.0
+        if arenas.half is not None:
+            warm_up(arenas.half.kind)
+
+    @property
+    def loss_scale(self) -> float:
+        """See `GradientExchange.loss_scale`."""
+        return self._gradients.loss_scale
+
+    @property
+    def skipped_steps(self) -> int:
+        """See `GradientExchange.skipped_steps`."""
+        return self._gradients.skipped_steps
+
+    def push(self, group: int) -> None:
+        """See `GradientExchange.push`."""
+        fits = self._memory.narrow(group, self._largest)
+        self._times[group].ready_s = self._clock.now()
+        ready = self._gradients.add(group, fits=fits)
+        if ready and self._job.holds_gradients:
+            self._agree_on_skipping()
+        for each in ready:
+            self._submit(each)
+
+    def _agree_on_skipping(self) -> None:
+        """All gradients of a step are there: `_gradients.overflowed` says whether this worker's fit."""
+
+    @abstractmethod
+    def _submit(self, group: int) -> None:
+        """Send the group's gradients; in fp16 all of the step are there, and `_gradients` knows whether they fit."""
+
+    def _memory_of(self, plan: Plan) -> GroupMemory:
         """The memory of the groups of `plan`; none of them has any that is given back."""
-        bucket_elements = job.exchange.bucket_bytes // BYTES_PER_VALUE
-        return GroupMemory(arenas, plan.layout, plan.groups, bucket_elements=bucket_elements, ask=self._ask)
+        return GroupMemory(
+            self._arenas,
+            plan.layout,
+            plan.groups,
+            bucket_elements=self._job.exchange.bucket_bytes // BYTES_PER_VALUE,
+            ask=self._ask,
+            holds_gradients=self._job.holds_gradients,
+        )
 
     def _ask(self, group: int) -> None:
         """Fetch the group's parameters; overridden where they do not stay."""

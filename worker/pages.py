@@ -7,32 +7,31 @@ stage. What is given back reads as zeros until it is written again.
 from __future__ import annotations
 
 import mmap
-from typing import Final
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from worker.private_memory import private_memory
 
 __all__ = ["Pages"]
 
-_BYTES_PER_VALUE: Final = 4
-
 
 class Pages:
-    """An arena of `elements` fp32 values, shape (elements,), all zero at first."""
+    """An arena of `elements` values of one type, shape (elements,), all zero at first."""
 
-    def __init__(self, elements: int) -> None:
-        self._memory = private_memory(elements * _BYTES_PER_VALUE)
-        self.values: NDArray[np.float32] = np.frombuffer(self._memory, dtype=np.float32, count=elements)
+    def __init__(self, elements: int, dtype: DTypeLike = np.float32) -> None:
+        self._itemsize = np.dtype(dtype).itemsize
+        self._memory = private_memory(elements * self._itemsize)
+        self.values: NDArray[Any] = np.frombuffer(self._memory, dtype=dtype, count=elements)
 
     def release(self, start: int, stop: int) -> None:
         """Give back the memory of elements [start, stop), whose values are lost.
 
         A page that also holds other elements stays.
         """
-        first = -(-start * _BYTES_PER_VALUE // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = stop * _BYTES_PER_VALUE
+        first = -(-start * self._itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = stop * self._itemsize
         if stop < len(self.values):
             end -= end % mmap.PAGESIZE
         if first < end:

@@ -21,7 +21,7 @@ from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from taihu.wire.codec import ValueType
-from worker.arenas import allocate_arenas
+from worker.arenas import arenas_of
 from worker.data import Dataset
 from worker.engine import Array, Model, StepContext, StepHooks
 from worker.evaluation import Accuracy, evaluate, read_along
@@ -95,7 +95,7 @@ class WholeReplica(Replica):
 
     def __init__(self, model: Model, job: Job, rank: int, uses: Uses) -> None:
         self.uses = uses
-        arenas = allocate_arenas(model.layout.elements, shared=job.shares_memory, zero=job.zero)
+        arenas = arenas_of(job, model.layout.elements)
         model.bind(arenas.parameters, arenas.gradients)
         self._model = model
         self._rank = rank
@@ -154,7 +154,7 @@ class HybridReplica(Replica):
         self._settings = job.exchange
         self._build = build
         self._whole: Model | None = None
-        arenas = allocate_arenas(self._hybrid.layout.elements, shared=job.shares_memory, zero=job.zero)
+        arenas = arenas_of(job, self._hybrid.layout.elements)
         self._hybrid.bind(arenas.parameters, arenas.gradients)
         self._hybrid.initialize_shards(job.train.seed)
         if mover.rank == 0:

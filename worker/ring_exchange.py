@@ -21,7 +21,7 @@ from taihu.planner.partition import FrameSpec
 from taihu.process import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.codec import BYTES_PER_VALUE, ValueType
+from taihu.wire.codec import ValueType
 from worker.arenas import Arenas
 from worker.exchange import ExchangeTotals
 from worker.exchange_times import GroupTimes
@@ -47,9 +47,8 @@ class RingExchange(MemoryExchange):
         clock: Clock | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self._job = job
+        super().__init__(job, arenas)
         self._communicator = communicator
-        self._arenas = arenas
         self._guard = threading.RLock()
         self._clock = clock or SystemClock()
         self._tracer = tracer or Tracer.off()
@@ -88,20 +87,21 @@ class RingExchange(MemoryExchange):
     def _set_plan(self, plan: Plan) -> None:
         self.plan = plan
         size = self._communicator.size
-        self._chunks = [cut_chunks(plan.layout, group, size, BYTES_PER_VALUE) for group in plan.groups]
+        value_bytes = self._arenas.value_type.dtype.itemsize
+        self._chunks = [cut_chunks(plan.layout, group, size, value_bytes) for group in plan.groups]
         self._times = self._fresh_times()
-        self._memory = self._memory_of(self._job, self._arenas, plan)
+        self._memory = self._memory_of(plan)
 
     def begin(self, step: int) -> None:
         """See `GradientExchange.begin`."""
         self._step = step
+        self._gradients.begin(len(self.groups))
         self._operations = {}
         self._times = self._fresh_times()
 
-    def push(self, group: int) -> None:
-        """See `GradientExchange.push`."""
+    def _submit(self, group: int) -> None:
         times = self._times[group]
-        times.ready_s = times.submitted_s = self._clock.now()
+        times.submitted_s = self._clock.now()
         times.selected = times.elements
         with self._guard:
             self._memory.pushed(group)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,10 +22,14 @@ Values = NDArray[np.float32]
 class ServerAnswers:
     """The answers of one server, which messages call `peer`, to the frames of one plan and step at a time.
 
-    `shared` are the server's own parameters, where this process has them mapped.
+    Dense ones have values of `value_type`. `shared` are the server's own parameters, where this process has them
+    mapped.
     """
 
-    def __init__(self, peer: str, job: str, parameters: Values, destination: AnswerDestination) -> None:
+    def __init__(
+        self, peer: str, job: str, parameters: Values, destination: AnswerDestination, value_type: ValueType
+    ) -> None:
+        self._value_type = value_type
         self.shared: Values | None = None
         self._peer = peer
         self._job = job
@@ -48,7 +54,7 @@ class ServerAnswers:
         """Expect the parameters of `frame` as they are after `step`: they have been asked for."""
         self._asked[frame.offset] = step
 
-    def places(self, header: FrameHeader) -> list[Values]:
+    def places(self, header: FrameHeader) -> list[NDArray[Any]]:
         """Where the values of a dense answer belong; `received` follows.
 
         Raises:
@@ -56,14 +62,15 @@ class ServerAnswers:
         """
         return self._destination.places(self._find_dense(header))
 
-    def received(self, header: FrameHeader) -> None:
-        """The places of a dense answer are filled."""
+    def received(self, header: FrameHeader) -> bool:
+        """The places of a dense answer are filled; returns whether it had been asked for."""
         frame = self._find_dense(header)
-        self._asked.pop(frame.offset, None)
+        asked = self._asked.pop(frame.offset, None)
         self._destination.received(frame, header.step)
+        return asked is not None
 
-    def write(self, answer: Frame) -> None:
-        """Take an answer of any kind.
+    def write(self, answer: Frame) -> bool:
+        """Take an answer of any kind; returns whether it had been asked for.
 
         Raises:
             FrameError: nobody asked for it, or it is malformed.
@@ -75,16 +82,20 @@ class ServerAnswers:
             frame = self._find(header, self._step)
             self._destination.write(frame, self.shared[frame.offset : frame.offset + frame.count], header.step)
         elif header.selected is None:
-            values = dense_values(answer)
+            values = dense_values(answer, self._value_type)
             frame = self._find_dense(header)
-            self._asked.pop(frame.offset, None)
+            asked = self._asked.pop(frame.offset, None)
             self._destination.write(frame, values, header.step)
+            return asked is not None
         else:
             self._write_sparse(self._find(header, self._step), answer)
+        return False
 
     def _find_dense(self, header: FrameHeader) -> FrameSpec:
-        if header.value_type is not ValueType.FP32:
-            raise FrameError(f"{self._peer} answered {header.value_type.label} parameters: expected float32")
+        if header.value_type is not self._value_type:
+            raise FrameError(
+                f"{self._peer} answered {header.value_type.label} parameters: expected {self._value_type.label}"
+            )
         return self._find(header, self._asked.get(header.offset, self._step))
 
     def _find(self, header: FrameHeader, step: int) -> FrameSpec:

@@ -45,13 +45,12 @@ class ServerExchange(MemoryExchange):
         on_compressed: Callable[[UnitReport], None] = lambda _: None,
         tracer: Tracer | None = None,
     ) -> None:
+        super().__init__(job, arenas)
         self._tracer = tracer or Tracer.off()
         self._timeout_s = job.exchange.timeout_s
         self._transport = job.exchange.transport
         self._shared = arenas.shared
         self._rank = identity.rank
-        self._job = job
-        self._arenas = arenas
         self._initial = initial
         self._clock = clock or SystemClock()
         self._guard = self._changed = threading.Condition()
@@ -88,7 +87,7 @@ class ServerExchange(MemoryExchange):
 
     def _destination(self) -> AnswerDestination:
         if self._optimizer is None:
-            return WrittenHere(self._arenas.parameters)
+            return WrittenHere(self._arenas.received)
         self._optimizer.warm_up()
         return UpdatedHere(self._optimizer, self._arenas.gradients, self._job.cluster.workers)
 
@@ -150,7 +149,7 @@ class ServerExchange(MemoryExchange):
     def _set_plan(self, plan: Plan, last_step: int) -> None:
         self.plan = plan
         self._elements = [stop - start for start, stop in group_bounds(plan.layout, plan.groups)]
-        self._memory = self._memory_of(self._job, self._arenas, plan)
+        self._memory = self._memory_of(plan)
         self._pushed_step = [last_step] * len(plan.groups)
         self._fetching = [0] * len(plan.groups)
         self._asked_s = [0.0] * len(plan.groups)
@@ -160,6 +159,7 @@ class ServerExchange(MemoryExchange):
     def begin(self, step: int) -> None:
         """See `GradientExchange.begin`."""
         self._step = step
+        self._gradients.begin(len(self.groups))
         with self._changed:
             self._times = [GroupTimes(elements) for elements in self._elements]
             for group in range(len(self.groups)):
@@ -167,21 +167,18 @@ class ServerExchange(MemoryExchange):
         for link in self._links:
             link.begin(step)
 
-    def push(self, group: int) -> None:
-        """See `GradientExchange.push`."""
-        now = self._clock.now()
+    def _submit(self, group: int) -> None:
         times = self._times[group]
-        times.ready_s = now
         with self._changed:
             self._pushed_step[group] = self._step
             self._memory.pushed(group)
         if self._compressing is not None:
             self._compressing.put(group, self._step, times)
             return
-        times.submitted_s = now
+        times.submitted_s = self._clock.now()
         times.selected = times.elements
         for link in self._links:
-            link.push(group)
+            link.push(group, loss_scale=self.loss_scale, skipped=self._gradients.overflowed)
 
     def complete(self, group: int) -> None:
         """See `GradientExchange.complete`."""
@@ -253,6 +250,7 @@ class ServerExchange(MemoryExchange):
             times.first_completed_s = min(times.first_completed_s, completed_s)
             times.completed_s = max(times.completed_s, completed_s)
             self._missing[group] -= 1
+            self._gradients.skipped |= header.skipped
             if not self._missing[group]:
                 times.answered_s = self._clock.now()
                 self._memory.summed(group)
@@ -263,11 +261,13 @@ class ServerExchange(MemoryExchange):
         with self._changed:
             self._times[group].fetch_bytes_down += size_bytes
             self._fetching[group] -= 1
-            if not self._fetching[group]:
-                self._memory.arrived(group)
-                self._changed.notify_all()
-                asked_s, now = self._asked_s[group], self._clock.now()
-                self._tracer.add("fetch", "fetch", asked_s, now, step=header.step + 1, group=group)
+            if self._fetching[group]:
+                return
+        self._memory.widen(group)
+        with self._changed:
+            self._memory.arrived(group)
+            self._changed.notify_all()
+        self._tracer.add("fetch", "fetch", self._asked_s[group], self._clock.now(), step=header.step + 1, group=group)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -85,7 +85,7 @@ class ServerLink:
         self._events = events
         self._shard = Shard(plan.layout, job.cluster.servers, index)
         self._state_frames = self._shard.state_frames(plan.frame_elements)
-        self._answers = ServerAnswers(self.peer, job.name, arenas.parameters, destination)
+        self._answers = ServerAnswers(self.peer, job.name, arenas.parameters, destination, arenas.value_type)
         self._step = 0
         self._arrived_s = self._send_start_s = 0.0
         self._closed = False
@@ -159,12 +159,13 @@ class ServerLink:
         """The group's frames for this server: what is pushed, and how many answers there will be."""
         return self._framing.by_group[group]
 
-    def push(self, group: int) -> None:
-        """Queue the group's gradients, all of them."""
+    def push(self, group: int, *, loss_scale: float, skipped: bool) -> None:
+        """Queue the group's gradients, all of them; what is said of the step goes with them (`FrameHeader`)."""
         shared = self._answers.shared is not None
         for frame in self.frames(group):
-            pieces = () if shared else frame.views(self._arenas.gradients)
-            self._send(self._header(frame, shared=shared), pieces)
+            pieces = () if shared else frame.views(self._arenas.sent)
+            header = self._header(frame, value_type=self._arenas.value_type)
+            self._send(replace(header, shared=shared, loss_scale=loss_scale, skipped=skipped), pieces)
 
     def ask(self, group: int, step: int) -> None:
         """Ask for the group's parameters as they are after `step`; `LinkEvents.fetched` tells of each frame."""
@@ -227,8 +228,6 @@ class ServerLink:
         frame: FrameSpec,
         selected: int | None = None,
         value_type: ValueType = ValueType.FP32,
-        *,
-        shared: bool = False,
     ) -> FrameHeader:
         return FrameHeader(
             job=self._job.name,
@@ -241,7 +240,6 @@ class ServerLink:
             sender=self._identity.rank,
             selected=selected,
             value_type=value_type,
-            shared=shared,
         )
 
     def _track(self, call: Call) -> None:
@@ -256,8 +254,8 @@ class ServerLink:
             for message in answers:
                 self._arrived_s = self._clock.now()
                 answer = read_frame(message)
-                self._answers.write(answer)
-                self._answered(answer.header, len(message) + answer.header.shared_bytes)
+                asked = self._answers.write(answer)
+                self._answered(answer.header, len(message) + answer.header.shared_bytes, asked=asked)
             self._fail(ExchangeError(f"{self.peer} ended the exchange at step {self._step}"))
         except grpc.RpcError as error:
             self._fail(error_from_rpc(error, f"{self.peer}, step {self._step}"))
@@ -280,17 +278,17 @@ class ServerLink:
         return self._answers.places(header)
 
     def _take_values(self, header: FrameHeader, values: Sequence[NDArray[Any]], _: bool) -> None:
-        self._answers.received(header)
-        self._answered(header, HEADER_BYTES + sum(each.nbytes for each in values))
+        asked = self._answers.received(header)
+        self._answered(header, HEADER_BYTES + sum(each.nbytes for each in values), asked=asked)
 
     def _take_frame(self, answer: Frame) -> None:
         self._arrived_s = self._clock.now()
-        self._answers.write(answer)
-        self._answered(answer.header, HEADER_BYTES + answer.moved_bytes)
+        asked = self._answers.write(answer)
+        self._answered(answer.header, HEADER_BYTES + answer.moved_bytes, asked=asked)
 
-    def _answered(self, header: FrameHeader, size: int) -> None:
+    def _answered(self, header: FrameHeader, size: int, *, asked: bool) -> None:
         self.received_bytes += size
-        if self._job.zero == 3 and header.is_dense:
+        if asked:
             self._events.fetched(header, size)
             return
         # The answer that came fastest after its sum tells how far the server's clock is ahead at least.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from allreduce.operation import Operation, OperationKey
 from allreduce.ring import Ring, summed_by
+from kernels.half import from_half, to_half
 from taihu.coordination.plan import Plan
 from taihu.optimization import OptimizerState
 from taihu.planner.groups import group_bounds
@@ -39,7 +40,10 @@ class ShardedRingExchange(RingExchange):
     def __init__(self, *, initial: InitialParameters | None = None, **of_ring: Any) -> None:
         self._initial = initial
         self._gathers: list[int] = []
+        self._total: Values = np.empty(0, dtype=np.float32)
         super().__init__(**of_ring)
+        # So much of every worker's sums to what 16 bits can hold.
+        self._largest /= self._communicator.size
 
     def _prepare_optimizer(self) -> None:
         size = self._communicator.size
@@ -58,8 +62,8 @@ class ShardedRingExchange(RingExchange):
             if self._communicator.rank == 0 and self._initial is not None:
                 self._initial.prepare(FrameSpec(group, start, stop - start, (Piece(start, stop),)))
             self._communicator.broadcast(self._arenas.parameters[start:stop])
-            for own, whole in self._own_ranges(group):
-                np.copyto(own, whole)
+            for own, piece in self._own_pieces(group):
+                np.copyto(own, self._arenas.parameters[piece.start : piece.stop])
             assert self._arenas.parameter_pages is not None  # noqa: S101
             self._arenas.parameter_pages.release(start, stop)
         self._memory.close()
@@ -77,15 +81,29 @@ class ShardedRingExchange(RingExchange):
         if self._memory.fetches:
             self._communicator.broadcast(flags, ValueType.FP64)
 
+    def _agree_on_skipping(self) -> None:
+        overflowed = np.array([self._gradients.overflowed], dtype=np.float32)
+        self._communicator.allreduce(overflowed)
+        self._gradients.skipped = bool(overflowed[0])
+
+    def _submit(self, group: int) -> None:
+        if not self._gradients.skipped:
+            super()._submit(group)
+            return
+        times = self._times[group]
+        times.submitted_s = times.first_completed_s = times.completed_s = times.answered_s = self._clock.now()
+        with self._guard:
+            self._memory.summed(group)
+
     def _operation(self, group: int) -> Operation:
-        fetches = self._memory.fetches
-        ring = Ring(self._communicator.rank, self._chunks[group], "reduce-scatter" if fetches else "both")
+        fetched = self._job.zero == 3
+        ring = Ring(self._communicator.rank, self._chunks[group], "reduce-scatter" if fetched else "both")
         operation = Operation(
             OperationKey(self._step, group),
-            self._arenas.gradients,
-            ValueType.FP32,
+            self._arenas.sent,
+            self._arenas.value_type,
             ring,
-            results=None if fetches else self._arenas.parameters,
+            results=None if fetched else self._arenas.received,
             on_complete=partial(self._update_own, group),
         )
         operation.on_finished = partial(self._finished, group, operation)
@@ -93,30 +111,51 @@ class ShardedRingExchange(RingExchange):
 
     def _update_own(self, group: int, frame: FrameSpec) -> None:
         """The sum of a part that this worker owns is complete: apply it."""
-        scale = 1.0 / self._communicator.size
+        scale = 1.0 / (self._communicator.size * self.loss_scale)
+        half = self._arenas.half
         taken = frame.offset
         for piece in frame.pieces:
-            gradient = self._arenas.gradients[piece.start : piece.stop]
+            gradient = self._sum_of(piece)
             self._check_finite(group, gradient)
             parameters = self._own[taken:] if self._memory.fetches else self._arenas.parameters[piece.start :]
-            self._state.update(taken, parameters[: len(gradient)], gradient, self._step, scale)
+            parameters = parameters[: len(gradient)]
+            self._state.update(taken, parameters, gradient, self._step, scale)
+            if half is not None and half.keeps:
+                to_half(parameters, half.kind, half.parameters[piece.start : piece.stop])
             taken += len(gradient)
+
+    def _sum_of(self, piece: Piece) -> Values:
+        """The complete sum of a range, in fp32; valid until the next call, which comes from the same thread."""
+        half = self._arenas.half
+        if half is None:
+            return self._arenas.gradients[piece.start : piece.stop]
+        count = piece.stop - piece.start
+        if len(self._total) < count:
+            self._total = np.empty(count, dtype=np.float32)
+        from_half(half.gradients[piece.start : piece.stop], half.kind, self._total[:count])
+        return self._total[:count]
 
     def _ask(self, group: int) -> None:
         """Gather the group from all workers, who do so in this order too."""
-        for own, whole in self._own_ranges(group):
-            np.copyto(whole, own)
+        half = self._arenas.half
+        for own, piece in self._own_pieces(group):
+            place = self._arenas.received[piece.start : piece.stop]
+            if half is None:
+                np.copyto(place, own)
+            else:
+                to_half(own, half.kind, place)
         self._gathers[group] += 1
         operation = Operation(
             OperationKey((self.plan.version << 32) + self._gathers[group], _FIRST_GATHER + group),
-            self._arenas.parameters,
-            ValueType.FP32,
+            self._arenas.received,
+            self._arenas.value_type,
             Ring(self._communicator.rank, self._chunks[group], "allgather"),
         )
         operation.on_finished = partial(self._gathered, group, operation, self._clock.now())
         self._communicator.start(operation)
 
     def _gathered(self, group: int, operation: Operation, asked_s: float) -> None:
+        self._memory.widen(group)
         with self._guard:
             self._memory.arrived(group)
         times = self._times[group]
@@ -124,11 +163,11 @@ class ShardedRingExchange(RingExchange):
         times.fetch_bytes_down += operation.received_bytes
         self._tracer.add("fetch", "fetch", asked_s, self._clock.now(), step=self._step, group=group)
 
-    def _own_ranges(self, group: int) -> Iterator[tuple[Values, Values]]:
-        """Of this worker's chunk of the group: where it is kept, and where it lies in the arena."""
+    def _own_pieces(self, group: int) -> Iterator[tuple[Values, Piece]]:
+        """Of this worker's chunk of the group: where it is kept, and which range of all it is."""
         for frame in self._chunks[group][self._chunk]:
             taken = frame.offset
             for piece in frame.pieces:
                 count = piece.stop - piece.start
-                yield self._own[taken : taken + count], self._arenas.parameters[piece.start : piece.stop]
+                yield self._own[taken : taken + count], piece
                 taken += count

@@ -71,14 +71,22 @@ class Trainer:
     def step(self, step: int) -> None:
         """Run one step; its last pulls end during the next step's forward, or in `finish`."""
         record = self._record = StepRecord(
-            step, self._measuring.is_serial(step), self._measuring.is_steady(step), self._clock.now()
+            step,
+            self._measuring.is_serial(step) and not self._job.holds_gradients,
+            self._measuring.is_steady(step),
+            self._clock.now(),
         )
         images, labels = self._batches.batch(step)
         context = StepContext(
             training=True, seed=self._job.train.seed, step=step, first_sample=self._rank * self._job.train.batch
         )
         hooks = StepHooks(
-            self._before_layer, self._forwarded, self._gradient_ready, self._before_backward, self._before_recompute
+            self._before_layer,
+            self._forwarded,
+            self._gradient_ready,
+            self._before_backward,
+            self._before_recompute,
+            loss_scale=lambda: self._exchange.loss_scale,
         )
         record.loss = self._model.train(images, labels, context, hooks)
         self._check(record.loss, step)

@@ -37,15 +37,15 @@ def is_computed(strategy: str) -> bool:
 def first_plan(job: Job, layout: Layout, *, one_host: bool) -> Plan:
     """The plan before anything has been measured; `one_host` says that only this machine's processes take part.
 
-    Where it will be computed, every layer is a group of its own at first: that gives costs of many sizes. In stage 3
-    of ZeRO groups are buckets, because the timeline knows of no parameters that are fetched twice in a step.
+    Where it will be computed, every layer is a group of its own at first: that gives costs of many sizes. Where the
+    timeline does not know the job's exchange, groups are buckets.
     """
     strategy = job.exchange.plan
     if job.compression.method == "topk":
         strategy = "single"
     elif is_computed(strategy):
         strategy = "per-layer"
-    if job.zero == 3 and is_computed(job.exchange.plan):
+    if not job.plans_by_measuring and is_computed(job.exchange.plan):
         strategy = "single"
     groups = _capped(job, layout, plan_groups(layout, strategy))
     frame_elements = _frame_elements(job, one_host=one_host)
@@ -104,7 +104,7 @@ class Planning:
 
     @property
     def _computes(self) -> bool:
-        return is_computed(self._job.exchange.plan) and self._job.zero < 3
+        return is_computed(self._job.exchange.plan) and self._job.plans_by_measuring
 
     def decided_after(self, step: int) -> bool:
         """Whether the plan takes in the reports that followed step `step`."""
@@ -157,7 +157,7 @@ class Planning:
         profile = replace(profile, fc_layers=_fully_connected(self.plan.layout), batch=self._job.train.batch)
         frame_elements = self._frames_for_links(profile, compression)
         compression = planned_compression(self._job, frame_elements)
-        seconds = predict(profile, compression, groups) if self._job.zero < 3 else 0.0
+        seconds = predict(profile, compression, groups) if self._job.plans_by_measuring else 0.0
         if self._computes and self._job.compression.method != "topk":
             decided = decide(profile, compression, self._job.exchange.plan).groups
             better = _capped(self._job, self.plan.layout, decided)
@@ -203,6 +203,7 @@ def planned_compression(job: Job, frame_elements: int) -> Compression:
         density=settings.density,
         refresh_every=settings.refresh_every,
         value_bytes=4 if settings.value_type == "fp32" else 2,
+        dense_value_bytes=4 if job.train.precision == "fp32" else 2,
         downlink=job.downlink,
         frame_bytes=frame_elements * BYTES_PER_VALUE,
     )

@@ -153,7 +153,7 @@ class GroupSizes:
 
 @dataclass(frozen=True)
 class Compression:
-    """What is sent of a group; with `method` none everything is, in fp32 both ways, and the rest has no meaning.
+    """What is sent of a group; with `method` none everything is, and most of the rest has no meaning.
 
     The unit that shares a threshold is the layer for `lags` and the group for `dlgs`; for `topk` it is the whole
     model, which therefore is one group. Of a unit of d elements max(1, ceil(density * d)) are kept.
@@ -168,6 +168,7 @@ class Compression:
         frame_bytes: dense bytes that one frame covers at most.
         frame_header_bytes: bytes of a frame beside its payload.
         section_header_bytes: bytes of a sparse section, one for each layer and server, beside its indices.
+        dense_value_bytes: bytes of a value where all are sent: 4, or 2 in mixed precision.
 
     Raises:
         ConfigError: a value is none of these.
@@ -181,9 +182,15 @@ class Compression:
     frame_bytes: int = 1 << 19
     frame_header_bytes: int = 64
     section_header_bytes: int = 4
+    dense_value_bytes: int = _DENSE_VALUE_BYTES
 
     def __post_init__(self) -> None:
-        known = {"method": get_args(Method), "downlink": get_args(Downlink), "value_bytes": (2, 4)}
+        known = {
+            "method": get_args(Method),
+            "downlink": get_args(Downlink),
+            "value_bytes": (2, 4),
+            "dense_value_bytes": (2, 4),
+        }
         for name, choices in known.items():
             if getattr(self, name) not in choices:
                 expected = ", ".join(map(str, choices))
@@ -254,7 +261,7 @@ class Compression:
         return np.minimum(elements, np.maximum(1.0, np.ceil(self.density * elements)))
 
     def _dense_bytes(self, profile: Profile, sizes: GroupSizes) -> Array:
-        size_bytes = _DENSE_VALUE_BYTES * sizes.elements
+        size_bytes = self.dense_value_bytes * sizes.elements
         if not profile.servers:
             return 2.0 * (profile.workers - 1) / profile.workers * size_bytes
         return size_bytes + self._frame_headers(profile, sizes)

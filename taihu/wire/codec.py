@@ -53,13 +53,19 @@ _MAX_LENGTH_BYTES = 5
 class ValueType(Enum):
     """Type of the values on the wire; the 16-bit ones travel as codes of `kernels.half` (uint16).
 
-    Gradients and parameters of a job are fp32, sparse values fp32 or 16-bit; fp64 only workers reduce.
+    Gradients and parameters of a job are fp32, or 16-bit in mixed precision, sparse values too; fp64 only workers
+    reduce.
     """
 
     FP32 = tensor_pb2.DATA_TYPE_FLOAT32
     FP16 = tensor_pb2.DATA_TYPE_FLOAT16
     BF16 = tensor_pb2.DATA_TYPE_BFLOAT16
     FP64 = tensor_pb2.DATA_TYPE_FLOAT64
+
+    @classmethod
+    def named(cls, name: str) -> ValueType:
+        """By the name in a job file, for example bf16."""
+        return cls[name.upper()]
 
     @property
     def label(self) -> str:
@@ -97,7 +103,9 @@ class FrameHeader:
     None for a dense one; the values of a `shared` frame lie in memory that both sides map; a `bare` frame has none,
     it asks a server for them, or says that a sum is complete and that they may be asked for; `completed_s` is set in
     answers, in seconds of the server's monotonic clock; `hop`, `failure` and `last` are set between workers: how
-    often a range has been sent on, why the sender gives up, and whether it leaves in good order.
+    often a range has been sent on, why the sender gives up, and whether it leaves in good order. In mixed precision
+    `loss_scale` is what a worker's gradients were multiplied by, and `skipped` says of a worker's frame that the step
+    has gradients which do not fit, of a server's that the step was skipped.
     """
 
     job: str
@@ -116,6 +124,8 @@ class FrameHeader:
     hop: int = 0
     failure: str = ""
     last: bool = False
+    loss_scale: float = 1.0
+    skipped: bool = False
 
     @property
     def is_dense(self) -> bool:
@@ -174,6 +184,8 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
         hop=header.hop,
         failure=header.failure,
         last=header.last,
+        loss_scale=header.loss_scale if header.loss_scale != 1.0 else 0.0,
+        skipped=header.skipped,
     )
     if header.sender is not None:
         message.sender = header.sender
@@ -238,15 +250,15 @@ def frame_of(header: FrameHeader, payload: NDArray[np.uint8]) -> Frame:
     return Frame(header, payload[:size].view(header.value_type.dtype), payload[size:])
 
 
-def dense_values(frame: Frame) -> NDArray[np.float32]:
-    """The values of a frame that must hold one in fp32 for every element; raises FrameError when it does not."""
+def dense_values(frame: Frame, value_type: ValueType = ValueType.FP32) -> NDArray[Any]:
+    """The values of a frame that must hold one of this type for every element; raises FrameError when it does not."""
     header = frame.header
-    if not header.is_dense or header.value_type is not ValueType.FP32:
+    if not header.is_dense or header.value_type is not value_type:
         kinds = {"sparse": header.selected is not None, "shared": header.shared, "bare": header.bare, "dense": True}
         kind = next(name for name, applies in kinds.items() if applies)
         raise FrameError(
             f"frame at offset {header.offset} is {kind} with {header.value_type.label} values: expected a dense one "
-            "with float32 values"
+            f"with {value_type.label} values"
         )
     return frame.values
 
@@ -328,6 +340,8 @@ def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:
         raise FrameError(f"frame encoding {message.encoding}, {message.selected} selected: not known to this version")
     if not math.isfinite(message.completed_s):
         raise FrameError(f"frame completed at {message.completed_s} s: expected a finite time")
+    if not 0.0 <= message.loss_scale < math.inf:
+        raise FrameError(f"frame with loss scale {message.loss_scale}: expected a finite, positive one")
     known = {value_type.value: value_type for value_type in ValueType}
     if message.data_type not in known:
         expected = ", ".join(f"{number} ({value_type.label})" for number, value_type in known.items())
@@ -349,6 +363,8 @@ def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:
         hop=message.hop,
         failure=message.failure,
         last=message.last,
+        loss_scale=message.loss_scale or 1.0,
+        skipped=message.skipped,
     )
 
 

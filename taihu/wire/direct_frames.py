@@ -27,8 +27,9 @@ from taihu.wire.direct_connection import MOST_PIECES, receive_into
 __all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender", "Origin", "Sink"]
 
 _MAGIC: Final = 0x74616869
-# magic, data type, encoding, plan, step, group, hop, offset, count, selected, payload bytes, completed
-_HEADER: Final = struct.Struct("<IBBxxIQIIQQQQd")
+# magic, data type, encoding, skipped, plan, step, group, hop, offset, count, selected, payload bytes, completed,
+# loss scale
+_HEADER: Final = struct.Struct("<IBBBxIQIIQQQQdf")
 HEADER_BYTES: Final = _HEADER.size
 _DENSE, _SPARSE, _SHARED, _BARE = range(4)
 
@@ -149,10 +150,11 @@ class DirectReceiver:
 
     def _parse(self) -> tuple[FrameHeader, int]:
         fields = _HEADER.unpack(self._header)
-        magic, value_type, encoding, plan, step, group, hop, offset, count, selected, size, completed_s = fields
+        magic, value_type, encoding, skipped, plan, step, group, hop, offset, count, selected, size, *rest = fields
+        completed_s, loss_scale = rest
         kinds = {kind.value: kind for kind in ValueType}
         known = magic == _MAGIC and value_type in kinds and encoding in (_DENSE, _SPARSE, _SHARED, _BARE)
-        if not known or not math.isfinite(completed_s):
+        if not known or not math.isfinite(completed_s) or not 0.0 < loss_scale < math.inf or skipped > 1:
             raise FrameError(f"{self._origin.name}: not the header of a frame on its connection")
         header = FrameHeader(
             job=self._origin.job,
@@ -169,6 +171,8 @@ class DirectReceiver:
             bare=encoding == _BARE,
             completed_s=completed_s,
             hop=hop,
+            loss_scale=loss_scale,
+            skipped=bool(skipped),
         )
         check_payload(header, size)
         return header, size
@@ -274,6 +278,7 @@ def _packed(header: FrameHeader, size: int) -> bytes:
         _MAGIC,
         header.value_type.value,
         encoding,
+        header.skipped,
         header.plan,
         header.step,
         header.group,
@@ -283,4 +288,5 @@ def _packed(header: FrameHeader, size: int) -> bytes:
         header.selected or 0,
         size,
         header.completed_s,
+        header.loss_scale,
     )

@@ -52,6 +52,8 @@ def header_of(count: int) -> st.SearchStrategy[FrameHeader]:
         hop=UINT32,
         failure=st.text(max_size=20),
         last=st.booleans(),
+        loss_scale=st.integers(0, 32).map(lambda power: 2.0**power),
+        skipped=st.booleans(),
     )
 
 
@@ -76,6 +78,8 @@ def read_by_protobuf(message: bytes) -> tuple[FrameHeader, bytes] | None:
         return None
     if header.encoding != tensor_pb2.ENCODING_DENSE or header.selected or not math.isfinite(header.completed_s):
         return None
+    if not 0.0 <= header.loss_scale < math.inf:
+        return None
     sender = header.sender if header.HasField("sender") else None
     names = (
         "job",
@@ -89,8 +93,10 @@ def read_by_protobuf(message: bytes) -> tuple[FrameHeader, bytes] | None:
         "hop",
         "failure",
         "last",
+        "skipped",
     )
-    return FrameHeader(**{name: getattr(header, name) for name in names}, sender=sender), frame.payload
+    fields = {name: getattr(header, name) for name in names}
+    return FrameHeader(**fields, sender=sender, loss_scale=header.loss_scale or 1.0), frame.payload
 
 
 def check_against_protobuf(message: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import threading
@@ -61,7 +62,10 @@ def connected() -> Iterator[tuple[Inbox, DirectReceiver, socket.socket]]:
 
 
 def header_of(count: int, value_type: ValueType = ValueType.FP32, *, offset: int = 0) -> FrameHeader:
-    return FrameHeader("job", 77, 1, 5, 9, offset, count, 3, value_type=value_type, hop=2)
+    scale, skipped = (1.0, False) if value_type is ValueType.FP32 else (4096.0, offset % 2 == 0)
+    return FrameHeader(
+        "job", 77, 1, 5, 9, offset, count, 3, value_type=value_type, hop=2, loss_scale=scale, skipped=skipped
+    )
 
 
 def sent_over(connection: socket.socket, act: Callable[[DirectSender], None]) -> None:
@@ -217,9 +221,14 @@ def raw_header(
     count: int = 2,
     selected: int = 0,
     size: int | None = None,
+    skipped: int = 0,
+    completed_s: float = 0.0,
+    scale: float = 1.0,
 ) -> bytes:
     size = size if size is not None else 0 if encoding == 2 else 4 * count
-    return struct.pack("<IBBHIQIIQQQQd", magic, kind, encoding, 0, 1, 5, 9, 2, 0, count, selected, size, 0.0)
+    return struct.pack(
+        "<IBBBxIQIIQQQQdf", magic, kind, encoding, skipped, 1, 5, 9, 2, 0, count, selected, size, completed_s, scale
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,7 +237,11 @@ def raw_header(
         (raw_header(magic=1), FrameError, "worker 3: not the header of a frame"),
         (raw_header(kind=99), FrameError, "worker 3: not the header of a frame"),
         (raw_header(encoding=4), FrameError, "worker 3: not the header of a frame"),
-        (raw_header()[:-8] + struct.pack("<d", float("nan")), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(completed_s=math.nan), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(skipped=2), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(scale=0.0), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(scale=math.inf), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(scale=math.nan), FrameError, "worker 3: not the header of a frame"),
         (raw_header(count=MAX_PAYLOAD_BYTES // 4 + 1), FrameError, "payload of 4194308 bytes: expected at most"),
         (raw_header(count=2**61), FrameError, "expected at most 4194304 bytes"),
         (raw_header(count=2, size=9), FrameError, "payload of 9 bytes: expected 2 float32 values"),

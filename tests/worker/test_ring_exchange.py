@@ -132,7 +132,7 @@ def test_times_and_bytes_are_told_of_every_group() -> None:
         run_step(exchange, 1)
         for times, layer in zip(exchange.group_times(), LAYOUT.layers, strict=True):
             assert times.elements == times.selected == layer.elements
-            assert times.ready_s == times.submitted_s <= times.completed_s == times.answered_s
+            assert times.ready_s <= times.submitted_s <= times.completed_s == times.answered_s
             # Two ranks: what one sends is one chunk twice, up to the odd value.
             assert abs(times.bytes_up - 4 * layer.elements) <= 4
         assert exchange.totals().sent_bytes > 4 * LAYOUT.elements

@@ -12,7 +12,7 @@ from taihu.coordination.plan import Plan
 from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.planner.groups import cap_groups, group_bounds, plan_groups
-from worker.arenas import Arenas, allocate_arenas
+from worker.arenas import Arenas, arenas_of
 from worker.hashing import exchanged_sha256, parameters_sha256
 from worker.ring_exchange import RingExchange
 from worker.sharded_ring_exchange import ShardedRingExchange
@@ -40,7 +40,7 @@ def gradients(rank: int, step: int) -> Values:
 
 
 def started(job: Job, communicator: Communicator, plan: Plan) -> tuple[RingExchange, Arenas]:
-    arenas = allocate_arenas(plan.layout.elements, shared=False, zero=job.zero)
+    arenas = arenas_of(job, plan.layout.elements)
     if communicator.rank == 0:
         arenas.parameters[:] = initial_parameters(plan.layout)
     kind = ShardedRingExchange if job.zero else RingExchange

@@ -32,6 +32,7 @@ class StepHooks:
         before_recompute: called with i, between `forwarded` and the layer's `before_backward`, right before
             layout.layers[i] reads its parameters to compute its activations again; see `Model.checkpoint`. It is not
             `before_layer`, which may wait for parameters of a step that has not begun yet at that time.
+        loss_scale: called after `forwarded`; all gradients are multiplied by what it returns.
     """
 
     before_layer: Callable[[int], None] = lambda layer: None
@@ -39,6 +40,7 @@ class StepHooks:
     gradient_ready: Callable[[int], None] = lambda layer: None
     before_backward: Callable[[int], None] = lambda layer: None
     before_recompute: Callable[[int], None] = lambda layer: None
+    loss_scale: Callable[[], float] = lambda: 1.0
 
 
 class Model:
@@ -166,6 +168,8 @@ class Model:
         logits = self.forward(images, context, hooks.before_layer)
         loss, dlogits = softmax_cross_entropy(logits, labels)
         hooks.forwarded(loss)
+        if (scale := hooks.loss_scale()) != 1.0:
+            dlogits *= dlogits.dtype.type(scale)
         self.backward(dlogits, hooks.gradient_ready, hooks.before_backward, hooks.before_recompute)
         return loss
 

@@ -1,0 +1,49 @@
+"""Dynamic loss scaling: fp16 gradients are kept within what fp16 can hold. A pure object.
+
+Micikevicius et al. 2018, section 3.2. All workers see the same steps skipped, so all have the same scale.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from taihu.errors import RunError
+
+__all__ = ["LossScale"]
+
+_LARGEST: Final = 2.0**32
+
+
+class LossScale:
+    """What the loss is multiplied by before backward.
+
+    It is halved after a step whose gradients overflowed, which is skipped, and doubled after `growth_steps` steps in
+    a row that were not.
+    """
+
+    def __init__(self, initial: float, growth_steps: int) -> None:
+        self.value = initial
+        self.skipped_steps = 0
+        self._growth_steps = growth_steps
+        self._in_a_row = 0
+
+    def update(self, *, skipped: bool) -> None:
+        """A step has ended.
+
+        Raises:
+            RunError: gradients overflow even without being scaled.
+        """
+        if not skipped:
+            self._in_a_row += 1
+            if self._in_a_row == self._growth_steps:
+                self.value = min(self.value * 2.0, _LARGEST)
+                self._in_a_row = 0
+            return
+        self.skipped_steps += 1
+        self._in_a_row = 0
+        if self.value <= 1.0:
+            raise RunError(
+                "gradients do not fit into fp16 even with loss scale 1; lower optimizer.learning_rate or check the "
+                "data, or set train.precision = 'bf16'"
+            )
+        self.value /= 2.0

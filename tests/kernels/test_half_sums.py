@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from kernels.half import HALF_KINDS, HalfKind, from_half, to_half
+from kernels.half_sums import LARGEST, all_finite_half, narrow, sum_half_in_rank_order
+
+quick = settings(deadline=None, max_examples=100)
+kinds = st.sampled_from(HALF_KINDS)
+lengths = st.integers(0, 40)
+anything = lengths.flatmap(
+    lambda n: arrays(np.uint32, n, elements=st.integers(0, 2**32 - 1)).map(lambda bits: bits.view(np.float32))
+)
+
+
+@quick
+@given(anything, kinds, st.floats(0, 2.0**127, width=32))
+def test_narrowing_is_rounding_and_tells_what_is_beyond(
+    values: NDArray[np.float32], kind: HalfKind, largest: float
+) -> None:
+    codes, rounded = np.full(len(values), 7, dtype=np.uint16), np.empty(len(values), dtype=np.uint16)
+    fit = narrow(values, kind, codes, largest)
+    to_half(values, kind, rounded)
+    assert codes.tobytes() == rounded.tobytes()
+    assert fit == all(abs(value) <= np.float32(largest) for value in values.tolist())
+
+
+@quick
+@given(lengths.flatmap(lambda n: arrays(np.uint16, n)), kinds)
+def test_finite_codes_are_told_from_others(codes: NDArray[np.uint16], kind: HalfKind) -> None:
+    values = np.empty(len(codes), dtype=np.float32)
+    from_half(codes, kind, values)
+    assert all_finite_half(codes, kind) == bool(np.isfinite(values).all())
+
+
+@quick
+@given(st.data(), kinds, lengths, st.integers(1, 5))
+def test_sums_are_those_of_fp32_in_rank_order(data: st.DataObject, kind: HalfKind, count: int, ranks: int) -> None:
+    infinity = 0x7C00 if kind == "fp16" else 0x7F80
+    finite = st.integers(0, infinity - 1).flatmap(lambda code: st.sampled_from([code, code | 0x8000]))
+    frames = [data.draw(arrays(np.uint16, count, elements=finite)) for _ in range(ranks)]
+    total = np.full(count, np.nan, dtype=np.float32)
+    sum_half_in_rank_order(frames, kind, total)
+    expected = np.zeros(count, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        for frame in frames:
+            values = np.empty(count, dtype=np.float32)
+            from_half(frame, kind, values)
+            expected = expected + values
+    np.testing.assert_array_equal(total, expected)
+
+
+@pytest.mark.parametrize("kind", HALF_KINDS)
+def test_the_largest_value_is_kept_and_the_next_one_is_beyond(kind: HalfKind) -> None:
+    largest = np.float32(LARGEST[kind])
+    codes = np.empty(1, dtype=np.uint16)
+    assert narrow(np.array([largest]), kind, codes, LARGEST[kind])
+    back = np.empty(1, dtype=np.float32)
+    from_half(codes, kind, back)
+    assert back[0] == largest
+    assert not narrow(np.array([np.nextafter(largest, np.float32(np.inf))]), kind, codes, LARGEST[kind])
+    assert not narrow(np.array([np.nan], dtype=np.float32), kind, codes, LARGEST[kind])
+
+
+def test_what_cannot_be_summed_is_refused_and_nothing_changes() -> None:
+    total = np.full(3, 5.0, dtype=np.float32)
+    short, whole = np.zeros(2, dtype=np.uint16), np.zeros(3, dtype=np.uint16)
+    wrong: list[list[NDArray[Any]]] = [[], [short], [whole, whole, short], [whole, total]]
+    for frames in wrong:
+        with pytest.raises(ValueError, match=r"16-bit"):
+            sum_half_in_rank_order(frames, "fp16", total)
+    with pytest.raises(ValueError, match="16-bit kind 'fp8'"):
+        narrow(total, "fp8", np.zeros(3, dtype=np.uint16), 1.0)  # type: ignore[arg-type]
+    assert (total == 5.0).all()
