@@ -138,6 +138,8 @@ class LocalTraining:
             "compression": self.job.compression.method,
             "density": 1.0 if self.job.compression.method == "none" else self.job.compression.density,
             "downlink": self.job.downlink,
+            "precision": self.job.train.precision,
+            "skipped_steps": first["skipped_steps"],
             "bytes_sent_per_step": sum(worker["bytes_sent_per_step"] for worker in workers),
             "bytes_received_per_step": sum(worker["bytes_received_per_step"] for worker in workers),
             **{name: value for name, value in first.items() if name.startswith("seconds_")},

@@ -137,7 +137,14 @@ class WorkerDaemon:
         self._log.info("finished", parameters_sha256=digest)
         results = observer.results(session.exchange.plan, profile)
         of_replica = replica.results(total)
-        return {"rank": rank, "parameters_sha256": digest, "plan": self._job.exchange.plan, **results, **of_replica}
+        return {
+            "rank": rank,
+            "parameters_sha256": digest,
+            "plan": self._job.exchange.plan,
+            "skipped_steps": session.exchange.skipped_steps,
+            **results,
+            **of_replica,
+        }
 
     def _write_trace(self, clock: ClockOffset) -> None:
         if self._options.trace is not None:

@@ -56,6 +56,8 @@ class Observer:
         metrics.samples.inc(self._batch)
         metrics.step.set(record.step)
         metrics.loss.set(sample.loss)
+        metrics.loss_scale.set(record.loss_scale)
+        metrics.skipped_steps.set(record.skipped_steps)
         self._log.debug("step", step=record.step, **asdict(sample))
 
     def planned(self, plan: Plan) -> None:

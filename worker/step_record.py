@@ -26,6 +26,8 @@ class StepRecord:
         waited_in_forward_s, waited_in_backward_s, waited_s: seconds spent waiting for others, in all the last.
         ready_s: when the gradient of each layer was complete, less what was waited in backward until then.
         times: of each group, once all answers are there.
+        loss_scale: what its loss was multiplied by.
+        skipped_steps: how many steps until then changed nothing, because their gradients overflowed.
     """
 
     step: int
@@ -41,6 +43,8 @@ class StepRecord:
     waited_s: float = 0.0
     ready_s: list[float] = field(default_factory=list)
     times: Sequence[GroupTimes] = ()
+    loss_scale: float = 1.0
+    skipped_steps: int = 0
 
     @property
     def forward_seconds(self) -> float:

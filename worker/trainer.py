@@ -121,6 +121,8 @@ class Trainer:
         record, self._open = self._open, None
         if record is not None:
             record.times = self._exchange.group_times()
+            record.loss_scale = self._exchange.loss_scale
+            record.skipped_steps = self._exchange.skipped_steps
             self._on_step(record)
 
     def _before_layer(self, layer: int) -> None:

@@ -27,7 +27,7 @@ from taihu.planner.memory import (
     worker_memory,
 )
 from taihu.results import check_writable, write_json
-from taihu.wire.codec import BYTES_PER_VALUE
+from taihu.wire.codec import BYTES_PER_VALUE, ValueType
 from worker.data import load_dataset
 from worker.engine import build_model
 
@@ -104,6 +104,8 @@ def memory_job(job: Job, layout: Layout) -> MemoryJob:
         servers=job.servers,
         zero=job.zero,
         optimizer_arrays=len(OptimizerState(job.server_optimizer, 1).arrays),
+        value_bytes=ValueType.named(job.train.precision).dtype.itemsize,
+        holds_gradients=job.holds_gradients,
         bucket_bytes=exchange.bucket_bytes,
         residual_arrays=_residual_arrays(job),
         # The residual, and the sums that it belongs to.

@@ -60,6 +60,10 @@ def train(
     zero: Annotated[
         int | None, typer.Option(metavar="0|1|2|3", min=0, max=3, help="Stage of ZeRO: what is not kept everywhere.")
     ] = None,
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"] | None,
+        typer.Option(metavar="fp32|bf16|fp16", help="Of parameters and gradients on workers and wires."),
+    ] = None,
     assignments: SetOption = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="Save the trained model.")] = None,
     logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the daemons' logs here.")] = None,
@@ -77,7 +81,7 @@ def train(
       taihu train --compression dlgs --density 0.01
       taihu train --exchange ring --workers 4
       taihu train --exchange ring --fc auto --set exchange.fc_scheme=slices
-      taihu train --zero 3 --set train.checkpoint=recompute
+      taihu train --zero 3 --precision bf16 --set train.checkpoint=recompute
       taihu train --set optimizer.name=adam --set optimizer.learning_rate=0.001
     """  # noqa: D301
     flags: dict[str, dict[str, object]] = {
@@ -86,7 +90,7 @@ def train(
         "data": {"name": data, "path": data_path},
         "exchange": {"kind": exchange, "plan": plan, "fc": fc, "zero": zero},
         "compression": {"method": compression, "density": density},
-        "train": {"batch": batch, "epochs": epochs, "steps": steps, "seed": seed},
+        "train": {"batch": batch, "epochs": epochs, "steps": steps, "seed": seed, "precision": precision},
     }
     job = resolve_job(job_file, assignments or (), flags)
     check_writable(json_file, save, trace)
@@ -128,6 +132,8 @@ def _summarise(display: Display, results: dict[str, Any], elapsed_s: float, save
         display.say(f"plan            {results['groups']} groups, {predicted:.1f} ms per step predicted")
     sent, received = (human_bytes(results[f"bytes_{way}_per_step"]) for way in ("sent", "received"))
     display.say(f"bytes per step  {sent} sent, {received} received by all workers together")
+    if results["skipped_steps"]:
+        display.say(f"skipped         {results['skipped_steps']} steps whose gradients did not fit into fp16")
     if results["fc"] is not None:
         display.say(_sharded(results["fc"]))
     display.say(f"parameters      sha256 {results['parameters_sha256']}")

@@ -42,8 +42,9 @@ class MemoryJob:
         servers: how many there are; 0 in a ring.
         zero: the stage, 0 to 3.
         optimizer_arrays: fp32 values of optimizer state per parameter: 0 for plain SGD, 1 with momentum, 2 for Adam.
-        value_bytes: of a parameter or gradient that workers store: 4, or 2 in mixed precision, where the owner keeps
-            an fp32 master of the parameters beside its optimizer state.
+        value_bytes: of a parameter or gradient that is exchanged: 4, or 2 in mixed precision, where the owner keeps
+            an fp32 master of the parameters beside its optimizer state; in stages 2 and 3 only.
+        holds_gradients: whether workers keep all gradients of a step until it is known that they fit (fp16).
         bucket_bytes: fp32 bytes that a group of several layers has at most.
         residual_arrays: fp32 values per parameter that a worker's compression keeps: the residual, and the velocity
             where workers apply momentum.
@@ -67,6 +68,7 @@ class MemoryJob:
     server_residual_arrays: int = 0
     window_frames: int = 6
     frame_bytes: int = 1 << 19
+    holds_gradients: bool = False
 
     def __post_init__(self) -> None:
         _check_stage(self.zero)
@@ -76,6 +78,8 @@ class MemoryJob:
             raise ConfigError(f"servers {self.servers}: expected 0, which is a ring, or more")
         if self.value_bytes not in (2, _FP32_BYTES):
             raise ConfigError(f"value_bytes {self.value_bytes}: expected 4 (fp32), or 2 (mixed precision)")
+        if self.mixed and self.zero < 2:
+            raise ConfigError(f"ZeRO stage {self.zero} with 16-bit values: expected stage 2 or 3")
 
     @property
     def elements(self) -> int:
@@ -102,6 +106,11 @@ class MemoryJob:
         """fp32 bytes of the gradients that stage 2 holds at once: two groups, or more where they are small."""
         return min(_FP32_BYTES * self.elements, gradient_room(self._group_bytes(), self.bucket_bytes))
 
+    @property
+    def largest_group_bytes(self) -> int:
+        """fp32 bytes of the largest group."""
+        return max(self._group_bytes())
+
     def largest_share(self, owners: int) -> int:
         """Parameters of the owner that has the most: every layer is cut for itself (`taihu.planner.partition`)."""
         return sum(-(-elements // owners) for elements in self.layer_elements)
@@ -116,7 +125,8 @@ class MemoryUse:
     """Bytes that a process holds during a step, by what they are.
 
     `gradients` of a server are the sums of stage 0; `residuals` are those of error feedback, which ZeRO does not
-    divide; `buffers` are frames under way, and in mixed precision the fp32 values that are computed with.
+    divide; `buffers` are frames under way, and in mixed precision the fp32 values that are computed with and the
+    16-bit ones that are being fetched.
     """
 
     parameters: int = 0
@@ -134,20 +144,22 @@ class MemoryUse:
 def worker_memory(job: MemoryJob) -> MemoryUse:
     """Bytes of one worker, in a ring of the one that owns the most.
 
-    16-bit values are widened group by group to be computed with, so where a whole array of them is stored, the window
-    of fp32 values comes in addition, as a buffer.
+    16-bit values are widened to be computed with: in stage 2 the parameters of the group in use, in stage 3 those of
+    the window, as they arrive; and gradients become 16-bit values group by group.
     """
     whole = job.elements
     owned = _owned_by_worker(job)
     window, budget = job.parameter_window_bytes, job.gradient_budget_bytes
-    stored = whole if job.zero < 3 else owned if job.servers == 0 else 0
-    widened = (window if job.zero < 3 else 0) + (budget if job.zero < 2 else 0)
+    # In mixed precision the master, which counts to the optimizer, is all that a ring's owner keeps of them.
+    stored = whole if job.zero < 3 else owned if job.servers == 0 and not job.mixed else 0
+    held = job.zero < 2 or job.holds_gradients
+    beside_computed = job.largest_group_bytes if job.zero == 2 else window * job.value_bytes // _FP32_BYTES
     return MemoryUse(
         parameters=job.value_bytes * stored + (window if job.zero == 3 else 0),
-        gradients=job.value_bytes * whole if job.zero < 2 else budget,
+        gradients=job.value_bytes * whole if held else budget * job.value_bytes // _FP32_BYTES,
         optimizer=job.owner_bytes_per_parameter * owned,
         residuals=_FP32_BYTES * job.residual_arrays * whole,
-        buffers=widened if job.mixed else 0,
+        buffers=job.largest_group_bytes + beside_computed if job.mixed else 0,
     )
 
 
@@ -158,8 +170,8 @@ def server_memory(job: MemoryJob) -> MemoryUse:
     owned = job.largest_share(job.servers)
     updates = job.zero > 0
     return MemoryUse(
-        # In mixed precision the master, which counts to the optimizer, is all that a server keeps of them.
-        parameters=_FP32_BYTES * owned if updates and not job.mixed else 0,
+        # In mixed precision the master counts to the optimizer; what is answered is kept beside it.
+        parameters=job.value_bytes * owned if updates else 0,
         gradients=0 if updates else _FP32_BYTES * owned,
         optimizer=job.owner_bytes_per_parameter * owned if updates else 0,
         residuals=_FP32_BYTES * job.server_residual_arrays * owned,

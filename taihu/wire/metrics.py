@@ -33,6 +33,12 @@ class WorkerMetrics:
         self.selected_ratio = _gauge(
             self.registry, "taihu_selected_ratio", "Share of the gradient that the last step sent.", labels
         )
+        self.loss_scale = _gauge(
+            self.registry, "taihu_loss_scale", "What the loss was multiplied by in the last step (fp16).", labels
+        )
+        self.skipped_steps = _gauge(
+            self.registry, "taihu_skipped_steps", "Steps that changed nothing: gradients did not fit (fp16).", labels
+        )
         self.threshold_drift = _histogram(
             self.registry,
             "taihu_threshold_drift_ratio",

@@ -36,6 +36,23 @@ def test_every_stage_ends_with_the_same_model(taihu: Taihu, tmp_path: Path, exch
     assert 1.2 < moved[2] / moved[0] < 1.6
 
 
+@pytest.mark.parametrize("exchange", ["server", "ring"])
+def test_16_bit_runs_end_alike_whatever_the_stage_and_skip_what_overflows(
+    taihu: Taihu, tmp_path: Path, exchange: str
+) -> None:
+    common = ["--exchange", exchange, "--steps", "40", "--set", "train.loss_scale=16777216"]
+    runs = [train(taihu, tmp_path, *common, "--precision", "fp16", "--zero", str(zero)) for zero in (2, 3)]
+    assert len({model for _, model in runs}) == 1
+    results = runs[0][0]
+    assert results["precision"] == "fp16"
+    assert 0 < results["skipped_steps"] < 20
+    assert runs[1][0]["skipped_steps"] == results["skipped_steps"]
+    whole, _ = train(taihu, tmp_path, *common)
+    moved, in_fp32 = (each["bytes_sent_per_step"] + each["bytes_received_per_step"] for each in (results, whole))
+    assert moved == pytest.approx(in_fp32 / 2, rel=0.01)
+    assert results["test_accuracy"] == pytest.approx(whole["test_accuracy"], abs=0.1)
+
+
 def test_a_stage_that_does_not_go_with_the_rest_is_refused(taihu: Taihu) -> None:
     done = taihu("train", "--compression", "dlgs", "--set", "exchange.zero=3")
     assert done.returncode == 2

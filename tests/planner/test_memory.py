@@ -55,14 +55,16 @@ def memory_jobs(draw: DrawFn) -> MemoryJob:
     sizes = draw(st.lists(st.integers(0, 90), min_size=1, max_size=7))
     cuts = sorted(draw(st.sets(st.integers(1, len(sizes) - 1)))) if len(sizes) > 1 else []
     groups = tuple(Group(a, b - 1) for a, b in zip([0, *cuts], [*cuts, len(sizes)], strict=True))
+    value_bytes = draw(st.sampled_from([2, 4]))
     return MemoryJob(
         layer_elements=tuple(sizes),
         groups=groups,
         workers=draw(st.integers(1, 5)),
         servers=draw(st.integers(0, 5)),
-        zero=draw(st.integers(0, 3)),
+        zero=draw(st.integers(0 if value_bytes == 4 else 2, 3)),
         optimizer_arrays=draw(st.integers(0, 2)),
-        value_bytes=draw(st.sampled_from([2, 4])),
+        value_bytes=value_bytes,
+        holds_gradients=draw(st.booleans()) and value_bytes == 2,
         bucket_bytes=draw(st.integers(1, 100)),
         residual_arrays=draw(st.integers(0, 2)),
         server_residual_arrays=draw(st.integers(0, 2)),
@@ -110,17 +112,14 @@ def written_out(job: MemoryJob) -> dict[str, int]:
         2: ((4 * P, G, 4 * k * N), none),
         3: ((4 * N + W, G, 4 * k * N), none),
     }
+    H = 2 * P if job.holds_gradients else G // 2
     mixed_servers = {
-        0: ((2 * P, 2 * P, 4 * P + 4 * k * P), (0, 4 * S, 0)),
-        1: ((2 * P, 2 * P, 0), (0, 0, 4 * S + 4 * k * S)),
-        2: ((2 * P, G, 0), (0, 0, 4 * S + 4 * k * S)),
-        3: ((W, G, 0), (0, 0, 4 * S + 4 * k * S)),
+        2: ((2 * P, H, 0), (2 * S, 0, 4 * S + 4 * k * S)),
+        3: ((W, H, 0), (2 * S, 0, 4 * S + 4 * k * S)),
     }
     mixed_ring = {
-        0: ((2 * P, 2 * P, 4 * P + 4 * k * P), none),
-        1: ((2 * P, 2 * P, 4 * N + 4 * k * N), none),
-        2: ((2 * P, G, 4 * N + 4 * k * N), none),
-        3: ((2 * N + W, G, 4 * N + 4 * k * N), none),
+        2: ((2 * P, H, 4 * N + 4 * k * N), none),
+        3: ((W, H, 4 * N + 4 * k * N), none),
     }
     by_stage = {
         (4, True): fp32_servers,
@@ -191,10 +190,11 @@ def test_a_server_has_room_for_every_workers_window(job: MemoryJob) -> None:
 
 @quick
 @given(memory_jobs())
-def test_whole_arrays_of_16_bit_values_are_widened_in_windows(job: MemoryJob) -> None:
-    P = sum(job.layer_elements)
-    W, G = (min(4 * P, max(neighbours_bytes(job), least)) for least in (0, 4 * job.bucket_bytes))
-    by_stage = {0: W + G, 1: W + G, 2: W, 3: 0}
+def test_16_bit_values_are_widened_in_windows(job: MemoryJob) -> None:
+    """One group's gradients, and beside them its parameters or, in stage 3, those that come."""
+    largest = 4 * max(sum(job.layer_elements[g.first_layer : g.last_layer + 1]) for g in job.groups)
+    arriving = min(4 * sum(job.layer_elements), neighbours_bytes(job)) // 2
+    by_stage = {2: largest + largest, 3: largest + arriving}
     assert worker_memory(job).buffers == (by_stage[job.zero] if job.value_bytes == 2 else 0)
 
 
@@ -208,11 +208,12 @@ def test_totals_are_sums(job: MemoryJob) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 4, 64])
-def test_a_ring_of_mixed_precision_adam_is_the_papers(devices: int) -> None:
-    """Stages 0 and 1 hold no windows among the states, so that the formulas must come out to the byte."""
-    for stage in (0, 1):
-        use = worker_memory(job_of(6400, 640, workers=devices, zero=stage, value_bytes=2))
-        assert use.parameters + use.gradients + use.optimizer == model_state_bytes(7040, devices, stage)
+def test_a_ring_of_mixed_precision_adam_is_the_papers_but_for_gradients(devices: int) -> None:
+    """Stage 2 of the paper keeps the owned part of all 16-bit gradients, which here is given back with its group."""
+    use = worker_memory(job_of(6400, 640, workers=devices, zero=2, value_bytes=2))
+    assert use.parameters + use.optimizer == model_state_bytes(7040, devices, 2) - 2 * 7040 / devices
+    use = worker_memory(job_of(6400, 640, workers=devices, zero=2, value_bytes=2, holds_gradients=True))
+    assert use.parameters + use.gradients + use.optimizer == model_state_bytes(7040, devices, 1)
 
 
 @pytest.mark.parametrize("devices", [1, 4, 64])
@@ -225,7 +226,7 @@ def test_a_ring_of_fp32_adam(devices: int) -> None:
 @given(memory_jobs())
 def test_no_stage_takes_more_of_a_worker_than_the_one_below(job: MemoryJob) -> None:
     """With servers; the owners of a ring hold windows in addition to their own parameters."""
-    job = replace(job, servers=job.servers or 1, value_bytes=4)
+    job = replace(job, servers=job.servers or 1, value_bytes=4, holds_gradients=False)
     totals = [worker_memory(replace(job, zero=zero)).total for zero in range(4)]
     assert totals == sorted(totals, reverse=True)
 
@@ -336,6 +337,7 @@ def test_the_cheapest_that_fits_is_found(job: MemoryJob, worker: int, server: in
         (lambda: job_of(10, workers=0), "workers 0: expected at least 1"),
         (lambda: job_of(10, servers=-1), "servers -1"),
         (lambda: job_of(10, value_bytes=3), "value_bytes 3: expected 4"),
+        (lambda: job_of(10, value_bytes=2, zero=1), "ZeRO stage 1 with 16-bit values: expected stage 2 or 3"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(call: Callable[[], object], words: str) -> None:
