@@ -1,4 +1,4 @@
-"""Final accuracy under compression over several seeds: `python -m benchmarks.accuracy --help`.
+"""Final accuracy under compression, or in mixed precision, over several seeds: `python -m benchmarks.accuracy --help`.
 
 Trains the same job with every setting and seed by `taihu train`, one run after the other, and writes the evaluations
 of all runs. `--draw` draws the curves (mean and range over the seeds) and, for DLGS, how far thresholds drifted and
@@ -19,12 +19,15 @@ from typing import Any
 
 __all__ = ["train"]
 
+_PRECISIONS = ("bf16", "fp16")
 _KEYS = ("test_accuracy", "evaluations", "steps", "selected_ratio", "thresholds", "parameters_sha256")
 
 
 def train(job: Path, method: str, density: float, seed: int, extra: Sequence[str]) -> dict[str, Any]:
     """One whole run."""
     compression = [] if method == "none" else ["--compression", method, "--density", str(density)]
+    if method in _PRECISIONS:
+        compression = ["--precision", method]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         flags = [*compression, "--seed", str(seed), *extra, "--json", str(result)]
@@ -89,7 +92,9 @@ def main() -> None:
     """Train what the command line names, or draw what was trained."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", type=Path, default=Path("examples/fashion_mnist.toml"))
-    parser.add_argument("--settings", default="none:1,dlgs:0.1,dlgs:0.01", help="comma-separated method:density")
+    parser.add_argument(
+        "--settings", default="none:1,dlgs:0.1,dlgs:0.01", help="comma-separated method:density, or bf16:1, fp16:1"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to `taihu train`")
     parser.add_argument("--json", type=Path, required=True, help="runs that the file holds are not repeated")
