@@ -1,6 +1,6 @@
-"""Final accuracy under compression, or in mixed precision, over several seeds: `python -m benchmarks.accuracy --help`.
+"""Final accuracy under compression or in mixed precision: `python -m benchmarks.accuracy --help`.
 
-Trains the same job with every setting and seed by `taihu train`, one run after the other, and writes the evaluations
+Trains the same job with every setting and several seeds by `taihu train`, one run after the other, and writes the evaluations
 of all runs. `--draw` draws the curves (mean and range over the seeds) and, for DLGS, how far thresholds drifted and
 how many values were selected between refreshes.
 """
@@ -93,7 +93,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", type=Path, default=Path("examples/fashion_mnist.toml"))
     parser.add_argument(
-        "--settings", default="none:1,dlgs:0.1,dlgs:0.01", help="comma-separated method:density, or bf16:1, fp16:1"
+        "--settings",
+        default="none:1,dlgs:0.1,dlgs:0.01",
+        help="comma-separated method:density; bf16:1 and fp16:1 are mixed precision",
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to `taihu train`")
