@@ -1,8 +1,8 @@
 """Final accuracy under compression or in mixed precision: `python -m benchmarks.accuracy --help`.
 
-Trains the same job with every setting and several seeds by `taihu train`, one run after the other, and writes the evaluations
-of all runs. `--draw` draws the curves (mean and range over the seeds) and, for DLGS, how far thresholds drifted and
-how many values were selected between refreshes.
+Trains the same job with every setting and several seeds by `taihu train`, one run after the other, and writes the
+evaluations of all runs. `--draw` draws the curves (mean and range over the seeds) and, for DLGS, how far thresholds
+drifted and how many values were selected between refreshes.
 """
 
 from __future__ import annotations

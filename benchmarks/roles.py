@@ -18,10 +18,21 @@ _PORT = 7071
 
 
 def run_job(
-    settings: Mapping[str, object], rate: str, *, servers: int, workers: int, extra: Sequence[str] = ()
+    settings: Mapping[str, object],
+    rate: str,
+    *,
+    servers: int,
+    workers: int,
+    extra: Sequence[str] = (),
+    colocated: bool = False,
 ) -> list[dict[str, Any]]:
-    """Every worker's results; `settings` and `extra`, texts KEY=VALUE, go to all. Without servers, of a ring."""
-    with tempfile.TemporaryDirectory() as name, ShapedNetwork(servers + workers, parse_rate(rate)) as network:
+    """Every worker's results; `settings` and `extra`, texts KEY=VALUE, go to all. Without servers, of a ring.
+
+    With `colocated`, server i and worker i share a host and its link.
+    """
+    first_worker = 0 if colocated else servers
+    hosts = max(servers, first_worker + workers)
+    with tempfile.TemporaryDirectory() as name, ShapedNetwork(hosts, parse_rate(rate)) as network:
         address = f"{network.address(0)}:{_PORT}"
         assignments = [*(f"{key}={value}" for key, value in settings.items()), *extra]
         common = [*(f"--set={item}" for item in assignments), "--coordinator", address, "--log-format", "json"]
@@ -32,6 +43,6 @@ def run_job(
         files = [Path(name) / f"worker-{rank}.json" for rank in range(workers)]
         for rank, file in enumerate(files):
             worker = [sys.executable, "-m", "worker", *common, "--rank", str(rank), "--json", str(file)]
-            commands.append(network.command(servers + rank, *worker))
+            commands.append(network.command(first_worker + rank, *worker))
         run_together(commands)
         return [json.loads(file.read_text()) for file in files]

@@ -1,7 +1,8 @@
 """Step times by stage of ZeRO over shaped links: `python -m benchmarks.zero --help`.
 
-Every process of the job is on a host of its own (see `benchmarks.network`); the times are those of the real training
-loop on synthetic images. Stages take turns, `--rounds` times over. The last column compares with stage 2.
+Every process of the job is on a host of its own (see `benchmarks.network`), or with `colocated` in the place of
+`server` one server and one worker share each host; the times are those of the real training loop on synthetic images.
+Stages take turns, `--rounds` times over. The last column compares with stage 2.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _KEYS = ("seconds_per_step", "seconds_compute", "seconds_wait", "parameters_sha2
 
 def measure(exchange: str, zero: int, options: argparse.Namespace) -> dict[str, Any]:
     """One row; times are worker 0's, bytes those of all workers together."""
-    servers = options.servers if exchange == "server" else 0
+    colocated = exchange == "colocated"
+    servers = 0 if exchange == "ring" else options.workers if colocated else options.servers
     settings = {
         "model.name": options.model,
         "data.name": options.data,
@@ -31,16 +33,18 @@ def measure(exchange: str, zero: int, options: argparse.Namespace) -> dict[str, 
         "train.evaluate": "false",
         "optimizer.name": "adam",
         "optimizer.learning_rate": 0.0001,
-        "exchange.kind": exchange,
+        "exchange.kind": exchange if exchange == "ring" else "server",
         "exchange.zero": zero,
         "exchange.transport": "tcp",
         "exchange.plan": options.plan,
         "exchange.bucket_bytes": options.bucket_bytes,
-        "cluster.servers": options.servers,
+        "cluster.servers": max(1, servers),
         "cluster.workers": options.workers,
         "cluster.threads": 1,
     }
-    results = run_job(settings, options.rate, servers=servers, workers=options.workers, extra=options.set)
+    results = run_job(
+        settings, options.rate, servers=servers, workers=options.workers, extra=options.set, colocated=colocated
+    )
     moved = sum(result[f"bytes_{way}_per_step"] for result in results for way in ("sent", "received"))
     row = {key: results[0][key] for key in _KEYS}
     return {"exchange": exchange, "zero": zero, "rate": options.rate, "bytes_per_step": moved, **row}
@@ -72,7 +76,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--exchanges", default="server,ring", help="comma-separated: server, ring")
+    parser.add_argument(
+        "--exchanges", default="server,colocated,ring", help="comma-separated: server, colocated, ring"
+    )
     parser.add_argument("--stages", default="0,1,2,3", help="comma-separated stages of ZeRO")
     parser.add_argument("--model", default="vgg16_cifar")
     parser.add_argument("--data", default="synthetic:3x32x32")

