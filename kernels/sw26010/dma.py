@@ -42,6 +42,10 @@ class Transfer:
         """Of all CPEs together."""
         return sum(block_bytes * blocks for block_bytes, blocks in self.runs)
 
+    def scaled(self, times: int) -> Transfer:
+        """The same by so many CPEs."""
+        return Transfer(tuple((block_bytes, blocks * times) for block_bytes, blocks in self.runs))
+
     @property
     def cycles(self) -> int:
         """From the issue until all data have arrived, while the memory's latency is hidden by earlier requests."""
