@@ -1,9 +1,9 @@
-"""Convolution blocked on batch and channels, as swDNN blocks it: no column matrix, one product for each pixel and tap.
+"""Convolution blocked on batch and channels, as swDNN blocks it: a product for each pixel and tap, no column matrix.
 
 Arrays lie as swDNN lays them: images (H, W, Ni, B), filters (K, K, No, Ni), results (OH, OW, No, B), the batch
 contiguous; stride 1, no padding. A core group computes some rows of the result. It keeps `columns` pixels of one row,
-(B, No) each, in LDM; for each of the K rows of filters it gets one input pixel (B, Ni) after another and multiplies it
-with the K taps (Ni, No) of the row. What of the filters stays in LDM is the choice:
+(B, No) each, in LDM; for each of the K rows of filters it gets one input pixel (B, Ni) after another and multiplies
+it with the K taps (Ni, No) of the row. What of the filters stays in LDM is the choice:
 
 - `streamed`: one tap, double buffered. Every pixel has all K taps of the row pass by, in one fixed order, also those
   that lead to no column of this tile at its ends. This is swDNN's batch-size-aware loop.
@@ -196,7 +196,7 @@ def most_columns(batch: int, inputs: int, outputs: int, taps: int = 1) -> int:
     return words // (outputs * batch)
 
 
-def plan_convolution(
+def plan_convolution(  # noqa: PLR0917 - the shape of a layer
     batch: int,
     inputs: int,
     outputs: int,

@@ -6,7 +6,7 @@ __all__ = ["BlockingError", "LdmOverflowError"]
 
 
 class BlockingError(ValueError):
-    """A shape or blocking that the algorithm cannot run; the message names what was expected and seen, and a remedy."""
+    """A shape or blocking that an algorithm cannot run; the message says what was expected and seen, and a remedy."""
 
 
 class LdmOverflowError(BlockingError):

@@ -12,7 +12,7 @@ from kernels.nn.window import Window
 from kernels.sw26010 import passes
 from kernels.sw26010.ledger import Ledger
 from kernels.sw26010.product import plan_product
-from kernels.sw26010.streams import Pass, plan_stream
+from kernels.sw26010.streams import Pass, plan_slabs
 from kernels.sw26010.windows import WindowTask, plan_windows
 
 __all__ = [
@@ -45,7 +45,8 @@ def _sum(*ledgers: Ledger) -> Ledger:
 
 
 def _pass(task: Pass, rows: int, width: int, core_groups: int) -> Ledger:
-    return plan_stream(task, rows, width, itemsize=_ITEM, core_groups=core_groups).cost()
+    slabs = plan_slabs(task, rows, width, itemsize=_ITEM, core_groups=core_groups)
+    return _sum(*(plan.cost() for _, plan in slabs))
 
 
 def _product(m: int, n: int, k: int, orders: str, core_groups: int) -> Ledger:

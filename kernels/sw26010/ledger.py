@@ -70,7 +70,7 @@ class Ledger:
     core_groups: int = 1
 
     def step(self, work: Work = _NOTHING, transfers: Sequence[Transfer] = (), times: int = 1) -> None:
-        """A step of double buffering, `times` times: the DMA for the next tile goes on while this tile is worked on."""
+        """A step of double buffering, `times` times: DMA for the next tile goes on while this tile is worked on."""
         dma = sum(transfer.cycles for transfer in transfers)
         self.cycles += times * max(work.cycles, dma)
         self._record(work, transfers, dma, times)

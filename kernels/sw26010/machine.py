@@ -35,7 +35,7 @@ CPES: Final = MESH * MESH
 FMA_LANES: Final = 4
 # [D] 64 * 11.6 GF.
 PEAK_FLOPS_PER_CPE_CLUSTER: Final = CPES * 2 * FMA_LANES * CLOCK_HZ
-# [D] 765.6 GF, with the 23.2 GF of the MPE, which does not compute here. What efficiencies refer to, as published ones.
+# [D] 765.6 GF, with the 23.2 GF of the MPE, which does not compute here. Efficiencies refer to it, as published ones.
 PEAK_FLOPS_PER_GROUP: Final = PEAK_FLOPS_PER_CPE_CLUSTER + 16 * CLOCK_HZ
 
 LDM_BYTES: Final = 64 * 1024  # [F] of one CPE.

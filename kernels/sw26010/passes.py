@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from kernels.jit import kernel
 from kernels.optim import SgdRule, sgd, sgd_momentum
 from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.streams import Pass, execute_stream, plan_stream
+from kernels.sw26010.streams import Pass, StreamPlan, execute_stream, plan_slabs, plan_stream
 
 __all__ = [
     "ADD",
@@ -115,7 +117,7 @@ def _flat(array: Values) -> Values:
 
 
 def ring_add(a: Values, b: Values, total: Values, *, core_groups: int = 1) -> Ledger:
-    """total = a + b, elementwise, arrays of any one shape and type; `total` may be `a`."""
+    """Total = a + b, elementwise, arrays of any one shape and type; `total` may be `a`."""
     plan = plan_stream(ADD, a.size, itemsize=a.itemsize, core_groups=core_groups)
     return execute_stream(plan, [_flat(a), _flat(b)], [_flat(total)], _add)
 
@@ -154,21 +156,46 @@ def sgd_update(
     return execute_stream(plan, [p, g, b], [p, b], with_momentum)
 
 
+def _by_slabs(task: Pass, x: Values, core_groups: int, make: Callable[[slice, StreamPlan], Ledger]) -> Ledger:
+    """Make a pass over rows (M, C), slab by slab if they are long."""
+    slabs = plan_slabs(task, *x.shape, itemsize=x.itemsize, core_groups=core_groups)
+    ledgers = [make(columns, plan) for columns, plan in slabs]
+    return reduce(Ledger.then, ledgers)
+
+
 def add_bias(y: Values, bias: Values, *, core_groups: int = 1) -> Ledger:
     """Add `bias` (C,) to every row of `y` (M, C)."""
     one = np.ones_like(bias)
-    plan = plan_stream(ADD_BIAS, *y.shape, itemsize=y.itemsize, core_groups=core_groups)
-    return execute_stream(plan, [y], [y], lambda x, out: _affine(x, one, bias, out))
+
+    def make(own: slice, plan: StreamPlan) -> Ledger:
+        rows = y[:, own]
+        return execute_stream(plan, [rows], [rows], lambda x, out: _affine(x, one[own], bias[own], out))
+
+    return _by_slabs(ADD_BIAS, y, core_groups, make)
 
 
 def column_sums(x: Values, sums: Values, *, core_groups: int = 1) -> Ledger:
     """Write the sums of the columns of `x` (M, C), added up in fp64, to `sums` (C,)."""
-    totals = np.zeros((2, x.shape[1]))
-    zero = np.zeros(x.shape[1])
-    plan = plan_stream(COLUMN_SUMS, *x.shape, itemsize=x.itemsize, core_groups=core_groups)
-    ledger = execute_stream(plan, [x], [], lambda rows: _moments(rows, zero, totals))
-    sums[...] = totals[0]
-    return ledger
+    totals = _moments_of(x, np.zeros(x.shape[1]), COLUMN_SUMS, core_groups)
+    sums[...] = totals.sums[0]
+    return totals.ledger
+
+
+class _Moments(NamedTuple):
+    sums: Values
+    ledger: Ledger
+
+
+def _moments_of(x: Values, origin: Values, task: Pass, core_groups: int) -> _Moments:
+    sums = np.zeros((2, x.shape[1]))
+
+    def make(own: slice, plan: StreamPlan) -> Ledger:
+        part = np.zeros((2, own.stop - own.start))
+        ledger = execute_stream(plan, [x[:, own]], [], lambda rows: _moments(rows, origin[own], part))
+        sums[:, own] = part
+        return ledger
+
+    return _Moments(sums, _by_slabs(task, x, core_groups, make))
 
 
 def batch_norm(  # noqa: PLR0917 - two activations, two parameters, two results
@@ -185,18 +212,22 @@ def batch_norm(  # noqa: PLR0917 - two activations, two parameters, two results
         moments: (2, C), float64, written: mean and biased variance.
         core_groups: 1 to 4.
     """
-    sums = np.zeros((2, x.shape[1]))
     # Sums of squares lose digits where the mean is large: they are taken around the first row.
     origin = x[0].astype(np.float64)
-    plan = plan_stream(MOMENTS, *x.shape, itemsize=x.itemsize, core_groups=core_groups)
-    ledger = execute_stream(plan, [x], [], lambda rows: _moments(rows, origin, sums))
+    sums, ledger = _moments_of(x, origin, MOMENTS, core_groups)
     mean, square = sums / len(x)
     moments[0], moments[1] = mean + origin, np.maximum(square - mean * mean, 0.0)
     factor = scale / np.sqrt(moments[1] + epsilon)
     offset = (shift - moments[0] * factor).astype(x.dtype)
     factor = factor.astype(x.dtype)
-    plan = plan_stream(SCALE_SHIFT, *x.shape, itemsize=x.itemsize, core_groups=core_groups)
-    return ledger.then(execute_stream(plan, [x], [y], lambda rows, out: _affine(rows, factor, offset, out)))
+
+    def make(own: slice, plan: StreamPlan) -> Ledger:
+        def affine(rows: Values, out: Values) -> None:
+            _affine(rows, factor[own], offset[own], out)
+
+        return execute_stream(plan, [x[:, own]], [y[:, own]], affine)
+
+    return ledger.then(_by_slabs(SCALE_SHIFT, x, core_groups, make))
 
 
 def batch_norm_gradient(  # noqa: PLR0917 - three activations, a parameter, two results, moments
@@ -222,16 +253,26 @@ def batch_norm_gradient(  # noqa: PLR0917 - three activations, a parameter, two 
         gradients: (2, C), written: those of scale and shift.
         core_groups: 1 to 4.
     """
-    mean, variance = moments
+    mean, variance = moments[0], moments[1]
     sums = np.zeros((2, x.shape[1]))
-    plan = plan_stream(GRADIENT_MOMENTS, *x.shape, itemsize=x.itemsize, core_groups=core_groups)
-    ledger = execute_stream(plan, [x, dy], [], lambda a, b: _gradient_moments(a, b, mean, sums))
+
+    def moments_of(own: slice, plan: StreamPlan) -> Ledger:
+        part = np.zeros((2, own.stop - own.start))
+        inputs = [x[:, own], dy[:, own]]
+        ledger = execute_stream(plan, inputs, [], lambda a, b: _gradient_moments(a, b, mean[own], part))
+        sums[:, own] = part
+        return ledger
+
+    ledger = _by_slabs(GRADIENT_MOMENTS, x, core_groups, moments_of)
     inverse = 1.0 / np.sqrt(variance + epsilon)
     gradients[0], gradients[1] = sums[1] * inverse, sums[0]
     factor = scale * inverse
     x_factor = -factor * inverse**2 * sums[1] / len(x)
     factors = np.stack((factor, x_factor, -factor * sums[0] / len(x) - x_factor * mean)).astype(x.dtype)
-    plan = plan_stream(NORMALIZE_GRADIENT, *x.shape, itemsize=x.itemsize, core_groups=core_groups)
-    return ledger.then(
-        execute_stream(plan, [x, dy], [dx], lambda a, b, out: _normalize_gradient(a, b, factors, out))
-    )
+
+    def normalize(own: slice, plan: StreamPlan) -> Ledger:
+        part = np.ascontiguousarray(factors[:, own])
+        inputs, outputs = [x[:, own], dy[:, own]], [dx[:, own]]
+        return execute_stream(plan, inputs, outputs, lambda a, b, out: _normalize_gradient(a, b, part, out))
+
+    return ledger.then(_by_slabs(NORMALIZE_GRADIENT, x, core_groups, normalize))

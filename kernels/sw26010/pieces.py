@@ -118,7 +118,13 @@ def _pool(  # noqa: PLR0917 - three arrays, where, how
                         total += value
                         if value > best or value != value:  # noqa: PLR0124 - true for NaN only
                             best = value
-                            at = (line + top - row * stride + padding) * size + pixel + left - column * stride + padding
+                            at = (
+                                (line + top - row * stride + padding) * size
+                                + pixel
+                                + left
+                                - column * stride
+                                + padding
+                            )
                         elif line == 0 and pixel == begin - left:
                             at = (top - row * stride + padding) * size + begin - column * stride + padding
                 target[low + c] = best if maximum else total / count

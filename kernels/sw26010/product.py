@@ -14,6 +14,7 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from kernels.sw26010.core_group import CoreGroup, order_of
+from kernels.sw26010.dma import Transfer
 from kernels.sw26010.errors import BlockingError
 from kernels.sw26010.ldm import Ldm
 from kernels.sw26010.ledger import Ledger, Work
@@ -51,7 +52,7 @@ class ProductPlan:
         pipelined: see `product_work`.
 
     Raises:
-        BlockingError: an extent is below 1, an element has neither 4 nor 8 bytes, or there are not so many core groups.
+        BlockingError: an extent is below 1, elements have neither 4 nor 8 bytes, or the chip has fewer core groups.
         LdmOverflowError: the tiles do not fit into LDM.
     """
 
@@ -71,8 +72,8 @@ class ProductPlan:
     def __post_init__(self) -> None:
         if min(self.m, self.n, self.k, self.block_m, self.block_n, self.block_k) < 1:
             raise BlockingError(
-                f"product: expected extents and blocks of at least 1, seen {self.m} x {self.k} by {self.k} x {self.n} "
-                f"in blocks {self.block_m}, {self.block_n}, {self.block_k}; give the shapes of two matrices"
+                f"product: expected extents and blocks of at least 1, seen {self.m} x {self.k} by {self.k} x {self.n}"
+                f" in blocks {self.block_m}, {self.block_n}, {self.block_k}; give the shapes of two matrices"
             )
         check_machine(self.itemsize, self.core_groups)
         tiles(self, Ldm())
@@ -113,10 +114,10 @@ class ProductPlan:
             store = tile_transfer(rows, columns, self.itemsize, self.order_c)
             ledger.alone(self.store_work(rows, columns), [store], times=count)
 
-    def _transfer_a(self, rows: int, depth: int) -> Any:
+    def _transfer_a(self, rows: int, depth: int) -> Transfer:
         return tile_transfer(rows, depth, self.itemsize, self.order_a)
 
-    def _transfer_b(self, depth: int, columns: int) -> Any:
+    def _transfer_b(self, depth: int, columns: int) -> Transfer:
         return tile_transfer(depth, columns, self.itemsize, self.order_b)
 
     def step_work(self, rows: int, columns: int, depth: int) -> Work:
@@ -178,7 +179,9 @@ def plan_product(
     Raises:
         BlockingError: an extent is below 1, or the machine has no such elements or core groups.
     """
-    smallest = ProductPlan(m, n, k, MESH, MESH, MESH, itemsize, *orders, core_groups, pipelined)
+    smallest = ProductPlan(
+        m, n, k, MESH, MESH, MESH, itemsize, orders[0], orders[1], orders[2], core_groups, pipelined
+    )
     rows, columns = next(smallest.shares())
     sides = (rows.stop - rows.start, columns.stop - columns.start, k)
     choices = [
@@ -214,8 +217,8 @@ def matrix_product(
     (m, k), n = a.shape, b.shape[1]
     if b.shape[0] != k or out.shape != (m, n) or not a.dtype == b.dtype == out.dtype:
         raise BlockingError(
-            f"product: expected (M, K), (K, N) and (M, N) of one type, seen {a.shape} {a.dtype}, {b.shape} {b.dtype}, "
-            f"{out.shape} {out.dtype}; convert or transpose an operand"
+            f"product: expected (M, K), (K, N) and (M, N) of one type, seen {a.shape} {a.dtype}, {b.shape} {b.dtype},"
+            f" {out.shape} {out.dtype}; convert or transpose an operand"
         )
     if plan is None:
         orders = "".join(order_of(matrix) for matrix in (a, b, out))

@@ -17,10 +17,10 @@ from kernels.sw26010.errors import BlockingError
 from kernels.sw26010.ldm import Ldm
 from kernels.sw26010.ledger import Ledger
 from kernels.sw26010.machine import CPES, FMA_LANES
-from kernels.sw26010.product import check_machine
+from kernels.sw26010.product import check_machine, cuts
 from kernels.sw26010.waves import Unit, add_waves, reduction_work, vector_work, wave
 
-__all__ = ["Pass", "StreamPlan", "execute_stream", "plan_stream"]
+__all__ = ["Pass", "StreamPlan", "execute_stream", "plan_slabs", "plan_stream"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class StreamPlan:
         piece: rows of a unit.
         itemsize: bytes of an element, 4 or 8.
         core_groups: among which the rows are divided.
+        strided: these are some columns of longer rows: every row is a block of its own.
 
     Raises:
         BlockingError: an extent is below 1, or the machine has no such elements or core groups.
@@ -71,6 +72,7 @@ class StreamPlan:
     piece: int
     itemsize: int = 4
     core_groups: int = 1
+    strided: bool = False
 
     def __post_init__(self) -> None:
         check_machine(self.itemsize, self.core_groups)
@@ -95,7 +97,8 @@ class StreamPlan:
         """A piece of `rows` rows."""
         task, elements = self.task, rows * self.width
         memory = task.reads + task.writes + task.scattered * FMA_LANES
-        transfer = Transfer(((elements * self.itemsize, 1),))
+        blocks = rows if self.strided else 1
+        transfer = Transfer(((elements * self.itemsize // blocks, blocks),))
         work = vector_work(elements, task.arithmetic, memory, task.flops)
         return Unit(work, (transfer,) * (task.reads + task.writes))
 
@@ -104,8 +107,8 @@ class StreamPlan:
         ledgers = []
         for share in self.shares():
             ledger = Ledger()
-            full, rest = divmod(share.stop - share.start, self.piece)
-            add_waves(ledger, [(self.unit(self.piece), full)] * (full > 0) + [(self.unit(rest), 1)] * (rest > 0))
+            pieces = cuts(share.stop - share.start, self.piece)
+            add_waves(ledger, [(self.unit(rows), count) for rows, count in pieces])
             self.finish(ledger)
             ledgers.append(ledger)
         return self.together(ledgers)
@@ -127,7 +130,9 @@ class StreamPlan:
         return ledger
 
 
-def plan_stream(task: Pass, rows: int, width: int = 1, *, itemsize: int = 4, core_groups: int = 1) -> StreamPlan:
+def plan_stream(
+    task: Pass, rows: int, width: int = 1, *, itemsize: int = 4, core_groups: int = 1, strided: bool = False
+) -> StreamPlan:
     """The longest pieces that fit into LDM and leave no CPE without one.
 
     Raises:
@@ -139,7 +144,36 @@ def plan_stream(task: Pass, rows: int, width: int = 1, *, itemsize: int = 4, cor
     fits = room // (2 * (task.reads + task.writes) * max(1, width) * itemsize)
     shared = -(-rows // (CPES * core_groups))
     vector = FMA_LANES if width == 1 else 1
-    return StreamPlan(task, rows, width, max(1, min(fits, -(-shared // vector) * vector)), itemsize, core_groups)
+    piece = max(1, min(fits, -(-shared // vector) * vector))
+    return StreamPlan(task, rows, width, piece, itemsize, core_groups, strided)
+
+
+def plan_slabs(
+    task: Pass, rows: int, width: int, *, itemsize: int = 4, core_groups: int = 1
+) -> list[tuple[slice, StreamPlan]]:
+    """Plans for all columns of rows that may be too long for LDM: (columns, plan) of each slab.
+
+    Raises:
+        BlockingError: an extent is below 1, or the machine has no such elements or core groups.
+    """
+    check_machine(itemsize, core_groups)
+    each = 8 * task.columns + 2 * (task.reads + task.writes) * itemsize
+    count = max(1, -(-width * each // (Ldm().capacity_bytes - 64)))
+    slab = max(1, -(-width // count))
+    return [
+        (
+            slice(first, min(first + slab, width)),
+            plan_stream(
+                task,
+                rows,
+                min(slab, width - first),
+                itemsize=itemsize,
+                core_groups=core_groups,
+                strided=slab < width,
+            ),
+        )
+        for first in range(0, max(width, 1), slab)
+    ]
 
 
 _Kernel = Callable[..., Any]

@@ -1,7 +1,7 @@
 """Selection of the largest magnitudes: an exact threshold by three passes of histograms, then one that collects.
 
-Without its sign bit, a fp32 as an integer is ordered as its magnitude is. The digits of the k-th largest one are found
-from the highest: every CPE counts the digits of its pieces in LDM, and the counts are summed over the mesh.
+Without its sign bit, a fp32 as an integer is ordered as its magnitude is. The digits of the k-th largest one are
+found from the highest: every CPE counts the digits of its pieces in LDM, and the counts are summed over the mesh.
 """
 
 from __future__ import annotations

@@ -97,9 +97,7 @@ class Sum:
     """A body, and a shortcut around it."""
 
 
-Description = (
-    Convolution | FullyConnected | Norm | Pooling | Rectifier | Reshape | Drop | Shortcut | Chain | Sum
-)
+Description = Convolution | FullyConnected | Norm | Pooling | Rectifier | Reshape | Drop | Shortcut | Chain | Sum
 
 
 def describe(layer: Layer) -> Description:  # noqa: PLR0911 - one line for each kind
@@ -116,7 +114,8 @@ def describe(layer: Layer) -> Description:  # noqa: PLR0911 - one line for each 
         case BatchNorm():
             return Norm(layer._epsilon, layer._momentum)
         case MaxPool2d() | AvgPool2d():
-            return Pooling(isinstance(layer, MaxPool2d), layer._window, layer._output_shape[:2])
+            height, width = layer._output_shape[:2]
+            return Pooling(isinstance(layer, MaxPool2d), layer._window, (height, width))
         case GlobalAvgPool():
             return Pooling(False, None, (1, 1))
         case ReLU():

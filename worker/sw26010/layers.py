@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from kernels.sw26010 import passes
 from kernels.sw26010.ledger import Ledger
 from kernels.sw26010.pieces import col2im, im2col, pool, pool_gradient
 from kernels.sw26010.product import matrix_product
-from kernels.sw26010.streams import Pass, execute_stream, plan_stream
+from kernels.sw26010.streams import execute_stream, plan_slabs, plan_stream
 from worker.engine.layer import Array, Layer, ParameterLayer, Run
 from worker.sw26010.describe import (
     Chain,
@@ -389,14 +388,14 @@ def _rows(activation: Array) -> Array:
 
 def _copy(source: Array, target: Array, core_groups: int) -> Ledger:
     """Copy an activation, or a range of its channels, as rows of pixels."""
-    task: Pass = passes.COPY
     shape = (math.prod(source.shape[:3]), source.shape[-1])
-    plan = plan_stream(task, *shape, core_groups=core_groups)
-    made = np.empty(shape, target.dtype)
+    given, made = source.reshape(shape), np.empty(shape, target.dtype)
 
-    def move(local: Any, result: Any) -> None:
+    def move(local: Array, result: Array) -> None:
         result[...] = local
 
-    ledger = execute_stream(plan, [source.reshape(shape)], [made], move)
+    ledger = Ledger()
+    for own, plan in plan_slabs(passes.COPY, *shape, core_groups=core_groups):
+        ledger = ledger.then(execute_stream(plan, [given[:, own]], [made[:, own]], move))
     target[...] = made.reshape(target.shape)
     return ledger

@@ -111,7 +111,7 @@ def _walk(layer: Layer, shape: Shape, batch: int, core_groups: int, times: list[
     return output
 
 
-def layer_cost(layer: Layer, shape: Shape, batch: int, core_groups: int) -> LayerCost | None:
+def layer_cost(layer: Layer, shape: Shape, batch: int, core_groups: int) -> LayerCost | None:  # noqa: PLR0911
     """The ledgers of a layer without children, for samples of `shape`; None where nothing is done."""
     description = describe(layer)
     elements = batch * math.prod(shape)
@@ -128,9 +128,7 @@ def layer_cost(layer: Layer, shape: Shape, batch: int, core_groups: int) -> Laye
             )
         case FullyConnected(units, bias):
             gradient = layer.needs_input_gradient
-            return linear_cost(
-                batch, shape[0], units, bias=bias, input_gradient=gradient, core_groups=core_groups
-            )
+            return linear_cost(batch, shape[0], units, bias=bias, input_gradient=gradient, core_groups=core_groups)
         case Norm():
             return batch_norm_cost(elements // shape[-1], shape[-1], core_groups=core_groups)
         case Pooling(maximum, window, positions):
