@@ -279,12 +279,12 @@ def _execute_tile(  # noqa: PLR0917 - three arrays and a place
     for filter_row in range(plan.size):
         taps: dict[int, NDArray[np.float64]] = {}
         for pixel in range(columns + plan.size - 1):
-            arrived: Transfer | None = group.get(images[filter_row, left + pixel].T, pixel_tile)
+            arrived: Transfer | None = group.get(images[filter_row, left + pixel].T, pixel_tile, "F")
             for used, passing in plan.steps(pixel, columns):
                 transfers = [] if arrived is None else [arrived]
                 if plan.filters != "row" or pixel == 0:
                     taps = {tap: mesh_tile(plan.inputs, plan.outputs) for tap in range(passing.start, passing.stop)}
-                    transfers += [group.get(filters[filter_row, tap].T, tile) for tap, tile in taps.items()]
+                    transfers += [group.get(filters[filter_row, tap].T, tile, "F") for tap, tile in taps.items()]
                 if not ledger.dma_cycles:
                     ledger.begin(transfers[:2])
                 for tap, tile in taps.items():
@@ -293,4 +293,4 @@ def _execute_tile(  # noqa: PLR0917 - three arrays and a place
                 ledger.step(plan.step_work(used, arrived is not None), transfers)
                 arrived = None
     for column, tile in enumerate(sums):
-        ledger.alone(plan.store_work(), [group.put(tile, results[column].T)])
+        ledger.alone(plan.store_work(), [group.put(tile, results[column].T, "F")])

@@ -17,7 +17,7 @@ __all__ = ["CoreGroup", "order_of"]
 
 def order_of(matrix: NDArray[Any]) -> str:
     """Along what a matrix is contiguous: `C` (rows), `F` (columns) or `A` (nothing)."""
-    if matrix.strides[1] == matrix.itemsize or (matrix.shape[1] == 1 and matrix.strides[0] != matrix.itemsize):
+    if matrix.strides[1] == matrix.itemsize:
         return "C"
     return "F" if matrix.strides[0] == matrix.itemsize else "A"
 
@@ -43,17 +43,25 @@ class CoreGroup:
         self.ldm.allocate(name, buffers * tile_bytes(rows, columns))
         return mesh_tile(rows, columns)
 
-    def get(self, source: NDArray[Any], tile: Tile) -> Transfer:
-        """Move a matrix from main memory to LDM; what was moved is returned as it was counted on the way."""
-        return _moved(source, tile, get=True)
+    def get(self, source: NDArray[Any], tile: Tile, order: str) -> Transfer:
+        """Move a part of a matrix in main memory to LDM.
 
-    def put(self, tile: Tile, target: NDArray[Any]) -> Transfer:
-        """Move a tile to main memory."""
-        return _moved(target, tile, get=False)
+        Args:
+            source: (R, C), fp32 or fp64.
+            tile: written, of `mesh_tile(R, C)`.
+            order: of the whole matrix, see `order_of`; the strides of a part with one row or column do not tell it.
+
+        Returns:
+            What was moved, as it was counted on the way.
+        """
+        return _moved(source, tile, order, get=True)
+
+    def put(self, tile: Tile, target: NDArray[Any], order: str) -> Transfer:
+        """Move a tile to main memory, the other way round."""
+        return _moved(target, tile, order, get=False)
 
 
-def _moved(matrix: NDArray[Any], tile: Tile, *, get: bool) -> Transfer:
-    order = order_of(matrix)
+def _moved(matrix: NDArray[Any], tile: Tile, order: str, *, get: bool) -> Transfer:
     # Contiguous pieces run along rows of what the kernels see: a matrix by columns is seen transposed.
     seen, own = (matrix.T, np.swapaxes(np.swapaxes(tile, 0, 1), 2, 3)) if order == "F" else (matrix, tile)
     runs = np.zeros(max(seen.shape[1], 1) + 1, np.int64)

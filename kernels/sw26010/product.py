@@ -250,10 +250,10 @@ def _execute_share(plan: ProductPlan, a: NDArray[Any], b: NDArray[Any], out: NDA
             own_b = b[first : first + plan.block_k, left : left + columns]
             depth = own_a.shape[1]
             tile_a, tile_b = mesh_tile(rows, depth), mesh_tile(depth, columns)
-            transfers = [group.get(own_a, tile_a), group.get(own_b, tile_b)]
+            transfers = [group.get(own_a, tile_a, plan.order_a), group.get(own_b, tile_b, plan.order_b)]
             if not ledger.dma_cycles:
                 ledger.begin(transfers)
             multiply_tiles(tile_a, tile_b, sums)
             ledger.step(plan.step_work(rows, columns, depth), transfers)
-        moved = group.put(sums, target)
+        moved = group.put(sums, target, plan.order_c)
         ledger.alone(plan.store_work(rows, columns), [moved])
