@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from kernels.nn.window import Window
 from kernels.sw26010 import passes
@@ -18,10 +19,22 @@ from kernels.sw26010.product import plan_product
 from kernels.sw26010.streams import plan_stream
 from kernels.sw26010.threshold import selection_cost
 
-__all__ = ["GRIDS", "KERNELS", "PUBLISHED_SWDNN", "ConvolutionShape", "Row", "paper_grid", "rows_of", "swdnn_grid"]
+__all__ = [
+    "GRIDS",
+    "KERNELS",
+    "PUBLISHED_SWDNN",
+    "ConvolutionShape",
+    "Loop",
+    "Row",
+    "paper_grid",
+    "rows_of",
+    "swdnn_grid",
+]
 
 # [F] GFLOP/s of swDNN, fp64, 4 core groups, 172 configurations: least, median, most.
 PUBLISHED_SWDNN: Final = (708.0, 1285.0, 1498.0)
+
+Loop = Literal["streamed", "needed", "row", "log"]
 
 _CHANNELS_MEASURED: Final = range(128, 385, 32)
 _CHANNELS: Final = range(64, 385, 32)
@@ -40,13 +53,15 @@ class ConvolutionShape:
     def __str__(self) -> str:
         return f"B={self.batch} Ni={self.inputs} No={self.outputs} out={self.side}x{self.side} K={self.size}"
 
-    def cost(self, filters: FilterPlace = "streamed", *, pipelined: bool = True) -> Ledger:
-        """fp64 on the whole chip.
+    def cost(
+        self, filters: FilterPlace = "streamed", *, pipelined: bool = True, columns: int | None = None
+    ) -> Ledger:
+        """fp64 on the whole chip; tiles are as wide as LDM allows, or `columns`.
 
         Raises:
             BlockingError: swDNN's blocking cannot run it.
         """
-        return plan_convolution(
+        plan = plan_convolution(
             self.batch,
             self.inputs,
             self.outputs,
@@ -56,7 +71,26 @@ class ConvolutionShape:
             filters=filters,
             core_groups=CORE_GROUPS,
             pipelined=pipelined,
-        ).cost()
+        )
+        return plan.cost() if columns is None else replace(plan, columns=columns).cost()
+
+    def run(self, loop: Loop) -> Ledger:
+        """The same by the name of the loop: a place of filters, or `log`, the loop of swDNN's measured program.
+
+        That program keeps the K taps of a row in tiles of its own width, and waits for its operands.
+
+        Raises:
+            BlockingError: the blocking cannot run it.
+        """
+        if loop == "log":
+            return self.cost("row", pipelined=False, columns=self.columns_of_log)
+        return self.cost(loop)
+
+    @property
+    def columns_of_log(self) -> int:
+        """How wide the tiles of swDNN's measured program are: it keeps K taps and leaves 9 KB of LDM alone [F]."""
+        words = 64 * 55 * 1024 // 8 - 2 * self.inputs * self.batch - 2 * self.size * self.inputs * self.outputs
+        return words // (self.outputs * self.batch) - (self.size - 1)
 
 
 @dataclass(frozen=True)
@@ -83,21 +117,16 @@ def swdnn_grid() -> tuple[ConvolutionShape, ...]:
     """The 172 configurations that swDNN's public log measured, in its order.
 
     3 x 3 filters, batches of 128 and 256, results of 16, 24, 32 and 40 pixels, 128 to 384 channels, where its test
-    program found room: it kept K taps and ran with 55 KB of LDM.
+    program found room.
     """
-    return tuple(
+    shapes = (
         ConvolutionShape(batch, inputs, outputs, side, 3)
         for batch in (128, 256)
         for side in (16, 24, 32, 40)
         for inputs in _CHANNELS_MEASURED
         for outputs in _CHANNELS_MEASURED
-        if _had_room(batch, inputs, outputs, 3)
     )
-
-
-def _had_room(batch: int, inputs: int, outputs: int, size: int) -> bool:
-    words = 64 * 55 * 1024 // 8 - 2 * inputs * batch - 2 * size * inputs * outputs
-    return words // (outputs * batch) - (size - 1) > 0
+    return tuple(shape for shape in shapes if shape.columns_of_log > 0)
 
 
 def paper_grid() -> tuple[ConvolutionShape, ...]:
@@ -151,11 +180,11 @@ def _elementwise() -> Iterator[Row]:
 KERNELS: Final = ("dgemm", "sgemm", "conv", "other")
 
 
-def rows_of(kernel: str, grid: str) -> Iterator[Row]:
+def rows_of(kernel: str, grid: str, loop: Loop = "streamed") -> Iterator[Row]:
     """The rows of one of `KERNELS`; of `conv`, over one of `GRIDS`."""
     if kernel == "conv":
         for shape in GRIDS[grid]():
-            yield _row("conv", str(shape), shape.cost)
+            yield _row("conv", str(shape), partial(shape.run, loop))
     elif kernel == "other":
         yield from _elementwise()
     else:

@@ -38,6 +38,13 @@ def sw26010(
             help="Convolutions: a few, the 172 that swDNN's log measured, or a sweep as in its paper.",
         ),
     ] = "small",
+    loop: Annotated[
+        Literal["streamed", "needed", "row", "log"],
+        typer.Option(
+            metavar="streamed|needed|row|log",
+            help="Convolutions: what of the filters stays in LDM; log is the loop of the program that wrote the log.",
+        ),
+    ] = "streamed",
     model: Annotated[
         str | None, typer.Option(metavar="M", help="Instead: the layers of a model in a training step.")
     ] = None,
@@ -56,6 +63,7 @@ def sw26010(
     Examples:
       taihu bench sw26010
       taihu bench sw26010 --kernel conv --grid swdnn --json sw26010.json
+      taihu bench sw26010 --kernel conv --grid swdnn --loop log
       taihu bench sw26010 --model resnet20 --batch 128
     """  # noqa: D301
     check_writable(json_file)
@@ -63,7 +71,7 @@ def sw26010(
         rows = list(_model_rows(model, batch, core_groups))
     else:
         kernels = KERNELS if kernel == "all" else (kernel,)
-        rows = [row for name in kernels for row in rows_of(name, grid)]
+        rows = [row for name in kernels for row in rows_of(name, grid, loop)]
     _tell(rows)
     if model is None and kernel in ("all", "conv"):
         _summarize(rows, grid)

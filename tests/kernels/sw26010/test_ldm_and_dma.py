@@ -35,7 +35,8 @@ def test_an_overflow_names_the_tile_the_bytes_and_the_remedy() -> None:
     with pytest.raises(LdmOverflowError) as raised:
         ldm.allocate("B, double buffered", 30_001, "use smaller blocks")
     assert str(raised.value) == (
-        "tile B, double buffered: asked for 30016 bytes of LDM in each CPE, 21440 of 61440 are free; use smaller blocks"
+        "tile B, double buffered: asked for 30016 bytes of LDM in each CPE, 21440 of 61440 are free; "
+        "use smaller blocks"
     )
     with pytest.raises(LdmOverflowError, match="tile A: is in LDM already"):
         ldm.allocate("A", 32)

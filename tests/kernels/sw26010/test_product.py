@@ -1,4 +1,4 @@
-"""Products on the mesh: NumPy's results, formulas for what is moved, and the same ledger with and without computing."""
+"""Products on the mesh: NumPy's results, formulas for what is moved, the same ledger with and without computing."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ def _matrix(rows: int, columns: int, dtype: Any, order: str, seed: int) -> Any:
     st.tuples(*[st.sampled_from("CFA")] * 3),
     st.integers(1, 4),
 )
-def test_products_equal_numpys_and_cost_what_was_planned(
+def test_products_equal_numpys_and_cost_what_was_planned(  # noqa: PLR0917 - drawn
     m: int, n: int, k: int, blocks: tuple[int, ...], dtype: Any, orders: tuple[str, ...], core_groups: int
 ) -> None:
     a, b = _matrix(m, k, dtype, orders[0], 1), _matrix(k, n, dtype, orders[1], 2)
     out = _matrix(m, n, dtype, orders[2], 3)
     own = "".join(order_of(matrix) for matrix in (a, b, out))
-    plan = ProductPlan(m, n, k, *blocks, np.dtype(dtype).itemsize, *own, core_groups)
+    rows, columns, depth = blocks
+    itemsize = np.dtype(dtype).itemsize
+    plan = ProductPlan(m, n, k, rows, columns, depth, itemsize, own[0], own[1], own[2], core_groups)
     ledger = execute_product(plan, a, b, out)
     exact = a.astype(np.float64) @ b.astype(np.float64)
     tolerance = 1e-12 if dtype == np.float64 else 2e-7 * (1 + np.abs(exact).max())
@@ -58,8 +60,8 @@ def test_products_equal_numpys_and_cost_what_was_planned(
 def test_operands_are_read_once_for_each_tile_of_the_other_side(
     m: int, n: int, k: int, blocks: tuple[int, ...]
 ) -> None:
-    block_m, block_n, _ = blocks
-    ledger = ProductPlan(m, n, k, *blocks).cost()
+    block_m, block_n, block_k = blocks
+    ledger = ProductPlan(m, n, k, block_m, block_n, block_k).cost()
     assert ledger.dma_bytes == 8 * (m * k * -(-n // block_n) + k * n * -(-m // block_m) + m * n)
     assert ledger.compulsory_bytes == 8 * (m * k + k * n + m * n)
 
@@ -126,7 +128,7 @@ def test_tiles_that_do_not_fit_are_refused() -> None:
         ({"core_groups": 5}, "expected 1 to 4 core groups, seen 5"),
     ],
 )
-def test_illegal_blockings_are_refused(change: dict[str, int], message: str) -> None:
+def test_illegal_blockings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BlockingError, match=message):
         replace(ProductPlan(64, 64, 64, 64, 64, 64), **change)
 
