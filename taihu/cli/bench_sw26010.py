@@ -129,5 +129,5 @@ def _summarize(rows: Sequence[Row], grid: str) -> None:
         low, middle, high = PUBLISHED_SWDNN
         deviation = median / middle - 1
         typer.echo(
-            f"published: median {middle:.0f} GFLOP/s, {low:.0f} to {high:.0f}; the median is {deviation:+.1%} off"
+            f"published: median {middle:.0f} GFLOP/s, {low:.0f} to {high:.0f}; the median differs by {deviation:+.1%}"
         )
