@@ -121,8 +121,8 @@ def swdnn_grid() -> tuple[ConvolutionShape, ...]:
     """
     shapes = (
         ConvolutionShape(batch, inputs, outputs, side, 3)
-        for batch in (128, 256)
         for side in (16, 24, 32, 40)
+        for batch in (128, 256)
         for inputs in _CHANNELS_MEASURED
         for outputs in _CHANNELS_MEASURED
     )
@@ -180,11 +180,14 @@ def _elementwise() -> Iterator[Row]:
 KERNELS: Final = ("dgemm", "sgemm", "conv", "other")
 
 
-def rows_of(kernel: str, grid: str, loop: Loop = "streamed") -> Iterator[Row]:
-    """The rows of one of `KERNELS`; of `conv`, over one of `GRIDS`."""
+def rows_of(kernel: str, grid: str, loop: Loop | None = None) -> Iterator[Row]:
+    """The rows of one of `KERNELS`; of `conv`, over one of `GRIDS`.
+
+    Without a loop, `swdnn` is run by that of the program that was measured, all others are streamed.
+    """
     if kernel == "conv":
         for shape in GRIDS[grid]():
-            yield _row("conv", str(shape), partial(shape.run, loop))
+            yield _row("conv", str(shape), partial(shape.run, loop or ("log" if grid == "swdnn" else "streamed")))
     elif kernel == "other":
         yield from _elementwise()
     else:

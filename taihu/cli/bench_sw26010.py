@@ -39,12 +39,13 @@ def sw26010(
         ),
     ] = "small",
     loop: Annotated[
-        Literal["streamed", "needed", "row", "log"],
+        Literal["streamed", "needed", "row", "log"] | None,
         typer.Option(
             metavar="streamed|needed|row|log",
-            help="Convolutions: what of the filters stays in LDM; log is the loop of the program that wrote the log.",
+            help="Convolutions: what of the filters stays in LDM. log is the loop of the program that was measured, and "
+            "the default for swdnn, streamed for the others.",
         ),
-    ] = "streamed",
+    ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="M", help="Instead: the layers of a model in a training step.")
     ] = None,
@@ -63,7 +64,7 @@ def sw26010(
     Examples:
       taihu bench sw26010
       taihu bench sw26010 --kernel conv --grid swdnn --json sw26010.json
-      taihu bench sw26010 --kernel conv --grid swdnn --loop log
+      taihu bench sw26010 --kernel conv --grid swdnn --loop streamed
       taihu bench sw26010 --model resnet20 --batch 128
     """  # noqa: D301
     check_writable(json_file)
