@@ -63,12 +63,13 @@ class CoreGroup:
 
 def _moved(matrix: NDArray[Any], tile: Tile, order: str, *, get: bool) -> Transfer:
     # Contiguous pieces run along rows of what the kernels see: a matrix by columns is seen transposed.
-    seen, own = (matrix.T, np.swapaxes(np.swapaxes(tile, 0, 1), 2, 3)) if order == "F" else (matrix, tile)
-    runs = np.zeros(max(seen.shape[1], 1) + 1, np.int64)
+    transposed = order == "F"
+    seen = matrix.T if transposed else matrix
+    runs = np.zeros(seen.shape[1] + 1, np.int64)
     if get:
-        get_tile(seen, own, runs)
+        get_tile(seen, tile, runs, transposed)
     else:
-        put_tile(own, seen, runs)
+        put_tile(tile, seen, runs, transposed)
     if order == "A":
         return Transfer(((matrix.itemsize, matrix.size),)) if matrix.size else Transfer(())
     lengths = [int(length) for length in np.flatnonzero(runs)[::-1]]

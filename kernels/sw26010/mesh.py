@@ -118,40 +118,48 @@ def fill_work(elements_per_cpe: int) -> Work:
 
 
 @kernel
-def get_tile(source: NDArray[Any], tile: Tile, runs: NDArray[np.int64]) -> None:
+def get_tile(source: NDArray[Any], tile: Tile, runs: NDArray[np.int64], transposed: bool) -> None:
     """Spread a matrix over the mesh.
 
     Args:
         source: (R, C), any strides.
-        tile: written, of `mesh_tile(R, C)` or larger parts: zeros beyond the matrix.
-        runs: (number of elements + 1,): runs[n] is raised by the number of row pieces of n elements that were moved.
+        tile: written, of `mesh_tile(R, C)`, or of `mesh_tile(C, R)` if it is `transposed`.
+        runs: (C + 1,): runs[n] is raised by the number of pieces of rows of n elements that were moved.
+        transposed: the tile is that of the transposed matrix.
     """
     rows, columns = source.shape
     height, width = -(-rows // 8), -(-columns // 8)
     tile[:] = 0.0
     for i in range(8):
         for j in range(8):
-            own = tile[i, j]
+            own = tile[j, i] if transposed else tile[i, j]
             last = min(columns, (j + 1) * width)
             for row in range(i * height, min(rows, (i + 1) * height)):
                 for column in range(j * width, last):
-                    own[row - i * height, column - j * width] = source[row, column]
+                    value = np.float64(source[row, column])
+                    if transposed:
+                        own[column - j * width, row - i * height] = value
+                    else:
+                        own[row - i * height, column - j * width] = value
                 if last > j * width:
                     runs[last - j * width] += 1
 
 
 @kernel
-def put_tile(tile: Tile, target: NDArray[Any], runs: NDArray[np.int64]) -> None:
+def put_tile(tile: Tile, target: NDArray[Any], runs: NDArray[np.int64], transposed: bool) -> None:
     """Write a tile to a matrix in main memory, rounded to its type; the counterpart of `get_tile`."""
     rows, columns = target.shape
     height, width = -(-rows // 8), -(-columns // 8)
     for i in range(8):
         for j in range(8):
-            own = tile[i, j]
+            own = tile[j, i] if transposed else tile[i, j]
             last = min(columns, (j + 1) * width)
             for row in range(i * height, min(rows, (i + 1) * height)):
                 for column in range(j * width, last):
-                    target[row, column] = own[row - i * height, column - j * width]
+                    if transposed:
+                        target[row, column] = own[column - j * width, row - i * height]
+                    else:
+                        target[row, column] = own[row - i * height, column - j * width]
                 if last > j * width:
                     runs[last - j * width] += 1
 

@@ -46,7 +46,9 @@ def _im2col(x: Values, columns: Values, places: Places, bounds: Bounds, window: 
         image, row = places[place, 0], places[place, 1]
         top, bottom = _range(row, window, x.shape[1])
         for line in range(top, bottom):
-            lines[line - top] = x[image, line, left:right, low:high]
+            for pixel in range(left, right):
+                for c in range(low, high):
+                    lines[line - top, pixel - left, c - low] = x[image, line, pixel, c]
             read += (right - left) * (high - low)
         for column in range(first, last):
             for kh in range(size):
@@ -75,7 +77,10 @@ def _col2im(columns: Values, x: Values, places: Places, bounds: Bounds, window: 
         top, bottom = _positions(row, window, columns.shape[1])
         for position in range(top, bottom):
             for column in range(left, right):
-                line[column - left] = columns[image, position, column, row + padding - position * stride, :, low:high]
+                windows = columns[image, position, column, row + padding - position * stride]
+                for kw in range(size):
+                    for c in range(low, high):
+                        line[column - left, kw, c - low] = windows[kw, c]
                 read += size * (high - low)
             for column in range(left, right):
                 for kw in range(size):
@@ -83,7 +88,9 @@ def _col2im(columns: Values, x: Values, places: Places, bounds: Bounds, window: 
                     if 0 <= pixel < last - first:
                         for c in range(high - low):
                             gradient[pixel, c] += line[column - left, kw, c]
-        x[image, row, first:last, low:high] = gradient
+        for pixel in range(first, last):
+            for c in range(low, high):
+                x[image, row, pixel, c] = gradient[pixel - first, c - low]
         written += (last - first) * (high - low)
     return read, written
 
@@ -101,7 +108,9 @@ def _pool(  # noqa: PLR0917 - three arrays, where, how
         image, row = places[place, 0], places[place, 1]
         top, bottom = _range(row, window, x.shape[1])
         for line in range(top, bottom):
-            lines[line - top] = x[image, line, left:right, low:high]
+            for pixel in range(left, right):
+                for c in range(low, high):
+                    lines[line - top, pixel - left, c - low] = x[image, line, pixel, c]
             read += (right - left) * (high - low)
         for column in range(first, last):
             begin, end = _range(column, window, x.shape[2])
@@ -149,9 +158,10 @@ def _pool_gradient(  # noqa: PLR0917 - three arrays, where, how
         gradient[:] = 0
         top, bottom = _positions(row, window, dy.shape[1])
         for position in range(top, bottom):
-            if right > left:
-                line[:] = dy[image, position, left:right, low:high]
-                read += (right - left) * (high - low)
+            for column in range(left, right):
+                for c in range(low, high):
+                    line[column - left, c - low] = dy[image, position, column, c]
+                read += high - low
             over, under = _range(position, window, dx.shape[1])
             for column in range(left, right):
                 begin, end = _range(column, window, dx.shape[2])
@@ -164,7 +174,9 @@ def _pool_gradient(  # noqa: PLR0917 - three arrays, where, how
                             gradient[pixel - first, c] += value / count
                         elif chosen[image, position, column, low + c] == own:
                             gradient[pixel - first, c] += value
-        dx[image, row, first:last, low:high] = gradient
+        for pixel in range(first, last):
+            for c in range(low, high):
+                dx[image, row, pixel, c] = gradient[pixel - first, c - low]
         written += (last - first) * (high - low)
     return read, written
 

@@ -42,8 +42,8 @@ def sw26010(
         Literal["streamed", "needed", "row", "log"] | None,
         typer.Option(
             metavar="streamed|needed|row|log",
-            help="Convolutions: what of the filters stays in LDM. log is the loop of the program that was measured, and "
-            "the default for swdnn, streamed for the others.",
+            help="Convolutions: what of the filters stays in LDM. log is the loop of the program that was measured, "
+            "and the default for swdnn; streamed is that for the others.",
         ),
     ] = None,
     model: Annotated[
