@@ -19,6 +19,7 @@ __all__ = [
     "LayerCost",
     "batch_norm_cost",
     "convolution_cost",
+    "copy_cost",
     "elementwise_cost",
     "linear_cost",
     "pooling_cost",
@@ -140,6 +141,12 @@ def elementwise_cost(forward: Pass, backward: Pass | None, elements: int, *, cor
     """One pass over elements in each direction, or none backward."""
     ledgers = [Ledger() if task is None else _pass(task, elements, 1, core_groups) for task in (forward, backward)]
     return LayerCost(*ledgers)
+
+
+def copy_cost(pixels: int, channels: int, *, core_groups: int = 1) -> LayerCost:
+    """A copy of an activation in each direction."""
+    moved = _pass(passes.COPY, pixels, channels, core_groups)
+    return LayerCost(moved, moved)
 
 
 def update_cost(elements: int, *, momentum: bool = True, core_groups: int = 1) -> Ledger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,20 @@ from worker.engine import (
     Conv2d,
     Dropout,
     Flatten,
+    GlobalAvgPool,
     Layer,
     Linear,
     MaxPool2d,
     Model,
     ReLU,
+    Residual,
     Run,
     Sequential,
     StepContext,
     StepHooks,
 )
 from worker.engine.loading import build_model
-from worker.sw26010 import ProcessorModel, layer_times, step_seconds
+from worker.sw26010 import ProcessorModel, layer_times, modelled_step, step_seconds
 
 _SHAPE = (32, 32, 3)
 
@@ -119,6 +122,34 @@ def test_all_other_layers_have_the_engines_results() -> None:
     on_processor = ProcessorModel(bound.model, core_groups=2)
     _assert_same_within_rounding(bound.train(on_processor), engine)
     assert on_processor.layer_times() == layer_times(bound.model, (11, 9, 3), 6, core_groups=2)
+
+
+def _with_shortcut_first() -> Model:
+    body = Sequential([Conv2d(6, 3, padding="same"), BatchNorm(), ReLU()])
+    block = Residual(body, Conv2d(6, 1))
+    return Model(Sequential([MaxPool2d(2), Sequential([ReLU(), block]), GlobalAvgPool(), Linear(10)]), (8, 8, 3), 10)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "first"])
+def test_backward_is_divided_as_a_worker_measures_it(name: str) -> None:
+    model = _with_shortcut_first() if name == "first" else build_model("resnet20", _SHAPE, 10)
+    shape = (8, 8, 3) if name == "first" else _SHAPE
+    bound = _Bound(model, shape, 2)
+    on_processor = ProcessorModel(model, core_groups=3)
+    spent = [0.0]
+
+    def ready(layer: int) -> None:
+        spent.append(sum(each.backward_seconds for each in on_processor.layer_times()))
+
+    context = StepContext(True, 0, 0, 0)
+    on_processor.train(bound.images, bound.labels, context, StepHooks(gradient_ready=ready))
+    times = on_processor.layer_times()
+    assert times == layer_times(model, shape, 2, core_groups=3)
+    step = modelled_step(model, shape, 2, core_groups=3)
+    expected = [stop - start for start, stop in pairwise(spent)]
+    expected[-1] += sum(each.backward_seconds for each in times) - spent[-1]
+    assert step.backward_seconds == pytest.approx(expected, abs=1e-15)
+    assert step.forward_seconds == pytest.approx(sum(each.forward_seconds for each in times))
 
 
 def test_more_core_groups_take_less_time_and_more_images_more() -> None:

@@ -27,7 +27,7 @@ from worker.sw26010.describe import (
     Sum,
     describe,
 )
-from worker.sw26010.times import whole_image
+from worker.sw26010.times import first_of, whole_image
 
 __all__ = ["ProcessorLayer", "on_processor"]
 
@@ -326,7 +326,7 @@ class _Chain(ProcessorLayer):
         return x
 
     def backward(self, dy: Array, run: Run) -> Array:
-        for child in reversed(self._children):
+        for child in reversed(self._children[first_of(self.layer) :]):
             dy = child.backward(dy, run)
         return dy
 
