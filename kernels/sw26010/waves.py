@@ -20,7 +20,7 @@ class Unit:
     transfers: tuple[Transfer, ...]
 
 
-def vector_work(elements: int, arithmetic: float, memory: float, flops: int) -> Work:
+def vector_work(elements: int, arithmetic: int, memory: int, flops: int) -> Work:
     """The work of one CPE on elements in its LDM.
 
     Args:
@@ -30,7 +30,7 @@ def vector_work(elements: int, arithmetic: float, memory: float, flops: int) -> 
         flops: useful ones for each element.
     """
     vectors = -(-elements // FMA_LANES)
-    return Work(LDM_LOAD_CYCLES + int(-(-vectors * max(arithmetic, memory) // 1)), flops=elements * flops)
+    return Work(LDM_LOAD_CYCLES + vectors * max(arithmetic, memory), flops=elements * flops)
 
 
 def wave(ledger: Ledger, unit: Unit, cpes: int = CPES, times: int = 1) -> None:
