@@ -15,6 +15,7 @@ from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.cli.bench_allreduce import allreduce
 from taihu.cli.bench_fc import fc
 from taihu.cli.bench_select import select
+from taihu.cli.bench_sw26010 import sw26010
 from taihu.entry import raise_on_terminate
 from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
@@ -39,6 +40,7 @@ bench_app = typer.Typer(help="Measure parts of the system on real processes.", n
 bench_app.command()(select)
 bench_app.command()(allreduce)
 bench_app.command()(fc)
+bench_app.command()(sw26010)
 
 _PLAN = "exchange.plan=bucket:4MB"
 _TCP_PAYLOAD_SHARE = 1448 / 1514

@@ -1,0 +1,155 @@
+"""What the processor has to know of the engine's layers: the one place that looks into them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.nn.window import Window
+from taihu.errors import ModelError
+from worker.engine.batch_norm import BatchNorm
+from worker.engine.containers import PaddedShortcut, Residual, Sequential
+from worker.engine.convolution import Conv2d
+from worker.engine.dense import Dropout, Flatten, Linear, ReLU
+from worker.engine.layer import Layer, Shape
+from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+
+__all__ = [
+    "Chain",
+    "Convolution",
+    "Description",
+    "Drop",
+    "FullyConnected",
+    "Norm",
+    "Pooling",
+    "Rectifier",
+    "Reshape",
+    "Shortcut",
+    "Sum",
+    "describe",
+]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Windows, filters and groups."""
+
+    window: Window
+    filters: int
+    groups: int
+    bias: bool
+
+
+@dataclass(frozen=True)
+class FullyConnected:
+    """Units."""
+
+    units: int
+    bias: bool
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Batch normalisation."""
+
+    epsilon: float
+    momentum: float
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """Maxima or averages; without a window, averages of whole images."""
+
+    maximum: bool
+    window: Window | None
+    positions: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Rectifier:
+    """ReLU."""
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """Flatten: nothing is moved."""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Dropout."""
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """Every `stride`-th pixel, zeros for new channels."""
+
+    channels: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers after one another."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A body, and a shortcut around it."""
+
+
+Description = Convolution | FullyConnected | Norm | Pooling | Rectifier | Reshape | Drop | Shortcut | Chain | Sum
+
+
+def describe(layer: Layer) -> Description:  # noqa: PLR0911 - one line for each kind
+    """What `layer`, which has been built, does.
+
+    Raises:
+        ModelError: the processor model has no such layer.
+    """
+    match layer:
+        case Conv2d():
+            return Convolution(layer._window, layer._filters, layer._groups, layer._has_bias)
+        case Linear():
+            return FullyConnected(layer._units, layer._has_bias)
+        case BatchNorm():
+            return Norm(layer._epsilon, layer._momentum)
+        case MaxPool2d() | AvgPool2d():
+            height, width = layer._output_shape[:2]
+            return Pooling(isinstance(layer, MaxPool2d), layer._window, (height, width))
+        case GlobalAvgPool():
+            return Pooling(False, None, (1, 1))
+        case ReLU():
+            return Rectifier()
+        case Flatten():
+            return Reshape()
+        case Dropout():
+            return Drop()
+        case PaddedShortcut():
+            return Shortcut(layer._channels, layer._stride)
+        case Sequential():
+            return Chain()
+        case Residual():
+            return Sum()
+    raise ModelError(
+        f"{layer.name or type(layer).__name__}: the SW26010 model has no such layer; train it with --compute cpu"
+    )
+
+
+def output_shape(description: Description, shape: Shape) -> Shape:
+    """The shape of one sample behind a layer without children."""
+    match description:
+        case Convolution(window, filters, _, _):
+            size, stride, padding = window
+            return (*((side + 2 * padding - size) // stride + 1 for side in shape[:2]), filters)
+        case FullyConnected(units, _):
+            return (units,)
+        case Pooling(_, window, positions):
+            return (shape[2],) if window is None else (*positions, shape[2])
+        case Reshape():
+            size = 1
+            for side in shape:
+                size *= side
+            return (size,)
+        case Shortcut(channels, stride):
+            return (-(-shape[0] // stride), -(-shape[1] // stride), channels)
+    return shape
