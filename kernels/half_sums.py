@@ -12,7 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.bits import read_only
-from kernels.half import HALF_KINDS, HalfKind, decode_bf16, decode_fp16, encode_bf16, encode_fp16, from_half
+from kernels.half import (
+    HALF_KINDS,
+    HalfKind,
+    add_half,
+    decode_bf16,
+    decode_fp16,
+    encode_bf16,
+    encode_fp16,
+    from_half,
+    to_half,
+)
 from kernels.jit import kernel
 
 __all__ = ["LARGEST", "all_finite_half", "narrow", "sum_half_in_rank_order", "warm_up"]
@@ -67,9 +77,11 @@ def sum_half_in_rank_order(frames: Sequence[NDArray[np.uint16]], kind: HalfKind,
 
 
 def warm_up(kind: HalfKind) -> None:
-    """Compile these kernels, or load them from the disk cache, so that the first real call does not wait."""
+    """Compile these kernels and those of `kernels.half`, or load them from the disk cache: no real call waits."""
     values, codes = np.zeros(1, dtype=np.float32), np.zeros(1, dtype=np.uint16)
     narrow(values, kind, codes, 1.0)
+    to_half(values, kind, codes)
+    add_half(codes.copy(), kind, codes)
     all_finite_half(codes, kind)
     sum_half_in_rank_order([codes] * 2, kind, values)
 

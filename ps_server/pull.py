@@ -75,6 +75,11 @@ class Pull(ABC):
     def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
         """The answer to the last step of a frame that has been applied, without values if `header` says so."""
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that stay from step to step, beside the parameters."""
+        return 0
+
     def parameters(self, frame: FrameSpec) -> NDArray[Any]:
         """The frame's present parameters as they are sent to whoever asks, shape (frame.count,)."""
         return self._parameters[frame.offset : frame.offset + frame.count]
@@ -145,7 +150,7 @@ class HalfPull(DensePull):
         """See `Pull.apply`."""
         halves = [each for each in contributions if isinstance(each, HalfContribution)]
         scales = {each.loss_scale for each in halves}
-        if len(scales) != 1:
+        if len(scales) != 1 or len(halves) != len(contributions):
             raise FrameError(
                 f"group {frame.group} of step {step}: workers scaled their losses by {sorted(scales)}; expected one "
                 "scale, train.loss_scale must be the same for all"
@@ -157,6 +162,11 @@ class HalfPull(DensePull):
             sum_half_in_rank_order([each.codes for each in halves], self._kind, total)
             self._update_all(frame, step, total, scales.pop())
         to_half(super().parameters(frame), self._kind, self.parameters(frame))
+
+    @property
+    def state_bytes(self) -> int:
+        """See `Pull.state_bytes`."""
+        return self._codes.nbytes
 
     def parameters(self, frame: FrameSpec) -> NDArray[Any]:
         """See `Pull.parameters`."""

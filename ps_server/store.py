@@ -71,8 +71,9 @@ class ParameterStore:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of parameters, or in stage 0 of ZeRO sums, and optimizer state."""
-        return self._parameters.nbytes + (self._optimizer.state_bytes if self._optimizer else 0)
+        """Bytes of parameters, or in stage 0 of ZeRO sums, optimizer state, and what answers are made from."""
+        held = sum(part.state_bytes for part in (self._optimizer, self._pull) if part is not None)
+        return self._parameters.nbytes + held
 
     def begin(self, layout: Layout) -> Initialization:
         """Start to take in initial parameters of `layout`.
@@ -100,6 +101,7 @@ class ParameterStore:
         )
         optimizer.warm_up()
         warm_up()
+        pull = make_pull(self._job, initial.parameters, optimizer)
         with self._changed:
             if self._plan is not None:
                 raise StaleError("the parameters have been initialized already; only worker 0 does so, once")
@@ -108,7 +110,7 @@ class ParameterStore:
             self._parameters = initial.parameters
             self._buffer = initial.buffer
             self._optimizer = optimizer
-            self._pull = make_pull(self._job, initial.parameters, optimizer)
+            self._pull = pull
             self._set_plan(initial.plan, last_step=0)
             self._changed.notify_all()
         return len(initial.parameters)

@@ -1,6 +1,7 @@
 """Which groups have memory in a worker's arenas, where not all of them have at once (ZeRO stages 2 and 3).
 
-Pure bookkeeping around `Pages`: no threads and no network. Whoever uses it holds a lock.
+Pure bookkeeping around `Pages`: no threads and no network. Whoever uses it holds a lock, but for `narrow` and
+`widen`, which touch the values of one group only.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class GroupMemory:
         self._arenas = arenas
         self._half = arenas.half
         self._holds_gradients = holds_gradients
-        self._kept: set[int] = set()
+        # What has come by one plan is there by the next one too.
+        self._kept = set(range(len(groups))) if self._half is not None and self._half.complete else set()
         self._gradients = arenas.gradient_pages
         self._parameters = arenas.parameter_pages
         self._bounds = group_bounds(layout, groups)
@@ -92,9 +94,12 @@ class GroupMemory:
             chosen.append(each)
         return tuple(chosen)
 
-    def use(self, group: int, following: Sequence[int]) -> None:
-        """See `ParameterWindow.use`; where parameters are fetched."""
-        self._do(self._window.use(group, following))
+    def use(self, group: int, following: Sequence[int]) -> list[int]:
+        """See `ParameterWindow.use`; where parameters are fetched.
+
+        Returns the groups that are kept as 16-bit values: `widen` and `arrived` follow for each.
+        """
+        return self._do(self._window.use(group, following))
 
     def keep_all(self, *, keep: bool) -> None:
         """Drop nothing any more until `drop_all`, if `keep` says so."""
@@ -108,7 +113,7 @@ class GroupMemory:
     def narrow(self, group: int, largest: float) -> bool:
         """Make the group's gradients, which are complete, what is sent; returns whether none exceeds `largest`.
 
-        No lock is needed. Without 16-bit values there is nothing to do.
+        Without 16-bit values there is nothing to do.
         """
         if self._half is None or self._gradients is None:
             return True
@@ -118,7 +123,7 @@ class GroupMemory:
         return fits
 
     def widen(self, group: int) -> None:
-        """Make the group's parameters, which have come, what is computed with; no lock is needed."""
+        """Make the group's parameters, which have come, what is computed with."""
         if self._half is not None:
             start, stop = self._bounds[group]
             self._half.widen(start, self._arenas.parameters[start:stop])
@@ -139,27 +144,28 @@ class GroupMemory:
                 self._held.discard(group)
                 self._held_elements -= self._sizes[group]
         self._window.summed(group)
-        if self._half is not None and self._half.keeps:
-            self._kept.add(group)
+        self._keep(group)
 
     def arrived(self, group: int) -> None:
         """The group's parameters are complete."""
         self._window.arrived(group)
-        if self._half is not None and self._half.keeps:
-            self._kept.add(group)
+        self._keep(group)
 
     def close(self) -> None:
         """Give back all parameters; none are under way."""
         if self._parameters is not None:
             self._parameters.release(0, self._bounds[-1][1])
 
-    def _do(self, todo: Todo) -> None:
+    def _keep(self, group: int) -> None:
+        if self._half is not None and self._half.keeps:
+            self._kept.add(group)
+            self._half.complete = len(self._kept) == len(self._bounds)
+
+    def _do(self, todo: Todo) -> list[int]:
         assert self._parameters is not None  # noqa: S101
         for group in todo.drop:
             self._parameters.release(*self._bounds[group])
         for group in todo.ask:
-            if group in self._kept:
-                self.widen(group)
-                self.arrived(group)
-            else:
+            if group not in self._kept:
                 self._ask(group)
+        return [group for group in todo.ask if group in self._kept]

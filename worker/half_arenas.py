@@ -19,7 +19,8 @@ class HalfArenas:
     """Gradients as they are sent, and parameters as they come, as codes of `kernels.half`.
 
     Both have shape (elements,), uint16. Gradients are there while they are sent. Parameters stay with `keeps`, which
-    is stage 2 of ZeRO; else each group is given back as soon as it has been widened.
+    is stage 2 of ZeRO; else each group is given back as soon as it has been widened. `complete` says that all that
+    stay have come.
     """
 
     def __init__(self, elements: int, value_type: ValueType, *, keeps: bool) -> None:
@@ -27,6 +28,7 @@ class HalfArenas:
         self.kind: HalfKind = value_type.half_kind
         self.value_type = value_type
         self.keeps = keeps
+        self.complete = False
         self._gradients = Pages(elements, np.uint16)
         self._parameters = Pages(elements, np.uint16)
 

@@ -58,4 +58,5 @@ class HeldGradients:
             return (group,)
         self.overflowed |= not fits
         self._groups.append(group)
-        return tuple(self._groups) if len(self._groups) == self._expected else ()
+        # What the next forward reads first goes first.
+        return tuple(reversed(self._groups)) if len(self._groups) == self._expected else ()

@@ -132,7 +132,11 @@ class MemoryExchange(GradientExchange):
         for stray in strays:
             self._wait_for_parameters(stray)
         with self._guard:
-            self._memory.use(group, following)
+            kept = self._memory.use(group, following)
+        for each in kept:
+            self._memory.widen(each)
+            with self._guard:
+                self._memory.arrived(each)
         self._wait_for_parameters(group)
 
     def _wait_for_parameters(self, group: int) -> None:

@@ -28,6 +28,7 @@ class Observer:
         self._thresholds = CompressionLog()
         self._metrics = metrics
         self._batch = batch
+        self._skipped_steps = 0
         self._log = structlog.get_logger().bind(role="worker", rank=rank)
 
     def progress(self) -> Progress:
@@ -57,7 +58,8 @@ class Observer:
         metrics.step.set(record.step)
         metrics.loss.set(sample.loss)
         metrics.loss_scale.set(record.loss_scale)
-        metrics.skipped_steps.set(record.skipped_steps)
+        metrics.skipped_steps.inc(record.skipped_steps - self._skipped_steps)
+        self._skipped_steps = record.skipped_steps
         self._log.debug("step", step=record.step, **asdict(sample))
 
     def planned(self, plan: Plan) -> None:

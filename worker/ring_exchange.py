@@ -171,4 +171,4 @@ class RingExchange(MemoryExchange):
         times.first_completed_s = times.completed_s = times.answered_s = self._clock.now()
         with self._guard:
             self._memory.summed(group)
-        self._tracer.add("ring", "allreduce", times.ready_s, times.answered_s, step=self._step, group=group)
+        self._tracer.add("ring", "allreduce", times.submitted_s, times.answered_s, step=self._step, group=group)

@@ -91,6 +91,7 @@ class ShardedRingExchange(RingExchange):
             super()._submit(group)
             return
         times = self._times[group]
+        times.selected = times.elements
         times.submitted_s = times.first_completed_s = times.completed_s = times.answered_s = self._clock.now()
         with self._guard:
             self._memory.summed(group)

@@ -168,7 +168,10 @@ class Trainer:
         group = self._group_of_layer[layer]
         if layer != self._last_layers[group]:
             return
-        if not record.serial:
+        if self._job.holds_gradients:
+            # The last push of a step waits for all workers to agree whether to skip it.
+            self._wait_in_backward(layer, self._exchange.push)
+        elif not record.serial:
             self._exchange.push(group)
         elif self._keeps_no_gradients:
             before = record.waited_s

@@ -122,7 +122,8 @@ def load_profile(path: Path) -> Profile:
     if isinstance(data, dict) and "profile" in data:
         data = data["profile"]
     if data is None:
-        raise ConfigError(f"{path}: the run has no profile; train for more than exchange.calibration_steps steps")
+        remedy = "train for more than exchange.calibration_steps steps, and not in fp16"
+        raise ConfigError(f"{path}: the run has no profile; {remedy}")
     try:
         return Profile.from_json(data)
     except ConfigError as error:

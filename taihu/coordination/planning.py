@@ -141,6 +141,9 @@ class Planning:
                 )
 
     def _decide(self, step: int, reports: Sequence[Sequence[StepMeasurement]]) -> None:
+        if self._job.holds_gradients:
+            # No step exchanges one group at a time, so that there is nothing to tell the costs of links from.
+            return
         names = [layer.name for layer in self.plan.layout.layers]
         elements = [layer.elements for layer in self.plan.layout.layers]
         compression = planned_compression(self._job, self.plan.frame_elements)
@@ -154,7 +157,12 @@ class Planning:
             previous=self.profile,
         )
         profile = with_measured_bytes(profile, compression, groups, reports)
-        profile = replace(profile, fc_layers=_fully_connected(self.plan.layout), batch=self._job.train.batch)
+        profile = replace(
+            profile,
+            fc_layers=_fully_connected(self.plan.layout),
+            batch=self._job.train.batch,
+            dense_value_bytes=4 if self._job.train.precision == "fp32" else 2,
+        )
         frame_elements = self._frames_for_links(profile, compression)
         compression = planned_compression(self._job, frame_elements)
         seconds = predict(profile, compression, groups) if self._job.plans_by_measuring else 0.0
@@ -203,7 +211,6 @@ def planned_compression(job: Job, frame_elements: int) -> Compression:
         density=settings.density,
         refresh_every=settings.refresh_every,
         value_bytes=4 if settings.value_type == "fp32" else 2,
-        dense_value_bytes=4 if job.train.precision == "fp32" else 2,
         downlink=job.downlink,
         frame_bytes=frame_elements * BYTES_PER_VALUE,
     )

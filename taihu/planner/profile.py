@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Array = NDArray[np.float64]
 
-_DENSE_VALUE_BYTES = 4
+_DENSE_VALUE_BYTES: Final = 4
 # Kiely, Selecting the Golomb parameter in Rice coding: the best parameter follows from the golden ratio.
 _LOG_GOLDEN = np.log((np.sqrt(5.0) - 1.0) / 2.0)
 
@@ -81,7 +81,7 @@ class Profile:
     `sparse_down_ratio` are measured bytes over those that would be sent if every threshold kept exactly k values and
     workers selected independently of each other; they do not, so that the union of what they push is smaller.
     `fc_layers` are the fully connected ones, in forward order; `batch` is a worker's number of examples, 0 if
-    unknown.
+    unknown. Where all values are sent, each has `dense_value_bytes`: 4, or 2 in mixed precision.
     """
 
     layers: Annotated[tuple[LayerCost, ...], Field(min_length=1)]
@@ -95,6 +95,7 @@ class Profile:
     sparse_down_ratio: PositiveFloat = 1.0
     fc_layers: tuple[FcLayer, ...] = ()
     batch: Annotated[int, Field(ge=0)] = 0
+    dense_value_bytes: Literal[2, 4] = _DENSE_VALUE_BYTES
 
     @property
     def layout(self) -> Layout:
@@ -168,7 +169,6 @@ class Compression:
         frame_bytes: dense bytes that one frame covers at most.
         frame_header_bytes: bytes of a frame beside its payload.
         section_header_bytes: bytes of a sparse section, one for each layer and server, beside its indices.
-        dense_value_bytes: bytes of a value where all are sent: 4, or 2 in mixed precision.
 
     Raises:
         ConfigError: a value is none of these.
@@ -182,15 +182,9 @@ class Compression:
     frame_bytes: int = 1 << 19
     frame_header_bytes: int = 64
     section_header_bytes: int = 4
-    dense_value_bytes: int = _DENSE_VALUE_BYTES
 
     def __post_init__(self) -> None:
-        known = {
-            "method": get_args(Method),
-            "downlink": get_args(Downlink),
-            "value_bytes": (2, 4),
-            "dense_value_bytes": (2, 4),
-        }
+        known = {"method": get_args(Method), "downlink": get_args(Downlink), "value_bytes": (2, 4)}
         for name, choices in known.items():
             if getattr(self, name) not in choices:
                 expected = ", ".join(map(str, choices))
@@ -261,7 +255,7 @@ class Compression:
         return np.minimum(elements, np.maximum(1.0, np.ceil(self.density * elements)))
 
     def _dense_bytes(self, profile: Profile, sizes: GroupSizes) -> Array:
-        size_bytes = self.dense_value_bytes * sizes.elements
+        size_bytes = profile.dense_value_bytes * sizes.elements
         if not profile.servers:
             return 2.0 * (profile.workers - 1) / profile.workers * size_bytes
         return size_bytes + self._frame_headers(profile, sizes)

@@ -34,9 +34,12 @@ class WorkerMetrics:
             self.registry, "taihu_selected_ratio", "Share of the gradient that the last step sent.", labels
         )
         self.loss_scale = _gauge(
-            self.registry, "taihu_loss_scale", "What the loss was multiplied by in the last step (fp16).", labels
+            self.registry,
+            "taihu_loss_scale_ratio",
+            "What the loss was multiplied by in the last step (fp16).",
+            labels,
         )
-        self.skipped_steps = _gauge(
+        self.skipped_steps = _counter(
             self.registry, "taihu_skipped_steps", "Steps that changed nothing: gradients did not fit (fp16).", labels
         )
         self.threshold_drift = _histogram(

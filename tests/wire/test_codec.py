@@ -349,3 +349,12 @@ def test_a_negative_dimension_is_refused(shape: list[int], negative: int, at: in
     message = tensor_pb2.Layout(layers=[tensor_pb2.LayerSpec(name="conv1", tensors=[spec])])
     with pytest.raises(FrameError, match=r"conv1/weight.*-"):
         layout_from_message(message)
+
+
+@pytest.mark.parametrize("scale", [-1.0, math.nan, math.inf])
+def test_a_loss_scale_that_is_none_is_refused(scale: float) -> None:
+    frame = tensor_pb2.Frame()
+    frame.header.data_type = tensor_pb2.DATA_TYPE_FLOAT32
+    frame.header.loss_scale = scale
+    with pytest.raises(FrameError, match="loss scale"):
+        decode_frame(frame.SerializeToString())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -101,7 +102,7 @@ def around_a_ring(job: Job, overflows: dict[int, int] | None = None) -> tuple[li
 
     def work(communicator: Communicator) -> tuple[Values, tuple[float, int]]:
         rank = communicator.rank
-        plan = Plan(1, 1, cap_groups(plan_groups(LAYOUT, job.exchange.plan), LAYOUT, 5000), LAYOUT, 1000)
+        plan = ring_plan(job.exchange.plan, 1)
         arenas = arenas_of(job, LAYOUT.elements)
         if rank == 0:
             arenas.parameters[:] = initial_parameters(LAYOUT)
@@ -199,6 +200,62 @@ def test_bf16_gradients_that_are_not_finite_are_an_error_that_names_the_worker()
     told = "worker 0 pushed 1 gradients that are not finite in layers layer1"
     with Cluster(job_of("bf16", 2, 1, 1, plan="per-layer")) as cluster, pytest.raises(TaihuError, match=told):
         cluster.run(LAYOUT, work)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize(("precision", "overflows"), [("bf16", {}), ("fp16", {2: 1})])
+def test_a_plan_is_adopted_between_steps_even_behind_a_skipped_one(
+    zero: int, precision: Precision, overflows: dict[int, int]
+) -> None:
+    fetched: list[int] = []
+
+    def work(communicator: Communicator) -> tuple[bytes, bytes]:
+        rank, ends = communicator.rank, []
+        for change in (False, True):
+            job = job_of(precision, zero, 0, 3)
+            plan = ring_plan("per-layer", 1)
+            arenas = arenas_of(job, LAYOUT.elements)
+            if rank == 0:
+                arenas.parameters[:] = initial_parameters(LAYOUT)
+            exchange = ShardedRingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas)
+            exchange.start()
+            seen = np.empty(LAYOUT.elements, dtype=np.float32)
+            read(exchange, arenas, seen)
+            for step in STEPS:
+                own = overflowing(gradients(rank, step), here=overflows.get(step) == rank)
+                one_step(exchange, arenas, step, own)
+                if change and step == 2:
+                    exchange.adopt(ring_plan("bucket:5kB", 2))
+                read(exchange, arenas, seen)
+            fetched.append(sum(times.fetch_bytes_down for times in exchange.group_times()))
+            ends.append(seen.tobytes())
+        return ends[0], ends[1]
+
+    with Peers(3) as peers:
+        results = peers.run(work)
+    assert len({end for ends in results for end in ends}) == 1
+    assert any(fetched) == (zero == 3)
+
+
+def ring_plan(strategy: str, version: int) -> Plan:
+    return Plan(version, 1, cap_groups(plan_groups(LAYOUT, strategy), LAYOUT, 5000), LAYOUT, 1000)
+
+
+def test_parameters_that_stay_are_not_fetched_again_by_another_plan() -> None:
+    received: list[int] = []
+
+    def work(member: Member) -> None:
+        exchange = member.exchange
+        for step in STEPS:
+            member.step(step, gradients(member.rank, step))
+            if step == 2:
+                exchange.adopt(replace(exchange.plan, predicted_seconds=1.0))
+            received.append(exchange.totals().received_bytes)
+
+    with Cluster(job_of("bf16", 2, 2, 1, plan="per-layer")) as cluster:
+        cluster.run(LAYOUT, work)
+    by_step = np.diff(received)
+    assert by_step[0] == by_step[1] == by_step[2]
 
 
 @pytest.mark.parametrize(("zero", "volume"), [(2, 1.0), (3, 1.5)])
