@@ -9,7 +9,7 @@ import typer
 
 from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.discovery import find_coordinator, find_rank
-from taihu.entry import raise_on_terminate, wait_for_termination
+from taihu.entry import raise_on_terminate
 from taihu.environment import resolve_job
 from taihu.options import (
     AdvertiseOption,
@@ -80,11 +80,10 @@ def server(
         advertise=advertise,
         metrics_port=metrics_port,
         linger_s=linger,
+        hold=hold,
         trace=trace,
         tracer=make_tracer(trace, trace_steps),
     )
     with ServerDaemon(job, options) as daemon:
         typer.echo(f"listening on {daemon.address}, metrics on port {daemon.metrics_port}")
         daemon.run()
-        if hold:
-            wait_for_termination()

@@ -20,6 +20,7 @@ from taihu.coordination.host import hosted_coordinator, listen
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
+from taihu.entry import wait_for_termination
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
 from taihu.trace import Tracer
@@ -39,8 +40,9 @@ class ServerOptions:
 
     `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for server 0, a
     free one for the others); `advertise` is the host that workers are told; `metrics_port` None serves no metrics,
-    which are served for `linger_s` after the end; `trace` is where this process's part of the trace is written at the
-    end.
+    which are served for `linger_s` after the end; with `hold` a server that has finished stays,
+    healthy but not ready, until it is told to end; `trace` is where this process's part of the trace is written at
+    the end.
     """
 
     index: int
@@ -48,6 +50,7 @@ class ServerOptions:
     advertise: str = ""
     metrics_port: int | None = None
     linger_s: float = 0.0
+    hold: bool = False
     trace: Path | None = None
     tracer: Tracer = field(default_factory=Tracer.off)
 
@@ -86,7 +89,11 @@ class ServerDaemon:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._page is not None:
+        if self._options.hold and kind is None:
+            wait_for_termination()
+            if self._page is not None:
+                self._page.close()
+        elif self._page is not None:
             self._page.__exit__(kind, value, trace)
         self._rpc.stop()
 

@@ -256,6 +256,7 @@ class _Manifest:
         return {
             "name": role,
             "image": self.options.image,
+            "imagePullPolicy": "IfNotPresent",
             "args": [role, f"{_CONFIG}/job.toml"],
             "workingDir": _CONFIG,
             "envFrom": [{"configMapRef": {"name": f"{self.name}-settings"}}],

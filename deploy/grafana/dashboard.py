@@ -20,7 +20,7 @@ _WIDTH, _HEIGHT = 12, 9
 
 @dataclass(frozen=True)
 class Query:
-    """One PromQL expression; series are called by `legend`; `line` series lie over a stack, they are no part of it."""
+    """One PromQL expression; series are called by `legend`; `line` ones lie over a stack, and are no part of it."""
 
     expression: str
     legend: str
@@ -53,8 +53,8 @@ def _quantile(share: float, name: str, labels: str) -> str:
 PANELS = (
     Panel(
         "Step time",
-        "Means over the workers. What is stacked is the step; exchange and compress run beside compute, and only what "
-        "sticks out is waited for.",
+        "Means over the workers. What is stacked is the step; exchange and compress run beside compute, and only "
+        "what sticks out is waited for.",
         "s",
         (
             Query(_mean("taihu_compute_seconds", _WORKER), "compute"),

@@ -1,4 +1,4 @@
-"""Checks Kubernetes objects strictly: `kubectl kustomize DIR | python deploy/k8s/validate.py` (or files as arguments).
+"""Checks Kubernetes objects strictly: `kubectl kustomize DIR | python deploy/k8s/validate.py`, or files by name.
 
 Kubernetes' own kinds against the JSON schemas of its API, unknown keys refused (PyPI: kubernetes-validate); a JobSet
 against the models of its API (PyPI: kubeflow-trainer-api) and the Jobs in it once more against Kubernetes' schemas; a

@@ -11,6 +11,7 @@ from taihu.cli.evaluate import evaluate_file
 from taihu.cli.manifest import manifest_command
 from taihu.cli.plan import plan
 from taihu.cli.status import status
+from taihu.cli.top import top
 from taihu.cli.train import train
 from taihu.entry import run_app
 from worker.command import worker
@@ -31,6 +32,7 @@ def make_app() -> typer.Typer:
     app.command()(server)
     app.command()(worker)
     app.command()(status)
+    app.command()(top)
     app.command()(plan)
     app.command("evaluate")(evaluate_file)
     app.command("manifest")(manifest_command)

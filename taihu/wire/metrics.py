@@ -134,6 +134,10 @@ class MetricsPage:
         if not isinstance(value, (InterruptedRunError, KeyboardInterrupt)):
             with suppress(InterruptedRunError, KeyboardInterrupt):
                 time.sleep(self._linger_s)
+        self.close()
+
+    def close(self) -> None:
+        """Close the port at once."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
