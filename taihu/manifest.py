@@ -262,7 +262,7 @@ class _Manifest:
             "envFrom": [{"configMapRef": {"name": f"{self.name}-settings"}}],
             "env": [
                 _from_pod("TAIHU_ADVERTISE", "status.podIP"),
-                {"name": "TAIHU_CLUSTER__THREADS", "value": str(resources.cpus)},
+                {"name": "TAIHU_CLUSTER__THREADS", "value": str(self.job.cluster.threads or resources.cpus)},
                 *environment,
             ],
             "ports": [

@@ -50,12 +50,9 @@ def top(
     raise_on_terminate()
     console = Console()
     losses: deque[float] = deque(maxlen=_HISTORY)
-    view = _look(address, timeout)
-    with (
-        Live(console=console, auto_refresh=False, transient=False)
-        if console.is_terminal
-        else _Lines(console) as shown
-    ):
+    view: Overview | None = _look(address, timeout)
+    display = Live(console=console, auto_refresh=False) if console.is_terminal else _Lines(console)
+    with display as shown:
         number = 0
         while view is not None:
             number += 1
@@ -158,19 +155,8 @@ def _sparkline(values: deque[float]) -> str:
 
 
 def _workers(view: Overview) -> Table:
-    columns = (
-        "worker",
-        "step",
-        "ms/step",
-        "compute",
-        "compress",
-        "exchange",
-        "wait",
-        "loss",
-        "up",
-        "down",
-        "heard of",
-    )
+    times = ("ms/step", "compute", "compress", "exchange", "wait")
+    columns = ("worker", "step", *times, "loss", "up", "down", "heard of")
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for member in view.workers:
         progress = member.progress
