@@ -22,6 +22,7 @@ mpl.use("Agg")
 
 _FILE = Path(__file__).parent / "taihu.json"
 _COLUMNS = 3
+_STEP_S = 5
 _UNITS = {"s": (1e3, "ms"), "Bps": (1e-6, "MB/s"), "percentunit": (100.0, "%"), "short": (1.0, "")}
 
 
@@ -87,8 +88,8 @@ def _name(legend: str, labels: dict[str, str]) -> str:
 
 def _range(prometheus: str, expression: str, minutes: float, interval: str) -> list[dict[str, Any]]:
     expression = expression.replace("$__rate_interval", interval).replace("$job", ".*")
-    now = time.time()
-    asked = urllib.parse.urlencode({"query": expression, "start": now - 60 * minutes, "end": now, "step": "2"})
+    now = _STEP_S * (time.time() // _STEP_S)  # all series of a stack at the same times
+    asked = urllib.parse.urlencode({"query": expression, "start": now - 60 * minutes, "end": now, "step": _STEP_S})
     with urllib.request.urlopen(f"{prometheus}/api/v1/query_range?{asked}", timeout=30) as answer:  # noqa: S310
         rows: list[dict[str, Any]] = json.load(answer)["data"]["result"]
     return rows

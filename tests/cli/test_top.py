@@ -89,6 +89,6 @@ def test_a_real_run_is_a_line_a_look_where_there_is_no_terminal(start: Start, ta
 
 def test_nobody_at_the_address_is_an_error_in_one_line(taihu: Taihu) -> None:
     done = taihu("top", "127.0.0.1:1", "--timeout", "0.5")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("error: coordinator at 127.0.0.1:1: no answer within 0.5 s")
     assert taihu("top", "nowhere").returncode == 2

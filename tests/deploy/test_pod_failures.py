@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from daemons import Start
+from daemons import Start, listening
 from tests_deploy import DEPLOY, free_port
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
@@ -31,7 +31,7 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 def test_a_wrong_argument_of_the_image(taihu: Taihu) -> None:
     done = taihu("wroker", environment=POD)
     assert done.returncode == 2
-    assert last_line(done) == "error: No such command 'wroker'; see 'taihu --help'"
+    assert last_line(done).startswith("error: No such command 'wroker'. Did you mean 'worker'?; see ")
 
 
 def test_a_missing_job_file(taihu: Taihu) -> None:
@@ -55,19 +55,19 @@ def test_a_port_that_is_taken(role: str, variable: str, taihu: Taihu) -> None:
 
 def test_a_server_that_never_comes(taihu: Taihu) -> None:
     done = taihu("worker", environment={**POD, "TAIHU_CLUSTER__COORDINATOR": f"127.0.0.1:{free_port()}"})
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert re.fullmatch(r"error: coordinator at 127\.0\.0\.1:\d+: no answer within 2 s; .*", last_line(done))
 
 
 def test_a_server_whose_name_is_not_known(taihu: Taihu) -> None:
     done = taihu("worker", environment={**POD, "TAIHU_CLUSTER__COORDINATOR": "server-0.nowhere.invalid:7070"})
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert last_line(done).startswith("error: coordinator at server-0.nowhere.invalid:7070: no answer within 2 s")
 
 
 def test_servers_of_whom_dns_knows_too_few(taihu: Taihu) -> None:
     done = taihu("worker", environment={**POD, "TAIHU_CLUSTER__COORDINATOR": "dns:nowhere.invalid:7070"})
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert last_line(done).startswith("error: name nowhere.invalid: 0 addresses after 2 s, expected 2")
 
 
@@ -75,8 +75,10 @@ def test_the_second_server_that_never_comes(start: Start, taihu: Taihu, tmp_path
     environment = {**POD, "TAIHU_CLUSTER__COORDINATOR": f"127.0.0.1:{free_port()}"}
     first = {**environment, "JOB_COMPLETION_INDEX": "0", "TAIHU_BIND": ""}
     server = start("ps_server", environment=first)
+    listening(server)
     done = taihu("worker", environment=environment)
-    assert done.returncode == 1
+    # 1 when the run failed first, 2 when this worker's own time was over
+    assert done.returncode in {1, 2}
     assert "server 1" in last_line(done)
     assert server.wait(timeout=60) == 1
     assert "did not join within 2 s" in (tmp_path / "0.log").read_text().splitlines()[-1]
