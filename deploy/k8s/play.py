@@ -57,7 +57,7 @@ def main() -> int:
     finally:
         for name in pods:
             subprocess.run(["podman", "pod", "rm", "--force", "--time", "5", name], check=False, capture_output=True)
-            claim = ["podman", "volume", "rm", "--force", f"state-{name}"]
+            claim = ["podman", "volume", "rm", "--force", f"state-{name}", f"{name}-state"]
             subprocess.run(claim, check=False, capture_output=True)
         subprocess.run(["podman", "network", "rm", "--force", _NETWORK], check=False, capture_output=True)
 
@@ -97,7 +97,9 @@ class _Run:
             rank = self.finished(name).get("rank")
             print(f"{name:24} exit code {code}, rank {rank}, {self.pods[name][0]}")
         print(f"parameters sha256: {', '.join(map(str, hashes))}")
-        well = probed and not any(codes.values()) and len(hashes) == 1 and len(alive) == len(servers)
+        # What is started again when it ends must not end by itself.
+        held = [name for name in servers if self.pods[name][1]["spec"]["restartPolicy"] == "Always"]
+        well = probed and not any(codes.values()) and len(hashes) == 1 and set(held) <= set(alive)
         well = well and all(self.finished(name).get("rank") == int(name.rpartition("-")[2]) for name in self.pods)
         print("all is well" if well else "something is wrong")
         return int(not well)

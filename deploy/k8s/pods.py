@@ -79,6 +79,9 @@ def _of_job(name: str, spec: Object) -> Iterator[Object]:
 
 def _pod(name: str, template: Object) -> Object:
     template = copy.deepcopy(template)
+    for volume in template["spec"]["volumes"]:
+        if volume.pop("ephemeral", None) is not None:
+            volume["persistentVolumeClaim"] = {"claimName": f"{name}-{volume['name']}"}
     template["spec"]["hostname"] = name
     return {
         "apiVersion": "v1",
