@@ -16,7 +16,7 @@ from taihu.coordination.client import (
 )
 from taihu.coordination.host import hosted_coordinator, listen
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
-from taihu.coordination.service import COORDINATOR_SERVICE, new_incarnation
+from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
 from taihu.errors import RunError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
@@ -69,11 +69,18 @@ def listen_for_peers(job: Job, rank: int, options: ListenOptions) -> Listener:
 
 @contextmanager
 def meet(
-    job: Job, rank: int, layout: Layout | None, listener: Listener, *, progress: Callable[[], Progress] = Progress
+    job: Job,
+    rank: int,
+    layout: Layout | None,
+    listener: Listener,
+    *,
+    progress: Callable[[], Progress] = Progress,
+    hosting: Callable[[Coordinator], None] = lambda _: None,
 ) -> Iterator[Meeting]:
     """Take part in `job`'s run as worker `rank` during the block, which ends with `client.finish`.
 
-    The listener is stopped at the end. Without a layout, the block brings it (`client.bring_layout`).
+    The listener is stopped at the end. The worker that hosts the coordinator tells `hosting`. Without a layout, the
+    block brings it (`client.bring_layout`).
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
@@ -92,7 +99,7 @@ def meet(
         services = [PEER_SERVICE]
         hosts = rank == 0 and not job.servers
         if hosts:
-            stack.enter_context(hosted_coordinator(job, rpc))
+            hosting(stack.enter_context(hosted_coordinator(job, rpc)))
             services.append(COORDINATOR_SERVICE)
         communicator.register(rpc.grpc_server)
         rpc.start(services, with_reflection=job.cluster.reflection)

@@ -218,7 +218,7 @@ Global___BringLayoutResponse: _TypeAlias = BringLayoutResponse  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
-    """A worker's last completed step."""
+    """Where a member is: a worker's last completed step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -233,6 +233,10 @@ class Progress(_message.Message):
     BYTES_SENT_PER_STEP_FIELD_NUMBER: _builtins.int
     BYTES_RECEIVED_PER_STEP_FIELD_NUMBER: _builtins.int
     TOTAL_STEPS_FIELD_NUMBER: _builtins.int
+    COMPRESS_SECONDS_FIELD_NUMBER: _builtins.int
+    SELECTED_RATIO_FIELD_NUMBER: _builtins.int
+    THRESHOLD_DRIFT_RATIO_FIELD_NUMBER: _builtins.int
+    UPDATE_SECONDS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     loss: _builtins.float
     test_accuracy: _builtins.float
@@ -246,6 +250,12 @@ class Progress(_message.Message):
     bytes_sent_per_step: _builtins.int
     bytes_received_per_step: _builtins.int
     total_steps: _builtins.int
+    compress_seconds: _builtins.float
+    selected_ratio: _builtins.float
+    threshold_drift_ratio: _builtins.float
+    """Relative change of the threshold that was made anew last."""
+    update_seconds: _builtins.float
+    """Servers: mean time of summing and updating one frame."""
     def __init__(
         self,
         *,
@@ -260,10 +270,14 @@ class Progress(_message.Message):
         bytes_sent_per_step: _builtins.int = ...,
         bytes_received_per_step: _builtins.int = ...,
         total_steps: _builtins.int = ...,
+        compress_seconds: _builtins.float = ...,
+        selected_ratio: _builtins.float = ...,
+        threshold_drift_ratio: _builtins.float = ...,
+        update_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received_per_step", b"bytes_received_per_step", "bytes_sent_per_step", b"bytes_sent_per_step", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "loss", b"loss", "samples_per_second", b"samples_per_second", "step", b"step", "step_seconds", b"step_seconds", "test_accuracy", b"test_accuracy", "total_steps", b"total_steps", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received_per_step", b"bytes_received_per_step", "bytes_sent_per_step", b"bytes_sent_per_step", "compress_seconds", b"compress_seconds", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "loss", b"loss", "samples_per_second", b"samples_per_second", "selected_ratio", b"selected_ratio", "step", b"step", "step_seconds", b"step_seconds", "test_accuracy", b"test_accuracy", "threshold_drift_ratio", b"threshold_drift_ratio", "total_steps", b"total_steps", "update_seconds", b"update_seconds", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

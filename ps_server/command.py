@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 
 from ps_server.daemon import ServerDaemon, ServerOptions
+from taihu.discovery import find_coordinator, find_rank
 from taihu.entry import raise_on_terminate
-from taihu.environment import rank_from_environment, resolve_job
+from taihu.environment import resolve_job
 from taihu.options import (
     AdvertiseOption,
     BindOption,
     CoordinatorOption,
     JobArgument,
+    LingerOption,
     LogFormatOption,
     MetricsPortOption,
     ServersOption,
@@ -34,7 +36,10 @@ __all__ = ["server"]
 
 def server(
     job_file: JobArgument = None,
-    index: Annotated[int | None, typer.Option("--index", help="Index of this server; 0 coordinates the run.")] = None,
+    index: Annotated[
+        str | None,
+        typer.Option("--index", metavar="I|dns:NAME", help="Index of this server; 0 coordinates the run."),
+    ] = None,
     bind: BindOption = "",
     advertise: AdvertiseOption = "",
     coordinator: CoordinatorOption = None,
@@ -42,6 +47,11 @@ def server(
     workers: WorkersOption = None,
     assignments: SetOption = None,
     metrics_port: MetricsPortOption = 0,
+    linger: LingerOption = 0.0,
+    hold: Annotated[
+        bool,
+        typer.Option("--hold", envvar="TAIHU_HOLD", help="After a run that finished, stay until SIGTERM."),
+    ] = False,
     trace: TraceOption = None,
     trace_steps: TraceStepsOption = None,
     log_format: LogFormatOption = "auto",
@@ -54,20 +64,23 @@ def server(
     Examples:
       taihu server job.toml --index 0 --coordinator 10.0.0.1:7070
       taihu server job.toml --index 1 --coordinator 10.0.0.1:7070
+      taihu server job.toml --index dns:server --coordinator dns:server:7070      # one of the addresses of a name
     """  # noqa: D301
     flags = {"cluster": {"coordinator": coordinator, "servers": servers, "workers": workers}}
     job = resolve_job(job_file, assignments or (), flags)
-    if index is None:
-        index = rank_from_environment(os.environ, "server") or 0
-    configure_logs(log_format, verbose=verbose, role="server", rank=index)
     raise_on_terminate()
+    job = find_coordinator(job)
+    place = find_rank(index, os.environ, "server", job) or 0
+    configure_logs(log_format, verbose=verbose, role="server", rank=place)
     if stop_with_parent:
         stop_with_stdin()
     options = ServerOptions(
-        index=index,
+        index=place,
         bind=bind,
         advertise=advertise,
         metrics_port=metrics_port,
+        linger_s=linger,
+        hold=hold,
         trace=trace,
         tracer=make_tracer(trace, trace_steps),
     )

@@ -18,7 +18,9 @@ from taihu.clock_offset import ClockOffset
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread, coordinator_address, failure_reported
 from taihu.coordination.host import hosted_coordinator, listen
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
+from taihu.entry import wait_for_termination
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
 from taihu.trace import Tracer
@@ -37,14 +39,18 @@ class ServerOptions:
     """What differs between the servers of a job.
 
     `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for server 0, a
-    free one for the others); `advertise` is the host that workers are told; `metrics_port` None serves no metrics;
-    `trace` is where this process's part of the trace is written at the end.
+    free one for the others); `advertise` is the host that workers are told; `metrics_port` None serves no metrics,
+    which are served for `linger_s` after the end; with `hold` a server that has finished stays,
+    healthy but not ready, until it is told to end; `trace` is where this process's part of the trace is written at
+    the end.
     """
 
     index: int
     bind: str = ""
     advertise: str = ""
     metrics_port: int | None = None
+    linger_s: float = 0.0
+    hold: bool = False
     trace: Path | None = None
     tracer: Tracer = field(default_factory=Tracer.off)
 
@@ -75,7 +81,7 @@ class ServerDaemon:
         hosts = options.index == 0
         self.address = listen(self._rpc, options.bind, options.advertise, job.cluster.coordinator, hosts=hosts)
         if options.metrics_port is not None:
-            self._page = MetricsPage(self.metrics.registry, options.metrics_port)
+            self._page = MetricsPage(self.metrics.registry, options.metrics_port, linger_s=options.linger_s)
 
     def __enter__(self) -> Self:
         return self
@@ -83,9 +89,13 @@ class ServerDaemon:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._rpc.stop()
-        if self._page is not None:
+        if self._options.hold and kind is None:
+            wait_for_termination()
+            if self._page is not None:
+                self._page.close()
+        elif self._page is not None:
             self._page.__exit__(kind, value, trace)
+        self._rpc.stop()
 
     @property
     def metrics_port(self) -> int | None:
@@ -128,6 +138,7 @@ class ServerDaemon:
         """Server 0: be the coordinator too."""
         timeout_s = self._job.cluster.connect_timeout_s
         with hosted_coordinator(self._job, self._rpc) as coordinator:
+            self.metrics.registry.register(CoordinatorMetrics(coordinator, self._member))
             store = ParameterStore(self._job, 0, self._incarnation, lambda: coordinator.plan(timeout_s))
             with (
                 self._serving(store, lambda rank, how: _report_lost(coordinator, rank, how), COORDINATOR_SERVICE),
@@ -148,7 +159,7 @@ class ServerDaemon:
         """Stay alive in the membership until the run or this process ends."""
         while not self._ended.wait(_TICK_S):
             with coordinator.changing() as (members, now):
-                members.heartbeat(self._member, self._incarnation, Progress(), job=self._job.name, now=now)
+                members.heartbeat(self._member, self._incarnation, self._progress(), job=self._job.name, now=now)
                 if members.state in (RunState.FINISHED, RunState.FAILED):
                     self._end(members.state, members.reason)
         self._raise_unless_finished()
@@ -168,7 +179,7 @@ class ServerDaemon:
                 failure_reported(client),
             ):
                 client.join(address=self.address)
-                with HeartbeatThread(client, self._job, Progress, self._end):
+                with HeartbeatThread(client, self._job, self._progress, self._end):
                     self._ended.wait()
                     self._raise_unless_finished()
             with suppress(TaihuError):  # the run has finished, whether or not the coordinator hears the farewell
@@ -190,8 +201,13 @@ class ServerDaemon:
             servicer.fail(RunError(self._outcome[1]))
             raise
         finally:
+            self._rpc.retire()
             servicer.close()
             store.stop_sharing()
+
+    def _progress(self) -> Progress:
+        """What this server tells of itself."""
+        return Progress(update_seconds=self.metrics.mean_update_seconds)
 
     def _raise_unless_finished(self) -> None:
         state, reason = self._outcome

@@ -212,7 +212,7 @@ class ParameterServerServicer:
         outcome = self._store.push(frame, self._gradients.get(identity))
         if isinstance(outcome, FrameHeader):
             stop = self._clock.now()
-            self._metrics.update_seconds.observe(stop - start)
+            self._metrics.updated(stop - start)
             self._broadcast(outcome)
             self._tracer.add("update", "update", start, stop, step=header.step, group=header.group)
             self._metrics.step.set(self._store.step)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -15,7 +16,7 @@ import typer
 
 from taihu.errors import RunError, TaihuError
 
-__all__ = ["EXIT_INTERRUPTED", "InterruptedRunError", "raise_on_terminate", "run_app"]
+__all__ = ["EXIT_INTERRUPTED", "InterruptedRunError", "raise_on_terminate", "run_app", "wait_for_termination"]
 
 EXIT_INTERRUPTED = 130
 
@@ -35,6 +36,13 @@ def raise_on_terminate() -> None:
     """Turn SIGTERM and SIGINT into `InterruptedRunError` in the main thread, so that all is closed in order."""
     signal.signal(signal.SIGTERM, _raise_interrupted)
     signal.signal(signal.SIGINT, _raise_interrupted)
+
+
+def wait_for_termination() -> None:
+    """Return when the process is asked to end, which is then no failure; `raise_on_terminate` came before."""
+    with suppress(InterruptedRunError):
+        while True:
+            signal.pause()
 
 
 def _exit_code(app: typer.Typer, arguments: Sequence[str] | None) -> int:

@@ -21,6 +21,7 @@ __all__ = [
     "ExchangeOption",
     "JobArgument",
     "JsonOption",
+    "LingerOption",
     "LogFormatOption",
     "MetricsPortOption",
     "ServersOption",
@@ -48,10 +49,16 @@ CoordinatorOption = Annotated[
     typer.Option("--coordinator", metavar="HOST:PORT", help="Where server 0, in a ring worker 0, listens."),
 ]
 BindOption = Annotated[
-    str, typer.Option("--bind", metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+    str,
+    typer.Option(
+        "--bind", metavar="HOST:PORT", envvar="TAIHU_BIND", help="Where to listen; port 0 takes a free one."
+    ),
 ]
 AdvertiseOption = Annotated[
-    str, typer.Option("--advertise", metavar="HOST", help="The host that workers are told to connect to.")
+    str,
+    typer.Option(
+        "--advertise", metavar="HOST", envvar="TAIHU_ADVERTISE", help="The host that workers are told to connect to."
+    ),
 ]
 ExchangeOption = Annotated[
     Literal["server", "ring"] | None,
@@ -60,6 +67,16 @@ ExchangeOption = Annotated[
 MetricsPortOption = Annotated[
     int,
     typer.Option("--metrics-port", envvar="TAIHU_METRICS_PORT", help="Port of /metrics; 0 takes a free one, logged."),
+]
+LingerOption = Annotated[
+    float,
+    typer.Option(
+        "--linger",
+        metavar="SECONDS",
+        min=0,
+        envvar="TAIHU_LINGER",
+        help="Serve /metrics for so long after the end, for a last scrape.",
+    ),
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")]
 LogFormatOption = Annotated[

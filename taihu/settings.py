@@ -183,11 +183,14 @@ class CompressionSettings(Section):
 
 
 class ClusterSettings(Section):
-    """`[cluster]`: how many processes there are, and where server 0 is found."""
+    """`[cluster]`: how many processes there are, and where server 0 is found.
+
+    `coordinator` is `host:port`, or `dns:NAME:port` where the addresses of a name are those of all servers.
+    """
 
     servers: PositiveInt = 2
     workers: PositiveInt = 3
-    coordinator: Annotated[str, Field(pattern=r"^[^:\s]+:[0-9]{1,5}$")] | None = None
+    coordinator: Annotated[str, Field(pattern=r"^(dns:)?[^:\s]+:[0-9]{1,5}$")] | None = None
     connect_timeout_s: PositiveFloat = 60.0
     heartbeat_s: PositiveFloat = 0.5
     lost_after_s: PositiveFloat = 15.0

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from allreduce.rendezvous import ListenOptions, listen_for_peers
+from taihu.discovery import find_coordinator, find_rank
 from taihu.entry import raise_on_terminate
-from taihu.environment import rank_from_environment, resolve_job
+from taihu.environment import resolve_job
 from taihu.errors import ConfigError
 from taihu.options import (
     AdvertiseOption,
@@ -20,6 +21,7 @@ from taihu.options import (
     ExchangeOption,
     JobArgument,
     JsonOption,
+    LingerOption,
     LogFormatOption,
     MetricsPortOption,
     ServersOption,
@@ -33,14 +35,19 @@ from taihu.options import (
     stop_with_stdin,
 )
 from taihu.wire.log import configure_logs
+from taihu.wire.server import RpcServer
 from worker.daemon import WorkerDaemon, WorkerOptions
 
 __all__ = ["worker"]
 
+_HEALTH_THREADS = 2
+
 
 def worker(
     job_file: JobArgument = None,
-    rank: Annotated[int | None, typer.Option("--rank", help="Rank of this worker, from 0.")] = None,
+    rank: Annotated[
+        str | None, typer.Option("--rank", metavar="R|dns:NAME", help="Rank of this worker, from 0.")
+    ] = None,
     coordinator: CoordinatorOption = None,
     servers: ServersOption = None,
     workers: WorkersOption = None,
@@ -50,6 +57,7 @@ def worker(
     assignments: SetOption = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="Worker 0 saves the model.")] = None,
     metrics_port: MetricsPortOption = 0,
+    linger: LingerOption = 0.0,
     json_file: JsonOption = None,
     trace: TraceOption = None,
     trace_steps: TraceStepsOption = None,
@@ -71,21 +79,27 @@ def worker(
         "exchange": {"kind": exchange},
     }
     job = resolve_job(job_file, assignments or (), flags)
-    if rank is None:
-        rank = rank_from_environment(os.environ, "worker")
-    if rank is None:
-        raise ConfigError("rank unknown: give --rank, or RANK in the environment")
-    configure_logs(log_format, verbose=verbose, role="worker", rank=rank)
     raise_on_terminate()
+    job = find_coordinator(job)
+    place = find_rank(rank, os.environ, "worker", job)
+    if place is None:
+        raise ConfigError("rank unknown: give --rank, or RANK in the environment")
+    configure_logs(log_format, verbose=verbose, role="worker", rank=place)
     if stop_with_parent:
         stop_with_stdin()
     listener = None
     if job.workers_meet:
-        listener = listen_for_peers(job, rank, ListenOptions(bind, advertise))
+        listener = listen_for_peers(job, place, ListenOptions(bind, advertise))
         typer.echo(f"listening on {listener.address}")
+    health = None
+    if bind and listener is None:
+        health = RpcServer.create(threads=_HEALTH_THREADS)
+        health.listen(bind)
     options = WorkerOptions(
-        rank=rank,
+        rank=place,
         metrics_port=metrics_port,
+        linger_s=linger,
+        health=health,
         listener=listener,
         save=save,
         trace=trace,

@@ -15,11 +15,15 @@ from allreduce.communicator import Communicator
 from allreduce.rendezvous import Listener
 from taihu.clock_offset import ClockOffset
 from taihu.coordination.client import coordinator_address
+from taihu.coordination.membership import MemberId, Role
+from taihu.coordination.metrics import CoordinatorMetrics
+from taihu.coordination.service import Coordinator
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
+from taihu.wire.server import RpcServer
 from worker.data import Batches, load_dataset
 from worker.engine import Model, build_model
 from worker.measuring import Measuring
@@ -38,13 +42,16 @@ __all__ = ["WorkerDaemon", "WorkerOptions"]
 class WorkerOptions:
     """What differs between the workers of a job.
 
-    `listener` is where peers reach a worker without servers; `save` is honoured by worker 0; `trace` is where this
+    `listener` is where peers reach a worker without servers, `health` where others may ask whether it lives; the page
+    of metrics stays for `linger_s` after the end; `save` is honoured by worker 0; `trace` is where this
     process's part of the trace is written at the end.
     """
 
     rank: int
     metrics_port: int | None = None
+    linger_s: float = 0.0
     listener: Listener | None = None
+    health: RpcServer | None = None
     save: Path | None = None
     trace: Path | None = None
     tracer: Tracer = field(default_factory=Tracer.off)
@@ -73,15 +80,21 @@ class WorkerDaemon:
         Raises:
             TaihuError: what went wrong; the coordinator has been told.
         """
-        self._dataset = load_dataset(self._job.data.name, self._job.data.path)
-        self._batches = self._make_batches()
         with ExitStack() as stack:
+            if self._options.health is not None:
+                self._options.health.start(())
+                stack.callback(self._options.health.stop)
             if self._job.cluster.threads:
                 stack.enter_context(threadpool_limits(self._job.cluster.threads))
             if self._options.metrics_port is not None:
-                page = stack.enter_context(MetricsPage(self._metrics.registry, self._options.metrics_port))
+                page = stack.enter_context(self._metrics_page(self._options.metrics_port))
                 self._log.info("metrics", port=page.port)
+            self._dataset = load_dataset(self._job.data.name, self._job.data.path)
+            self._batches = self._make_batches()
             return self._take_part()
+
+    def _metrics_page(self, port: int) -> MetricsPage:
+        return MetricsPage(self._metrics.registry, port, linger_s=self._options.linger_s)
 
     def _build_model(self) -> Model:
         model = build_model(self._job.model.name, self._dataset.image_shape, self._dataset.classes)
@@ -94,7 +107,7 @@ class WorkerDaemon:
     def _joined(self, observer: Observer) -> Iterator[tuple[Session, Replica]]:
         """Take part with a replica; worker 0's parameters are the job's."""
         job, options, model = self._job, self._options, self._build_model()
-        reporting = Reporting(observer.progress, observer.compressed, options.tracer)
+        reporting = Reporting(observer.progress, observer.compressed, options.tracer, self._hosting)
         test_images = len(self._dataset.test_labels)
         uses = Uses(tests=job.train.evaluate, saves=options.save is not None, test_images=test_images)
         if job.exchange.fc == "data":
@@ -111,6 +124,9 @@ class WorkerDaemon:
         with take_part_after_meeting(job, options.rank, prepare, reporting, listener=options.listener) as session:
             yield session, made[0]
 
+    def _hosting(self, coordinator: Coordinator) -> None:
+        self._metrics.registry.register(CoordinatorMetrics(coordinator, MemberId(Role.WORKER, self._options.rank)))
+
     def _prepare(self, communicator: Communicator, model: Model, uses: Uses) -> Replica:
         return prepare_hybrid(
             self._job, communicator, model, self._build_model, uses, self._clock, self._options.tracer
@@ -121,6 +137,7 @@ class WorkerDaemon:
         train, rank = self._job.train, self._options.rank
         total = train.steps or train.epochs * self._batches.steps_per_epoch
         observer = Observer(rank, total_steps=total, batch=train.batch, metrics=self._metrics)
+        self._metrics.last_step.set(total)
         with self._joined(observer) as (session, replica):
             replica.uses = replica.uses.agreed(session.exchange.agree)
             exchanged = replica.exchanged.layout.elements

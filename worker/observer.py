@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import structlog
@@ -29,17 +29,19 @@ class Observer:
         self._metrics = metrics
         self._batch = batch
         self._skipped_steps = 0
+        self._drift = 0.0
         self._log = structlog.get_logger().bind(role="worker", rank=rank)
 
     def progress(self) -> Progress:
         """Where the run is, for heartbeats."""
-        return self._meter.progress
+        return replace(self._meter.progress, threshold_drift_ratio=self._drift)
 
     def compressed(self, report: UnitReport) -> None:
         """One unit was compressed; called by the compressing thread."""
         self._thresholds.add(report)
         if report.drift == report.drift:  # a first threshold has none
             self._metrics.threshold_drift.observe(report.drift)
+            self._drift = report.drift
 
     def stepped(self, record: StepRecord) -> None:
         """A step and its exchange have ended."""
@@ -49,6 +51,7 @@ class Observer:
         metrics.step_seconds.observe(sample.step_seconds)
         metrics.compute_seconds.observe(sample.compute_seconds)
         metrics.compress_seconds.observe(sample.compress_seconds)
+        metrics.compress_wait_seconds.observe(sample.compress_wait_seconds)
         metrics.exchange_seconds.observe(sample.exchange_seconds)
         metrics.wait_seconds.observe(sample.wait_seconds)
         metrics.selected_ratio.set(sample.selected_ratio)

@@ -89,8 +89,10 @@ class ProgressMeter:
             samples_per_second=self._batch / step_seconds,
             step_seconds=step_seconds,
             compute_seconds=fmean(s.compute_seconds for s in self._recent),
+            compress_seconds=fmean(s.compress_seconds for s in self._recent),
             exchange_seconds=fmean(s.exchange_seconds for s in self._recent),
             wait_seconds=fmean(s.wait_seconds for s in self._recent),
+            selected_ratio=fmean(s.selected_ratio for s in self._recent),
             bytes_sent_per_step=round(fmean(s.sent_bytes for s in self._recent)),
             bytes_received_per_step=round(fmean(s.received_bytes for s in self._recent)),
         )

@@ -18,7 +18,7 @@ from taihu.coordination.client import (
 )
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.plan import Plan
-from taihu.coordination.service import new_incarnation
+from taihu.coordination.service import Coordinator, new_incarnation
 from taihu.errors import RunError
 from taihu.job import Job
 from taihu.layout import Layout
@@ -57,11 +57,12 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class Reporting:
-    """Whom a session tells what happens."""
+    """Whom a session tells what happens; `hosting` is told of the coordinator, by the worker that hosts it."""
 
     progress: Callable[[], Progress] = Progress
     on_compressed: Callable[[UnitReport], None] = lambda _: None
     tracer: Tracer | None = None
+    hosting: Callable[[Coordinator], None] = lambda _: None
 
 
 @contextmanager
@@ -81,7 +82,8 @@ def take_part(
             yield session
     else:
         listener = listener or listen_for_peers(job, rank, ListenOptions())
-        with meet(job, rank, exchanged.layout, listener, progress=reporting.progress) as meeting:
+        met = meet(job, rank, exchanged.layout, listener, progress=reporting.progress, hosting=reporting.hosting)
+        with met as meeting:
             plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
             with _between_workers(job, plan, meeting, exchanged, reporting) as session:
                 yield session
@@ -98,7 +100,8 @@ def take_part_after_meeting(
 ) -> Iterator[Session]:
     """Like `take_part`, where what is exchanged is known only once the workers have met, and `prepare`."""
     listener = listener or listen_for_peers(job, rank, ListenOptions())
-    with meet(job, rank, None, listener, progress=reporting.progress) as meeting:
+    met = meet(job, rank, None, listener, progress=reporting.progress, hosting=reporting.hosting)
+    with met as meeting:
         exchanged = prepare(meeting.communicator)
         meeting.client.bring_layout(exchanged.layout)
         plan = meeting.client.get_plan(job.cluster.connect_timeout_s)

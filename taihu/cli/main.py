@@ -8,8 +8,10 @@ import taihu
 from ps_server.command import server
 from taihu.cli.bench import bench_app
 from taihu.cli.evaluate import evaluate_file
+from taihu.cli.manifest import manifest_command
 from taihu.cli.plan import plan
 from taihu.cli.status import status
+from taihu.cli.top import top
 from taihu.cli.train import train
 from taihu.entry import run_app
 from worker.command import worker
@@ -30,8 +32,10 @@ def make_app() -> typer.Typer:
     app.command()(server)
     app.command()(worker)
     app.command()(status)
+    app.command()(top)
     app.command()(plan)
     app.command("evaluate")(evaluate_file)
+    app.command("manifest")(manifest_command)
     app.add_typer(bench_app, name="bench")
     app.command()(version)
     return app

@@ -40,7 +40,11 @@ class MemberId:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a worker is; times are means over its recent steps, `test_accuracy` is negative before the first test."""
+    """Where a member is; times are means over its recent steps, `test_accuracy` is negative before the first test.
+
+    `threshold_drift_ratio` is the relative change of the threshold that was made anew last; `update_seconds` is a
+    server's mean time of summing and updating one frame.
+    """
 
     step: int = 0
     total_steps: int = 0
@@ -53,6 +57,10 @@ class Progress:
     wait_seconds: float = 0.0
     bytes_sent_per_step: int = 0
     bytes_received_per_step: int = 0
+    compress_seconds: float = 0.0
+    selected_ratio: float = 1.0
+    threshold_drift_ratio: float = 0.0
+    update_seconds: float = 0.0
 
 
 @dataclass
@@ -225,6 +233,10 @@ class Membership:
         """Members that have not joined, servers first."""
         everyone = (MemberId(role, rank) for role, size in self.sizes.items() for rank in range(size))
         return [member for member in everyone if member not in self.members]
+
+    def is_lost(self, member: MemberId) -> bool:
+        """Whether a member was gone before it had finished."""
+        return member in self._lost
 
     def peer_addresses(self) -> tuple[str, ...] | None:
         """The address of every server by index, and of every worker if they meet; None until all have joined."""

@@ -5,15 +5,22 @@ Every daemon owns a `Metrics` with its own registry; nothing is registered globa
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from contextlib import suppress
+from statistics import fmean
 from types import TracebackType
 from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
+from taihu.entry import InterruptedRunError
 from taihu.errors import ConfigError
+from taihu.wire.memory_limit import memory_limit_bytes
 
 __all__ = ["MetricsPage", "ServerMetrics", "WorkerMetrics"]
 
+_RECENT_UPDATES = 100
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -21,14 +28,20 @@ class WorkerMetrics:
     """What a worker exports, labelled with its rank."""
 
     def __init__(self, rank: int) -> None:
-        self.registry = _registry()
         labels = {"role": "worker", "rank": str(rank)}
+        self.registry = _registry(labels)
         self.step_seconds = _histogram(self.registry, "taihu_step_seconds", "Time of one step.", labels)
         self.compute_seconds = _histogram(
             self.registry, "taihu_compute_seconds", "Time of forward and backward in a step.", labels
         )
         self.compress_seconds = _histogram(
             self.registry, "taihu_compress_seconds", "Time of selecting and packing gradients in a step.", labels
+        )
+        self.compress_wait_seconds = _histogram(
+            self.registry,
+            "taihu_compress_wait_seconds",
+            "Time of a step that the compute thread waited for selecting and packing.",
+            labels,
         )
         self.selected_ratio = _gauge(
             self.registry, "taihu_selected_ratio", "Share of the gradient that the last step sent.", labels
@@ -58,6 +71,7 @@ class WorkerMetrics:
         self.received_bytes = _counter(self.registry, "taihu_received_bytes", "Bytes pulled from servers.", labels)
         self.samples = _counter(self.registry, "taihu_samples", "Training samples seen.", labels)
         self.step = _gauge(self.registry, "taihu_step", "Last completed step.", labels)
+        self.last_step = _gauge(self.registry, "taihu_last_step", "Step that the run ends with.", labels)
         self.loss = _gauge(self.registry, "taihu_loss", "Training loss of the last step.", labels)
         self.predicted_seconds = _gauge(
             self.registry, "taihu_predicted_step_seconds", "Time of one step that the plan predicts.", labels
@@ -71,8 +85,8 @@ class ServerMetrics:
     """What a server exports, labelled with its index."""
 
     def __init__(self, index: int) -> None:
-        self.registry = _registry()
         labels = {"role": "server", "rank": str(index)}
+        self.registry = _registry(labels)
         self.update_seconds = _histogram(
             self.registry, "taihu_update_seconds", "Summing and updating one complete frame.", labels
         )
@@ -87,12 +101,28 @@ class ServerMetrics:
         self.step = _gauge(self.registry, "taihu_step", "Highest step of which a frame was updated.", labels)
         self.state_bytes = _gauge(self.registry, "taihu_state_bytes", "Parameters and optimizer state held.", labels)
         self.workers = _gauge(self.registry, "taihu_connected_workers", "Workers with an open exchange.", labels)
+        self._recent_updates: deque[float] = deque(maxlen=_RECENT_UPDATES)
+
+    def updated(self, seconds: float) -> None:
+        """A frame was summed and updated."""
+        self.update_seconds.observe(seconds)
+        self._recent_updates.append(seconds)
+
+    @property
+    def mean_update_seconds(self) -> float:
+        """Over the recent frames; 0 before the first one."""
+        recent = tuple(self._recent_updates)
+        return fmean(recent) if recent else 0.0
 
 
 class MetricsPage:
-    """The /metrics page of a registry; a context manager that closes the port."""
+    """The /metrics page of a registry; a context manager that closes the port.
 
-    def __init__(self, registry: CollectorRegistry, port: int, host: str = "") -> None:
+    It lingers for `linger_s` at the end, so that a scraper sees how the run ended; SIGTERM ends that.
+    """
+
+    def __init__(self, registry: CollectorRegistry, port: int, host: str = "", *, linger_s: float = 0.0) -> None:
+        self._linger_s = linger_s
         if not 0 <= port <= 65535:
             raise ConfigError(f"metrics port {port}: expected a number from 0 to 65535")
         try:
@@ -110,14 +140,23 @@ class MetricsPage:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not isinstance(value, (InterruptedRunError, KeyboardInterrupt)):
+            with suppress(InterruptedRunError, KeyboardInterrupt):
+                time.sleep(self._linger_s)
+        self.close()
+
+    def close(self) -> None:
+        """Close the port at once."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
-def _registry() -> CollectorRegistry:
+def _registry(labels: dict[str, str]) -> CollectorRegistry:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
+    text = "Memory that this process may take: its control group's limit, or all of the machine."
+    _gauge(registry, "taihu_memory_limit_bytes", text, labels).set(memory_limit_bytes())
     return registry
 
 

@@ -71,6 +71,11 @@ class RpcServer:
         for name in ("", *self._services):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
+    def retire(self) -> None:
+        """Report the services as NOT_SERVING; the process as a whole goes on to be healthy until `stop`."""
+        for name in self._services:
+            self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+
     def stop(self, grace_s: float = 1.0) -> None:
         """Report NOT_SERVING, let calls end for `grace_s`, then cut them; returns when all is down."""
         self._health.enter_graceful_shutdown()

@@ -1,0 +1,36 @@
+"""Draws what `taihu top` shows of a running job: `python deploy/draw_top.py HOST:PORT top.svg`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+
+from rich.console import Console
+
+from taihu.cli.top import render
+from taihu.coordination.client import fetch_status
+from taihu.coordination.messages import state_from_message
+from taihu.coordination.overview import overview_of
+
+_LOOKS = 30
+
+
+def main() -> int:
+    """Look some times, so that the losses have a history, and export the last picture."""
+    address, picture = sys.argv[1:]
+    losses: deque[float] = deque(maxlen=60)
+    for _ in range(_LOOKS):
+        answer = fetch_status(address, 5)
+        view = overview_of(answer, state_from_message(answer.state))
+        losses.append(view.loss)
+        time.sleep(0.2)
+    with open("/dev/null", "w") as nowhere:  # noqa: PTH123 - a console must write somewhere
+        console = Console(record=True, width=118, file=nowhere)
+        console.print(render(view, losses))
+        console.save_svg(picture, title=f"taihu top {address}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Runs the pods of a kustomization with `podman play kube`, workers before servers, and says how they ended.
+
+python deploy/k8s/play.py deploy/k8s/overlays/dev --image localhost/taihu:latest
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+import grpc
+import yaml
+from grpc_health.v1 import health, health_pb2
+from pods import config_maps, expand
+
+_NETWORK = "taihu-pods"
+_SUBNET = IPv4Network("10.90.7.0/24")
+_TIMEOUT_S = 240.0
+_SERVERS_LATER_S = 5.0
+
+
+def main() -> int:
+    """Run; returns 0 when every pod ended well and all probes were answered."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kustomization")
+    parser.add_argument("--image", default="localhost/taihu:latest")
+    parser.add_argument("--steps", type=int, help="train.steps, instead of the job's")
+    given = parser.parse_args()
+    text = _output("kubectl", "kustomize", given.kustomization)
+    objects = [item for item in yaml.safe_load_all(text) if item]
+    if given.steps is not None:
+        settings = next(item for item in config_maps(objects) if item["metadata"]["name"].endswith("-settings"))
+        settings["data"]["TAIHU_TRAIN__STEPS"] = str(given.steps)
+    pods = expand(objects, _SUBNET)
+    for _, pod in pods.values():
+        for container in pod["spec"]["containers"]:
+            container["image"] = given.image
+            for mount in container["volumeMounts"]:
+                mount["name"] = _own(mount["name"], pod)
+            del container["ports"]  # this engine would publish them on the host, where only one pod can have each
+        for volume in pod["spec"]["volumes"]:
+            volume["name"] = _own(volume["name"], pod)
+    subprocess.run(
+        ["podman", "network", "create", "--subnet", str(_SUBNET), _NETWORK], check=True, capture_output=True
+    )
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return _Run(Path(folder), objects, pods).run()
+    finally:
+        for name in pods:
+            subprocess.run(["podman", "pod", "rm", "--force", "--time", "5", name], check=False, capture_output=True)
+            claim = ["podman", "volume", "rm", "--force", f"state-{name}", f"{name}-state"]
+            subprocess.run(claim, check=False, capture_output=True)
+        subprocess.run(["podman", "network", "rm", "--force", _NETWORK], check=False, capture_output=True)
+
+
+def _own(volume: str, pod: dict[str, Any]) -> str:
+    """This engine takes volumes of one name in two pods for one volume."""
+    return f"{pod['metadata']['name']}-{volume}"
+
+
+@dataclass
+class _Run:
+    folder: Path
+    objects: list[dict[str, Any]]
+    pods: dict[str, tuple[IPv4Address, dict[str, Any]]]
+
+    def run(self) -> int:
+        servers = [name for name in self.pods if "-server-" in name]
+        workers = [name for name in self.pods if "-worker-" in name]
+        for name in workers:
+            self.play(name)
+        print(f"{len(workers)} workers started; servers follow in {_SERVERS_LATER_S:g} s", flush=True)
+        time.sleep(_SERVERS_LATER_S)
+        for name in servers:
+            self.play(name)
+        started = time.monotonic()
+        probed = self.probe()
+        self.wait(workers)
+        print(f"workers ended {time.monotonic() - started:.1f} s after the servers had started")
+        alive = [name for name in servers if self.state(name)["Running"]]
+        print(f"servers that still ran then: {', '.join(alive) or 'none'}")
+        for name in servers:
+            command = ["podman", "stop", "--time", "60", f"{name}-server"]
+            subprocess.run(command, check=True, capture_output=True)
+        codes = {name: self.state(name)["ExitCode"] for name in self.pods}
+        hashes = {self.finished(name).get("parameters_sha256") for name in workers}
+        for name, code in codes.items():
+            rank = self.finished(name).get("rank")
+            print(f"{name:24} exit code {code}, rank {rank}, {self.pods[name][0]}")
+        print(f"parameters sha256: {', '.join(map(str, hashes))}")
+        # What is started again when it ends must not end by itself.
+        held = [name for name in servers if self.pods[name][1]["spec"]["restartPolicy"] == "Always"]
+        well = probed and not any(codes.values()) and len(hashes) == 1 and set(held) <= set(alive)
+        well = well and all(self.finished(name).get("rank") == int(name.rpartition("-")[2]) for name in self.pods)
+        print("all is well" if well else "something is wrong")
+        return int(not well)
+
+    def play(self, name: str) -> None:
+        address, pod = self.pods[name]
+        file = self.folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump_all([*config_maps(self.objects), pod]))
+        command = ["podman", "play", "kube", "--network", _NETWORK, "--ip", str(address), str(file)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{name}: {done.stderr.strip()}")
+
+    def probe(self) -> bool:
+        """Ask what a kubelet would ask, until every probe of every pod has been answered with SERVING."""
+        open_probes = {
+            (name, kind, str(address), container[kind]["grpc"]["port"], container[kind]["grpc"].get("service", ""))
+            for name, (address, pod) in self.pods.items()
+            for container in pod["spec"]["containers"]
+            for kind in ("startupProbe", "readinessProbe", "livenessProbe")
+        }
+        count = len(open_probes)
+        deadline = time.monotonic() + 60
+        while open_probes and time.monotonic() < deadline:
+            open_probes = {probe for probe in open_probes if not _serves(*probe[2:])}
+            time.sleep(0.2)
+        print(f"{count - len(open_probes)} of {count} gRPC probes answered SERVING", *sorted(open_probes))
+        return not open_probes
+
+    def wait(self, names: list[str]) -> None:
+        deadline = time.monotonic() + _TIMEOUT_S
+        while any(self.state(name)["Running"] for name in names) and time.monotonic() < deadline:
+            time.sleep(0.5)
+
+    def state(self, name: str) -> dict[str, Any]:
+        role = "server" if "-server-" in name else "worker"
+        state: dict[str, Any] = json.loads(_output("podman", "inspect", f"{name}-{role}"))[0]["State"]
+        return state
+
+    def finished(self, name: str) -> dict[str, Any]:
+        """The log line with which a process that did its part ends."""
+        role = "server" if "-server-" in name else "worker"
+        done = subprocess.run(["podman", "logs", f"{name}-{role}"], check=True, capture_output=True, text=True)
+        lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines() if line.startswith("{")]
+        return next((line for line in lines if line["event"] == "finished"), {})
+
+
+def _serves(address: str, port: int, service: str) -> bool:
+    with grpc.insecure_channel(f"{address}:{port}") as channel:
+        try:
+            check = channel.unary_unary(
+                f"/{health.SERVICE_NAME}/Check",
+                health_pb2.HealthCheckRequest.SerializeToString,
+                health_pb2.HealthCheckResponse.FromString,
+            )
+            answer = check(health_pb2.HealthCheckRequest(service=service), timeout=2)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Checks Kubernetes objects strictly: `kubectl kustomize DIR | python deploy/k8s/validate.py`, or files by name.
+
+Kubernetes' own kinds against the JSON schemas of its API, unknown keys refused (PyPI: kubernetes-validate); a JobSet
+against the models of its API (PyPI: kubeflow-trainer-api) and the Jobs in it once more against Kubernetes' schemas; a
+PodMonitor against the models of the Prometheus operator's API (PyPI: cloudcoil-models-prometheus-operator). The two
+models drop keys that they do not know, so what comes back must equal what went in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import yaml
+from cloudcoil.models.prometheus_operator.v1 import PodMonitor
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+from pydantic import ValidationError
+
+__all__ = ["KUBERNETES", "problems"]
+
+KUBERNETES = kubernetes_validate.latest_version()
+
+
+def problems(objects: Iterable[dict[str, Any]]) -> list[str]:
+    """What is wrong with the objects, one line each."""
+    return [f"{item['kind']} {item['metadata']['name']}: {text}" for item in objects for text in _of(item)]
+
+
+def _of(item: dict[str, Any]) -> list[str]:
+    if item["kind"] == "JobSet":
+        return [*_of_jobset(item), *(text for job in _jobs_of(item) for text in _of_kubernetes(job))]
+    if item["kind"] == "PodMonitor":
+        return _of_pod_monitor(item)
+    return _of_kubernetes(item)
+
+
+def _of_kubernetes(item: dict[str, Any]) -> list[str]:
+    try:
+        kubernetes_validate.validate(item, KUBERNETES, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [f"{'.'.join(map(str, error.path))}: {error.message}"]
+    except kubernetes_validate.SchemaNotFoundError as error:
+        return [error.message]
+    return []
+
+
+def _jobs_of(item: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    for replicated in item["spec"]["replicatedJobs"]:
+        template = replicated["template"]
+        metadata = {**template.get("metadata", {}), "name": replicated["name"]}
+        yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": template["spec"]}
+
+
+def _of_jobset(item: dict[str, Any]) -> list[str]:
+    # Without the Jobs' specifications: these models take no quantities such as `2Gi`, and the Jobs are checked apart.
+    replicated = [
+        {**each, "template": {key: value for key, value in each["template"].items() if key != "spec"}}
+        for each in item["spec"].get("replicatedJobs", ())
+    ]
+    item = {**item, "spec": {**item["spec"], "replicatedJobs": replicated}}
+    try:
+        model = JobsetV1alpha2JobSet.model_validate(item)
+    except ValidationError as error:
+        return [" ".join(str(error).split())]
+    return _differences(item, model.to_dict())
+
+
+def _of_pod_monitor(item: dict[str, Any]) -> list[str]:
+    try:
+        model = PodMonitor.model_validate(item)
+    except ValidationError as error:
+        return [" ".join(str(error).split())]
+    return _differences(item, model.model_dump(mode="json", by_alias=True, exclude_unset=True))
+
+
+def _differences(given: object, understood: object, where: str = "") -> list[str]:
+    """Keys and values of `given` that are not in `understood`."""
+    if isinstance(given, dict) and isinstance(understood, dict):
+        missing = [f"{where}.{key}: unknown key" for key in given if key not in understood]
+        known = (key for key in given if key in understood)
+        return missing + [
+            text for key in known for text in _differences(given[key], understood[key], f"{where}.{key}")
+        ]
+    if isinstance(given, list) and isinstance(understood, list) and len(given) == len(understood):
+        pairs = enumerate(zip(given, understood, strict=True))
+        return [text for index, (a, b) in pairs for text in _differences(a, b, f"{where}[{index}]")]
+    return [] if given == understood else [f"{where}: {given!r} is understood as {understood!r}"]
+
+
+def main() -> int:
+    """Check standard input, or the files that are named."""
+    texts = [Path(name).read_text(encoding="utf-8") for name in sys.argv[1:]] or [sys.stdin.read()]
+    objects = [item for text in texts for item in yaml.safe_load_all(text) if item]
+    wrong = problems(objects)
+    for line in wrong:
+        print(line)
+    print(f"{len(objects)} objects, {len(wrong)} problems (Kubernetes {KUBERNETES})")
+    return int(bool(wrong) or not objects)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""`taihu manifest`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from taihu.errors import ConfigError
+from taihu.job import Job, Overrides, load_job, parse_assignments
+from taihu.manifest import ManifestOptions, Resources, manifest
+from taihu.options import ServersOption, SetOption, WorkersOption
+
+__all__ = ["manifest_command"]
+
+_EMBEDDED = re.compile(r"digits|synthetic(:.*)?")
+_QUANTITY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?")
+
+
+def manifest_command(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="Job file.")],
+    servers: ServersOption = None,
+    workers: WorkersOption = None,
+    assignments: SetOption = None,
+    image: Annotated[str, typer.Option(metavar="IMAGE", help="Where the cluster finds the image.")] = (
+        ManifestOptions.image
+    ),
+    jobset: Annotated[bool, typer.Option("--jobset", help="One JobSet instead of a StatefulSet and a Job.")] = False,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the objects.")] = None,
+    namespace: Annotated[str | None, typer.Option(metavar="NAMESPACE", help="Namespace of the objects.")] = None,
+    server_cpus: Annotated[int, typer.Option(metavar="C", min=1, help="Processors of a server.")] = 1,
+    server_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of a server.")] = "1Gi",
+    worker_cpus: Annotated[int, typer.Option(metavar="C", min=1, help="Processors of a worker.")] = 2,
+    worker_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of a worker.")] = "2Gi",
+    storage: Annotated[str, typer.Option(metavar="SIZE", help="Volume of a server.")] = "10Gi",
+    data_claim: Annotated[
+        str | None, typer.Option(metavar="CLAIM", help="PersistentVolumeClaim with the data set's files.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a folder for kustomize instead of one text.")
+    ] = None,
+) -> None:
+    """Write a job as Kubernetes objects: ConfigMaps, Service, StatefulSet, Indexed Job (or a JobSet), PodMonitor.
+
+    \b
+    Examples:
+      taihu manifest job.toml --workers 64 --servers 8 --image registry.example/taihu:0.1 | kubectl apply -f -
+      taihu manifest job.toml --jobset --out k8s/ && kubectl apply -k k8s/
+      taihu manifest job.toml --data-claim fashion-mnist --worker-cpus 4 --worker-memory 8Gi
+    """  # noqa: D301
+    settings = _merge(parse_assignments(assignments or ()), {"workers": workers, "servers": servers})
+    job = load_job(job_file, settings)
+    for size in (server_memory, worker_memory, storage):
+        if not _QUANTITY.fullmatch(size):
+            raise ConfigError(f"size {size}: expected a number with a unit of Kubernetes, for example 2Gi")
+    _check_data(job, data_claim)
+    files, settings = _own_model(job, settings)
+    options = ManifestOptions(
+        image=image,
+        name=name,
+        namespace=namespace,
+        jobset=jobset,
+        server=Resources(server_cpus, server_memory),
+        worker=Resources(worker_cpus, worker_memory),
+        storage=storage,
+        data_claim=data_claim,
+        files=files,
+    )
+    objects = manifest(job, job_file.read_text(encoding="utf-8"), settings, options)
+    if out is None:
+        typer.echo(to_yaml(objects), nl=False)
+    else:
+        _write(out, objects)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts of several lines stay readable; nothing is an alias of anything."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """See `yaml.SafeDumper`."""
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def to_yaml(objects: list[dict[str, object]]) -> str:
+    """The objects as one YAML stream."""
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=118)
+
+
+def _merge(settings: dict[str, dict[str, object]], counts: dict[str, int | None]) -> dict[str, dict[str, object]]:
+    given = {key: value for key, value in counts.items() if value is not None}
+    return {**settings, "cluster": {**settings.get("cluster", {}), **given}} if given else settings
+
+
+def _check_data(job: Job, claim: str | None) -> None:
+    if claim is None and (job.data.path is not None or not _EMBEDDED.fullmatch(job.data.name)):
+        raise ConfigError(
+            f"data {job.data.name}: its files are not in the image; put them on a volume that all workers can read, "
+            "and give its --data-claim"
+        )
+
+
+def _own_model(job: Job, settings: Overrides) -> tuple[dict[str, str], dict[str, dict[str, object]]]:
+    """A model of the user's own goes beside the job file, where the pods find it by its file's name."""
+    merged = {section: dict(values) for section, values in settings.items()}
+    file, separator, function = job.model.name.rpartition(":")
+    if not separator:
+        return {}, merged
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"model file {path} does not exist; give path/to/file.py:function")
+    merged.setdefault("model", {})["name"] = f"{path.name}:{function}"
+    return {path.name: path.read_text(encoding="utf-8")}, merged
+
+
+def _write(folder: Path, objects: list[dict[str, object]]) -> None:
+    """A file for each kind of object, and the kustomization that lists them; other files stay as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    by_file: dict[str, list[dict[str, object]]] = {}
+    for item in objects:
+        by_file.setdefault(f"{str(item['kind']).lower()}.yaml", []).append(item)
+    kustomization: dict[str, object] = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": list(by_file),
+    }
+    for name, items in {"kustomization.yaml": [kustomization], **by_file}.items():
+        (folder / name).write_text(to_yaml(items), encoding="utf-8")
+    typer.echo(f"wrote {len(objects)} objects; apply them with: kubectl apply -k {folder}")

@@ -1,0 +1,193 @@
+"""`taihu top`: a run as it goes on, the numbers of the dashboard in a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from taihu.coordination.client import fetch_status
+from taihu.coordination.membership import RunState
+from taihu.coordination.messages import state_from_message
+from taihu.coordination.overview import MemberView, Overview, overview_of
+from taihu.display import human_bytes
+from taihu.entry import raise_on_terminate
+from taihu.errors import PeerUnreachableError
+from taihu.wire.address import split_address
+
+__all__ = ["render", "top"]
+
+_BAR = 30
+_HISTORY = 60
+_SPARKS = "▁▂▃▄▅▆▇█"
+_OVER = (RunState.FINISHED, RunState.FAILED)
+
+
+def top(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where server 0, in a ring worker 0, listens.")],
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time between two looks.")] = 1.0,
+    looks: Annotated[
+        int | None, typer.Option("--looks", "-n", metavar="N", min=1, help="End after so many looks.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to try to reach it.")] = 5.0,
+) -> None:
+    """Show a run while it goes on: where its time goes, its traffic, loss, and who holds up whom.
+
+    Ends with the run. On a terminal the picture is renewed in place; elsewhere every look is one line.
+
+    \b
+    Examples:
+      taihu top 10.0.0.1:7070
+      taihu top 10.0.0.1:7070 --every 10 >> run.log
+    """  # noqa: D301
+    split_address(address)
+    raise_on_terminate()
+    console = Console()
+    losses: deque[float] = deque(maxlen=_HISTORY)
+    view: Overview | None = _look(address, timeout)
+    display = Live(console=console, auto_refresh=False) if console.is_terminal else _Lines(console)
+    with display as shown:
+        number = 0
+        while view is not None:
+            number += 1
+            if view.step:
+                losses.append(view.loss)
+            shown.update(render(view, losses) if console.is_terminal else Text(str(view)), refresh=True)
+            if number == looks or view.state in _OVER:
+                return
+            time.sleep(every)
+            view = _look_again(address, timeout)
+    console.print("the run has ended, its coordinator is gone", markup=False)
+
+
+def _look(address: str, timeout_s: float) -> Overview:
+    answer = fetch_status(address, timeout_s)
+    return overview_of(answer, state_from_message(answer.state))
+
+
+def _look_again(address: str, timeout_s: float) -> Overview | None:
+    """None when nobody answers any longer."""
+    try:
+        return _look(address, timeout_s)
+    except PeerUnreachableError:
+        return None
+
+
+class _Lines:
+    """Stands in for a live display where there is no terminal: one line for each look."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, text: RenderableType, *, refresh: bool) -> None:
+        """Show one line; `refresh` is what a live display takes."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def render(view: Overview, losses: deque[float]) -> RenderableType:
+    """The whole picture; `losses` are those of the latest looks."""
+    parts: list[RenderableType] = [_title(view)]
+    if view.step:
+        parts += [Text(), _step_bar(view), _numbers(view, losses)]
+    if view.workers:
+        parts += [Text(), _workers(view)]
+    if view.servers:
+        parts += [Text(), _servers(view)]
+    return Group(*parts)
+
+
+def _title(view: Overview) -> Text:
+    colour = {RunState.FAILED: "red", RunState.FINISHED: "green"}.get(view.state, "cyan")
+    text = Text.assemble((view.job, "bold"), "  ", (view.state.value, colour))
+    if view.total_steps:
+        text.append(f"  step {view.step}/{view.total_steps}")
+        done = view.step / view.total_steps
+        text.append(f"  {'━' * round(_BAR * done)}", colour)
+        text.append(f"{'━' * (_BAR - round(_BAR * done))} {done:.0%}", "dim")
+    if view.reason:
+        text.append(f"\n{view.reason}", "red")
+    return text
+
+
+_PARTS = (("compute", "green"), ("compress", "yellow"), ("exchange", "blue"), ("wait", "red"))
+
+
+def _step_bar(view: Overview) -> Text:
+    """The step as compute and wait, which are all of it, and what runs beside."""
+    text = Text(f"step {view.step_seconds * 1e3:8.1f} ms  ")
+    total = max(view.step_seconds, 1e-9)
+    computing = min(_BAR, round(_BAR * view.compute_seconds / total))
+    text.append("█" * computing, "green")
+    text.append("█" * (_BAR - computing), "red")
+    for name, colour in _PARTS:
+        text.append(f"  {name} ", "dim")
+        text.append(f"{getattr(view, f'{name}_seconds') * 1e3:.1f}", colour)
+    return text
+
+
+def _numbers(view: Overview, losses: deque[float]) -> Text:
+    lines = [
+        f"loss {view.loss:.4f}  {_sparkline(losses)}"
+        + (f"  test accuracy {view.test_accuracy:.2%}" if view.test_accuracy >= 0 else ""),
+        f"up {human_bytes(view.sent_per_second)}/s  down {human_bytes(view.received_per_second)}/s  "
+        f"{view.samples_per_second:.0f} samples/s",
+        f"density {view.density:.3%}  threshold drift {view.drift:.1%}  skew of compute {view.skew:.2f}x",
+    ]
+    return Text("\n".join(lines))
+
+
+def _sparkline(values: deque[float]) -> str:
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_SPARKS[round((value - low) * scale)] for value in values)
+
+
+def _workers(view: Overview) -> Table:
+    times = ("ms/step", "compute", "compress", "exchange", "wait")
+    columns = ("worker", "step", *times, "loss", "up", "down", "heard of")
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for member in view.workers:
+        progress = member.progress
+        milliseconds = (
+            progress.step_seconds,
+            progress.compute_seconds,
+            progress.compress_seconds,
+            progress.exchange_seconds,
+            progress.wait_seconds,
+        )
+        style = "yellow" if member.is_slow else None
+        table.add_row(
+            str(member.rank),
+            str(progress.step),
+            *(f"{seconds * 1e3:.1f}" for seconds in milliseconds),
+            f"{progress.loss:.4f}",
+            human_bytes(progress.bytes_sent_per_step),
+            human_bytes(progress.bytes_received_per_step),
+            _heard_of(member),
+            style=style,
+        )
+    return table
+
+
+def _servers(view: Overview) -> Table:
+    table = Table("server", "address", "ms/frame", "heard of", box=None, pad_edge=False, header_style="bold")
+    for member in view.servers:
+        update = f"{member.progress.update_seconds * 1e3:.2f}"
+        table.add_row(str(member.rank), member.address, update, _heard_of(member))
+    return table
+
+
+def _heard_of(member: MemberView) -> str:
+    return "finished" if member.finished else f"{member.silent_seconds:.1f} s ago"

@@ -1,0 +1,325 @@
+"""A job as Kubernetes objects: pure, plain dictionaries as the API takes them.
+
+Servers are a StatefulSet and workers an Indexed Job, or both are the replicated jobs of one JobSet, whose success is
+the workers'. The job file goes into a ConfigMap as it is; what was set beside it goes into a second one, as
+`TAIHU_SECTION__KEY`, so that an overlay can change it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from taihu.errors import ConfigError
+from taihu.job import Job
+
+__all__ = ["ManifestOptions", "Resources", "manifest", "object_name"]
+
+Object = dict[str, Any]
+
+GRPC_PORT = 7070
+METRICS_PORT = 9400
+_USER = 65532
+_CONFIG = "/etc/taihu"
+_DATA = "/data"
+_STATE = "/var/lib/taihu"
+_PARAMETER_SERVER = "taihu.v1.ParameterServerService"
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_SCRAPE_S = 15
+_LINGER_S = 40
+_CONNECT_S = 600
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one process asks for: processors, and memory as in `2Gi`, which is also its limit."""
+
+    cpus: int
+    memory: str
+
+
+@dataclass(frozen=True)
+class ManifestOptions:
+    """What a job file does not say.
+
+    Attributes:
+        image: what `deploy/Containerfile` built, where the cluster finds it.
+        name: of all objects; by default the job's, see `object_name`.
+        namespace: by default the one that kubectl is set to.
+        jobset: one JobSet instead of StatefulSet and Job.
+        server, worker: resources of one process.
+        storage: size of the volume of one server.
+        data_claim: PersistentVolumeClaim with the data set's files.
+        files: what goes beside the job file, text by name: a model of the user's own.
+    """
+
+    image: str = "localhost/taihu:latest"
+    name: str | None = None
+    namespace: str | None = None
+    jobset: bool = False
+    server: Resources = Resources(1, "1Gi")
+    worker: Resources = Resources(2, "2Gi")
+    storage: str = "10Gi"
+    data_claim: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def manifest(
+    job: Job, text: str, settings: Mapping[str, Mapping[str, object]], options: ManifestOptions
+) -> list[Object]:
+    """The objects of a job, in the order in which they are to be made.
+
+    Args:
+        job: the file and `settings` together.
+        text: the job file.
+        settings: what was set beside the file, by section and key.
+        options: what the job does not say.
+
+    Raises:
+        ConfigError: the name cannot be that of an object.
+    """
+    return _Manifest(job, text, settings, options).objects()
+
+
+def object_name(job: Job, given: str | None) -> str:
+    """The name of a job's objects: small letters, digits and dashes, of at most 40 characters.
+
+    Raises:
+        ConfigError: `given` is no such name, or none can be made of the job's.
+    """
+    name = given if given is not None else re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"name {name!r}: expected at most 40 small letters, digits and dashes, a letter first; give --name"
+        )
+    return name
+
+
+class _Manifest:
+    """What all objects of one job share."""
+
+    def __init__(
+        self, job: Job, text: str, settings: Mapping[str, Mapping[str, object]], options: ManifestOptions
+    ) -> None:
+        self.job = job
+        self.text = text
+        self.settings = settings
+        self.options = options
+        self.name = object_name(job, options.name)
+
+    def objects(self) -> list[Object]:
+        shared = [self.job_file(), self.environment()]
+        if self.options.jobset:
+            return [*shared, self.jobset(), self.pod_monitor()]
+        servers = [self.stateful_set()] if self.job.servers else []
+        return [*shared, self.service(), *servers, self.worker_job(), self.pod_monitor()]
+
+    def job_file(self) -> Object:
+        data = {"job.toml": self.text, **self.options.files}
+        return self.object("v1", "ConfigMap", f"{self.name}-job", data=data)
+
+    def environment(self) -> Object:
+        cluster = self.job.cluster
+        own: dict[str, object] = {
+            "TAIHU_CLUSTER__WORKERS": cluster.workers,
+            "TAIHU_CLUSTER__COORDINATOR": self.coordinator(),
+            "TAIHU_CLUSTER__CONNECT_TIMEOUT_S": _CONNECT_S,
+            "TAIHU_BIND": f"0.0.0.0:{GRPC_PORT}",
+            "TAIHU_METRICS_PORT": METRICS_PORT,
+            "TAIHU_LINGER": _LINGER_S,
+        }
+        if self.job.servers:
+            own["TAIHU_CLUSTER__SERVERS"] = self.job.servers
+        if self.options.data_claim is not None:
+            own["TAIHU_DATA__PATH"] = _DATA
+        given = {
+            f"TAIHU_{section}__{key}".upper(): value
+            for section, values in self.settings.items()
+            for key, value in values.items()
+        }
+        data = {name: _setting(value) for name, value in {**own, **given}.items()}
+        return self.object("v1", "ConfigMap", f"{self.name}-settings", data=data)
+
+    def coordinator(self) -> str:
+        """Server 0, or worker 0 where there are no servers, by the name that the cluster's DNS gives its pod."""
+        role = "server" if self.job.servers else "worker"
+        pod = f"{self.name}-{role}-0-0" if self.options.jobset else f"{self.name}-{role}-0"
+        return f"{pod}.{self.name}:{GRPC_PORT}"
+
+    def service(self) -> Object:
+        spec = {
+            "clusterIP": "None",
+            # Processes look for each other before they are ready.
+            "publishNotReadyAddresses": True,
+            "selector": self.labels(),
+            "ports": [{"name": "grpc", "port": GRPC_PORT}, {"name": "metrics", "port": METRICS_PORT}],
+        }
+        return self.object("v1", "Service", self.name, spec=spec)
+
+    def stateful_set(self) -> Object:
+        claim = {"metadata": {"name": "state"}, "spec": self.claim()}
+        spec = {
+            "serviceName": self.name,
+            "replicas": self.job.servers,
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": self.labels("server")},
+            "template": self.server_pod(),
+            "volumeClaimTemplates": [claim],
+        }
+        return self.object("apps/v1", "StatefulSet", f"{self.name}-server", "server", spec=spec)
+
+    def claim(self) -> Object:
+        storage = {"requests": {"storage": self.options.storage}}
+        return {"accessModes": ["ReadWriteOnce"], "resources": storage}
+
+    def worker_job(self) -> Object:
+        spec = self.indexed(self.job.cluster.workers, self.worker_pod())
+        return self.object("batch/v1", "Job", f"{self.name}-worker", "worker", spec=spec)
+
+    def indexed(self, count: int, pod: Object) -> Object:
+        """The specification of a Job whose pods know their index; a pod that fails fails the run, and so the Job."""
+        return {
+            "completionMode": "Indexed",
+            "completions": count,
+            "parallelism": count,
+            "backoffLimit": 0,
+            "template": pod,
+        }
+
+    def jobset(self) -> Object:
+        worker = self.replicated("worker", self.indexed(self.job.cluster.workers, self.worker_pod()))
+        replicated = [worker]
+        if self.job.servers:
+            pod = self.server_pod()
+            state: Object = {"volumeClaimTemplate": {"spec": self.claim()}}
+            pod["spec"]["volumes"].append({"name": "state", "ephemeral": state})
+            replicated = [self.replicated("server", self.indexed(self.job.servers, pod)), worker]
+        spec = {
+            "network": {"enableDNSHostnames": True, "subdomain": self.name, "publishNotReadyAddresses": True},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["worker"]},
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": replicated,
+        }
+        return self.object("jobset.x-k8s.io/v1alpha2", "JobSet", self.name, spec=spec)
+
+    def replicated(self, role: str, spec: Object) -> Object:
+        return {"name": role, "replicas": 1, "template": {"metadata": {"labels": self.labels(role)}, "spec": spec}}
+
+    def server_pod(self) -> Object:
+        """Of a StatefulSet: started again when it ends, so a server that has finished stays."""
+        in_set = not self.options.jobset
+        environment = [_from_pod("TAIHU_RANK", "metadata.labels['apps.kubernetes.io/pod-index']")] if in_set else []
+        container = self.container("server", self.options.server, environment, service=_PARAMETER_SERVER)
+        container["args"] += ["--hold"] if in_set else []
+        container["volumeMounts"].append({"name": "state", "mountPath": _STATE})
+        return self.pod("server", container, [], restart="Always" if in_set else "Never")
+
+    def worker_pod(self) -> Object:
+        """Its rank is the completion index, which Kubernetes puts into the environment."""
+        container = self.container("worker", self.options.worker, [])
+        volumes: list[Object] = []
+        if self.options.data_claim is not None:
+            claim = {"claimName": self.options.data_claim, "readOnly": True}
+            volumes.append({"name": "data", "persistentVolumeClaim": claim})
+            container["volumeMounts"].append({"name": "data", "mountPath": _DATA, "readOnly": True})
+        pod = self.pod("worker", container, volumes, restart="Never")
+        if not self.options.jobset:
+            pod["spec"]["subdomain"] = self.name
+        return pod
+
+    def pod(self, role: str, container: Object, volumes: list[Object], *, restart: str) -> Object:
+        spec = {
+            "restartPolicy": restart,
+            "terminationGracePeriodSeconds": 30,
+            "automountServiceAccountToken": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _USER,
+                "runAsGroup": _USER,
+                "fsGroup": _USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [container],
+            "volumes": [
+                {"name": "job", "configMap": {"name": f"{self.name}-job"}},
+                {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
+                *volumes,
+            ],
+        }
+        return {"metadata": {"labels": self.labels(role)}, "spec": spec}
+
+    def container(self, role: str, resources: Resources, environment: list[Object], *, service: str = "") -> Object:
+        asked = {"cpu": str(resources.cpus), "memory": resources.memory}
+        return {
+            "name": role,
+            "image": self.options.image,
+            "imagePullPolicy": "IfNotPresent",
+            "args": [role, f"{_CONFIG}/job.toml"],
+            "workingDir": _CONFIG,
+            "envFrom": [{"configMapRef": {"name": f"{self.name}-settings"}}],
+            "env": [
+                _from_pod("TAIHU_ADVERTISE", "status.podIP"),
+                {"name": "TAIHU_CLUSTER__THREADS", "value": str(self.job.cluster.threads or resources.cpus)},
+                *environment,
+            ],
+            "ports": [
+                {"name": "grpc", "containerPort": GRPC_PORT},
+                {"name": "metrics", "containerPort": METRICS_PORT},
+            ],
+            # Of memory there is never more; a processor that is idle may be used.
+            "resources": {"requests": asked, "limits": {"memory": resources.memory}},
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            # A start may load data and compile kernels for another kind of processor.
+            "startupProbe": _probe("", period=2, failures=150),
+            "livenessProbe": _probe("", period=10, failures=6),
+            "readinessProbe": _probe(service, period=5, failures=3),
+            "volumeMounts": [
+                {"name": "job", "mountPath": _CONFIG, "readOnly": True},
+                {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a volume of the pod's own
+            ],
+        }
+
+    def pod_monitor(self) -> Object:
+        endpoint = {
+            "port": "metrics",
+            "interval": f"{_SCRAPE_S}s",
+            "scrapeTimeout": f"{_SCRAPE_S - 5}s",
+            "relabelings": [{"targetLabel": "app", "replacement": "taihu"}],
+        }
+        spec = {
+            "selector": {"matchLabels": self.labels()},
+            "jobLabel": "app.kubernetes.io/instance",
+            "podMetricsEndpoints": [endpoint],
+        }
+        return self.object("monitoring.coreos.com/v1", "PodMonitor", self.name, spec=spec)
+
+    def labels(self, role: str | None = None) -> dict[str, str]:
+        labels = {"app.kubernetes.io/name": "taihu", "app.kubernetes.io/instance": self.name}
+        return labels if role is None else {**labels, "app.kubernetes.io/component": role}
+
+    def object(self, version: str, kind: str, name: str, role: str | None = None, **content: object) -> Object:
+        metadata: Object = {"name": name, "labels": self.labels(role)}
+        if self.options.namespace is not None:
+            metadata["namespace"] = self.options.namespace
+        return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
+
+
+def _setting(value: object) -> str:
+    """A value as the environment gives it to a job, see `taihu.job.parse_value`."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _from_pod(name: str, path: str) -> Object:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _probe(service: str, *, period: int, failures: int) -> Object:
+    grpc: Object = {"port": GRPC_PORT} | ({"service": service} if service else {})
+    return {"grpc": grpc, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}

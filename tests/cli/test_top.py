@@ -1,0 +1,94 @@
+"""`taihu top`: sums and means by a second, simple computation; a real run as a picture and as lines."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import deque
+from collections.abc import Callable
+from statistics import fmean
+
+import pytest
+from daemons import Start, listening
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from protos import coordinator_pb2 as pb
+from taihu.cli.top import render
+from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.messages import member_to_message, progress_to_message
+from taihu.coordination.overview import overview_of
+
+Taihu = Callable[..., subprocess.CompletedProcess[str]]
+
+TIMES = st.floats(0.0009765625, 100, width=32)
+PROGRESS = st.builds(
+    Progress,
+    step=st.integers(1, 1000),
+    total_steps=st.just(1000),
+    loss=st.floats(0, 10, width=32),
+    samples_per_second=TIMES,
+    step_seconds=TIMES,
+    compute_seconds=TIMES,
+    wait_seconds=TIMES,
+    bytes_sent_per_step=st.integers(0, 2**40),
+    bytes_received_per_step=st.integers(0, 2**40),
+)
+
+
+def answer_of(workers: list[Progress], servers: int = 1) -> pb.GetStatusResponse:
+    members = [(MemberId(Role.WORKER, rank), progress) for rank, progress in enumerate(workers)]
+    members += [(MemberId(Role.SERVER, index), Progress(update_seconds=0.25)) for index in range(servers)]
+    return pb.GetStatusResponse(
+        job="job",
+        members=[
+            pb.MemberStatus(member=member_to_message(member, 1), progress=progress_to_message(progress))
+            for member, progress in members
+        ],
+    )
+
+
+@settings(deadline=None)
+@given(st.lists(PROGRESS, min_size=1, max_size=9))
+def test_the_overview_is_of_all_workers(workers: list[Progress]) -> None:
+    view = overview_of(answer_of(workers), RunState.RUNNING)
+    assert view.step == min(each.step for each in workers)
+    assert view.loss == pytest.approx(fmean(each.loss for each in workers))
+    assert view.samples_per_second == pytest.approx(sum(each.samples_per_second for each in workers))
+    assert view.sent_per_second == pytest.approx(sum(w.bytes_sent_per_step / w.step_seconds for w in workers))
+    times = sorted(each.compute_seconds for each in workers)
+    middle = (times[len(times) // 2] + times[(len(times) - 1) // 2]) / 2
+    assert view.skew == pytest.approx(times[-1] / middle)
+    assert [member.is_slow for member in view.workers] == [each.compute_seconds > 1.5 * middle for each in workers]
+    console = Console(width=160, record=True, quiet=True)
+    console.print(render(view, deque([view.loss])))
+
+
+def test_members_that_have_not_trained_are_shown_and_count_for_nothing() -> None:
+    view = overview_of(answer_of([Progress(), Progress(step=5, loss=2.0, step_seconds=1.0)]), RunState.RUNNING)
+    assert (view.step, view.loss, len(view.workers)) == (5, 2.0, 2)
+    waiting = overview_of(answer_of([Progress()]), RunState.WAITING)
+    assert str(waiting) == "job waiting"
+
+
+def test_a_real_run_is_a_line_a_look_where_there_is_no_terminal(start: Start, taihu: Taihu) -> None:
+    flags = ("--servers", "1", "--workers", "1", "--set", "train.steps=1000000", "--set", "train.evaluate=false")
+    address, _ = listening(start("ps_server", *flags, "--bind", "127.0.0.1:0"))
+    start("worker", *flags, "--rank", "0", "--coordinator", address)
+    lines: list[str] = []
+    for _ in range(20):
+        done = taihu("top", address, "-n", "6", "--every", "0.5", "--timeout", "60")
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert len(lines) == 6
+        if " step " in lines[-1] and "update 0.00" not in lines[-1]:
+            break
+    for word in ("running", "loss", "compute", "compress", "exchange", "wait", "density", "drift", "skew", "update"):
+        assert word in lines[-1]
+
+
+def test_nobody_at_the_address_is_an_error_in_one_line(taihu: Taihu) -> None:
+    done = taihu("top", "127.0.0.1:1", "--timeout", "0.5")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: coordinator at 127.0.0.1:1: no answer within 0.5 s")
+    assert taihu("top", "nowhere").returncode == 2

@@ -1,0 +1,230 @@
+"""`taihu manifest`: what it writes is what Kubernetes takes, and pods find each other by it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests_deploy import DEPLOY
+from typer.testing import CliRunner
+from validate import problems
+
+from taihu.cli.main import make_app
+from taihu.environment import environment_overrides, rank_from_environment
+from taihu.errors import ConfigError
+from taihu.job import Job, load_job
+from taihu.manifest import ManifestOptions, Resources, manifest, object_name
+
+Taihu = Callable[..., subprocess.CompletedProcess[str]]
+Write = Callable[..., str]
+Object = dict[str, Any]
+
+ROOT = DEPLOY.parent
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """`taihu manifest` in an empty folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(make_app(), ["manifest", *arguments])
+        if done.exception is not None:
+            raise done.exception
+        return done.stdout
+
+    return run
+
+
+def objects_of(text: str) -> list[Object]:
+    return [item for item in yaml.safe_load_all(text) if item]
+
+
+def by_kind(objects: list[Object], kind: str) -> Object:
+    (found,) = [item for item in objects if item["kind"] == kind]
+    return found
+
+
+def settings_of(objects: list[Object]) -> dict[str, str]:
+    (found,) = [item for item in objects if item["metadata"]["name"].endswith("-settings")]
+    data: dict[str, str] = found["data"]
+    return data
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    servers=st.integers(1, 300),
+    workers=st.integers(1, 5000),
+    ring=st.booleans(),
+    jobset=st.booleans(),
+    cpus=st.integers(1, 128),
+    claim=st.none() | st.just("images"),
+)
+def test_every_manifest_is_valid_and_means_the_job(
+    *, servers: int, workers: int, ring: bool, jobset: bool, cpus: int, claim: str | None
+) -> None:
+    text = '[exchange]\nkind = "ring"\n' if ring else 'name = "My.Job_7"\n'
+    given_beside: dict[str, dict[str, object]] = {"cluster": {"servers": servers, "workers": workers}}
+    job = Job.model_validate({**tomllib.loads(text), "cluster": given_beside["cluster"]})
+    options = ManifestOptions(jobset=jobset, worker=Resources(cpus, "3Gi"), data_claim=claim)
+    objects = manifest(job, text, given_beside, options)
+    assert problems(objects) == []
+    understood = Job.model_validate({**tomllib.loads(text), **environment_overrides(settings_of(objects))})
+    assert understood.cluster.workers == workers
+    assert understood.servers == (0 if ring else servers)
+    name = object_name(job, None)
+    first = f"{name}-{'worker' if ring else 'server'}-0" + ("-0" if jobset else "")
+    assert understood.cluster.coordinator == f"{first}.{name}:7070"
+    kinds = [item["kind"] for item in objects]
+    assert ("StatefulSet" in kinds) == (not jobset and not ring)
+
+
+def test_counts_reach_objects_and_pods(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("name = 'big'\n[train]\nsteps = 7\n")
+    objects = objects_of(write("job.toml", "--workers", "64", "--servers", "8", "--set", "train.batch=16"))
+    assert problems(objects) == []
+    assert by_kind(objects, "StatefulSet")["spec"]["replicas"] == 8
+    job = by_kind(objects, "Job")["spec"]
+    assert (job["completions"], job["parallelism"], job["completionMode"], job["backoffLimit"]) == (
+        64,
+        64,
+        "Indexed",
+        0,
+    )
+    data = settings_of(objects)
+    assert (data["TAIHU_CLUSTER__WORKERS"], data["TAIHU_CLUSTER__SERVERS"], data["TAIHU_TRAIN__BATCH"]) == (
+        "64",
+        "8",
+        "16",
+    )
+    with patch.dict(os.environ, data):
+        seen = load_job(tmp_path / "job.toml", environment_overrides(data))
+    assert (seen.train.steps, seen.train.batch, seen.cluster.workers) == (7, 16, 64)
+
+
+def test_a_jobset_succeeds_with_its_workers(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("")
+    objects = objects_of(write("job.toml", "--jobset"))
+    spec = by_kind(objects, "JobSet")["spec"]
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["worker"]}
+    assert [(each["name"], each["template"]["spec"]["completions"]) for each in spec["replicatedJobs"]] == [
+        ("server", 2),
+        ("worker", 3),
+    ]
+
+
+def test_ranks_come_from_the_completion_index_and_the_ordinal(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("")
+    objects = objects_of(write("job.toml"))
+    (server,) = by_kind(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    fields = {
+        item["name"]: item["valueFrom"]["fieldRef"]["fieldPath"] for item in server["env"] if "valueFrom" in item
+    }
+    assert fields == {
+        "TAIHU_ADVERTISE": "status.podIP",
+        "TAIHU_RANK": "metadata.labels['apps.kubernetes.io/pod-index']",
+    }
+    assert rank_from_environment({"JOB_COMPLETION_INDEX": "5"}, "worker") == 5
+    assert rank_from_environment({"TAIHU_RANK": "1", "JOB_COMPLETION_INDEX": "5"}, "server") == 1
+
+
+def test_a_pod_may_do_nothing_that_it_needs_not(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("")
+    for item in objects_of(write("job.toml")):
+        if item["kind"] in ("Job", "StatefulSet"):
+            pod = item["spec"]["template"]["spec"]
+            (container,) = pod["containers"]
+            assert pod["securityContext"]["runAsNonRoot"]
+            assert not pod["automountServiceAccountToken"]
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                assert container[probe]["grpc"]["port"] == 7070
+
+
+@pytest.mark.parametrize(("folder", "flags"), [("base", ()), ("jobset", ("--jobset",))])
+def test_the_committed_folders_are_what_the_command_writes(
+    folder: str, flags: tuple[str, ...], write: Write, tmp_path: Path
+) -> None:
+    job = str(DEPLOY / "job.toml")
+    assert "kubectl apply -k out" in write(job, "--name", "taihu", *flags, "--out", "out")
+    written = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert written == {path.name: path.read_text() for path in (DEPLOY / "k8s" / folder).iterdir()}
+    assert (
+        problems(item for name, text in written.items() if name != "kustomization.yaml" for item in objects_of(text))
+        == []
+    )
+
+
+def test_what_is_wrong_with_an_object_is_found(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("")
+    text = write("job.toml", "--jobset")
+    for right, wrong in (
+        ("completionMode", "completionsMode"),
+        ("successPolicy", "succesPolicy"),
+        ("scrapeTimeout", "scrapeTimeouts"),
+        ("backoffLimit: 0", "backoffLimit: none"),
+    ):
+        assert right in text
+        assert problems(objects_of(text.replace(right, wrong))), wrong
+
+
+def test_a_model_of_ones_own_goes_along(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine.py").write_text("def build(shape, classes): ...\n")
+    (tmp_path / "job.toml").write_text("[model]\nname = 'models/mine.py:build'\n")
+    objects = objects_of(write("job.toml"))
+    (files,) = [item["data"] for item in objects if item["metadata"]["name"].endswith("-job")]
+    assert files["mine.py"].startswith("def build")
+    assert settings_of(objects)["TAIHU_MODEL__NAME"] == "mine.py:build"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("missing.toml",), "job file missing.toml: not found"),
+        (("data.toml",), "give its --data-claim"),
+        (("job.toml", "--worker-memory", "lots"), "size lots: expected a number with a unit"),
+        (("job.toml", "--name", "Capital_Letters"), "name 'Capital_Letters': expected at most 40 small letters"),
+        (("job.toml", "--set", "train.stepz=1"), "unknown key train.stepz"),
+    ],
+)
+def test_what_cannot_be_deployed_is_said_in_a_line(
+    arguments: tuple[str, ...], expected: str, write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "job.toml").write_text("")
+    (tmp_path / "data.toml").write_text("[data]\nname = 'fashion-mnist'\n")
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        write(*arguments)
+
+
+@given(st.text(max_size=60))
+def test_names_of_objects_are_names_of_hosts(name: str) -> None:
+    try:
+        made = object_name(Job(), name)
+    except ConfigError:
+        return
+    assert len(made) <= 40
+    assert made.isascii()
+    assert all(c.isdigit() or c.islower() or c == "-" for c in made)
+    assert made[0].isalpha()
+    assert made[-1] != "-"
+
+
+def test_the_command_ends_with_2_and_one_line(taihu: Taihu) -> None:
+    done = taihu("manifest", "missing.toml")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: job file missing.toml: not found; give the path of a TOML file, or none for the demo"
+    ]

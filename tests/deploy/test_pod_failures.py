@@ -1,0 +1,111 @@
+"""What goes wrong with a pod: the last line says it, the exit code is 2 or 1, within the configured time."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from daemons import Start
+from tests_deploy import DEPLOY, free_port
+
+Taihu = Callable[..., subprocess.CompletedProcess[str]]
+
+# What the pods' ConfigMap sets, with a time that a test can wait for.
+POD = {
+    "TAIHU_BIND": "127.0.0.1:0",
+    "TAIHU_METRICS_PORT": "0",
+    "TAIHU_CLUSTER__CONNECT_TIMEOUT_S": "2",
+    "JOB_COMPLETION_INDEX": "1",
+}
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_wrong_argument_of_the_image(taihu: Taihu) -> None:
+    done = taihu("wroker", environment=POD)
+    assert done.returncode == 2
+    assert last_line(done).startswith("error: No such command 'wroker'. Did you mean 'worker'?; see ")
+
+
+def test_a_missing_job_file(taihu: Taihu) -> None:
+    done = taihu("worker", "/etc/taihu/job.toml", environment=POD)
+    assert done.returncode == 2
+    assert last_line(done).startswith("error: job file /etc/taihu/job.toml: not found")
+
+
+@pytest.mark.parametrize(("role", "variable"), [("server", "TAIHU_BIND"), ("worker", "TAIHU_BIND")])
+def test_a_port_that_is_taken(role: str, variable: str, taihu: Taihu) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        coordinator = f"127.0.0.1:{free_port()}"
+        environment = {**POD, variable: address, "TAIHU_CLUSTER__COORDINATOR": coordinator}
+        done = taihu(role, environment=environment)
+    assert done.returncode == 2
+    assert last_line(done).startswith(f"error: cannot listen on {address}: the port is in use")
+
+
+def test_a_server_that_never_comes(taihu: Taihu) -> None:
+    done = taihu("worker", environment={**POD, "TAIHU_CLUSTER__COORDINATOR": f"127.0.0.1:{free_port()}"})
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: coordinator at 127\.0\.0\.1:\d+: no answer within 2 s; .*", last_line(done))
+
+
+def test_a_server_whose_name_is_not_known(taihu: Taihu) -> None:
+    done = taihu("worker", environment={**POD, "TAIHU_CLUSTER__COORDINATOR": "server-0.nowhere.invalid:7070"})
+    assert done.returncode == 2
+    assert last_line(done).startswith("error: coordinator at server-0.nowhere.invalid:7070: no answer within 2 s")
+
+
+def test_servers_of_whom_dns_knows_too_few(taihu: Taihu) -> None:
+    done = taihu("worker", environment={**POD, "TAIHU_CLUSTER__COORDINATOR": "dns:nowhere.invalid:7070"})
+    assert done.returncode == 2
+    assert last_line(done).startswith("error: name nowhere.invalid: 0 addresses after 2 s, expected 2")
+
+
+def test_the_second_server_that_never_comes(start: Start, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    common = {**POD, "TAIHU_CLUSTER__COORDINATOR": address}
+    worker = start("worker", environment={**common, "TAIHU_CLUSTER__CONNECT_TIMEOUT_S": "60"})
+    deadline = time.monotonic() + 60
+    while "metrics" not in (tmp_path / "0.log").read_text():
+        assert time.monotonic() < deadline, "the worker did not start"
+        time.sleep(0.05)
+    first = {"JOB_COMPLETION_INDEX": "0", "TAIHU_BIND": address, "TAIHU_CLUSTER__CONNECT_TIMEOUT_S": "5"}
+    server = start("ps_server", environment={**common, **first})
+    assert (server.wait(timeout=60), worker.wait(timeout=60)) == (1, 1)
+    for log in ("0.log", "1.log"):
+        last = (tmp_path / log).read_text().splitlines()[-1]
+        assert re.fullmatch(r"error: (.*: )?server 1, .* did not join within 5 s; start all members of the job", last)
+
+
+def test_a_root_file_system_without_a_writable_place(tmp_path: Path) -> None:
+    nowhere = tmp_path / "missing" / "kernels"
+    done = subprocess.run(
+        ["/bin/sh", DEPLOY / "entrypoint", "version"],
+        env={"NUMBA_CACHE_DIR": str(nowhere), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert last_line(done) == f"error: cannot write {nowhere}; mount a tmpfs or an emptyDir at /tmp"
+
+
+def test_the_image_starts_what_the_manifests_and_compose_ask_for() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    containerfile = (DEPLOY / "Containerfile").read_text()
+    assert "EXPOSE 7070 9400" in containerfile
+    user = re.findall(r"^USER (\S+)$", containerfile, re.MULTILINE)
+    assert user == [compose["services"]["worker"]["user"]] == ["65532:65532"]
+    assert "torch" not in containerfile

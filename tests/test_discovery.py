@@ -1,0 +1,89 @@
+"""Ranks and the coordinator by DNS: whoever asks when all are there gets the same answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from ipaddress import IPv4Address
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taihu.discovery import all_addresses, find_coordinator, find_rank, place_among
+from taihu.errors import ConfigError, PeerUnreachableError
+from taihu.job import Job
+from taihu.settings import ClusterSettings
+
+ADDRESSES = st.lists(st.ip_addresses(v=4).map(str), min_size=1, max_size=30, unique=True)
+
+
+class FakeClock:
+    """Time passes by sleeping alone."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now(self) -> float:
+        return self.time_s
+
+    def sleep(self, seconds: float) -> None:
+        self.time_s += seconds
+
+
+@settings(deadline=None)
+@given(ADDRESSES, st.randoms(use_true_random=False))
+def test_everybody_has_another_rank_whatever_the_order_of_the_answers(
+    addresses: list[str], order: random.Random
+) -> None:
+    def resolve(_: str) -> Collection[str]:
+        return order.sample(addresses, len(addresses))
+
+    ranks = [
+        place_among([own, "203.0.113.250"], all_addresses("worker", len(addresses), 1, resolve=resolve), "worker")
+        for own in addresses
+        if own != "203.0.113.250"
+    ]
+    assert sorted(ranks) == list(range(len(addresses))) or "203.0.113.250" in addresses
+    expected = sorted(addresses, key=lambda text: int(IPv4Address(text)))
+    assert list(all_addresses("worker", len(addresses), 1, resolve=resolve)) == expected
+
+
+@given(st.integers(1, 8), st.integers(0, 12))
+def test_it_waits_until_as_many_are_there(count: int, comes_after: int) -> None:
+    clock, asked = FakeClock(), []
+
+    def resolve(name: str) -> Collection[str]:
+        asked.append(name)
+        return [f"10.0.0.{i}" for i in range(count if len(asked) > comes_after else count - 1)]
+
+    assert len(all_addresses("server", count, 1000, resolve=resolve, clock=clock)) == count
+    assert len(asked) == comes_after + 1
+
+
+def test_names_that_stay_short_of_addresses_are_told_in_time() -> None:
+    clock = FakeClock()
+    with pytest.raises(PeerUnreachableError, match="name worker: 1 addresses after 30 s, expected 3; start as many"):
+        all_addresses("worker", 3, 30, resolve=lambda _: ["10.0.0.1"], clock=clock)
+    assert clock.time_s == pytest.approx(30)
+
+
+def test_a_machine_that_has_none_of_the_addresses_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"name worker: .* this machine \(10.0.0.9\) among 10.0.0.1"):
+        place_among(["10.0.0.9"], ["10.0.0.1", "10.0.0.2"], "worker")
+
+
+def test_numbers_and_launchers_come_before_dns() -> None:
+    job = Job()
+    assert find_rank("2", {"RANK": "1"}, "worker", job) == 2
+    assert find_rank(None, {"RANK": "1"}, "worker", job) == 1
+    assert find_rank(None, {"TAIHU_RANK": "0", "RANK": "1"}, "worker", job) == 0
+    assert find_rank(None, {}, "worker", job) is None
+    with pytest.raises(ConfigError, match="rank 'first': expected a number or dns:NAME"):
+        find_rank("first", {}, "worker", job)
+
+
+def test_this_machine_finds_itself_under_its_own_name() -> None:
+    job = Job(cluster=ClusterSettings(servers=1, workers=1, coordinator="dns:localhost:7070", connect_timeout_s=5))
+    assert find_coordinator(job).cluster.coordinator == "127.0.0.1:7070"
+    assert find_coordinator(Job()).cluster.coordinator is None
