@@ -13,6 +13,7 @@ from taihu.environment import rank_from_environment, resolve_job
 from taihu.options import (
     AdvertiseOption,
     BindOption,
+    ComputeOption,
     CoordinatorOption,
     JobArgument,
     LogFormatOption,
@@ -40,6 +41,7 @@ def server(
     coordinator: CoordinatorOption = None,
     servers: ServersOption = None,
     workers: WorkersOption = None,
+    compute: ComputeOption = None,
     assignments: SetOption = None,
     metrics_port: MetricsPortOption = 0,
     trace: TraceOption = None,
@@ -55,7 +57,8 @@ def server(
       taihu server job.toml --index 0 --coordinator 10.0.0.1:7070
       taihu server job.toml --index 1 --coordinator 10.0.0.1:7070
     """  # noqa: D301
-    flags = {"cluster": {"coordinator": coordinator, "servers": servers, "workers": workers}}
+    cluster = {"coordinator": coordinator, "servers": servers, "workers": workers, "compute": compute}
+    flags = {"cluster": cluster}
     job = resolve_job(job_file, assignments or (), flags)
     if index is None:
         index = rank_from_environment(os.environ, "server") or 0

@@ -17,6 +17,7 @@ from taihu.trace import Tracer
 __all__ = [
     "AdvertiseOption",
     "BindOption",
+    "ComputeOption",
     "CoordinatorOption",
     "ExchangeOption",
     "JobArgument",
@@ -56,6 +57,15 @@ AdvertiseOption = Annotated[
 ExchangeOption = Annotated[
     Literal["server", "ring"] | None,
     typer.Option("--exchange", metavar="server|ring", help="Through servers, or around a ring of workers."),
+]
+ComputeOption = Annotated[
+    Literal["cpu", "sw26010", "sw26010-functional"] | None,
+    typer.Option(
+        "--compute",
+        metavar="cpu|sw26010|sw26010-functional",
+        help="What workers compute with. With sw26010 this processor does, while forward and backward are planned, "
+        "traced and told by layer with modelled times of that one; with -functional its model computes too, slowly.",
+    ),
 ]
 MetricsPortOption = Annotated[
     int,

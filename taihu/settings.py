@@ -183,7 +183,13 @@ class CompressionSettings(Section):
 
 
 class ClusterSettings(Section):
-    """`[cluster]`: how many processes there are, and where server 0 is found."""
+    """`[cluster]`: how many processes there are, where server 0 is found, and what workers compute with.
+
+    With `compute` sw26010 this machine's processor computes, and to the last bit what it always does, but the times of
+    forward and backward that the job is planned by are modelled: those of `core_groups` core groups of an SW26010,
+    which share a worker's batch. With sw26010-functional the model of that processor computes too, tile by tile, which
+    takes many times as long and is equal within rounding. All other times are measured, here as always.
+    """
 
     servers: PositiveInt = 2
     workers: PositiveInt = 3
@@ -193,3 +199,5 @@ class ClusterSettings(Section):
     lost_after_s: PositiveFloat = 15.0
     threads: Annotated[int, Field(ge=0)] = 0
     reflection: bool = False
+    compute: Literal["cpu", "sw26010", "sw26010-functional"] = "cpu"
+    core_groups: Annotated[int, Field(ge=1, le=4)] = 4

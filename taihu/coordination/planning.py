@@ -154,7 +154,12 @@ class Planning:
             previous=self.profile,
         )
         profile = with_measured_bytes(profile, compression, groups, reports)
-        profile = replace(profile, fc_layers=_fully_connected(self.plan.layout), batch=self._job.train.batch)
+        profile = replace(
+            profile,
+            fc_layers=_fully_connected(self.plan.layout),
+            batch=self._job.train.batch,
+            compute=self._job.cluster.compute,
+        )
         frame_elements = self._frames_for_links(profile, compression)
         compression = planned_compression(self._job, frame_elements)
         seconds = predict(profile, compression, groups) if self._job.plans_by_measuring else 0.0
