@@ -185,10 +185,10 @@ class CompressionSettings(Section):
 class ClusterSettings(Section):
     """`[cluster]`: how many processes there are, where server 0 is found, and what workers compute with.
 
-    With `compute` sw26010 this machine's processor computes, and to the last bit what it always does, but the times of
-    forward and backward that the job is planned by are modelled: those of `core_groups` core groups of an SW26010,
-    which share a worker's batch. With sw26010-functional the model of that processor computes too, tile by tile, which
-    takes many times as long and is equal within rounding. All other times are measured, here as always.
+    With `compute` sw26010 this machine's processor computes, the same bits as always, but the job is planned by
+    modelled times of forward and backward: those of an SW26010, of which `core_groups` core groups share a worker's
+    batch. With sw26010-functional the model of that processor computes as well, tile by tile: the same within
+    rounding, and many times as long. All other times, those of links and compression, are measured as always.
     """
 
     servers: PositiveInt = 2

@@ -28,7 +28,7 @@ class ModelledCompute:
     """Modelled times of a worker's steps; all steps take the same.
 
     Attributes:
-        compute: as `cluster.compute` names it.
+        compute: the value of `cluster.compute`.
         core_groups: that share a batch.
         step: what the planner plans by.
         forward: layers that take time, in forward order; those that backward does not reach take none there.

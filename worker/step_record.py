@@ -29,7 +29,7 @@ class StepRecord:
         times: of each group, once all answers are there.
         loss_scale: what its loss was multiplied by.
         skipped_steps: how many steps until then changed nothing, because their gradients overflowed.
-        modelled: what forward and backward take on the processor that is planned for, if that is another one.
+        modelled: what forward and backward take on the processor that is planned for, where that is another one.
     """
 
     step: int
@@ -51,14 +51,14 @@ class StepRecord:
 
     @property
     def forward_seconds(self) -> float:
-        """Everything before backward, without waiting; modelled, if the step is."""
+        """Everything before backward, without waiting, or as modelled."""
         if self.modelled is not None:
             return self.modelled.forward_seconds
         return self.forward_end_s - self.start_s - self.waited_in_forward_s
 
     @property
     def backward_seconds(self) -> list[float]:
-        """For each layer in backward order, the time since the layer before was complete; modelled, if the step is."""
+        """For each layer in backward order, the time since the layer before was complete, or as modelled."""
         if self.modelled is not None:
             return list(self.modelled.backward_seconds)
         starts = [self.forward_end_s, *self.ready_s[:-1]]

@@ -26,6 +26,7 @@ from taihu.options import (
     make_tracer,
 )
 from taihu.results import check_writable, write_json
+from taihu.settings import ClusterSettings
 from taihu.training import LocalTraining
 
 __all__ = ["train"]
@@ -112,7 +113,7 @@ def _opening(job: Job) -> str:
     members = f"{job.servers} servers, {job.cluster.workers} workers"
     if not job.servers:
         members = f"a ring of {job.cluster.workers} workers"
-    modelled = f", forward and backward timed by a model ({job.cluster.compute})" if job.models_compute else ""
+    modelled = f", planned for an {_chip(job.cluster)}" if job.models_compute else ""
     return (
         f"training {job.model.name} on {job.data.name}: {members}, "
         f"batch {job.train.batch} each{modelled} (the first run compiles kernels, which takes a while)"
@@ -150,11 +151,16 @@ def _summarise(display: Display, results: dict[str, Any], elapsed_s: float, save
 
 def _modelled(modelled: dict[str, Any]) -> str:
     forward, backward = (modelled[f"{direction}_seconds"] * 1e3 for direction in ("forward", "backward"))
-    chip = f"{modelled['compute'].partition('-')[0]} with {modelled['core_groups']} core groups"
     return (
-        f"modelled        forward {forward:.1f} ms, backward {backward:.1f} ms per step on an {chip}; "
-        "time per step was measured here"
+        f"modelled        forward {forward:.1f} ms, backward {backward:.1f} ms of compute per step on the SW26010; "
+        "the times above were measured here"
     )
+
+
+def _chip(cluster: ClusterSettings) -> str:
+    groups = "1 core group" if cluster.core_groups == 1 else f"{cluster.core_groups} core groups"
+    computing = ", whose model computes" if cluster.compute == "sw26010-functional" else ""
+    return f"SW26010 ({groups}){computing}"
 
 
 def _sharded(fc: dict[str, Any]) -> str:

@@ -3,4 +3,12 @@
 from worker.sw26010.model import ProcessorModel
 from worker.sw26010.times import LayerTime, ModelledStep, in_backward_order, layer_times, modelled_step, step_seconds
 
-__all__ = ["LayerTime", "ModelledStep", "ProcessorModel", "in_backward_order", "layer_times", "modelled_step", "step_seconds"]
+__all__ = [
+    "LayerTime",
+    "ModelledStep",
+    "ProcessorModel",
+    "in_backward_order",
+    "layer_times",
+    "modelled_step",
+    "step_seconds",
+]
