@@ -62,9 +62,10 @@ ComputeOption = Annotated[
     Literal["cpu", "sw26010", "sw26010-functional"] | None,
     typer.Option(
         "--compute",
-        metavar="cpu|sw26010|sw26010-functional",
-        help="What workers compute with. With sw26010 this processor does, while forward and backward are planned, "
-        "traced and told by layer with modelled times of that one; with -functional its model computes too, slowly.",
+        metavar="cpu|sw26010[-functional]",
+        help="sw26010: compute here as always, but plan by modelled times of forward and backward on that processor, "
+        "told by layer in metrics, trace and --json; all else is measured. sw26010-functional: its model computes, "
+        "slowly.",
     ),
 ]
 MetricsPortOption = Annotated[
