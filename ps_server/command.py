@@ -14,6 +14,7 @@ from taihu.environment import resolve_job
 from taihu.options import (
     AdvertiseOption,
     BindOption,
+    ComputeOption,
     CoordinatorOption,
     JobArgument,
     LingerOption,
@@ -45,6 +46,7 @@ def server(
     coordinator: CoordinatorOption = None,
     servers: ServersOption = None,
     workers: WorkersOption = None,
+    compute: ComputeOption = None,
     assignments: SetOption = None,
     metrics_port: MetricsPortOption = 0,
     linger: LingerOption = 0.0,
@@ -66,7 +68,8 @@ def server(
       taihu server job.toml --index 1 --coordinator 10.0.0.1:7070
       taihu server job.toml --index dns:server --coordinator dns:server:7070      # one of the addresses of a name
     """  # noqa: D301
-    flags = {"cluster": {"coordinator": coordinator, "servers": servers, "workers": workers}}
+    cluster = {"coordinator": coordinator, "servers": servers, "workers": workers, "compute": compute}
+    flags = {"cluster": cluster}
     job = resolve_job(job_file, assignments or (), flags)
     raise_on_terminate()
     job = find_coordinator(job)

@@ -95,6 +95,21 @@ class Job(Section):
             raise ValueError("sharded layers are not computed again: set train.checkpoint = 'none'")
         return self
 
+    @model_validator(mode="after")
+    def _compute_fits(self) -> Job:
+        if self.models_compute and self.exchange.fc != "data":
+            raise ValueError(f"compute {self.cluster.compute} models whole layers alone: set exchange.fc = 'data'")
+        if self.models_compute and self.train.checkpoint != "none":
+            raise ValueError(
+                f"compute {self.cluster.compute} does not model what is computed again: set train.checkpoint = 'none'"
+            )
+        return self
+
+    @property
+    def models_compute(self) -> bool:
+        """Whether forward and backward have modelled times."""
+        return self.cluster.compute != "cpu"
+
     @property
     def zero(self) -> int:
         """The stage of ZeRO: what is divided among servers or workers, 0 nothing to 3 everything."""

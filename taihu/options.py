@@ -17,6 +17,7 @@ from taihu.trace import Tracer
 __all__ = [
     "AdvertiseOption",
     "BindOption",
+    "ComputeOption",
     "CoordinatorOption",
     "ExchangeOption",
     "JobArgument",
@@ -63,6 +64,16 @@ AdvertiseOption = Annotated[
 ExchangeOption = Annotated[
     Literal["server", "ring"] | None,
     typer.Option("--exchange", metavar="server|ring", help="Through servers, or around a ring of workers."),
+]
+ComputeOption = Annotated[
+    Literal["cpu", "sw26010", "sw26010-functional"] | None,
+    typer.Option(
+        "--compute",
+        metavar="cpu|sw26010[-functional]",
+        help="sw26010: compute here as always, but plan by modelled times of forward and backward on that processor, "
+        "told by layer in metrics, trace and --json; all else is measured. sw26010-functional: its model computes, "
+        "slowly.",
+    ),
 ]
 MetricsPortOption = Annotated[
     int,

@@ -183,9 +183,14 @@ class CompressionSettings(Section):
 
 
 class ClusterSettings(Section):
-    """`[cluster]`: how many processes there are, and where server 0 is found.
+    """`[cluster]`: how many processes there are, where server 0 is found, and what workers compute with.
 
     `coordinator` is `host:port`, or `dns:NAME:port` where the addresses of a name are those of all servers.
+
+    With `compute` sw26010 this machine's processor computes, the same bits as always, but the job is planned by
+    modelled times of forward and backward: those of an SW26010, of which `core_groups` core groups share a worker's
+    batch. With sw26010-functional the model of that processor computes as well, tile by tile: the same within
+    rounding, and many times as long. All other times, those of links and compression, are measured as always.
     """
 
     servers: PositiveInt = 2
@@ -196,3 +201,5 @@ class ClusterSettings(Section):
     lost_after_s: PositiveFloat = 15.0
     threads: Annotated[int, Field(ge=0)] = 0
     reflection: bool = False
+    compute: Literal["cpu", "sw26010", "sw26010-functional"] = "cpu"
+    core_groups: Annotated[int, Field(ge=1, le=4)] = 4

@@ -139,6 +139,8 @@ class LocalTraining:
             "density": 1.0 if self.job.compression.method == "none" else self.job.compression.density,
             "downlink": self.job.downlink,
             "precision": self.job.train.precision,
+            "compute": self.job.cluster.compute,
+            "modelled": first["modelled"],
             "skipped_steps": first["skipped_steps"],
             "bytes_sent_per_step": sum(worker["bytes_sent_per_step"] for worker in workers),
             "bytes_received_per_step": sum(worker["bytes_received_per_step"] for worker in workers),

@@ -112,6 +112,8 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "lost_after_s": POSITIVE,
         "threads": WHOLE,
         "reflection": st.booleans(),
+        "compute": st.sampled_from(["cpu", "sw26010", "sw26010-functional"]),
+        "core_groups": st.integers(1, 4),
     },
 }
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True)
@@ -131,7 +133,8 @@ def fits(job: Tables) -> bool:
         f"{section}.{key}": job.get(section, {}).get(key, SECTIONS[section].model_fields[key].default)
         for section, key in KEYS
     }
-    return compression_fits(of) and zero_fits(of)
+    whole = of["exchange.fc"] == "data" and of["train.checkpoint"] == "none"
+    return compression_fits(of) and zero_fits(of) and (whole or of["cluster.compute"] == "cpu")
 
 
 def zero_fits(of: dict[str, Any]) -> bool:
@@ -305,6 +308,15 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
             "[exchange]\ntransport = 'same-host'\n[compression]\nmethod = 'dlgs'",
             ["messages", "exchange.transport = 'auto'"],
         ),
+        (
+            "[exchange]\nfc = 'auto'\n[cluster]\ncompute = 'sw26010'",
+            ["compute sw26010", "whole layers", "exchange.fc = 'data'"],
+        ),
+        (
+            "[train]\ncheckpoint = 'spill'\n[cluster]\ncompute = 'sw26010-functional'",
+            ["compute sw26010-functional", "train.checkpoint = 'none'"],
+        ),
+        ("[cluster]\ncompute = 'gpu'", ["cluster.compute", "'cpu', 'sw26010' or 'sw26010-functional'", "'gpu'"]),
         ("[optimizer]\nschedule = 'step'", ["optimizer.milestones"]),
         ("[optimizer]\nschedule = 'cosine'", ["optimizer.decay_steps"]),
         ("[optimizer]\nname = 'adam'\nnesterov = true", ["nesterov", "sgd"]),
@@ -344,6 +356,7 @@ def test_what_is_wrong_is_said_in_one_line(toml: str | bytes, words: list[str]) 
         ("exchange.frame_bytes", ["4092", "4098", "4194308", "0"], ["4096", "4194304"]),
         ("exchange.timeout_s", ["0", "inf", "nan"], ["0.5"]),
         ("cluster.threads", ["-1"], ["0"]),
+        ("cluster.core_groups", ["0", "5"], ["1", "4"]),
         ("cluster.servers", ["0"], ["1"]),
         ("cluster.lost_after_s", ["0", "-5", "inf"], ["0.1"]),
     ],
@@ -458,6 +471,8 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "lost_after_s": 7,
         "threads": 7,
         "reflection": True,
+        "compute": "sw26010",
+        "core_groups": 2,
     },
 }
 LOCAL = {

@@ -17,6 +17,7 @@ from taihu.errors import ConfigError
 from taihu.options import (
     AdvertiseOption,
     BindOption,
+    ComputeOption,
     CoordinatorOption,
     ExchangeOption,
     JobArgument,
@@ -52,6 +53,7 @@ def worker(
     servers: ServersOption = None,
     workers: WorkersOption = None,
     exchange: ExchangeOption = None,
+    compute: ComputeOption = None,
     bind: BindOption = "",
     advertise: AdvertiseOption = "",
     assignments: SetOption = None,
@@ -70,12 +72,13 @@ def worker(
     \b
     Examples:
       taihu worker job.toml --rank 0 --coordinator 10.0.0.1:7070
+      taihu worker job.toml --rank 0 --coordinator 10.0.0.1:7070 --compute sw26010      and the servers likewise
       RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml
       torchrun-, MPI- and Slurm-style variables name rank and world size:
       RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml --exchange ring
     """  # noqa: D301
     flags: dict[str, dict[str, object]] = {
-        "cluster": {"coordinator": coordinator, "servers": servers, "workers": workers},
+        "cluster": {"coordinator": coordinator, "servers": servers, "workers": workers, "compute": compute},
         "exchange": {"kind": exchange},
     }
     job = resolve_job(job_file, assignments or (), flags)

@@ -27,6 +27,7 @@ from taihu.wire.server import RpcServer
 from worker.data import Batches, load_dataset
 from worker.engine import Model, build_model
 from worker.measuring import Measuring
+from worker.modelled_compute import model_compute
 from worker.observer import Observer
 from worker.plan_follower import PlanFollower
 from worker.replica import Replica, Uses, WholeReplica, prepare_hybrid
@@ -107,6 +108,9 @@ class WorkerDaemon:
     def _joined(self, observer: Observer) -> Iterator[tuple[Session, Replica]]:
         """Take part with a replica; worker 0's parameters are the job's."""
         job, options, model = self._job, self._options, self._build_model()
+        self._modelled = model_compute(job, model, self._dataset.image_shape)
+        if self._modelled is not None:
+            self._modelled.export(self._metrics.registry, options.rank)
         reporting = Reporting(observer.progress, observer.compressed, options.tracer, self._hosting)
         test_images = len(self._dataset.test_labels)
         uses = Uses(tests=job.train.evaluate, saves=options.save is not None, test_images=test_images)
@@ -159,6 +163,7 @@ class WorkerDaemon:
             "parameters_sha256": digest,
             "plan": self._job.exchange.plan,
             "skipped_steps": session.exchange.skipped_steps,
+            "modelled": self._modelled.results() if self._modelled is not None else None,
             **results,
             **of_replica,
         }
@@ -179,6 +184,8 @@ class WorkerDaemon:
         follower = PlanFollower(measuring, session.client, settings.timeout_s)
 
         def on_step(record: StepRecord) -> None:
+            if self._modelled is not None:
+                self._modelled.enter(record, self._options.tracer)
             follower.observe(record)
             observer.stepped(record)
 

@@ -31,6 +31,7 @@ from worker.fc.mover import PeerMover
 from worker.fc.probe import agree_on_fc
 from worker.hashing import exchanged_sha256, parameters_sha256
 from worker.session import Exchanged
+from worker.sw26010 import ProcessorModel
 
 __all__ = ["HybridReplica", "Replica", "Uses", "WholeReplica", "prepare_hybrid"]
 
@@ -98,6 +99,8 @@ class WholeReplica(Replica):
         arenas = arenas_of(job, model.layout.elements)
         model.bind(arenas.parameters, arenas.gradients)
         self._model = model
+        functional = job.cluster.compute == "sw26010-functional"
+        self._trained = ProcessorModel(model, job.cluster.core_groups) if functional else model
         self._rank = rank
         self._seed = job.train.seed
         self._gathers = job.zero == 3 and not job.servers
@@ -110,7 +113,7 @@ class WholeReplica(Replica):
 
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
         """See `Replica.train`."""
-        return self._model.train(images, labels, context, hooks)
+        return self._trained.train(images, labels, context, hooks)
 
     def whole(self) -> Model | None:
         """See `Replica.whole`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from worker.exchange_times import GroupTimes
 from worker.progress import StepSample
+from worker.sw26010 import ModelledStep
 
 __all__ = ["StepRecord"]
 
@@ -28,6 +29,7 @@ class StepRecord:
         times: of each group, once all answers are there.
         loss_scale: what its loss was multiplied by.
         skipped_steps: how many steps until then changed nothing, because their gradients overflowed.
+        modelled: what forward and backward take on the processor that is planned for, where that is another one.
     """
 
     step: int
@@ -45,20 +47,25 @@ class StepRecord:
     times: Sequence[GroupTimes] = ()
     loss_scale: float = 1.0
     skipped_steps: int = 0
+    modelled: ModelledStep | None = None
 
     @property
     def forward_seconds(self) -> float:
-        """Everything before backward, without waiting."""
+        """Everything before backward, without waiting, or as modelled."""
+        if self.modelled is not None:
+            return self.modelled.forward_seconds
         return self.forward_end_s - self.start_s - self.waited_in_forward_s
 
     @property
     def backward_seconds(self) -> list[float]:
-        """For each layer in backward order, the time since the layer before was complete."""
+        """For each layer in backward order, the time since the layer before was complete, or as modelled."""
+        if self.modelled is not None:
+            return list(self.modelled.backward_seconds)
         starts = [self.forward_end_s, *self.ready_s[:-1]]
         return [stop - start for start, stop in zip(starts, self.ready_s, strict=True)]
 
     def sample(self) -> StepSample:
-        """The step in numbers; its exchange has ended."""
+        """The step in numbers, all of them measured; its exchange has ended."""
         seconds = self.end_s - self.start_s
         elements = sum(times.elements for times in self.times)
         first = min((times.ready_s for times in self.times), default=0.0)

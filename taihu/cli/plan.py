@@ -217,6 +217,8 @@ def _describe(
     servers = f"{profile.servers} servers" if profile.servers else "no servers"
     members = f"{servers}, {profile.workers} workers"
     yield f"{len(profile.layers)} layers, {elements:,} parameters, {members}"
+    if profile.compute != "cpu":
+        yield f"compute         modelled ({profile.compute}); links and compression as measured"
     yield f"compression     {settings.method}{sent}"
     yield from _aligned([_COLUMNS, *starmap(_row, ((profile, index, group) for index, group in enumerate(groups)))])
     timeline = decision.timeline

@@ -14,6 +14,7 @@ from taihu.entry import raise_on_terminate
 from taihu.environment import resolve_job
 from taihu.job import Job
 from taihu.options import (
+    ComputeOption,
     ExchangeOption,
     JobArgument,
     JsonOption,
@@ -25,6 +26,7 @@ from taihu.options import (
     make_tracer,
 )
 from taihu.results import check_writable, write_json
+from taihu.settings import ClusterSettings
 from taihu.training import LocalTraining
 
 __all__ = ["train"]
@@ -64,6 +66,7 @@ def train(
         Literal["fp32", "bf16", "fp16"] | None,
         typer.Option(metavar="fp32|bf16|fp16", help="Of parameters and gradients on workers and wires."),
     ] = None,
+    compute: ComputeOption = None,
     assignments: SetOption = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="Save the trained model.")] = None,
     logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the daemons' logs here.")] = None,
@@ -82,10 +85,11 @@ def train(
       taihu train --exchange ring --workers 4
       taihu train --exchange ring --fc auto --set exchange.fc_scheme=slices
       taihu train --zero 3 --precision bf16 --set train.checkpoint=recompute
+      taihu train --model resnet20 --data cifar10 --compute sw26010 --trace trace.json
       taihu train --set optimizer.name=adam --set optimizer.learning_rate=0.001
     """  # noqa: D301
     flags: dict[str, dict[str, object]] = {
-        "cluster": {"servers": servers, "workers": workers},
+        "cluster": {"servers": servers, "workers": workers, "compute": compute},
         "model": {"name": model},
         "data": {"name": data, "path": data_path},
         "exchange": {"kind": exchange, "plan": plan, "fc": fc, "zero": zero},
@@ -109,9 +113,10 @@ def _opening(job: Job) -> str:
     members = f"{job.servers} servers, {job.cluster.workers} workers"
     if not job.servers:
         members = f"a ring of {job.cluster.workers} workers"
+    modelled = f", planned for an {_chip(job.cluster)}" if job.models_compute else ""
     return (
         f"training {job.model.name} on {job.data.name}: {members}, "
-        f"batch {job.train.batch} each (the first run compiles kernels, which takes a while)"
+        f"batch {job.train.batch} each{modelled} (the first run compiles kernels, which takes a while)"
     )
 
 
@@ -127,9 +132,12 @@ def _summarise(display: Display, results: dict[str, Any], elapsed_s: float, save
     display.say(
         f"time per step   {step:.1f} ms: compute {compute:.1f}, wait {wait:.1f} (exchange took {exchange:.1f})"
     )
+    if results["modelled"] is not None:
+        display.say(_modelled(results["modelled"]))
     if results["predicted_seconds_per_step"]:
         predicted = results["predicted_seconds_per_step"] * 1e3
-        display.say(f"plan            {results['groups']} groups, {predicted:.1f} ms per step predicted")
+        compute = "" if results["modelled"] is None else " with the modelled compute"
+        display.say(f"plan            {results['groups']} groups, {predicted:.1f} ms per step predicted{compute}")
     sent, received = (human_bytes(results[f"bytes_{way}_per_step"]) for way in ("sent", "received"))
     display.say(f"bytes per step  {sent} sent, {received} received by all workers together")
     if results["skipped_steps"]:
@@ -139,6 +147,20 @@ def _summarise(display: Display, results: dict[str, Any], elapsed_s: float, save
     display.say(f"parameters      sha256 {results['parameters_sha256']}")
     if save is not None:
         display.say(f"saved           {save}")
+
+
+def _modelled(modelled: dict[str, Any]) -> str:
+    forward, backward = (modelled[f"{direction}_seconds"] * 1e3 for direction in ("forward", "backward"))
+    return (
+        f"modelled        forward {forward:.1f} ms, backward {backward:.1f} ms of compute per step on the SW26010; "
+        "the times above were measured here"
+    )
+
+
+def _chip(cluster: ClusterSettings) -> str:
+    groups = "1 core group" if cluster.core_groups == 1 else f"{cluster.core_groups} core groups"
+    computing = ", whose model computes" if cluster.compute == "sw26010-functional" else ""
+    return f"SW26010 ({groups}){computing}"
 
 
 def _sharded(fc: dict[str, Any]) -> str:

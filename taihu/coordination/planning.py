@@ -162,6 +162,7 @@ class Planning:
             fc_layers=_fully_connected(self.plan.layout),
             batch=self._job.train.batch,
             dense_value_bytes=4 if self._job.train.precision == "fp32" else 2,
+            compute=self._job.cluster.compute,
         )
         frame_elements = self._frames_for_links(profile, compression)
         compression = planned_compression(self._job, frame_elements)

@@ -81,7 +81,8 @@ class Profile:
     `sparse_down_ratio` are measured bytes over those that would be sent if every threshold kept exactly k values and
     workers selected independently of each other; they do not, so that the union of what they push is smaller.
     `fc_layers` are the fully connected ones, in forward order; `batch` is a worker's number of examples, 0 if
-    unknown. Where all values are sent, each has `dense_value_bytes`: 4, or 2 in mixed precision.
+    unknown. Where all values are sent, each has `dense_value_bytes`: 4, or 2 in mixed precision. `compute` names the
+    processor that forward and backward were modelled for; on "cpu" they were measured.
     """
 
     layers: Annotated[tuple[LayerCost, ...], Field(min_length=1)]
@@ -96,6 +97,7 @@ class Profile:
     fc_layers: tuple[FcLayer, ...] = ()
     batch: Annotated[int, Field(ge=0)] = 0
     dense_value_bytes: Literal[2, 4] = _DENSE_VALUE_BYTES
+    compute: str = "cpu"
 
     @property
     def layout(self) -> Layout:

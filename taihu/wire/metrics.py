@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from statistics import fmean
 from types import TracebackType
@@ -18,7 +19,7 @@ from taihu.entry import InterruptedRunError
 from taihu.errors import ConfigError
 from taihu.wire.memory_limit import memory_limit_bytes
 
-__all__ = ["MetricsPage", "ServerMetrics", "WorkerMetrics"]
+__all__ = ["MetricsPage", "ServerMetrics", "WorkerMetrics", "export_modelled_layers"]
 
 _RECENT_UPDATES = 100
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -170,3 +171,15 @@ def _counter(registry: CollectorRegistry, name: str, text: str, labels: dict[str
 
 def _gauge(registry: CollectorRegistry, name: str, text: str, labels: dict[str, str]) -> Gauge:
     return Gauge(name, text, tuple(labels), registry=registry).labels(**labels)
+
+
+def export_modelled_layers(registry: CollectorRegistry, rank: int, seconds: Mapping[tuple[str, str], float]) -> None:
+    """Add a worker's modelled compute to its page: the seconds of each (layer, direction) in a step."""
+    gauge = Gauge(
+        "taihu_modelled_layer_seconds",
+        "Time of a layer in a step on the processor that is modelled; nothing that was measured.",
+        ("role", "rank", "layer", "direction"),
+        registry=registry,
+    )
+    for (layer, direction), each in seconds.items():
+        gauge.labels("worker", str(rank), layer, direction).set(each)

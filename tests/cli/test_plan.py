@@ -65,6 +65,13 @@ def results(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return command
 
 
+def test_a_plan_says_which_times_were_modelled(run: Run, tmp_path: Path, file: Path) -> None:
+    assert "modelled" not in run(file)[1]
+    modelled = tmp_path / "modelled.json"
+    modelled.write_text(json.dumps(replace(PROFILE, compute="sw26010").to_json()))
+    assert "compute         modelled (sw26010); links and compression as measured" in run(modelled)[1]
+
+
 def test_a_plan_is_the_decision(results: Callable[..., dict[str, Any]], file: Path) -> None:
     compression = Compression("lags", 0.02, 8, downlink="doublesqueeze")
     written = results(

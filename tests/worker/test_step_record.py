@@ -6,6 +6,7 @@ import pytest
 
 from worker.exchange_times import GroupTimes
 from worker.step_record import StepRecord
+from worker.sw26010 import ModelledStep
 
 
 def record() -> StepRecord:
@@ -42,6 +43,14 @@ def test_waiting_is_part_of_neither_forward_nor_compute() -> None:
 def test_backward_is_told_layer_by_layer() -> None:
     assert record().backward_seconds == [0.5, 0.75, 0.75]
     assert sum(record().backward_seconds) == pytest.approx(15.0 - 13.0)
+
+
+def test_a_modelled_step_reports_modelled_compute_and_keeps_what_was_measured() -> None:
+    modelled = record()
+    modelled.modelled = ModelledStep(0.25, (0.125, 0.5, 0.0625))
+    assert modelled.forward_seconds == 0.25
+    assert modelled.backward_seconds == [0.125, 0.5, 0.0625]
+    assert modelled.sample() == record().sample()
 
 
 def test_compression_counts_in_all_and_as_far_as_it_came_after_backward() -> None:

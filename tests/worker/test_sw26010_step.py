@@ -124,6 +124,16 @@ def test_all_other_layers_have_the_engines_results() -> None:
     assert on_processor.layer_times() == layer_times(bound.model, (11, 9, 3), 6, core_groups=2)
 
 
+def test_the_loss_is_scaled_as_the_engine_scales_it() -> None:
+    bound = _Bound(build_model("small_cnn", (8, 8, 1), 10), (8, 8, 1), 4)
+    on_processor = ProcessorModel(bound.model)
+    context = StepContext(True, 5, 2, 8)
+    on_processor.train(bound.images, bound.labels, context, StepHooks())
+    unscaled = bound.gradient.copy()
+    on_processor.train(bound.images, bound.labels, context, StepHooks(loss_scale=lambda: 1024.0))
+    assert np.array_equal(bound.gradient, 1024.0 * unscaled)
+
+
 def _with_shortcut_first() -> Model:
     body = Sequential([Conv2d(6, 3, padding="same"), BatchNorm(), ReLU()])
     block = Residual(body, Conv2d(6, 1))

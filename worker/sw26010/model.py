@@ -60,6 +60,8 @@ class ProcessorModel:
             x = layer.forward(x, run)
         loss, dy = softmax_cross_entropy(x, labels)
         hooks.forwarded(loss)
+        if (scale := hooks.loss_scale()) != 1.0:
+            dy *= dy.dtype.type(scale)
         for layer in reversed(self._layers[self._first :]):
             dy = layer.backward(dy, run)
         return loss

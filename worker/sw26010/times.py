@@ -42,6 +42,7 @@ __all__ = [
     "LayerTime",
     "ModelledStep",
     "first_of",
+    "in_backward_order",
     "layer_cost",
     "layer_times",
     "modelled_step",
@@ -120,6 +121,13 @@ def modelled_step(model: Model, input_shape: Shape, batch: int, core_groups: int
     # The sum of a first block is complete after its last gradient.
     seconds[-1] += spent
     return ModelledStep(sum(layer.forward_seconds for layer in times.values()), tuple(seconds))
+
+
+def in_backward_order(model: Model, times: Sequence[LayerTime]) -> tuple[LayerTime, ...]:
+    """The `times` of a model's layers, in the order in which their backward ends; those that it reaches."""
+    of = {layer.name: layer for layer in times}
+    reached = _backward_order(model.chain[_first_differentiated(model) :])
+    return tuple(of[layer.name] for layer in reached if layer.name in of)
 
 
 def _first_differentiated(model: Model) -> int:

@@ -1,0 +1,68 @@
+"""Runs of real processes that are planned for another processor: the same results, its times beside them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from worker.engine import build_model
+from worker.sw26010 import layer_times, modelled_step
+
+Taihu = Callable[..., subprocess.CompletedProcess[str]]
+
+COMMON = ("--servers", "1", "--workers", "2", "--batch", "8", "--steps", "9", "--set=exchange.calibration_steps=4")
+
+
+def train(taihu: Taihu, folder: Path, compute: str, *arguments: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Results, parameters and what was said of a run."""
+    files = ("--json", f"{compute}.json", "--save", f"{compute}.safetensors")
+    done = taihu("train", *COMMON, "--compute", compute, *files, *arguments)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((folder / f"{compute}.json").read_text())
+    return results, load_file(folder / f"{compute}.safetensors"), done.stdout
+
+
+def test_a_run_planned_for_the_sw26010_ends_as_on_the_cpu(taihu: Taihu, tmp_path: Path) -> None:
+    on_cpu, parameters, _ = train(taihu, tmp_path, "cpu")
+    planned, _, said = train(taihu, tmp_path, "sw26010", "--trace", "trace.json")
+    assert planned["parameters_sha256"] == on_cpu["parameters_sha256"]
+    assert (on_cpu["compute"], on_cpu["modelled"], on_cpu["profile"]["compute"]) == ("cpu", None, "cpu")
+
+    model = build_model("small_cnn", (8, 8, 1), 10)
+    step = modelled_step(model, (8, 8, 1), 8)
+    profile = planned["profile"]
+    assert profile["compute"] == planned["compute"] == "sw26010"
+    assert profile["forward_seconds"] == step.forward_seconds
+    of_layers = [layer["backward_seconds"] for layer in profile["layers"]]
+    assert of_layers == pytest.approx(step.backward_seconds, abs=1e-12)
+    names = [layer.name for layer in layer_times(model, (8, 8, 1), 8)]
+    assert [layer["name"] for layer in planned["modelled"]["layers"]] == names
+    assert "planned for an SW26010 (4 core groups)" in said
+    assert "with the modelled compute" in said
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    drawn = [e for e in events if e.get("cat") == "modelled compute" and e["name"] == "conv1 backward"]
+    assert sorted(e["args"]["step"] for e in drawn) == sorted([*range(1, 10)] * 2)
+
+    computed, on_processor, said = train(taihu, tmp_path, "sw26010-functional")
+    assert computed["modelled"] == {**planned["modelled"], "compute": "sw26010-functional"}
+    assert "whose model computes" in said
+    assert on_processor.keys() == parameters.keys()
+    assert computed["parameters_sha256"] != on_cpu["parameters_sha256"]
+    for name, expected in parameters.items():
+        distance = np.linalg.norm(on_processor[name] - expected) / np.linalg.norm(expected)
+        assert distance < 1e-5, (name, distance)
+
+
+def test_what_is_not_modelled_is_refused_before_anything_starts(taihu: Taihu) -> None:
+    for setting in ("exchange.fc=auto", "train.checkpoint=recompute"):
+        refused = taihu("train", "--compute", "sw26010", "--set", setting)
+        assert refused.returncode == 2
+        assert "compute sw26010" in refused.stderr
+        assert len(refused.stderr.strip().splitlines()) == 1
