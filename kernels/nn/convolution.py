@@ -1,93 +1,380 @@
-"""The copies that turn a convolution over NHWC images into one matrix product, and back.
+"""Direct convolution of NHWC images, and its gradients, as tiles of sums in registers over a padded copy.
 
-Output position (b, oh, ow) is one row of the column matrix; it holds the `size` x `size` x C window that starts at
-input row `oh * stride - padding`, input column `ow * stride - padding`, zero outside of the image.
+A convolution is the sum over the lines of a window of matrix products: a line of `size` pixels with all their channels
+is contiguous in NHWC. Images are copied with their border, a few at a time, into memory that stays in the second-level
+cache; windows are read there without looking at edges. The gradient of the input is the same convolution of the
+gradient, with its pixels spread by the stride, and the mirrored weight.
+
+Every output is one chain of products in the order of the weight, and every weight's gradient one sum of chains over
+blocks of pixels that the shapes alone decide: neither depends on how the work is divided among threads.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from kernels.jit import kernel
+from kernels.nn.register_tile import VECTOR_BYTES, gradient_tile, window_tile
 from kernels.nn.window import Window
 
-__all__ = ["col2im", "im2col"]
+__all__ = [
+    "TILE_ROWS",
+    "Filters",
+    "Source",
+    "convolve",
+    "mirrored_source",
+    "pack_mirrored_weight",
+    "pack_weight",
+    "padded_filters",
+    "source_of",
+    "tiles_of",
+    "weight_gradient",
+    "window_offsets",
+]
+
+TILE_ROWS: Final = 8
+_GRADIENT_PIXELS: Final = 256
+_wide_window = window_tile(TILE_ROWS, 2)
+_narrow_window = window_tile(TILE_ROWS, 1)
+_wide_gradient = gradient_tile(TILE_ROWS, 2)
+_narrow_gradient = gradient_tile(TILE_ROWS, 1)
+
+
+class Source(NamedTuple):
+    """How windows are read from images.
+
+    Attributes:
+        window: size and stride of windows in the padded image, whose first pixel has the position 0; and the width of
+            the border before the image: negative where the image is cropped instead.
+        spread: distance of the image's pixels in the padded image, with zeros between them.
+        padded: height and width of the padded image.
+        first_channel: of those that are read.
+        channels: how many are read.
+        positions: windows vertically and horizontally.
+    """
+
+    window: Window
+    spread: int
+    padded: tuple[int, int]
+    first_channel: int
+    channels: int
+    positions: tuple[int, int]
+
+    @property
+    def image_elements(self) -> int:
+        """Of a padded image."""
+        return self.padded[0] * self.padded[1] * self.channels
+
+    @property
+    def pixels(self) -> int:
+        """Windows of an image."""
+        return self.positions[0] * self.positions[1]
+
+
+class Filters(NamedTuple):
+    """A range of the channels of a result: the first one, how many, and how many the result has in all."""
+
+    first: int
+    count: int
+    stride: int
+
+
+def source_of(window: Window, image: tuple[int, int], first_channel: int, channels: int) -> Source:
+    """The source of a forward convolution of images of (height, width)."""
+    size, stride, padding = window
+    padded = (image[0] + 2 * padding, image[1] + 2 * padding)
+    positions = ((padded[0] - size) // stride + 1, (padded[1] - size) // stride + 1)
+    return Source(window, 1, padded, first_channel, channels, positions)
+
+
+def mirrored_source(window: Window, image: tuple[int, int], first_channel: int, channels: int) -> Source:
+    """The source, made of the gradient of its result, of the gradient of a convolution of (height, width) images."""
+    size, stride, padding = window
+    padded = (image[0] + size - 1, image[1] + size - 1)
+    return Source(Window(size, 1, size - 1 - padding), stride, padded, first_channel, channels, image)
+
+
+def window_offsets(source: Source, images: int) -> NDArray[np.int64]:
+    """Where windows begin in `images` padded images, in elements, in the order of outputs; and TILE_ROWS zeros."""
+    stride, (rows, columns) = source.window.stride, source.positions
+    image = np.arange(images)[:, None, None] * source.image_elements
+    row = np.arange(rows)[:, None] * (stride * source.padded[1] * source.channels)
+    column = np.arange(columns) * (stride * source.channels)
+    return np.concatenate(((image + row + column).reshape(-1), np.zeros(TILE_ROWS, np.int64)))
+
+
+def padded_filters(count: int, dtype: DTypeLike) -> int:
+    """`count` rounded up to whole vectors."""
+    lanes = VECTOR_BYTES // np.dtype(dtype).itemsize
+    return -(-count // lanes) * lanes
+
+
+def tiles_of(count: int, dtype: DTypeLike) -> int:
+    """How many tiles so many filters make."""
+    return -(-padded_filters(count, dtype) // (2 * padded_filters(1, dtype)))
 
 
 @kernel
-def im2col(x: NDArray[Any], columns: NDArray[Any], window: Window) -> None:
-    """Write every window of `x` as one row of `columns`.
-
-    Args:
-        x: images, (B, H, W, C), C-contiguous.
-        columns: written, (B * OH * OW, size * size * C), C-contiguous, where OH is
-            (H + 2 * padding - size) // stride + 1, and OW likewise.
-        window: its padding is a border of zeros.
-    """
-    size, stride, padding = window
-    batch, height, width, channels = x.shape
-    out_height = (height + 2 * padding - size) // stride + 1
-    out_width = (width + 2 * padding - size) // stride + 1
-    lines = x.reshape(batch * height, width * channels)
-    span = size * channels
-    row = 0
-    for b in range(batch):
-        for oh in range(out_height):
-            for ow in range(out_width):
-                patch = columns[row]
-                row += 1
-                left = ow * stride - padding
-                # One line of a patch is contiguous in NHWC: it is copied as a whole, clipped to the image.
-                low = max(0, -left) * channels
-                high = max(min(size, width - left), 0) * channels
-                for kh in range(size):
-                    ih = oh * stride - padding + kh
-                    target = patch[kh * span : (kh + 1) * span]
-                    if ih < 0 or ih >= height or high <= low:
-                        target[:] = 0
-                        continue
-                    source = lines[b * height + ih][left * channels + low : left * channels + high]
-                    inside = target[low:high]
-                    for c in range(low):
-                        target[c] = 0
-                    for c in range(high - low):
-                        inside[c] = source[c]
-                    for c in range(high, span):
-                        target[c] = 0
+def _width(filters: int, lanes: int) -> int:
+    """The width of the next tile when so many filters are left."""
+    return lanes if filters <= lanes else 2 * lanes
 
 
 @kernel
-def col2im(columns: NDArray[Any], x: NDArray[Any], window: Window) -> None:
-    """Sum into every pixel of `x` all entries of `columns` that `im2col` would copy from it.
+def pack_weight(  # noqa: PLR0917 - the last three are the part of the work
+    weight: NDArray[Any], filters: Filters, packed: NDArray[Any], first: int, last: int, lane: int
+) -> None:
+    """Write tiles `first` to `last` - 1 of a weight, each contiguous with zeros for filters that there are not.
 
     Args:
-        columns: (B * OH * OW, size * size * C), C-contiguous.
-        x: overwritten, (B, H, W, C), C-contiguous.
-        window: its padding is a border of zeros.
+        weight: (size * size * channels, filters.stride), C-contiguous.
+        filters: those that are packed.
+        packed: written, one-dimensional: of every tile of two vectors, or one at the end, a row for each of `weight`.
+        first: the first tile.
+        last: behind the last tile.
+        lane: not used.
     """
-    size, stride, padding = window
-    batch, height, width, channels = x.shape
-    out_height = (height + 2 * padding - size) // stride + 1
-    out_width = (width + 2 * padding - size) // stride + 1
-    for b in range(batch):
-        for ih in range(height):
-            for iw in range(width):
-                pixel = x[b, ih, iw]
-                pixel[:] = 0
-                for kh in range(size):
-                    top = ih + padding - kh
-                    oh = top // stride
-                    if top < 0 or oh >= out_height or oh * stride != top:
-                        continue
-                    for kw in range(size):
-                        left = iw + padding - kw
-                        ow = left // stride
-                        if left < 0 or ow >= out_width or ow * stride != left:
-                            continue
-                        position = (kh * size + kw) * channels
-                        patch = columns[(b * out_height + oh) * out_width + ow]
-                        source = patch[position : position + channels]
-                        for c in range(channels):
-                            pixel[c] += source[c]
+    lanes = VECTOR_BYTES // weight.itemsize
+    depth = weight.shape[0]
+    for tile in range(first, last):
+        begin = 2 * lanes * tile
+        width = _width(filters.count - begin, lanes)
+        inside = min(width, filters.count - begin)
+        for k in range(depth):
+            source = weight[k, filters.first + begin : filters.first + begin + inside]
+            target = packed[begin * depth + k * width : begin * depth + (k + 1) * width]
+            for i in range(inside):
+                target[i] = source[i]
+            for i in range(inside, width):
+                target[i] = 0
+
+
+@kernel
+def pack_mirrored_weight(  # noqa: PLR0917 - the last three are the part of the work
+    weight: NDArray[Any], filters: Filters, packed: NDArray[Any], first: int, last: int, lane: int
+) -> None:
+    """Like `pack_weight`, for the gradient of the input: channels are its filters, kernels are turned by 180 degrees.
+
+    Args:
+        weight: (size * size, channels, filters.stride), C-contiguous.
+        filters: those whose gradient is given.
+        packed: see `pack_weight`.
+        first: the first tile of channels.
+        last: behind the last tile.
+        lane: not used.
+    """
+    lanes = VECTOR_BYTES // weight.itemsize
+    taps, channels, _ = weight.shape
+    depth = taps * filters.count
+    for tile in range(first, last):
+        begin = 2 * lanes * tile
+        width = _width(channels - begin, lanes)
+        inside = min(width, channels - begin)
+        panel = packed[begin * depth : (begin + width) * depth].reshape(taps, filters.count, width)
+        for tap in range(taps):
+            for f in range(0, filters.count, lanes):
+                end = min(f + lanes, filters.count)
+                for i in range(inside):
+                    source = weight[taps - 1 - tap, begin + i]
+                    for j in range(f, end):
+                        panel[tap, j, i] = source[filters.first + j]
+                for i in range(inside, width):
+                    for j in range(f, end):
+                        panel[tap, j, i] = 0
+
+
+@kernel
+def _pad(x: NDArray[Any], source: Source, padded: NDArray[Any]) -> None:
+    """Copy the images `x` with their borders into the front of `padded`, one-dimensional."""
+    border, spread, channels = source.window.padding, source.spread, source.channels
+    images, height, width, all_channels = x.shape
+    rows, columns = source.padded
+    # Columns of the padded image from the image's first to behind its last one.
+    low = min(max(border, 0), columns)
+    high = max(min(border + (width - 1) * spread + 1, columns), low)
+    lines = x.reshape(images * height, width * all_channels)
+    span = columns * channels
+    for image in range(images):
+        for row in range(rows):
+            start = (image * rows + row) * span
+            target = padded[start : start + span]
+            ih = (row - border) // spread
+            if row < border or ih >= height or ih * spread != row - border:
+                target[:] = 0
+                continue
+            target[: low * channels] = 0
+            target[high * channels :] = 0
+            line = lines[image * height + ih]
+            if spread == 1 and channels == all_channels:
+                inside = target[low * channels : high * channels]
+                original = line[(low - border) * channels : (high - border) * channels]
+                for i in range(inside.size):
+                    inside[i] = original[i]
+                continue
+            for column in range(low, high):
+                pixel = target[column * channels : (column + 1) * channels]
+                iw = (column - border) // spread
+                if iw * spread != column - border:
+                    pixel[:] = 0
+                    continue
+                begin = iw * all_channels + source.first_channel
+                original = line[begin : begin + channels]
+                for c in range(channels):
+                    pixel[c] = original[c]
+
+
+@kernel
+def convolve(  # noqa: PLR0917 - arrays, what they mean, and the part of the work
+    x: NDArray[Any],
+    source: Source,
+    offsets: NDArray[np.int64],
+    weight: NDArray[Any],
+    start: NDArray[Any],
+    y: NDArray[Any],
+    filters: Filters,
+    images: int,
+    scratch: NDArray[Any],
+    first: int,
+    last: int,
+    lane: int,
+) -> None:
+    """Convolve blocks `first` to `last` - 1 of `images` images each.
+
+    Args:
+        x: images, (B, H, W, all channels), C-contiguous.
+        source: how they are read.
+        offsets: of at least `images` images, see `window_offsets`.
+        weight: see `pack_weight`.
+        start: (count of filters, rounded up to whole vectors): where sums begin.
+        y: written, one-dimensional and C-contiguous: (B, positions, filters.stride).
+        filters: the channels of `y` that are written.
+        images: of a block.
+        scratch: (lanes, at least `images` padded images and a tile of TILE_ROWS rows and two vectors).
+        first: the first block.
+        last: behind the last one.
+        lane: which part of `scratch` may be used.
+    """
+    lanes = VECTOR_BYTES // x.itemsize
+    size, channels = source.window.size, source.channels
+    inner, line_stride = size * channels, source.padded[1] * channels
+    depth, pixels_of_image = size * inner, source.positions[0] * source.positions[1]
+    image_elements = source.padded[0] * line_stride
+    padded = scratch[lane]
+    spare = images * image_elements
+    for block in range(first, last):
+        begin = block * images
+        count = min(images, x.shape[0] - begin)
+        _pad(x[begin : begin + count], source, padded)
+        pixels = count * pixels_of_image
+        for f in range(0, filters.count, 2 * lanes):
+            width = _width(filters.count - f, lanes)
+            inside = min(width, filters.count - f)
+            tile_start = start[f : f + width]
+            for p in range(0, pixels, TILE_ROWS):
+                place = (begin * pixels_of_image + p) * filters.stride + filters.first + f
+                whole = inside == width and p + TILE_ROWS <= pixels
+                target, target_first, target_stride = y, place, filters.stride
+                if not whole:
+                    target, target_first, target_stride = padded, spare, width
+                if width == lanes:
+                    _narrow_window(
+                        padded, offsets, p, size, line_stride, inner, weight, f * depth, tile_start, target,
+                        target_first, target_stride,
+                    )  # fmt: skip
+                else:
+                    _wide_window(
+                        padded, offsets, p, size, line_stride, inner, weight, f * depth, tile_start, target,
+                        target_first, target_stride,
+                    )  # fmt: skip
+                if not whole:
+                    for row in range(min(TILE_ROWS, pixels - p)):
+                        for i in range(inside):
+                            y[place + row * filters.stride + i] = padded[spare + row * width + i]
+
+
+@kernel
+def weight_gradient(  # noqa: PLR0917 - arrays, what they mean, and the part of the work
+    x: NDArray[Any],
+    source: Source,
+    offsets: NDArray[np.int64],
+    dy: NDArray[Any],
+    filters: Filters,
+    dw: NDArray[Any],
+    row_stride: int,
+    images: int,
+    scratch: NDArray[Any],
+    first: int,
+    last: int,
+    lane: int,
+) -> None:
+    """The gradient of tiles `first` to `last` - 1 of the rows of a weight, over all images.
+
+    Args:
+        x: the images of the forward convolution, (B, H, W, all channels), C-contiguous.
+        source: how they are read.
+        offsets: of at least `images` images, see `window_offsets`.
+        dy: gradient of the result, one-dimensional and C-contiguous: (B, positions, filters.stride).
+        filters: the channels of `dy` that belong to the weight.
+        dw: written, one-dimensional: (size, size * channels rounded up to whole tiles of TILE_ROWS, row_stride), of
+            which the first columns are written, as many as there are filters, rounded up to whole vectors.
+        row_stride: see `dw`.
+        images: of a block.
+        scratch: (lanes, at least `images` padded images, TILE_ROWS elements, and the gradient of `images` images with
+            filters rounded up to whole vectors).
+        first: the first tile.
+        last: behind the last one.
+        lane: which part of `scratch` may be used.
+    """
+    lanes = VECTOR_BYTES // x.itemsize
+    size, channels = source.window.size, source.channels
+    inner, line_stride = size * channels, source.padded[1] * channels
+    pixels_of_image = source.positions[0] * source.positions[1]
+    tiles_of_line = -(-inner // TILE_ROWS)
+    columns = -(-filters.count // lanes) * lanes
+    padded = scratch[lane]
+    panels = padded[images * source.padded[0] * line_stride + TILE_ROWS :]
+    for row in range(first * TILE_ROWS, last * TILE_ROWS):
+        dw[row * row_stride : row * row_stride + columns] = 0
+    for begin in range(0, x.shape[0], images):
+        count = min(images, x.shape[0] - begin)
+        _pad(x[begin : begin + count], source, padded)
+        pixels = count * pixels_of_image
+        _panels(dy[begin * pixels_of_image * filters.stride :], filters, pixels, panels)
+        for p in range(0, pixels, _GRADIENT_PIXELS):
+            stop = min(p + _GRADIENT_PIXELS, pixels)
+            for f in range(0, filters.count, 2 * lanes):
+                width = _width(filters.count - f, lanes)
+                for tile in range(first, last):
+                    line = tile // tiles_of_line
+                    shift = line * line_stride + (tile - line * tiles_of_line) * TILE_ROWS
+                    place = tile * TILE_ROWS * row_stride + f
+                    if width == lanes:
+                        _narrow_gradient(
+                            padded, offsets, p, stop, shift, panels, f * pixels + p * width, width, dw, place,
+                            row_stride,
+                        )  # fmt: skip
+                    else:
+                        _wide_gradient(
+                            padded, offsets, p, stop, shift, panels, f * pixels + p * width, width, dw, place,
+                            row_stride,
+                        )  # fmt: skip
+
+
+@kernel
+def _panels(dy: NDArray[Any], filters: Filters, pixels: int, panels: NDArray[Any]) -> None:
+    """Write the gradient of every tile's filters contiguously, with zeros for filters that there are not."""
+    lanes = VECTOR_BYTES // dy.itemsize
+    for f in range(0, filters.count, 2 * lanes):
+        width = _width(filters.count - f, lanes)
+        inside = min(width, filters.count - f)
+        for p in range(pixels):
+            begin = p * filters.stride + filters.first + f
+            source = dy[begin : begin + inside]
+            target = panels[f * pixels + p * width : f * pixels + (p + 1) * width]
+            for i in range(inside):
+                target[i] = source[i]
+            for i in range(inside, width):
+                target[i] = 0

@@ -142,6 +142,16 @@ class PaddedShortcut(Layer):
         self._input_shape: Shape = ()
         self._output_shape: Shape = ()
 
+    @property
+    def stride(self) -> int:
+        """Distance of the pixels that stay."""
+        return self._stride
+
+    @property
+    def channels(self) -> int:
+        """Of the output."""
+        return self._channels
+
     def build(self, name: str, input_shape: Shape) -> Shape:
         """(H, W, C) -> (ceil(H / stride), ceil(W / stride), channels)."""
         self.name = name

@@ -11,6 +11,7 @@ import numpy as np
 
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
+from worker.engine.team import SOLO, Team
 from worker.engine.workspace import Array, Workspace
 
 __all__ = [
@@ -65,6 +66,7 @@ class Run:
         gradient_ready: called with it when its gradient is complete and its parameters are not needed any more.
         recompute: this is a forward of a batch that the layer has seen in this step already, only to have again what
             its backward needs: what is returned has the same bits, and no state changes.
+        team: the threads that compute; how many they are changes no bit.
     """
 
     context: StepContext
@@ -73,6 +75,7 @@ class Run:
     before_backward: Callable[[int], None] = ignore_layer
     gradient_ready: Callable[[int], None] = ignore_layer
     recompute: bool = False
+    team: Team = SOLO
 
 
 class Layer(ABC):

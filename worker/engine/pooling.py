@@ -44,6 +44,16 @@ class _Pool2d(Layer):
         """`pool`."""
         return "pool"
 
+    @property
+    def window(self) -> Window:
+        """Size, stride and padding."""
+        return self._window
+
+    @property
+    def ceil_mode(self) -> bool:
+        """Whether the last window may reach over the edge."""
+        return self._ceil_mode
+
     def build(self, name: str, input_shape: Shape) -> Shape:
         """(H, W, C) -> (OH, OW, C)."""
         self.name = name
