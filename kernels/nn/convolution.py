@@ -1,7 +1,7 @@
 """Direct convolution of NHWC images, and its gradients, as tiles of sums in registers over a padded copy.
 
 A convolution is the sum over the lines of a window of matrix products: a line of `size` pixels with all their channels
-is contiguous in NHWC. Images are copied with their border, a few at a time, into memory that stays in the second-level
+is contiguous in NHWC. Images are copied with their border, a few or a part of one at a time, into memory that stays in the second-level
 cache; windows are read there without looking at edges. The gradient of the input is the same convolution of the
 gradient, with its pixels spread by the stride, and the mirrored weight.
 
@@ -22,6 +22,7 @@ from kernels.nn.window import Window
 
 __all__ = [
     "TILE_ROWS",
+    "Blocks",
     "Filters",
     "Source",
     "convolve",
@@ -36,7 +37,6 @@ __all__ = [
 ]
 
 TILE_ROWS: Final = 8
-_GRADIENT_PIXELS: Final = 256
 _wide_window = window_tile(TILE_ROWS, 2)
 _narrow_window = window_tile(TILE_ROWS, 1)
 _wide_gradient = gradient_tile(TILE_ROWS, 2)
@@ -64,14 +64,36 @@ class Source(NamedTuple):
     positions: tuple[int, int]
 
     @property
-    def image_elements(self) -> int:
-        """Of a padded image."""
-        return self.padded[0] * self.padded[1] * self.channels
-
-    @property
     def pixels(self) -> int:
         """Windows of an image."""
         return self.positions[0] * self.positions[1]
+
+    def strip_elements(self, rows: int) -> int:
+        """Of the part of a padded image that so many rows of windows lie in."""
+        return ((rows - 1) * self.window.stride + self.window.size) * self.padded[1] * self.channels
+
+    def is_plain(self, image: tuple[int, ...]) -> bool:
+        """Whether padded images would be mere copies of images of (height, width, channels)."""
+        needed = (self.positions[0] - 1) * self.window.stride + self.window.size
+        return self.spread == 1 and (needed, *self.padded, self.channels) == (image[0], *image)
+
+
+class Blocks(NamedTuple):
+    """What is padded and convolved at a time: so many rows of windows of so many images, all rows or one image.
+
+    Attributes:
+        images: how many.
+        rows: how many.
+        plain: nothing is padded; see `Source.is_plain`.
+    """
+
+    images: int
+    rows: int
+    plain: bool
+
+    def count(self, batch: int, source: Source) -> int:
+        """How many blocks a batch makes."""
+        return -(-batch // self.images) * -(-source.positions[0] // self.rows)
 
 
 class Filters(NamedTuple):
@@ -97,11 +119,11 @@ def mirrored_source(window: Window, image: tuple[int, int], first_channel: int, 
     return Source(Window(size, 1, size - 1 - padding), stride, padded, first_channel, channels, image)
 
 
-def window_offsets(source: Source, images: int) -> NDArray[np.int64]:
-    """Where windows begin in `images` padded images, in elements, in the order of outputs; and TILE_ROWS zeros."""
-    stride, (rows, columns) = source.window.stride, source.positions
-    image = np.arange(images)[:, None, None] * source.image_elements
-    row = np.arange(rows)[:, None] * (stride * source.padded[1] * source.channels)
+def window_offsets(source: Source, blocks: Blocks) -> NDArray[np.int64]:
+    """Where the windows of a block begin, in elements, in the order of outputs; and TILE_ROWS zeros."""
+    stride, columns = source.window.stride, source.positions[1]
+    image = np.arange(blocks.images)[:, None, None] * source.strip_elements(blocks.rows)
+    row = np.arange(blocks.rows)[:, None] * (stride * source.padded[1] * source.channels)
     column = np.arange(columns) * (stride * source.channels)
     return np.concatenate(((image + row + column).reshape(-1), np.zeros(TILE_ROWS, np.int64)))
 
@@ -187,11 +209,11 @@ def pack_mirrored_weight(  # noqa: PLR0917 - the last three are the part of the 
 
 
 @kernel
-def _pad(x: NDArray[Any], source: Source, padded: NDArray[Any]) -> None:
-    """Copy the images `x` with their borders into the front of `padded`, one-dimensional."""
+def _pad(x: NDArray[Any], source: Source, top: int, rows: int, padded: NDArray[Any]) -> None:
+    """Copy `rows` rows, from row `top` on, of the padded images of `x` into the front of `padded`."""
     border, spread, channels = source.window.padding, source.spread, source.channels
     images, height, width, all_channels = x.shape
-    rows, columns = source.padded
+    columns = source.padded[1]
     # Columns of the padded image from the image's first to behind its last one.
     low = min(max(border, 0), columns)
     high = max(min(border + (width - 1) * spread + 1, columns), low)
@@ -201,8 +223,8 @@ def _pad(x: NDArray[Any], source: Source, padded: NDArray[Any]) -> None:
         for row in range(rows):
             start = (image * rows + row) * span
             target = padded[start : start + span]
-            ih = (row - border) // spread
-            if row < border or ih >= height or ih * spread != row - border:
+            ih = (top + row - border) // spread
+            if ih < 0 or ih >= height or ih * spread != top + row - border:
                 target[:] = 0
                 continue
             target[: low * channels] = 0
@@ -235,50 +257,53 @@ def convolve(  # noqa: PLR0917 - arrays, what they mean, and the part of the wor
     start: NDArray[Any],
     y: NDArray[Any],
     filters: Filters,
-    images: int,
+    blocks: Blocks,
     scratch: NDArray[Any],
     first: int,
     last: int,
     lane: int,
 ) -> None:
-    """Convolve blocks `first` to `last` - 1 of `images` images each.
+    """Convolve blocks `first` to `last` - 1.
 
     Args:
         x: images, (B, H, W, all channels), C-contiguous.
         source: how they are read.
-        offsets: of at least `images` images, see `window_offsets`.
+        offsets: see `window_offsets`.
         weight: see `pack_weight`.
         start: (count of filters, rounded up to whole vectors): where sums begin.
         y: written, one-dimensional and C-contiguous: (B, positions, filters.stride).
         filters: the channels of `y` that are written.
-        images: of a block.
-        scratch: (lanes, at least `images` padded images and a tile of TILE_ROWS rows and two vectors).
+        blocks: how the images are cut.
+        scratch: (lanes, a tile of TILE_ROWS rows and two vectors, and a padded block unless it is plain).
         first: the first block.
         last: behind the last one.
         lane: which part of `scratch` may be used.
     """
     lanes = VECTOR_BYTES // x.itemsize
-    size, channels = source.window.size, source.channels
+    stride, size, channels = source.window.stride, source.window.size, source.channels
     inner, line_stride = size * channels, source.padded[1] * channels
-    depth, pixels_of_image = size * inner, source.positions[0] * source.positions[1]
-    image_elements = source.padded[0] * line_stride
-    padded = scratch[lane]
-    spare = images * image_elements
+    depth = size * inner
+    strips = -(-source.positions[0] // blocks.rows)
+    spare, padded = scratch[lane, : TILE_ROWS * 2 * lanes], scratch[lane, TILE_ROWS * 2 * lanes :]
     for block in range(first, last):
-        begin = block * images
-        count = min(images, x.shape[0] - begin)
-        _pad(x[begin : begin + count], source, padded)
-        pixels = count * pixels_of_image
+        begin, top = block // strips * blocks.images, block % strips * blocks.rows
+        count, rows = min(blocks.images, x.shape[0] - begin), min(blocks.rows, source.positions[0] - top)
+        if blocks.plain:
+            padded = x[begin:].reshape(-1)[top * stride * line_stride :]
+        else:
+            _pad(x[begin : begin + count], source, top * stride, (rows - 1) * stride + size, padded)
+        pixels = count * rows * source.positions[1]
+        before = (begin * source.positions[0] + top) * source.positions[1]
         for f in range(0, filters.count, 2 * lanes):
             width = _width(filters.count - f, lanes)
             inside = min(width, filters.count - f)
             tile_start = start[f : f + width]
             for p in range(0, pixels, TILE_ROWS):
-                place = (begin * pixels_of_image + p) * filters.stride + filters.first + f
+                place = (before + p) * filters.stride + filters.first + f
                 whole = inside == width and p + TILE_ROWS <= pixels
                 target, target_first, target_stride = y, place, filters.stride
                 if not whole:
-                    target, target_first, target_stride = padded, spare, width
+                    target, target_first, target_stride = spare, 0, width
                 if width == lanes:
                     _narrow_window(
                         padded, offsets, p, size, line_stride, inner, weight, f * depth, tile_start, target,
@@ -292,7 +317,7 @@ def convolve(  # noqa: PLR0917 - arrays, what they mean, and the part of the wor
                 if not whole:
                     for row in range(min(TILE_ROWS, pixels - p)):
                         for i in range(inside):
-                            y[place + row * filters.stride + i] = padded[spare + row * width + i]
+                            y[place + row * filters.stride + i] = spare[row * width + i]
 
 
 @kernel
@@ -304,7 +329,7 @@ def weight_gradient(  # noqa: PLR0917 - arrays, what they mean, and the part of 
     filters: Filters,
     dw: NDArray[Any],
     row_stride: int,
-    images: int,
+    blocks: Blocks,
     scratch: NDArray[Any],
     first: int,
     last: int,
@@ -315,52 +340,53 @@ def weight_gradient(  # noqa: PLR0917 - arrays, what they mean, and the part of 
     Args:
         x: the images of the forward convolution, (B, H, W, all channels), C-contiguous.
         source: how they are read.
-        offsets: of at least `images` images, see `window_offsets`.
+        offsets: see `window_offsets`.
         dy: gradient of the result, one-dimensional and C-contiguous: (B, positions, filters.stride).
         filters: the channels of `dy` that belong to the weight.
         dw: written, one-dimensional: (size, size * channels rounded up to whole tiles of TILE_ROWS, row_stride), of
             which the first columns are written, as many as there are filters, rounded up to whole vectors.
         row_stride: see `dw`.
-        images: of a block.
-        scratch: (lanes, at least `images` padded images, TILE_ROWS elements, and the gradient of `images` images with
-            filters rounded up to whole vectors).
+        blocks: how the images are cut; plain only where a row of the weight has whole tiles.
+        scratch: (lanes, a block's gradient with filters rounded up to whole vectors, and the padded block and
+            TILE_ROWS elements unless it is plain).
         first: the first tile.
         last: behind the last one.
         lane: which part of `scratch` may be used.
     """
     lanes = VECTOR_BYTES // x.itemsize
-    size, channels = source.window.size, source.channels
+    stride, size, channels = source.window.stride, source.window.size, source.channels
     inner, line_stride = size * channels, source.padded[1] * channels
-    pixels_of_image = source.positions[0] * source.positions[1]
     tiles_of_line = -(-inner // TILE_ROWS)
     columns = -(-filters.count // lanes) * lanes
-    padded = scratch[lane]
-    panels = padded[images * source.padded[0] * line_stride + TILE_ROWS :]
+    strips = -(-source.positions[0] // blocks.rows)
+    room = blocks.images * blocks.rows * source.positions[1] * columns
+    panels, padded = scratch[lane, :room], scratch[lane, room:]
     for row in range(first * TILE_ROWS, last * TILE_ROWS):
         dw[row * row_stride : row * row_stride + columns] = 0
-    for begin in range(0, x.shape[0], images):
-        count = min(images, x.shape[0] - begin)
-        _pad(x[begin : begin + count], source, padded)
-        pixels = count * pixels_of_image
-        _panels(dy[begin * pixels_of_image * filters.stride :], filters, pixels, panels)
-        for p in range(0, pixels, _GRADIENT_PIXELS):
-            stop = min(p + _GRADIENT_PIXELS, pixels)
-            for f in range(0, filters.count, 2 * lanes):
-                width = _width(filters.count - f, lanes)
-                for tile in range(first, last):
-                    line = tile // tiles_of_line
-                    shift = line * line_stride + (tile - line * tiles_of_line) * TILE_ROWS
-                    place = tile * TILE_ROWS * row_stride + f
-                    if width == lanes:
-                        _narrow_gradient(
-                            padded, offsets, p, stop, shift, panels, f * pixels + p * width, width, dw, place,
-                            row_stride,
-                        )  # fmt: skip
-                    else:
-                        _wide_gradient(
-                            padded, offsets, p, stop, shift, panels, f * pixels + p * width, width, dw, place,
-                            row_stride,
-                        )  # fmt: skip
+    for block in range(-(-x.shape[0] // blocks.images) * strips):
+        begin, top = block // strips * blocks.images, block % strips * blocks.rows
+        count, rows = min(blocks.images, x.shape[0] - begin), min(blocks.rows, source.positions[0] - top)
+        if blocks.plain:
+            padded = x[begin:].reshape(-1)[top * stride * line_stride :]
+        else:
+            _pad(x[begin : begin + count], source, top * stride, (rows - 1) * stride + size, padded)
+        pixels = count * rows * source.positions[1]
+        before = (begin * source.positions[0] + top) * source.positions[1]
+        _panels(dy[before * filters.stride :], filters, pixels, panels)
+        for f in range(0, filters.count, 2 * lanes):
+            width = _width(filters.count - f, lanes)
+            for tile in range(first, last):
+                line = tile // tiles_of_line
+                shift = line * line_stride + (tile - line * tiles_of_line) * TILE_ROWS
+                place = tile * TILE_ROWS * row_stride + f
+                if width == lanes:
+                    _narrow_gradient(
+                        padded, offsets, 0, pixels, shift, panels, f * pixels, width, dw, place, row_stride
+                    )
+                else:
+                    _wide_gradient(
+                        padded, offsets, 0, pixels, shift, panels, f * pixels, width, dw, place, row_stride
+                    )
 
 
 @kernel

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from kernels.nn.convolution import (
     TILE_ROWS,
+    Blocks,
     Filters,
+    Source,
     convolve,
     mirrored_source,
     pack_mirrored_weight,
@@ -38,6 +40,7 @@ class Case:
     first_channel: int
     filters: Filters
     images: int
+    rows: int
     parts: int
 
     @property
@@ -46,6 +49,13 @@ class Case:
         return slice(first, first + self.weight.shape[2]), slice(
             self.filters.first, self.filters.first + self.filters.count
         )
+
+    def blocks(self, source: Source, x: NDArray[Any], *, may_be_plain: bool = True) -> Blocks:
+        """Some rows of an image, or some images; as they are where that is possible."""
+        plain = may_be_plain and source.is_plain(x.shape[1:])
+        if self.rows < source.positions[0]:
+            return Blocks(1, self.rows, plain)
+        return Blocks(self.images, source.positions[0], plain)
 
 
 @st.composite
@@ -64,9 +74,11 @@ def _cases(draw: st.DrawFn) -> Case:
         return generator.integers(-3, 4, shape).astype(dtype)
 
     filters = Filters(first, count, first + count + rest)
-    positions = source_of(window, (height, width), 0, channels).positions
+    source = source_of(window, (height, width), 0, channels)
+    positions = source.positions
+    x = integers(batch, height, width, before + channels + behind)
     return Case(
-        x=integers(batch, height, width, before + channels + behind),
+        x=x,
         weight=integers(size, size, channels, filters.stride),
         dy=integers(batch, *positions, filters.stride),
         bias=integers(count),
@@ -74,6 +86,7 @@ def _cases(draw: st.DrawFn) -> Case:
         first_channel=before,
         filters=filters,
         images=draw(st.integers(1, batch)),
+        rows=draw(st.integers(1, 12)),
         parts=draw(st.integers(1, 3)),
     )
 
@@ -97,6 +110,26 @@ def _scratch(case: Case, elements: int) -> NDArray[Any]:
     return np.full((case.parts, elements), np.nan, case.x.dtype)
 
 
+def _convolution_scratch(case: Case, source: Source, blocks: Blocks) -> NDArray[Any]:
+    padded = 0 if blocks.plain else blocks.images * source.strip_elements(blocks.rows)
+    return _scratch(case, 2 * TILE_ROWS * padded_filters(1, case.x.dtype) + padded)
+
+
+def _weight_gradient(case: Case, x: NDArray[Any], dy: NDArray[Any]) -> NDArray[Any]:
+    source = source_of(case.window, x.shape[1:3], case.first_channel, case.weight.shape[2])
+    size, inner = case.window.size, case.window.size * case.weight.shape[2]
+    rows, columns = -(-inner // TILE_ROWS) * TILE_ROWS, padded_filters(case.filters.count, x.dtype)
+    dw = np.full((size, rows, columns), np.nan, x.dtype)
+    blocks = case.blocks(source, x, may_be_plain=rows == inner)
+    padded = 0 if blocks.plain else blocks.images * source.strip_elements(blocks.rows) + TILE_ROWS
+    scratch = _scratch(case, blocks.images * blocks.rows * source.positions[1] * columns + padded)
+    _in_parts(
+        case, weight_gradient, size * rows // TILE_ROWS, x, source, window_offsets(source, blocks), dy.reshape(-1),
+        case.filters, dw.reshape(-1), columns, blocks, scratch,
+    )  # fmt: skip
+    return dw[:, :inner, : case.filters.count]
+
+
 @settings(deadline=None, max_examples=60)
 @given(_cases())
 def test_a_convolution_is_a_sum_over_windows(case: Case) -> None:
@@ -112,11 +145,12 @@ def test_a_convolution_is_a_sum_over_windows(case: Case) -> None:
     start[: case.filters.count] = case.bias
     _in_parts(case, pack_weight, tiles_of(case.filters.count, dtype), matrix, case.filters, packed)
     y = np.full(case.dy.size, 7, dtype)
-    scratch = _scratch(case, case.images * source.image_elements + 2 * TILE_ROWS * padded_filters(1, dtype))
-    blocks, offsets = -(-len(case.x) // case.images), window_offsets(source, case.images)
+    blocks = case.blocks(source, case.x)
+    scratch = _convolution_scratch(case, source, blocks)
     _in_parts(
-        case, convolve, blocks, case.x, source, offsets, packed, start, y, case.filters, case.images, scratch
-    )
+        case, convolve, blocks.count(len(case.x), source), case.x, source, window_offsets(source, blocks), packed,
+        start, y, case.filters, blocks, scratch,
+    )  # fmt: skip
     assert np.array_equal(y.reshape(expected.shape), expected)
 
 
@@ -143,45 +177,29 @@ def test_the_gradient_of_the_input_goes_back_through_every_window(case: Case) ->
     taps = case.weight.reshape(size**2, channels, -1)
     _in_parts(case, pack_mirrored_weight, tiles_of(channels, dtype), taps, case.filters, packed)
     dx = np.full(case.x.size, 7, dtype)
-    scratch = _scratch(case, case.images * source.image_elements + 2 * TILE_ROWS * padded_filters(1, dtype))
-    blocks, offsets = -(-batch // case.images), window_offsets(source, case.images)
-    _in_parts(case, convolve, blocks, case.dy, source, offsets, packed, start, dx, targets, case.images, scratch)
+    blocks = case.blocks(source, case.dy)
+    scratch = _convolution_scratch(case, source, blocks)
+    _in_parts(
+        case, convolve, blocks.count(batch, source), case.dy, source, window_offsets(source, blocks), packed, start,
+        dx, targets, blocks, scratch,
+    )  # fmt: skip
     assert np.array_equal(dx.reshape(expected.shape), expected)
 
 
 @settings(deadline=None, max_examples=60)
 @given(_cases())
 def test_the_gradient_of_the_weight_sums_over_all_windows(case: Case) -> None:
-    dtype, count = case.x.dtype, case.filters.count
     expected = np.einsum("bhwijc,bhwf->ijcf", _windows(case), case.dy[..., case.slices[1]].astype(np.float64))
-    source = source_of(case.window, case.x.shape[1:3], case.first_channel, case.weight.shape[2])
-    size, inner = case.window.size, case.window.size * case.weight.shape[2]
-    rows, columns = -(-inner // TILE_ROWS) * TILE_ROWS, padded_filters(count, dtype)
-    dw = np.full((size, rows, columns), np.nan, dtype)
-    scratch = _scratch(case, case.images * (source.image_elements + source.pixels * columns) + TILE_ROWS)
-    _in_parts(
-        case, weight_gradient, size * rows // TILE_ROWS, case.x, source, window_offsets(source, case.images),
-        case.dy.reshape(-1), case.filters, dw.reshape(-1), columns, case.images, scratch,
-    )  # fmt: skip
-    assert np.array_equal(dw[:, :inner, :count].reshape(expected.shape), expected)
+    assert np.array_equal(_weight_gradient(case, case.x, case.dy).reshape(expected.shape), expected)
 
 
 @settings(deadline=None, max_examples=20)
 @given(_cases(), st.integers(1, 5))
-def test_a_result_does_not_depend_on_how_its_work_is_divided(case: Case, parts: int) -> None:
+def test_a_weight_gradient_does_not_depend_on_how_its_work_is_divided(case: Case, parts: int) -> None:
     generator = np.random.default_rng(0)
     x, dy = (generator.standard_normal(a.shape).astype(a.dtype) for a in (case.x, case.dy))
-    source = source_of(case.window, x.shape[1:3], case.first_channel, case.weight.shape[2])
-    inner = case.window.size * case.weight.shape[2]
-    tiles, columns = -(-inner // TILE_ROWS), padded_filters(case.filters.count, x.dtype)
     seen = []
     for number in (1, parts):
         case.parts = number
-        dw = np.empty((case.window.size, tiles * TILE_ROWS, columns), x.dtype)
-        scratch = _scratch(case, case.images * (source.image_elements + source.pixels * columns) + TILE_ROWS)
-        _in_parts(
-            case, weight_gradient, case.window.size * tiles, x, source, window_offsets(source, case.images),
-            dy.reshape(-1), case.filters, dw.reshape(-1), columns, case.images, scratch,
-        )  # fmt: skip
-        seen.append(dw[:, :inner, : case.filters.count].tobytes())
+        seen.append(_weight_gradient(case, x, dy).tobytes())
     assert seen[0] == seen[1]

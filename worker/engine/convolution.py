@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
 from kernels.nn.convolution import (
     TILE_ROWS,
+    Blocks,
     Filters,
     Source,
     convolve,
@@ -34,16 +34,8 @@ __all__ = ["Conv2d"]
 _BLOCK_BYTES: Final = 1 << 17
 # A block reads the whole weight once: the larger that is, the more images share it.
 _WEIGHT_SHARE: Final = 4
-# Sums of a weight's gradient are read and written once for so many pixels, or once for an image.
+# Sums of a weight's gradient are read and written once for so many pixels.
 _GRADIENT_PIXELS: Final = 256
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    """Images are read a few at a time: how many, and where the windows of so many begin."""
-
-    images: int
-    offsets: Array
 
 
 class Conv2d(ParameterLayer):
@@ -90,7 +82,7 @@ class Conv2d(ParameterLayer):
         self._output_shape: Shape = ()
         self._image: tuple[int, int] = (0, 0)
         self._channels = 0
-        self._blocks: dict[tuple[str, int], _Blocks] = {}
+        self._offsets: dict[tuple[Source, Blocks], Array] = {}
 
     @property
     def kind(self) -> str:
@@ -150,7 +142,7 @@ class Conv2d(ParameterLayer):
             start[:] = 0
             if self._has_bias:
                 start[: filters.count] = self.parameters["bias"][filters.first : filters.first + filters.count]
-            self._convolve("forward", x, source, packed, start, y, filters, run)
+            self._convolve(x, source, packed, start, y, filters, run)
         return y
 
     def differentiate(self, dy: Array, run: Run) -> Array:
@@ -176,14 +168,16 @@ class Conv2d(ParameterLayer):
         gradient = self.gradients["weight"].reshape(size, inner, self._filters)
         direct = tiles * TILE_ROWS == inner and columns == self._filters
         dw = gradient if direct else run.scratch.take("weight_gradient", (size, tiles * TILE_ROWS, columns), x.dtype)
-        blocks = self._blocks_of("gradient", source, min(len(x), -(-_GRADIENT_PIXELS // source.pixels)))
-        elements = blocks.images * (source.image_elements + source.pixels * columns) + TILE_ROWS
+        blocks = self._gradient_blocks(x, source, plain=tiles * TILE_ROWS == inner)
+        elements = blocks.images * blocks.rows * source.positions[1] * columns
+        if not blocks.plain:
+            elements += blocks.images * source.strip_elements(blocks.rows) + TILE_ROWS
         scratch = run.scratch.take("padded", (run.team.threads, elements), x.dtype)
         run.team.run(
             weight_gradient,
             size * tiles,
-            *(x, source, blocks.offsets, dy.reshape(-1), filters, dw.reshape(-1), dw.shape[-1]),
-            *(blocks.images, scratch),
+            *(x, source, self._offsets_of(source, blocks), dy.reshape(-1), filters, dw.reshape(-1), dw.shape[-1]),
+            *(blocks, scratch),
         )
         if not direct:
             gradient[:, :, filters.first : filters.first + filters.count] = dw[:, :inner, : filters.count]
@@ -197,33 +191,48 @@ class Conv2d(ParameterLayer):
         run.team.run(pack_mirrored_weight, tiles_of(channels.count, dy.dtype), weight, filters, packed)
         start = run.scratch.take("start", (padded_filters(channels.count, dy.dtype),), dy.dtype)
         start[:] = 0
-        self._convolve("backward", dy, source, packed, start, dx, channels, run)
+        self._convolve(dy, source, packed, start, dx, channels, run)
 
     def _convolve(
-        self, name: str, x: Array, source: Source, packed: Array, start: Array, y: Array, filters: Filters, run: Run
+        self, x: Array, source: Source, packed: Array, start: Array, y: Array, filters: Filters, run: Run
     ) -> None:
-        room = max(_BLOCK_BYTES, packed.nbytes // _WEIGHT_SHARE) // (source.image_elements * x.itemsize)
-        images = max(1, min(room, -(-len(x) // run.team.threads)))
-        blocks = self._blocks_of(name, source, images)
-        spare = TILE_ROWS * 2 * padded_filters(1, x.dtype)
-        scratch = run.scratch.take(
-            "padded", (run.team.threads, images * source.image_elements + spare), x.dtype
-        )
+        blocks = self._blocks(x, source, packed.nbytes, run.team.threads)
+        elements = TILE_ROWS * 2 * padded_filters(1, x.dtype)
+        if not blocks.plain:
+            elements += blocks.images * source.strip_elements(blocks.rows)
+        scratch = run.scratch.take("padded", (run.team.threads, elements), x.dtype)
         run.team.run(
             convolve,
-            -(-len(x) // images),
-            *(x, source, blocks.offsets, packed, start, y.reshape(-1), filters, images, scratch),
+            blocks.count(len(x), source),
+            *(x, source, self._offsets_of(source, blocks), packed, start, y.reshape(-1), filters, blocks, scratch),
         )
+
+    def _blocks(self, x: Array, source: Source, weight_bytes: int, threads: int) -> Blocks:
+        """Whole images while they fit, for every thread some."""
+        room = max(_BLOCK_BYTES, weight_bytes // _WEIGHT_SHARE) // x.itemsize
+        rows = source.positions[0]
+        while rows > 1 and source.strip_elements(rows) > room:
+            rows = -(-rows // 2)
+        images = max(1, min(room // source.strip_elements(rows), -(-len(x) // threads)))
+        whole = rows == source.positions[0]
+        return Blocks(images if whole else 1, rows, plain=source.is_plain(x.shape[1:]))
+
+    def _gradient_blocks(self, x: Array, source: Source, *, plain: bool) -> Blocks:
+        """Decides in which order is summed: by shapes alone, not by the number of threads."""
+        rows = min(source.positions[0], -(-_GRADIENT_PIXELS // source.positions[1]))
+        whole = rows == source.positions[0]
+        images = min(len(x), -(-_GRADIENT_PIXELS // source.pixels)) if whole else 1
+        return Blocks(images, rows, plain=plain and source.is_plain(x.shape[1:]))
 
     def _packed(self, source: Source, filters: Filters, x: Array, run: Run) -> Array:
         depth = self._window.size**2 * source.channels
         return run.scratch.take("packed", (depth * padded_filters(filters.count, x.dtype),), x.dtype)
 
-    def _blocks_of(self, name: str, source: Source, images: int) -> _Blocks:
-        key = (name, images)
-        if key not in self._blocks:
-            self._blocks[key] = _Blocks(images, window_offsets(source, images))
-        return self._blocks[key]
+    def _offsets_of(self, source: Source, blocks: Blocks) -> Array:
+        key = (source, blocks)
+        if key not in self._offsets:
+            self._offsets[key] = window_offsets(source, blocks)
+        return self._offsets[key]
 
     def _filters_of(self, group: int) -> Filters:
         count = self._filters // self._groups
