@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from kernels.nn.batch_norm import blocked_column_sums, fold, row_blocks
 from kernels.nn.convolution import (
     TILE_ROWS,
     Blocks,
@@ -22,7 +23,6 @@ from kernels.nn.convolution import (
     weight_gradient,
     window_offsets,
 )
-from kernels.nn.elementwise import column_sums
 from kernels.nn.window import Window
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
@@ -149,9 +149,11 @@ class Conv2d(ParameterLayer):
         """The bias' gradient, and of every group those of the weight and of the input."""
         x = self._input
         if self._has_bias:
-            sums = run.scratch.take("sums", (self._filters,), np.float64)
-            column_sums(dy.reshape(-1, self._filters), sums)
-            self.gradients["bias"][...] = sums
+            rows = dy.reshape(-1, self._filters)
+            totals = run.scratch.take("totals", (row_blocks(rows), 1, self._filters), np.float64)
+            run.team.run(blocked_column_sums, len(totals), rows, totals)
+            fold(totals)
+            self.gradients["bias"][...] = totals[0, 0]
         dx = self.workspace.take("input_gradient", x.shape, x.dtype) if self.needs_input_gradient else x[:0]
         for group in range(self._groups):
             self._differentiate_weight(group, dy, run)

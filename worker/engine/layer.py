@@ -6,6 +6,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +19,7 @@ __all__ = [
     "Array",
     "Layer",
     "ParameterLayer",
+    "Rectification",
     "Run",
     "Shape",
     "StepContext",
@@ -27,6 +29,7 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
+Rectification = Literal["none", "forward", "step"]
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,13 @@ class Layer(ABC):
         gradient_is_free: the same for what `backward` returned.
         may_overwrite_input: set by the container: `forward` may write its result over its input.
         may_overwrite_gradient: set by the container: `backward` may write its result over `dy`.
+        rectification: what the layer can do for a rectifier behind it: nothing, its forward, or its whole step.
+        rectify: set by the container: the layer does that.
     """
 
     output_is_free: bool = False
     gradient_is_free: bool = False
+    rectification: Rectification = "none"
 
     def __init__(self) -> None:
         self.name = ""
@@ -106,6 +112,7 @@ class Layer(ABC):
         self.needs_input_gradient = True
         self.may_overwrite_input = False
         self.may_overwrite_gradient = False
+        self.rectify = False
 
     @property
     def kind(self) -> str:
@@ -157,6 +164,9 @@ class Layer(ABC):
             yield self
         for child in self.children:
             yield from child.leaves()
+
+    def follow(self, layer: Layer) -> None:
+        """Take the place behind `layer`, whose output this layer alone reads, and leave it what it can do better."""
 
     def skip_input_gradient(self) -> None:
         """Say that nobody needs the gradient of the input: what `backward` returns is not looked at."""
