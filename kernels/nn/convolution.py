@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 TILE_ROWS: Final = 8
+# Elements between the rows of a gradient that do not yet compete for the same places of the first-level cache.
+_CLOSE_ROWS: Final = 64
 _wide_window = window_tile(TILE_ROWS, 2)
 _narrow_window = window_tile(TILE_ROWS, 1)
 _wide_gradient = gradient_tile(TILE_ROWS, 2)
@@ -44,38 +46,46 @@ _narrow_gradient = gradient_tile(TILE_ROWS, 1)
 
 
 class Source(NamedTuple):
-    """How windows are read from images.
+    """How windows are read from images; flat, as nested tuples take kernels microseconds to unpack.
 
     Attributes:
-        window: size and stride of windows in the padded image, whose first pixel has the position 0; and the width of
-            the border before the image: negative where the image is cropped instead.
+        size: of windows.
+        stride: distance of windows in the padded image, whose first pixel has the position 0.
+        border: width of the border before the image: negative where the image is cropped instead.
         spread: distance of the image's pixels in the padded image, with zeros between them.
-        padded: height and width of the padded image.
+        padded_height: of the padded image.
+        padded_width: of the padded image.
         first_channel: of those that are read.
         channels: how many are read.
-        positions: windows vertically and horizontally.
+        rows: windows vertically.
+        columns: windows horizontally.
     """
 
-    window: Window
+    size: int
+    stride: int
+    border: int
     spread: int
-    padded: tuple[int, int]
+    padded_height: int
+    padded_width: int
     first_channel: int
     channels: int
-    positions: tuple[int, int]
+    rows: int
+    columns: int
 
     @property
     def pixels(self) -> int:
         """Windows of an image."""
-        return self.positions[0] * self.positions[1]
+        return self.rows * self.columns
 
     def strip_elements(self, rows: int) -> int:
         """Of the part of a padded image that so many rows of windows lie in."""
-        return ((rows - 1) * self.window.stride + self.window.size) * self.padded[1] * self.channels
+        return ((rows - 1) * self.stride + self.size) * self.padded_width * self.channels
 
     def is_plain(self, image: tuple[int, ...]) -> bool:
         """Whether padded images would be mere copies of images of (height, width, channels)."""
-        needed = (self.positions[0] - 1) * self.window.stride + self.window.size
-        return self.spread == 1 and (needed, *self.padded, self.channels) == (image[0], *image)
+        needed = (self.rows - 1) * self.stride + self.size
+        padded = (needed, self.padded_height, self.padded_width, self.channels)
+        return self.spread == 1 and padded == (image[0], *image)
 
 
 class Blocks(NamedTuple):
@@ -93,7 +103,7 @@ class Blocks(NamedTuple):
 
     def count(self, batch: int, source: Source) -> int:
         """How many blocks a batch makes."""
-        return -(-batch // self.images) * -(-source.positions[0] // self.rows)
+        return -(-batch // self.images) * -(-source.rows // self.rows)
 
 
 class Filters(NamedTuple):
@@ -107,23 +117,23 @@ class Filters(NamedTuple):
 def source_of(window: Window, image: tuple[int, int], first_channel: int, channels: int) -> Source:
     """The source of a forward convolution of images of (height, width)."""
     size, stride, padding = window
-    padded = (image[0] + 2 * padding, image[1] + 2 * padding)
-    positions = ((padded[0] - size) // stride + 1, (padded[1] - size) // stride + 1)
-    return Source(window, 1, padded, first_channel, channels, positions)
+    height, width = (side + 2 * padding for side in image)
+    rows, columns = ((side - size) // stride + 1 for side in (height, width))
+    return Source(size, stride, padding, 1, height, width, first_channel, channels, rows, columns)
 
 
 def mirrored_source(window: Window, image: tuple[int, int], first_channel: int, channels: int) -> Source:
     """The source, made of the gradient of its result, of the gradient of a convolution of (height, width) images."""
     size, stride, padding = window
-    padded = (image[0] + size - 1, image[1] + size - 1)
-    return Source(Window(size, 1, size - 1 - padding), stride, padded, first_channel, channels, image)
+    height, width = (side + size - 1 for side in image)
+    return Source(size, 1, size - 1 - padding, stride, height, width, first_channel, channels, *image)
 
 
 def window_offsets(source: Source, blocks: Blocks) -> NDArray[np.int64]:
     """Where the windows of a block begin, in elements, in the order of outputs; and TILE_ROWS zeros."""
-    stride, columns = source.window.stride, source.positions[1]
+    stride, columns = source.stride, source.columns
     image = np.arange(blocks.images)[:, None, None] * source.strip_elements(blocks.rows)
-    row = np.arange(blocks.rows)[:, None] * (stride * source.padded[1] * source.channels)
+    row = np.arange(blocks.rows)[:, None] * (stride * source.padded_width * source.channels)
     column = np.arange(columns) * (stride * source.channels)
     return np.concatenate(((image + row + column).reshape(-1), np.zeros(TILE_ROWS, np.int64)))
 
@@ -211,9 +221,9 @@ def pack_mirrored_weight(  # noqa: PLR0917 - the last three are the part of the 
 @kernel
 def _pad(x: NDArray[Any], source: Source, top: int, rows: int, padded: NDArray[Any]) -> None:
     """Copy `rows` rows, from row `top` on, of the padded images of `x` into the front of `padded`."""
-    border, spread, channels = source.window.padding, source.spread, source.channels
+    border, spread, channels = source.border, source.spread, source.channels
     images, height, width, all_channels = x.shape
-    columns = source.padded[1]
+    columns = source.padded_width
     # Columns of the padded image from the image's first to behind its last one.
     low = min(max(border, 0), columns)
     high = max(min(border + (width - 1) * spread + 1, columns), low)
@@ -280,20 +290,20 @@ def convolve(  # noqa: PLR0917 - arrays, what they mean, and the part of the wor
         lane: which part of `scratch` may be used.
     """
     lanes = VECTOR_BYTES // x.itemsize
-    stride, size, channels = source.window.stride, source.window.size, source.channels
-    inner, line_stride = size * channels, source.padded[1] * channels
+    stride, size, channels = source.stride, source.size, source.channels
+    inner, line_stride = size * channels, source.padded_width * channels
     depth = size * inner
-    strips = -(-source.positions[0] // blocks.rows)
+    strips = -(-source.rows // blocks.rows)
     spare, padded = scratch[lane, : TILE_ROWS * 2 * lanes], scratch[lane, TILE_ROWS * 2 * lanes :]
     for block in range(first, last):
         begin, top = block // strips * blocks.images, block % strips * blocks.rows
-        count, rows = min(blocks.images, x.shape[0] - begin), min(blocks.rows, source.positions[0] - top)
+        count, rows = min(blocks.images, x.shape[0] - begin), min(blocks.rows, source.rows - top)
         if blocks.plain:
             padded = x[begin:].reshape(-1)[top * stride * line_stride :]
         else:
             _pad(x[begin : begin + count], source, top * stride, (rows - 1) * stride + size, padded)
-        pixels = count * rows * source.positions[1]
-        before = (begin * source.positions[0] + top) * source.positions[1]
+        pixels = count * rows * source.columns
+        before = (begin * source.rows + top) * source.columns
         for f in range(0, filters.count, 2 * lanes):
             width = _width(filters.count - f, lanes)
             inside = min(width, filters.count - f)
@@ -354,39 +364,41 @@ def weight_gradient(  # noqa: PLR0917 - arrays, what they mean, and the part of 
         lane: which part of `scratch` may be used.
     """
     lanes = VECTOR_BYTES // x.itemsize
-    stride, size, channels = source.window.stride, source.window.size, source.channels
-    inner, line_stride = size * channels, source.padded[1] * channels
+    stride, size, channels = source.stride, source.size, source.channels
+    inner, line_stride = size * channels, source.padded_width * channels
     tiles_of_line = -(-inner // TILE_ROWS)
     columns = -(-filters.count // lanes) * lanes
-    strips = -(-source.positions[0] // blocks.rows)
-    room = blocks.images * blocks.rows * source.positions[1] * columns
+    strips = -(-source.rows // blocks.rows)
+    room = blocks.images * blocks.rows * source.columns * columns
     panels, padded = scratch[lane, :room], scratch[lane, room:]
+    # Whole vectors whose rows lie close together are read where they are.
+    as_it_is = columns == filters.count and filters.stride <= _CLOSE_ROWS
     for row in range(first * TILE_ROWS, last * TILE_ROWS):
         dw[row * row_stride : row * row_stride + columns] = 0
     for block in range(-(-x.shape[0] // blocks.images) * strips):
         begin, top = block // strips * blocks.images, block % strips * blocks.rows
-        count, rows = min(blocks.images, x.shape[0] - begin), min(blocks.rows, source.positions[0] - top)
+        count, rows = min(blocks.images, x.shape[0] - begin), min(blocks.rows, source.rows - top)
         if blocks.plain:
             padded = x[begin:].reshape(-1)[top * stride * line_stride :]
         else:
             _pad(x[begin : begin + count], source, top * stride, (rows - 1) * stride + size, padded)
-        pixels = count * rows * source.positions[1]
-        before = (begin * source.positions[0] + top) * source.positions[1]
-        _panels(dy[before * filters.stride :], filters, pixels, panels)
+        pixels = count * rows * source.columns
+        before = (begin * source.rows + top) * source.columns
+        if as_it_is:
+            panels = dy[before * filters.stride + filters.first :]
+        else:
+            _panels(dy[before * filters.stride :], filters, pixels, panels)
         for f in range(0, filters.count, 2 * lanes):
             width = _width(filters.count - f, lanes)
             for tile in range(first, last):
                 line = tile // tiles_of_line
                 shift = line * line_stride + (tile - line * tiles_of_line) * TILE_ROWS
                 place = tile * TILE_ROWS * row_stride + f
+                panel, step = (f, filters.stride) if as_it_is else (f * pixels, width)
                 if width == lanes:
-                    _narrow_gradient(
-                        padded, offsets, 0, pixels, shift, panels, f * pixels, width, dw, place, row_stride
-                    )
+                    _narrow_gradient(padded, offsets, 0, pixels, shift, panels, panel, step, dw, place, row_stride)
                 else:
-                    _wide_gradient(
-                        padded, offsets, 0, pixels, shift, panels, f * pixels, width, dw, place, row_stride
-                    )
+                    _wide_gradient(padded, offsets, 0, pixels, shift, panels, panel, step, dw, place, row_stride)
 
 
 @kernel

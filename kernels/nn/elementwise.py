@@ -35,12 +35,19 @@ def grains(x: NDArray[Any]) -> int:
 
 
 @kernel
+def _part(x: NDArray[Any], first: int, last: int) -> NDArray[Any]:
+    # A loop over a view from its beginning is vectorised; one from anywhere might have negative indices.
+    return x[first * _GRAIN : last * _GRAIN]
+
+
+@kernel
 def relu(x: NDArray[Any], y: NDArray[Any], first: int, last: int, lane: int) -> None:
     """Rectify grains `first` to `last` - 1, y = max(x, 0); NaN stays NaN; one-dimensional, `y` may be `x`."""
     zero = x.dtype.type(0)
-    for i in range(first * _GRAIN, min(last * _GRAIN, x.size)):
-        value = x[i]
-        y[i] = zero if value < zero else value
+    source, target = _part(x, first, last), _part(y, first, last)
+    for i in range(source.size):
+        value = source[i]
+        target[i] = zero if value < zero else value
 
 
 @kernel
@@ -49,10 +56,11 @@ def relu_gradient(  # noqa: PLR0917 - arrays, and the part of the work
 ) -> None:
     """Dx = dy where the rectified output `y` is positive, else 0; one-dimensional, `dx` may be `dy`."""
     zero = dy.dtype.type(0)
-    for i in range(first * _GRAIN, min(last * _GRAIN, y.size)):
+    output, source, target = _part(y, first, last), _part(dy, first, last), _part(dx, first, last)
+    for i in range(output.size):
         # An unconditional load: a conditional one would keep the loop from being vectorised.
-        gradient = dy[i]
-        dx[i] = zero if y[i] <= zero else gradient
+        gradient = source[i]
+        target[i] = zero if output[i] <= zero else gradient
 
 
 @kernel
@@ -60,8 +68,9 @@ def add(  # noqa: PLR0917 - arrays, and the part of the work
     a: NDArray[Any], b: NDArray[Any], y: NDArray[Any], first: int, last: int, lane: int
 ) -> None:
     """y = a + b; one-dimensional."""
-    for i in range(first * _GRAIN, min(last * _GRAIN, y.size)):
-        y[i] = a[i] + b[i]
+    one, other, target = _part(a, first, last), _part(b, first, last), _part(y, first, last)
+    for i in range(target.size):
+        target[i] = one[i] + other[i]
 
 
 @kernel
@@ -70,9 +79,10 @@ def add_rectified(  # noqa: PLR0917 - arrays, and the part of the work
 ) -> None:
     """y = max(a + b, 0); NaN stays NaN; one-dimensional."""
     zero = y.dtype.type(0)
-    for i in range(first * _GRAIN, min(last * _GRAIN, y.size)):
-        value = a[i] + b[i]
-        y[i] = zero if value < zero else value
+    one, other, target = _part(a, first, last), _part(b, first, last), _part(y, first, last)
+    for i in range(target.size):
+        value = one[i] + other[i]
+        target[i] = zero if value < zero else value
 
 
 @kernel

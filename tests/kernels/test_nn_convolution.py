@@ -53,9 +53,9 @@ class Case:
     def blocks(self, source: Source, x: NDArray[Any], *, may_be_plain: bool = True) -> Blocks:
         """Some rows of an image, or some images; as they are where that is possible."""
         plain = may_be_plain and source.is_plain(x.shape[1:])
-        if self.rows < source.positions[0]:
+        if self.rows < source.rows:
             return Blocks(1, self.rows, plain)
-        return Blocks(self.images, source.positions[0], plain)
+        return Blocks(self.images, source.rows, plain)
 
 
 @st.composite
@@ -75,7 +75,7 @@ def _cases(draw: st.DrawFn) -> Case:
 
     filters = Filters(first, count, first + count + rest)
     source = source_of(window, (height, width), 0, channels)
-    positions = source.positions
+    positions = (source.rows, source.columns)
     x = integers(batch, height, width, before + channels + behind)
     return Case(
         x=x,
@@ -122,7 +122,7 @@ def _weight_gradient(case: Case, x: NDArray[Any], dy: NDArray[Any]) -> NDArray[A
     dw = np.full((size, rows, columns), np.nan, x.dtype)
     blocks = case.blocks(source, x, may_be_plain=rows == inner)
     padded = 0 if blocks.plain else blocks.images * source.strip_elements(blocks.rows) + TILE_ROWS
-    scratch = _scratch(case, blocks.images * blocks.rows * source.positions[1] * columns + padded)
+    scratch = _scratch(case, blocks.images * blocks.rows * source.columns * columns + padded)
     _in_parts(
         case, weight_gradient, size * rows // TILE_ROWS, x, source, window_offsets(source, blocks), dy.reshape(-1),
         case.filters, dw.reshape(-1), columns, blocks, scratch,

@@ -171,7 +171,7 @@ class Conv2d(ParameterLayer):
         direct = tiles * TILE_ROWS == inner and columns == self._filters
         dw = gradient if direct else run.scratch.take("weight_gradient", (size, tiles * TILE_ROWS, columns), x.dtype)
         blocks = self._gradient_blocks(x, source, plain=tiles * TILE_ROWS == inner)
-        elements = blocks.images * blocks.rows * source.positions[1] * columns
+        elements = blocks.images * blocks.rows * source.columns * columns
         if not blocks.plain:
             elements += blocks.images * source.strip_elements(blocks.rows) + TILE_ROWS
         scratch = run.scratch.take("padded", (run.team.threads, elements), x.dtype)
@@ -212,17 +212,17 @@ class Conv2d(ParameterLayer):
     def _blocks(self, x: Array, source: Source, weight_bytes: int, threads: int) -> Blocks:
         """Whole images while they fit, for every thread some."""
         room = max(_BLOCK_BYTES, weight_bytes // _WEIGHT_SHARE) // x.itemsize
-        rows = source.positions[0]
+        rows = source.rows
         while rows > 1 and source.strip_elements(rows) > room:
             rows = -(-rows // 2)
         images = max(1, min(room // source.strip_elements(rows), -(-len(x) // threads)))
-        whole = rows == source.positions[0]
+        whole = rows == source.rows
         return Blocks(images if whole else 1, rows, plain=source.is_plain(x.shape[1:]))
 
     def _gradient_blocks(self, x: Array, source: Source, *, plain: bool) -> Blocks:
         """Decides in which order is summed: by shapes alone, not by the number of threads."""
-        rows = min(source.positions[0], -(-_GRADIENT_PIXELS // source.positions[1]))
-        whole = rows == source.positions[0]
+        rows = min(source.rows, -(-_GRADIENT_PIXELS // source.columns))
+        whole = rows == source.rows
         images = min(len(x), -(-_GRADIENT_PIXELS // source.pixels)) if whole else 1
         return Blocks(images, rows, plain=plain and source.is_plain(x.shape[1:]))
 
