@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from kernels.optim import SgdRule, sgd_momentum
-from worker.engine import Array, Layer, Model, StepContext, StepHooks, build_model
+from worker.engine import Array, Layer, ParameterLayer, StepContext, StepHooks, build_model
 
 __all__ = ["CLASSES", "IMAGE_SHAPE", "LEARNING_RATE", "MOMENTUM", "EngineStep", "LayerTime", "example_batch"]
 
@@ -76,9 +76,7 @@ class EngineStep:
     def layer_times(self, steps: int) -> list[LayerTime]:
         """The mean over `steps` steps of every layer without children, and of the update."""
         model, batch = self.model, len(self._images)
-        times = [
-            LayerTime(leaf.name, leaf.kind, 0.0, 0.0, step_flops(model, leaf, batch)) for leaf in model.leaves
-        ]
+        times = [LayerTime(leaf.name, leaf.kind, 0.0, 0.0, step_flops(leaf, batch)) for leaf in model.leaves]
         for leaf, row in zip(model.leaves, times, strict=True):
             _add_time(leaf, "forward", row, "forward_seconds")
             _add_time(leaf, "backward", row, "backward_seconds")
@@ -92,7 +90,7 @@ class EngineStep:
     @property
     def flops(self) -> int:
         """Multiplications and additions of the products of a step."""
-        return sum(step_flops(self.model, leaf, len(self._images)) for leaf in self.model.leaves)
+        return sum(step_flops(leaf, len(self._images)) for leaf in self.model.leaves)
 
 
 def _update(  # noqa: PLR0917 - the arrays of the update and the part of the work
@@ -101,13 +99,13 @@ def _update(  # noqa: PLR0917 - the arrays of the update and the part of the wor
     sgd_momentum(parameters[first:last], gradients[first:last], momentum[first:last], rule)
 
 
-def step_flops(model: Model, layer: Layer, batch: int) -> int:
+def step_flops(layer: Layer, batch: int) -> int:
     """Of forward and both gradients of a layer's weight; the first layer's input has no gradient."""
-    weight = next((tensor for tensor in getattr(layer, "tensors", ()) if tensor.name == "weight"), None)
-    if weight is None:
+    if not isinstance(layer, ParameterLayer) or layer.tensors[0].name != "weight":
         return 0
+    weight = layer.tensors[0]
     products = 3 if layer.needs_input_gradient else 2
-    return products * 2 * batch * weight.elements * (layer.output_elements // weight.shape[-1])
+    return int(products * 2 * batch * weight.elements * (layer.output_elements // weight.shape[-1]))
 
 
 def _add_time(layer: Layer, method: str, row: LayerTime, field: str) -> None:
@@ -120,8 +118,3 @@ def _add_time(layer: Layer, method: str, row: LayerTime, field: str) -> None:
         return result
 
     setattr(layer, method, timed)
-
-
-def as_rows(times: list[LayerTime]) -> list[dict[str, Any]]:
-    """For JSON."""
-    return [asdict(row) for row in times]

@@ -22,7 +22,7 @@ from kernels.nn.column_tile import (
     rectified_input_gradient_tile,
     sums_tile,
 )
-from kernels.nn.register_tile import VECTOR_BYTES
+from kernels.nn.vectors import VECTOR_BYTES
 
 __all__ = [
     "blocked_column_sums",
@@ -41,17 +41,19 @@ _STRIP_BYTES: Final = 1 << 13
 
 def row_blocks(x: NDArray[Any]) -> int:
     """How many blocks the rows of `x` (M, C) make; a block is a part of the work for all functions here."""
-    return -(-x.shape[0] // _block_rows(x.shape[1]))
+    return -(-len(x) // _block_rows(x.shape[1]))
 
 
 @kernel
 def _block_rows(columns: int) -> int:
-    return max(1, _BLOCK_ELEMENTS // columns)
+    rows: int = max(1, _BLOCK_ELEMENTS // columns)
+    return rows
 
 
 @kernel
 def _strip_rows(x: NDArray[Any]) -> int:
-    return max(8, _STRIP_BYTES // (x.itemsize * x.shape[1]))
+    rows: int = max(8, _STRIP_BYTES // (x.itemsize * x.shape[1]))
+    return rows
 
 
 @kernel

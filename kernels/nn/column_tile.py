@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.nn.register_tile import VECTOR_BYTES
+from kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
 
 __all__ = [
     "affine_tile",
@@ -116,13 +114,15 @@ class _Columns:
 
 
 def _tile(write: Callable[[_Columns, _Place], None]) -> Callable[..., None]:
-    """`tile(arrays, first, rows, stride, column)` for kernels; `arrays` is a tuple, and the first one gives the dtype.
+    """`tile(arrays, first, rows, stride, column)` for kernels; `arrays` is a tuple whose first one gives the dtype.
 
     `first` is the place of the block's first element in a matrix of rows `stride` apart, `column` that of its column
     in arrays with an element for each column.
     """
 
-    def emit(typing_context: Any, arrays: Any, first: Any, rows: Any, stride: Any, column: Any) -> Any:
+    def emit(  # noqa: PLR0917 - as kernels call it
+        typing_context: Any, arrays: Any, first: Any, rows: Any, stride: Any, column: Any
+    ) -> Any:
         index = types.intp
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,9 +1,9 @@
 """Direct convolution of NHWC images, and its gradients, as tiles of sums in registers over a padded copy.
 
-A convolution is the sum over the lines of a window of matrix products: a line of `size` pixels with all their channels
-is contiguous in NHWC. Images are copied with their border, a few or a part of one at a time, into memory that stays in the second-level
-cache; windows are read there without looking at edges. The gradient of the input is the same convolution of the
-gradient, with its pixels spread by the stride, and the mirrored weight.
+A convolution is the sum over the lines of a window of matrix products: a line of `size` pixels with all their
+channels is contiguous in NHWC. Images are copied with their border, a few or a part of one at a time, into memory
+that stays in the second-level cache; windows are read there without looking at edges. The gradient of the input is
+the same convolution of the gradient, with its pixels spread by the stride, and the mirrored weight.
 
 Every output is one chain of products in the order of the weight, and every weight's gradient one sum of chains over
 blocks of pixels that the shapes alone decide: neither depends on how the work is divided among threads.
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from kernels.jit import kernel
-from kernels.nn.register_tile import VECTOR_BYTES, gradient_tile, window_tile
+from kernels.nn.register_tile import gradient_tile, window_tile
+from kernels.nn.vectors import VECTOR_BYTES
 from kernels.nn.window import Window
 
 __all__ = [
@@ -101,7 +102,7 @@ class Blocks(NamedTuple):
     rows: int
     plain: bool
 
-    def count(self, batch: int, source: Source) -> int:
+    def in_batch(self, batch: int, source: Source) -> int:
         """How many blocks a batch makes."""
         return -(-batch // self.images) * -(-source.rows // self.rows)
 
@@ -110,7 +111,7 @@ class Filters(NamedTuple):
     """A range of the channels of a result: the first one, how many, and how many the result has in all."""
 
     first: int
-    count: int
+    number: int
     stride: int
 
 
@@ -173,8 +174,8 @@ def pack_weight(  # noqa: PLR0917 - the last three are the part of the work
     depth = weight.shape[0]
     for tile in range(first, last):
         begin = 2 * lanes * tile
-        width = _width(filters.count - begin, lanes)
-        inside = min(width, filters.count - begin)
+        width = _width(filters.number - begin, lanes)
+        inside = min(width, filters.number - begin)
         for k in range(depth):
             source = weight[k, filters.first + begin : filters.first + begin + inside]
             target = packed[begin * depth + k * width : begin * depth + (k + 1) * width]
@@ -200,15 +201,15 @@ def pack_mirrored_weight(  # noqa: PLR0917 - the last three are the part of the 
     """
     lanes = VECTOR_BYTES // weight.itemsize
     taps, channels, _ = weight.shape
-    depth = taps * filters.count
+    depth = taps * filters.number
     for tile in range(first, last):
         begin = 2 * lanes * tile
         width = _width(channels - begin, lanes)
         inside = min(width, channels - begin)
-        panel = packed[begin * depth : (begin + width) * depth].reshape(taps, filters.count, width)
+        panel = packed[begin * depth : (begin + width) * depth].reshape(taps, filters.number, width)
         for tap in range(taps):
-            for f in range(0, filters.count, lanes):
-                end = min(f + lanes, filters.count)
+            for f in range(0, filters.number, lanes):
+                end = min(f + lanes, filters.number)
                 for i in range(inside):
                     source = weight[taps - 1 - tap, begin + i]
                     for j in range(f, end):
@@ -304,9 +305,9 @@ def convolve(  # noqa: PLR0917 - arrays, what they mean, and the part of the wor
             _pad(x[begin : begin + count], source, top * stride, (rows - 1) * stride + size, padded)
         pixels = count * rows * source.columns
         before = (begin * source.rows + top) * source.columns
-        for f in range(0, filters.count, 2 * lanes):
-            width = _width(filters.count - f, lanes)
-            inside = min(width, filters.count - f)
+        for f in range(0, filters.number, 2 * lanes):
+            width = _width(filters.number - f, lanes)
+            inside = min(width, filters.number - f)
             tile_start = start[f : f + width]
             for p in range(0, pixels, TILE_ROWS):
                 place = (before + p) * filters.stride + filters.first + f
@@ -367,12 +368,12 @@ def weight_gradient(  # noqa: PLR0917 - arrays, what they mean, and the part of 
     stride, size, channels = source.stride, source.size, source.channels
     inner, line_stride = size * channels, source.padded_width * channels
     tiles_of_line = -(-inner // TILE_ROWS)
-    columns = -(-filters.count // lanes) * lanes
+    columns = -(-filters.number // lanes) * lanes
     strips = -(-source.rows // blocks.rows)
     room = blocks.images * blocks.rows * source.columns * columns
     panels, padded = scratch[lane, :room], scratch[lane, room:]
     # Whole vectors whose rows lie close together are read where they are.
-    as_it_is = columns == filters.count and filters.stride <= _CLOSE_ROWS
+    as_it_is = columns == filters.number and filters.stride <= _CLOSE_ROWS
     for row in range(first * TILE_ROWS, last * TILE_ROWS):
         dw[row * row_stride : row * row_stride + columns] = 0
     for block in range(-(-x.shape[0] // blocks.images) * strips):
@@ -388,8 +389,8 @@ def weight_gradient(  # noqa: PLR0917 - arrays, what they mean, and the part of 
             panels = dy[before * filters.stride + filters.first :]
         else:
             _panels(dy[before * filters.stride :], filters, pixels, panels)
-        for f in range(0, filters.count, 2 * lanes):
-            width = _width(filters.count - f, lanes)
+        for f in range(0, filters.number, 2 * lanes):
+            width = _width(filters.number - f, lanes)
             for tile in range(first, last):
                 line = tile // tiles_of_line
                 shift = line * line_stride + (tile - line * tiles_of_line) * TILE_ROWS
@@ -405,9 +406,9 @@ def weight_gradient(  # noqa: PLR0917 - arrays, what they mean, and the part of 
 def _panels(dy: NDArray[Any], filters: Filters, pixels: int, panels: NDArray[Any]) -> None:
     """Write the gradient of every tile's filters contiguously, with zeros for filters that there are not."""
     lanes = VECTOR_BYTES // dy.itemsize
-    for f in range(0, filters.count, 2 * lanes):
-        width = _width(filters.count - f, lanes)
-        inside = min(width, filters.count - f)
+    for f in range(0, filters.number, 2 * lanes):
+        width = _width(filters.number - f, lanes)
+        inside = min(width, filters.number - f)
         for p in range(pixels):
             begin = p * filters.stride + filters.first + f
             source = dy[begin : begin + inside]

@@ -30,7 +30,7 @@ _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 def grains(x: NDArray[Any]) -> int:
-    """How many grains the elements of `x` make; a grain is a part of the work of functions that take `first`, `last`."""
+    """How many grains `x` has; a grain is a part of the work of functions that take `first` and `last`."""
     return -(-x.size // _GRAIN)
 
 
@@ -67,7 +67,7 @@ def relu_gradient(  # noqa: PLR0917 - arrays, and the part of the work
 def add(  # noqa: PLR0917 - arrays, and the part of the work
     a: NDArray[Any], b: NDArray[Any], y: NDArray[Any], first: int, last: int, lane: int
 ) -> None:
-    """y = a + b; one-dimensional."""
+    """Y = a + b; one-dimensional."""
     one, other, target = _part(a, first, last), _part(b, first, last), _part(y, first, last)
     for i in range(target.size):
         target[i] = one[i] + other[i]
@@ -77,7 +77,7 @@ def add(  # noqa: PLR0917 - arrays, and the part of the work
 def add_rectified(  # noqa: PLR0917 - arrays, and the part of the work
     a: NDArray[Any], b: NDArray[Any], y: NDArray[Any], first: int, last: int, lane: int
 ) -> None:
-    """y = max(a + b, 0); NaN stays NaN; one-dimensional."""
+    """Y = max(a + b, 0); NaN stays NaN; one-dimensional."""
     zero = y.dtype.type(0)
     one, other, target = _part(a, first, last), _part(b, first, last), _part(y, first, last)
     for i in range(target.size):

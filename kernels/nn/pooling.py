@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kernels.jit import kernel
 from kernels.nn.pooling_tile import max_gradient_tile, max_tile
-from kernels.nn.register_tile import VECTOR_BYTES
+from kernels.nn.vectors import VECTOR_BYTES
 from kernels.nn.window import Window
 
 __all__ = ["avg_pool", "avg_pool_gradient", "max_pool", "max_pool_gradient"]

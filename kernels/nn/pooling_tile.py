@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.nn.register_tile import VECTOR_BYTES
+from kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
 
 __all__ = ["max_gradient_tile", "max_tile"]
 
@@ -18,7 +16,7 @@ _INT32: Final = ir.IntType(32)
 
 
 class _Taps:
-    """Writes a loop over a window's part inside of the image; `arguments` are those of the tile from the fourth on."""
+    """Writes a loop over a window's part inside of the image."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
         self.builder = builder
@@ -61,8 +59,20 @@ def _tile(write: Callable[[_Taps], None]) -> Callable[..., None]:
     (int32) begin at `out`.
     """
 
-    def emit(typing_context: Any, image: Any, result: Any, chosen: Any, first: Any, line: Any, pixel: Any, rows: Any,
-             columns: Any, position: Any, size: Any, out: Any) -> Any:  # fmt: skip
+    def emit(  # noqa: PLR0917 - as kernels call it
+        typing_context: Any,
+        image: Any,
+        result: Any,
+        chosen: Any,
+        first: Any,
+        line: Any,
+        pixel: Any,
+        rows: Any,
+        columns: Any,
+        position: Any,
+        size: Any,
+        out: Any,
+    ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             write(_Taps(context, builder, signature, arguments))
             return context.get_dummy_value()
@@ -99,9 +109,7 @@ def _max_gradient(taps: _Taps) -> None:
 
     def tap(offset: Any, position: Any) -> None:
         target = taps.place(0, offset, taps.vector)
-        part = builder.select(
-            builder.icmp_signed("==", where, position), gradient, ir.Constant(taps.vector, None)
-        )
+        part = builder.select(builder.icmp_signed("==", where, position), gradient, ir.Constant(taps.vector, None))
         builder.store(builder.fadd(builder.load(target, align=taps.bytes), part), target, align=taps.bytes)
 
     taps.each(tap)

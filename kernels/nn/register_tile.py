@@ -2,9 +2,9 @@
 
 LLVM's loop vectoriser does not keep a block of sums in registers over a loop, so these are written as vector
 instructions. A tile is ROWS x (vectors * LANES) sums; every turn of its innermost loop loads `vectors` vectors of the
-right factor, and multiplies each with ROWS elements of the left one, which are spread over a vector. A sum begins with
-its first product or a given value and takes the products one after another with fused multiply-adds where the
-processor has them: its bits depend on the order of the products alone, not on how a result is cut into tiles.
+right factor, and multiplies each with ROWS elements of the left one, which are spread over a vector. A sum takes the
+products one after another, with fused multiply-adds where the processor has them: its bits depend on the order of the
+products alone, not on how a result is cut into tiles.
 """
 
 from __future__ import annotations
@@ -12,23 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
-import llvmlite.binding as llvm
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["VECTOR_BYTES", "gradient_tile", "window_tile"]
+from kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
+
+__all__ = ["gradient_tile", "window_tile"]
 
 _UNROLLED: Final = 4
-
-
-def _vector_bytes() -> int:
-    features = llvm.get_host_cpu_features()
-    return next((size for name, size in (("avx512f", 64), ("avx", 32)) if features.get(name)), 16)
-
-
-VECTOR_BYTES: Final = _vector_bytes()
 
 
 class _Tile:
@@ -107,14 +98,28 @@ def window_tile(rows: int, vectors: int) -> Callable[..., None]:
 
     For r < `rows` and every filter f of the tile:
     y[y_first + r * row_stride + f] = start[f] + sum over l < lines, i < inner, in this order, of
-    x[offsets[pixel + r] + l * line_stride + i] * weight[first + (l * inner + i) * width + f], width = vectors * LANES.
+    x[offsets[pixel + r] + l * line_stride + i] * weight[first + (l * inner + i) * width + f];
+    width = vectors * LANES.
 
     All arrays are one-dimensional and contiguous, `x`, `weight`, `start` and `y` of one dtype, `offsets` int64.
     Nothing is checked.
     """
 
-    def emit(typing_context: Any, x: Any, offsets: Any, pixel: Any, lines: Any, line_stride: Any, inner: Any,
-             weight: Any, first: Any, start: Any, y: Any, y_first: Any, row_stride: Any) -> Any:  # fmt: skip
+    def emit(  # noqa: PLR0917 - as kernels call it
+        typing_context: Any,
+        x: Any,
+        offsets: Any,
+        pixel: Any,
+        lines: Any,
+        line_stride: Any,
+        inner: Any,
+        weight: Any,
+        first: Any,
+        start: Any,
+        y: Any,
+        y_first: Any,
+        row_stride: Any,
+    ) -> Any:
         index = types.intp
         typed = types.void(x, offsets, index, index, index, index, weight, index, start, y, index, index)
 
@@ -139,7 +144,7 @@ def window_tile(rows: int, vectors: int) -> Callable[..., None]:
                 starts = [tile.at(base, offset) for base in bases]
 
                 def turn(i: Any) -> None:
-                    tile.multiply([tile.at(s, i) for s in starts], tile.at(panel, builder.mul(i, width)))  # noqa: B023
+                    tile.multiply([tile.at(s, i) for s in starts], tile.at(panel, builder.mul(i, width)))
 
                 with cgutils.for_range_slice(builder, tile.number(0), whole, tile.number(_UNROLLED)) as (i, _):
                     for ahead in range(_UNROLLED):
@@ -162,11 +167,24 @@ def gradient_tile(rows: int, vectors: int) -> Callable[..., None]:
     x[offsets[p] + shift + r] * dy[dy_first + (p - pixel) * dy_stride + f]
     is added to dw[dw_first + r * row_stride + f].
 
-    All arrays are one-dimensional and contiguous, `x`, `dy` and `dw` of one dtype, `offsets` int64. Nothing is checked.
+    All arrays are one-dimensional and contiguous, `x`, `dy` and `dw` of one dtype, `offsets` int64. Nothing is
+    checked.
     """
 
-    def emit(typing_context: Any, x: Any, offsets: Any, pixel: Any, stop: Any, shift: Any, dy: Any, dy_first: Any,
-             dy_stride: Any, dw: Any, dw_first: Any, row_stride: Any) -> Any:  # fmt: skip
+    def emit(  # noqa: PLR0917 - as kernels call it
+        typing_context: Any,
+        x: Any,
+        offsets: Any,
+        pixel: Any,
+        stop: Any,
+        shift: Any,
+        dy: Any,
+        dy_first: Any,
+        dy_stride: Any,
+        dw: Any,
+        dw_first: Any,
+        row_stride: Any,
+    ) -> Any:
         index = types.intp
         typed = types.void(x, offsets, index, index, index, dy, index, index, dw, index, index)
 

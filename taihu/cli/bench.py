@@ -13,6 +13,7 @@ import typer
 
 from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.cli.bench_allreduce import allreduce
+from taihu.cli.bench_engine import engine
 from taihu.cli.bench_fc import fc
 from taihu.cli.bench_select import select
 from taihu.entry import raise_on_terminate
@@ -39,6 +40,7 @@ bench_app = typer.Typer(help="Measure parts of the system on real processes.", n
 bench_app.command()(select)
 bench_app.command()(allreduce)
 bench_app.command()(fc)
+bench_app.command()(engine)
 
 _PLAN = "exchange.plan=bucket:4MB"
 _TCP_PAYLOAD_SHARE = 1448 / 1514

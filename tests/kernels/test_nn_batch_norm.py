@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,11 @@ def test_moments_are_float64_sums(dtype: Any, rows: int, channels: int, rectify:
         fold(total)
     wide, centred = x.astype(np.float64), (x - mean).astype(np.float64)
     seen = np.where(rectify & (wide * scale + shift <= 0), 0, dy.astype(np.float64))
-    tolerance = {"rtol": 1e-12, "atol": 1e-12}
-    np.testing.assert_allclose(totals[0, 0], wide.sum(0), **tolerance)
-    np.testing.assert_allclose(totals[0, 1], (wide**2).sum(0), **tolerance)
-    np.testing.assert_allclose(sums[0, 0], wide.sum(0), **tolerance)
-    np.testing.assert_allclose(gradient_totals[0, 0], seen.sum(0), **tolerance)
+    exact = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
+    exact(totals[0, 0], wide.sum(0))
+    exact(totals[0, 1], (wide**2).sum(0))
+    exact(sums[0, 0], wide.sum(0))
+    exact(gradient_totals[0, 0], seen.sum(0))
     np.testing.assert_allclose(gradient_totals[0, 1], (seen * centred).sum(0), rtol=1e-5, atol=1e-6)
 
 

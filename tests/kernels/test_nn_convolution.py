@@ -47,7 +47,7 @@ class Case:
     def slices(self) -> tuple[slice, slice]:
         first = self.first_channel
         return slice(first, first + self.weight.shape[2]), slice(
-            self.filters.first, self.filters.first + self.filters.count
+            self.filters.first, self.filters.first + self.filters.number
         )
 
     def blocks(self, source: Source, x: NDArray[Any], *, may_be_plain: bool = True) -> Blocks:
@@ -118,7 +118,7 @@ def _convolution_scratch(case: Case, source: Source, blocks: Blocks) -> NDArray[
 def _weight_gradient(case: Case, x: NDArray[Any], dy: NDArray[Any]) -> NDArray[Any]:
     source = source_of(case.window, x.shape[1:3], case.first_channel, case.weight.shape[2])
     size, inner = case.window.size, case.window.size * case.weight.shape[2]
-    rows, columns = -(-inner // TILE_ROWS) * TILE_ROWS, padded_filters(case.filters.count, x.dtype)
+    rows, columns = -(-inner // TILE_ROWS) * TILE_ROWS, padded_filters(case.filters.number, x.dtype)
     dw = np.full((size, rows, columns), np.nan, x.dtype)
     blocks = case.blocks(source, x, may_be_plain=rows == inner)
     padded = 0 if blocks.plain else blocks.images * source.strip_elements(blocks.rows) + TILE_ROWS
@@ -127,7 +127,7 @@ def _weight_gradient(case: Case, x: NDArray[Any], dy: NDArray[Any]) -> NDArray[A
         case, weight_gradient, size * rows // TILE_ROWS, x, source, window_offsets(source, blocks), dy.reshape(-1),
         case.filters, dw.reshape(-1), columns, blocks, scratch,
     )  # fmt: skip
-    return dw[:, :inner, : case.filters.count]
+    return dw[:, :inner, : case.filters.number]
 
 
 @settings(deadline=None, max_examples=60)
@@ -140,15 +140,15 @@ def test_a_convolution_is_a_sum_over_windows(case: Case) -> None:
     )
     source = source_of(case.window, case.x.shape[1:3], case.first_channel, case.weight.shape[2])
     matrix = case.weight.reshape(-1, case.filters.stride)
-    columns = padded_filters(case.filters.count, dtype)
+    columns = padded_filters(case.filters.number, dtype)
     packed, start = np.full(len(matrix) * columns, np.nan, dtype), np.zeros(columns, dtype)
-    start[: case.filters.count] = case.bias
-    _in_parts(case, pack_weight, tiles_of(case.filters.count, dtype), matrix, case.filters, packed)
+    start[: case.filters.number] = case.bias
+    _in_parts(case, pack_weight, tiles_of(case.filters.number, dtype), matrix, case.filters, packed)
     y = np.full(case.dy.size, 7, dtype)
     blocks = case.blocks(source, case.x)
     scratch = _convolution_scratch(case, source, blocks)
     _in_parts(
-        case, convolve, blocks.count(len(case.x), source), case.x, source, window_offsets(source, blocks), packed,
+        case, convolve, blocks.in_batch(len(case.x), source), case.x, source, window_offsets(source, blocks), packed,
         start, y, case.filters, blocks, scratch,
     )  # fmt: skip
     assert np.array_equal(y.reshape(expected.shape), expected)
@@ -170,19 +170,17 @@ def test_the_gradient_of_the_input_goes_back_through_every_window(case: Case) ->
     expected = np.full(case.x.shape, 7.0)
     expected[..., case.slices[0]] = padded[:, padding : padding + height, padding : padding + width]
 
-    source = mirrored_source(case.window, case.x.shape[1:3], case.filters.first, case.filters.count)
+    source = mirrored_source(case.window, case.x.shape[1:3], case.filters.first, case.filters.number)
     targets = Filters(case.first_channel, channels, all_channels)
     columns = padded_filters(channels, dtype)
-    packed, start = np.full(size**2 * case.filters.count * columns, np.nan, dtype), np.zeros(columns, dtype)
+    packed, start = np.full(size**2 * case.filters.number * columns, np.nan, dtype), np.zeros(columns, dtype)
     taps = case.weight.reshape(size**2, channels, -1)
     _in_parts(case, pack_mirrored_weight, tiles_of(channels, dtype), taps, case.filters, packed)
     dx = np.full(case.x.size, 7, dtype)
     blocks = case.blocks(source, case.dy)
     scratch = _convolution_scratch(case, source, blocks)
-    _in_parts(
-        case, convolve, blocks.count(batch, source), case.dy, source, window_offsets(source, blocks), packed, start,
-        dx, targets, blocks, scratch,
-    )  # fmt: skip
+    number, offsets = blocks.in_batch(batch, source), window_offsets(source, blocks)
+    _in_parts(case, convolve, number, case.dy, source, offsets, packed, start, dx, targets, blocks, scratch)
     assert np.array_equal(dx.reshape(expected.shape), expected)
 
 

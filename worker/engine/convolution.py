@@ -137,11 +137,11 @@ class Conv2d(ParameterLayer):
             filters = self._filters_of(group)
             packed = self._packed(source, filters, x, run)
             weight = self.parameters["weight"].reshape(-1, self._filters)
-            run.team.run(pack_weight, tiles_of(filters.count, x.dtype), weight, filters, packed)
-            start = run.scratch.take("start", (padded_filters(filters.count, x.dtype),), x.dtype)
+            run.team.run(pack_weight, tiles_of(filters.number, x.dtype), weight, filters, packed)
+            start = run.scratch.take("start", (padded_filters(filters.number, x.dtype),), x.dtype)
             start[:] = 0
             if self._has_bias:
-                start[: filters.count] = self.parameters["bias"][filters.first : filters.first + filters.count]
+                start[: filters.number] = self.parameters["bias"][filters.first : filters.first + filters.number]
             self._convolve(x, source, packed, start, y, filters, run)
         return y
 
@@ -165,7 +165,7 @@ class Conv2d(ParameterLayer):
         x, filters = self._input, self._filters_of(group)
         source = source_of(self._window, self._image, group * self._channels, self._channels)
         size, inner = self._window.size, self._window.size * self._channels
-        columns = padded_filters(filters.count, x.dtype)
+        columns = padded_filters(filters.number, x.dtype)
         tiles = -(-inner // TILE_ROWS)
         gradient = self.gradients["weight"].reshape(size, inner, self._filters)
         direct = tiles * TILE_ROWS == inner and columns == self._filters
@@ -182,20 +182,20 @@ class Conv2d(ParameterLayer):
             *(blocks, scratch),
         )
         if not direct:
-            gradient[:, :, filters.first : filters.first + filters.count] = dw[:, :inner, : filters.count]
+            gradient[:, :, filters.first : filters.first + filters.number] = dw[:, :inner, : filters.number]
 
     def _differentiate_input(self, group: int, dy: Array, dx: Array, run: Run) -> None:
         filters = self._filters_of(group)
-        source = mirrored_source(self._window, self._image, filters.first, filters.count)
+        source = mirrored_source(self._window, self._image, filters.first, filters.number)
         channels = Filters(group * self._channels, self._channels, dx.shape[-1])
         packed = self._packed(source, channels, dy, run)
         weight = self.parameters["weight"].reshape(-1, self._channels, self._filters)
-        run.team.run(pack_mirrored_weight, tiles_of(channels.count, dy.dtype), weight, filters, packed)
-        start = run.scratch.take("start", (padded_filters(channels.count, dy.dtype),), dy.dtype)
+        run.team.run(pack_mirrored_weight, tiles_of(channels.number, dy.dtype), weight, filters, packed)
+        start = run.scratch.take("start", (padded_filters(channels.number, dy.dtype),), dy.dtype)
         start[:] = 0
         self._convolve(dy, source, packed, start, dx, channels, run)
 
-    def _convolve(
+    def _convolve(  # noqa: PLR0917 - a product of arrays and what they mean
         self, x: Array, source: Source, packed: Array, start: Array, y: Array, filters: Filters, run: Run
     ) -> None:
         blocks = self._blocks(x, source, packed.nbytes, run.team.threads)
@@ -205,7 +205,7 @@ class Conv2d(ParameterLayer):
         scratch = run.scratch.take("padded", (run.team.threads, elements), x.dtype)
         run.team.run(
             convolve,
-            blocks.count(len(x), source),
+            blocks.in_batch(len(x), source),
             *(x, source, self._offsets_of(source, blocks), packed, start, y.reshape(-1), filters, blocks, scratch),
         )
 
@@ -228,7 +228,7 @@ class Conv2d(ParameterLayer):
 
     def _packed(self, source: Source, filters: Filters, x: Array, run: Run) -> Array:
         depth = self._window.size**2 * source.channels
-        return run.scratch.take("packed", (depth * padded_filters(filters.count, x.dtype),), x.dtype)
+        return run.scratch.take("packed", (depth * padded_filters(filters.number, x.dtype),), x.dtype)
 
     def _offsets_of(self, source: Source, blocks: Blocks) -> Array:
         key = (source, blocks)

@@ -11,6 +11,7 @@ from kernels.nn.elementwise import add_bias, column_sums, dropout, dropout_key, 
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
 from worker.engine.layer import Array, Layer, ParameterLayer, Rectification, Run, Shape, fill_normal, shape_error
+from worker.engine.products import multiply
 
 __all__ = ["Dropout", "Flatten", "Linear", "ReLU"]
 
@@ -59,7 +60,7 @@ class Linear(ParameterLayer):
         """One matrix product."""
         self._input = x
         y = self.workspace.take("output", (len(x), self._units), x.dtype)
-        np.matmul(x, self.parameters["weight"], out=y)
+        multiply(run.team, x, self.parameters["weight"], y)
         if self._has_bias:
             add_bias(y, self.parameters["bias"])
         return y
@@ -67,7 +68,7 @@ class Linear(ParameterLayer):
     def differentiate(self, dy: Array, run: Run) -> Array:
         """DW = x^T dy, db = column sums of dy, dx = dy W^T."""
         x = self._input
-        np.matmul(x.T, dy, out=self.gradients["weight"])
+        multiply(run.team, x.T, dy, self.gradients["weight"])
         if self._has_bias:
             sums = run.scratch.take("sums", (self._units,), np.float64)
             column_sums(dy, sums)
@@ -75,7 +76,7 @@ class Linear(ParameterLayer):
         if not self.needs_input_gradient:
             return x[:0]
         dx = self.workspace.take("input_gradient", x.shape, x.dtype)
-        return np.matmul(dy, self.parameters["weight"].T, out=dx)
+        return multiply(run.team, dy, self.parameters["weight"].T, dx)
 
 
 class ReLU(Layer):

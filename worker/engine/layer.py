@@ -165,8 +165,8 @@ class Layer(ABC):
         for child in self.children:
             yield from child.leaves()
 
-    def follow(self, layer: Layer) -> None:
-        """Take the place behind `layer`, whose output this layer alone reads, and leave it what it can do better."""
+    def follow(self, layer: Layer) -> None:  # noqa: B027 - most leave nothing to others
+        """Take the place behind `layer`, whose output this one alone reads, and leave to it what it can do."""
 
     def skip_input_gradient(self) -> None:
         """Say that nobody needs the gradient of the input: what `backward` returns is not looked at."""

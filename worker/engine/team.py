@@ -103,7 +103,7 @@ def _serve(orders: _Orders, lane: int) -> None:
             return
         try:
             orders.work(lane)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the work was asked for
+        except BaseException as error:
             orders.failures.append(error)
         publish(orders.rounds, 8 * lane, turn)
         turn += 1
