@@ -82,11 +82,21 @@ class Source(NamedTuple):
         """Of the part of a padded image that so many rows of windows lie in."""
         return ((rows - 1) * self.stride + self.size) * self.padded_width * self.channels
 
-    def is_plain(self, image: tuple[int, ...]) -> bool:
-        """Whether padded images would be mere copies of images of (height, width, channels)."""
+    def is_plain(self, images: tuple[int, ...], number: int, rows: int) -> bool:
+        """Whether blocks of `number` images and so many rows of windows would be copied as they are.
+
+        Not where the last block is smaller: tiles may read where the larger one would have gone on.
+
+        Args:
+            images: the shape (B, H, W, all channels).
+            number: of images in a block.
+            rows: of windows in a block.
+        """
+        batch, *image = images
         needed = (self.rows - 1) * self.stride + self.size
-        padded = (needed, self.padded_height, self.padded_width, self.channels)
-        return self.spread == 1 and padded == (image[0], *image)
+        padded = [self.padded_height, self.padded_width, self.channels]
+        same = self.spread == 1 and needed == image[0] and padded == image
+        return same and batch % number == 0 and self.rows % rows == 0
 
 
 class Blocks(NamedTuple):
@@ -95,12 +105,15 @@ class Blocks(NamedTuple):
     Attributes:
         images: how many.
         rows: how many.
-        plain: nothing is padded; see `Source.is_plain`.
+        plain: nothing is padded, which `Source.is_plain` allowed.
+        together: a tile has the windows of several images at one position, where it has those at adjacent positions
+            of one image otherwise. Then products with the border, many where images are small, are left out.
     """
 
     images: int
     rows: int
     plain: bool
+    together: bool
 
     def in_batch(self, batch: int, source: Source) -> int:
         """How many blocks a batch makes."""
@@ -131,12 +144,18 @@ def mirrored_source(window: Window, image: tuple[int, int], first_channel: int, 
 
 
 def window_offsets(source: Source, blocks: Blocks) -> NDArray[np.int64]:
-    """Where the windows of a block begin, in elements, in the order of outputs; and TILE_ROWS zeros."""
+    """Where the windows of a block begin, in elements; and TILE_ROWS zeros.
+
+    They are in the order of outputs; those of a block `together` by row, column and image.
+    """
     stride, columns = source.stride, source.columns
     image = np.arange(blocks.images)[:, None, None] * source.strip_elements(blocks.rows)
     row = np.arange(blocks.rows)[:, None] * (stride * source.padded_width * source.channels)
     column = np.arange(columns) * (stride * source.channels)
-    return np.concatenate(((image + row + column).reshape(-1), np.zeros(TILE_ROWS, np.int64)))
+    begin = image + row + column
+    if blocks.together:
+        begin = begin.transpose(1, 2, 0)
+    return np.concatenate((begin.reshape(-1), np.zeros(TILE_ROWS, np.int64)))
 
 
 def padded_filters(count: int, dtype: DTypeLike) -> int:
@@ -291,9 +310,7 @@ def convolve(  # noqa: PLR0917 - arrays, what they mean, and the part of the wor
         lane: which part of `scratch` may be used.
     """
     lanes = VECTOR_BYTES // x.itemsize
-    stride, size, channels = source.stride, source.size, source.channels
-    inner, line_stride = size * channels, source.padded_width * channels
-    depth = size * inner
+    stride, size, line_stride = source.stride, source.size, source.padded_width * source.channels
     strips = -(-source.rows // blocks.rows)
     spare, padded = scratch[lane, : TILE_ROWS * 2 * lanes], scratch[lane, TILE_ROWS * 2 * lanes :]
     for block in range(first, last):
@@ -303,32 +320,77 @@ def convolve(  # noqa: PLR0917 - arrays, what they mean, and the part of the wor
             padded = x[begin:].reshape(-1)[top * stride * line_stride :]
         else:
             _pad(x[begin : begin + count], source, top * stride, (rows - 1) * stride + size, padded)
-        pixels = count * rows * source.columns
-        before = (begin * source.rows + top) * source.columns
-        for f in range(0, filters.number, 2 * lanes):
-            width = _width(filters.number - f, lanes)
-            inside = min(width, filters.number - f)
-            tile_start = start[f : f + width]
-            for p in range(0, pixels, TILE_ROWS):
-                place = (before + p) * filters.stride + filters.first + f
-                whole = inside == width and p + TILE_ROWS <= pixels
-                target, target_first, target_stride = y, place, filters.stride
+        _convolve_block(x, source, padded, offsets, weight, start, y, filters, blocks, begin, top, count, rows, spare)
+
+
+@kernel
+def _convolve_block(  # noqa: PLR0917 - arrays, what they mean, and where the block lies
+    x: NDArray[Any],
+    source: Source,
+    padded: NDArray[Any],
+    offsets: NDArray[np.int64],
+    weight: NDArray[Any],
+    start: NDArray[Any],
+    y: NDArray[Any],
+    filters: Filters,
+    blocks: Blocks,
+    begin: int,
+    top: int,
+    count: int,
+    rows: int,
+    spare: NDArray[Any],
+) -> None:
+    """Convolve `rows` rows from `top` on of `count` images from `begin` on, whose windows lie in `padded`."""
+    lanes = VECTOR_BYTES // x.itemsize
+    size, channels = source.size, source.channels
+    inner, line_stride = size * channels, source.padded_width * channels
+    depth, y_image = size * inner, source.rows * source.columns * filters.stride
+    for f in range(0, filters.number, 2 * lanes):
+        width = _width(filters.number - f, lanes)
+        inside = min(width, filters.number - f)
+        tile_start = start[f : f + width]
+        # Tiles: the rows of a tile lie `step` elements apart in y, and `series` have so many rows in all.
+        if blocks.together:
+            many, series, step = source.rows * source.columns, count, y_image
+        else:
+            many, series, step = 1, count * rows * source.columns, filters.stride
+        for position in range(many):
+            low, high, left, right = 0, size, 0, size
+            if blocks.together:
+                low, high = _inside(position // source.columns, x.shape[1], source)
+                left, right = _inside(position % source.columns, x.shape[2], source)
+            shift = low * line_stride + left * channels
+            first_weight = f * depth + (low * inner + left * channels) * width
+            for p in range(0, series, TILE_ROWS):
+                place = begin * y_image + top * source.columns * filters.stride + filters.first + f
+                place += position * filters.stride + p * step
+                whole = inside == width and p + TILE_ROWS <= series
+                target, target_first, target_stride = y, place, step
                 if not whole:
                     target, target_first, target_stride = spare, 0, width
+                pixel = position * blocks.images + p
                 if width == lanes:
                     _narrow_window(
-                        padded, offsets, p, size, line_stride, inner, weight, f * depth, tile_start, target,
-                        target_first, target_stride,
+                        padded, offsets, pixel, shift, high - low, line_stride, (right - left) * channels, weight,
+                        first_weight, inner * width, tile_start, target, target_first, target_stride,
                     )  # fmt: skip
                 else:
                     _wide_window(
-                        padded, offsets, p, size, line_stride, inner, weight, f * depth, tile_start, target,
-                        target_first, target_stride,
+                        padded, offsets, pixel, shift, high - low, line_stride, (right - left) * channels, weight,
+                        first_weight, inner * width, tile_start, target, target_first, target_stride,
                     )  # fmt: skip
                 if not whole:
-                    for row in range(min(TILE_ROWS, pixels - p)):
+                    for row in range(min(TILE_ROWS, series - p)):
                         for i in range(inside):
-                            y[place + row * filters.stride + i] = spare[row * width + i]
+                            y[place + row * step + i] = spare[row * width + i]
+
+
+@kernel
+def _inside(position: int, side: int, source: Source) -> tuple[int, int]:
+    """The first of a window's lines that lies inside of an image of `side` lines, and the one behind the last."""
+    begin = source.border - position * source.stride
+    low = min(max(begin, 0), source.size)
+    return low, max(min(begin + (side - 1) * source.spread + 1, source.size), low)
 
 
 @kernel
@@ -373,7 +435,7 @@ def weight_gradient(  # noqa: PLR0917 - arrays, what they mean, and the part of 
     room = blocks.images * blocks.rows * source.columns * columns
     panels, padded = scratch[lane, :room], scratch[lane, room:]
     # Whole vectors whose rows lie close together are read where they are.
-    as_it_is = columns == filters.number and filters.stride <= _CLOSE_ROWS
+    as_it_is = blocks.images == 1 and columns == filters.number and filters.stride <= _CLOSE_ROWS
     for row in range(first * TILE_ROWS, last * TILE_ROWS):
         dw[row * row_stride : row * row_stride + columns] = 0
     for block in range(-(-x.shape[0] // blocks.images) * strips):
@@ -383,37 +445,76 @@ def weight_gradient(  # noqa: PLR0917 - arrays, what they mean, and the part of 
             padded = x[begin:].reshape(-1)[top * stride * line_stride :]
         else:
             _pad(x[begin : begin + count], source, top * stride, (rows - 1) * stride + size, padded)
-        pixels = count * rows * source.columns
-        before = (begin * source.rows + top) * source.columns
+        if count < blocks.images:
+            # Images that there are not count for nothing.
+            padded[count * source.padded_width * channels * ((rows - 1) * stride + size) :] = 0
+            panels[:] = 0
+        pixels = blocks.images * rows * source.columns
+        first_dy = dy[(begin * source.rows + top) * source.columns * filters.stride :]
         if as_it_is:
-            panels = dy[before * filters.stride + filters.first :]
+            panels = first_dy[filters.first :]
         else:
-            _panels(dy[before * filters.stride :], filters, pixels, panels)
+            _panels(first_dy, filters, count, blocks.images, rows * source.columns, panels)
         for f in range(0, filters.number, 2 * lanes):
             width = _width(filters.number - f, lanes)
             for tile in range(first, last):
                 line = tile // tiles_of_line
-                shift = line * line_stride + (tile - line * tiles_of_line) * TILE_ROWS
+                first_inner = (tile - line * tiles_of_line) * TILE_ROWS
+                low, high = _reached(line, line, x.shape[1], source.rows, source)
+                low, high = max(low, top), min(high, top + rows)
+                left, right = _reached(
+                    first_inner // channels, min((first_inner + TILE_ROWS - 1) // channels, size - 1), x.shape[2],
+                    source.columns, source,
+                )  # fmt: skip
+                if low >= high or left >= right:
+                    continue
+                pixel = ((low - top) * source.columns + left) * blocks.images
+                across, wide = source.columns * blocks.images, (right - left) * blocks.images
+                shift = line * line_stride + first_inner
                 place = tile * TILE_ROWS * row_stride + f
                 panel, step = (f, filters.stride) if as_it_is else (f * pixels, width)
                 if width == lanes:
-                    _narrow_gradient(padded, offsets, 0, pixels, shift, panels, panel, step, dw, place, row_stride)
+                    _narrow_gradient(
+                        padded, offsets, pixel, high - low, across, wide, shift, panels, panel, step, dw, place,
+                        row_stride,
+                    )  # fmt: skip
                 else:
-                    _wide_gradient(padded, offsets, 0, pixels, shift, panels, panel, step, dw, place, row_stride)
+                    _wide_gradient(
+                        padded, offsets, pixel, high - low, across, wide, shift, panels, panel, step, dw, place,
+                        row_stride,
+                    )  # fmt: skip
 
 
 @kernel
-def _panels(dy: NDArray[Any], filters: Filters, pixels: int, panels: NDArray[Any]) -> None:
-    """Write the gradient of every tile's filters contiguously, with zeros for filters that there are not."""
+def _reached(first: int, last: int, side: int, results: int, source: Source) -> tuple[int, int]:
+    """Of `results` positions, the first and the one behind the last whose window has a line of the image.
+
+    Lines `first` to `last` of the window count, the image has `side` lines.
+    """
+    low = max(-((last - source.border) // source.stride), 0)
+    return low, min((side - 1 + source.border - first) // source.stride + 1, results)
+
+
+@kernel
+def _panels(  # noqa: PLR0917 - arrays, what they mean, and their sizes
+    dy: NDArray[Any], filters: Filters, count: int, images: int, positions: int, panels: NDArray[Any]
+) -> None:
+    """Write the gradient of `count` images contiguously for every tile's filters, by position and then image.
+
+    There is room for `images` images; for filters that there are not are zeros.
+    """
     lanes = VECTOR_BYTES // dy.itemsize
     for f in range(0, filters.number, 2 * lanes):
         width = _width(filters.number - f, lanes)
         inside = min(width, filters.number - f)
-        for p in range(pixels):
-            begin = p * filters.stride + filters.first + f
-            source = dy[begin : begin + inside]
-            target = panels[f * pixels + p * width : f * pixels + (p + 1) * width]
-            for i in range(inside):
-                target[i] = source[i]
-            for i in range(inside, width):
-                target[i] = 0
+        panel = panels[f * images * positions :]
+        for image in range(count):
+            for position in range(positions):
+                begin = (image * positions + position) * filters.stride + filters.first + f
+                source = dy[begin : begin + inside]
+                first = (position * images + image) * width
+                target = panel[first : first + width]
+                for i in range(inside):
+                    target[i] = source[i]
+                for i in range(inside, width):
+                    target[i] = 0

@@ -24,7 +24,7 @@ def _repeat(x: NDArray[Any], weight: NDArray[Any], y: NDArray[Any], tiles: int) 
     offsets = np.arange(TILE_ROWS) * _DEPTH
     start = np.zeros(y.size // TILE_ROWS, y.dtype)
     for _ in range(tiles):
-        _tile(x, offsets, 0, 1, 0, _DEPTH, weight, 0, start, y, 0, start.size)
+        _tile(x, offsets, 0, 0, 1, 0, _DEPTH, weight, 0, 0, start, y, 0, start.size)
 
 
 def multiply_add_rate(rounds: int = 10) -> float:

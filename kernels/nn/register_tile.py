@@ -94,11 +94,13 @@ def _data(context: Any, builder: Any, signature: Any, arguments: Sequence[Any], 
 
 
 def window_tile(rows: int, vectors: int) -> Callable[..., None]:
-    """`tile(x, offsets, pixel, lines, line_stride, inner, weight, first, start, y, y_first, row_stride)` for kernels.
+    """A tile of a convolution, `tile(x, offsets, pixel, shift, lines, line_stride, inner, ...)` for kernels.
+
+    The other arguments are `weight, first, panel_stride, start, y, y_first, row_stride`.
 
     For r < `rows` and every filter f of the tile:
     y[y_first + r * row_stride + f] = start[f] + sum over l < lines, i < inner, in this order, of
-    x[offsets[pixel + r] + l * line_stride + i] * weight[first + (l * inner + i) * width + f];
+    x[offsets[pixel + r] + shift + l * line_stride + i] * weight[first + l * panel_stride + i * width + f];
     width = vectors * LANES.
 
     All arrays are one-dimensional and contiguous, `x`, `weight`, `start` and `y` of one dtype, `offsets` int64.
@@ -110,25 +112,30 @@ def window_tile(rows: int, vectors: int) -> Callable[..., None]:
         x: Any,
         offsets: Any,
         pixel: Any,
+        shift: Any,
         lines: Any,
         line_stride: Any,
         inner: Any,
         weight: Any,
         first: Any,
+        panel_stride: Any,
         start: Any,
         y: Any,
         y_first: Any,
         row_stride: Any,
     ) -> Any:
         index = types.intp
-        typed = types.void(x, offsets, index, index, index, index, weight, index, start, y, index, index)
+        typed = types.void(x, offsets, *[index] * 5, weight, index, index, start, y, index, index)
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             tile = _Tile(context, builder, x.dtype, rows, vectors)
             x_data, offsets_data, weight_data, start_data, y_data = (
-                _data(context, builder, signature, arguments, i) for i in (0, 1, 6, 8, 9)
+                _data(context, builder, signature, arguments, i) for i in (0, 1, 7, 10, 11)
             )
-            _, _, pixel_, lines_, line_stride_, inner_, _, first_, _, _, y_first_, row_stride_ = arguments
+            pixel_, shift_, lines_, line_stride_, inner_ = arguments[2:7]
+            first_, panel_stride_ = arguments[8:10]
+            y_first_, row_stride_ = arguments[12:]
+            x_data = tile.at(x_data, shift_)
             width = tile.number(vectors * VECTOR_BYTES * 8 // x.dtype.bitwidth)
             bases = [
                 tile.at(x_data, builder.load(tile.at(offsets_data, pixel_, tile.number(r)))) for r in range(rows)
@@ -140,7 +147,7 @@ def window_tile(rows: int, vectors: int) -> Callable[..., None]:
             weight_data = tile.at(weight_data, first_)
             with cgutils.for_range(builder, lines_) as line:
                 offset = builder.mul(line.index, line_stride_)
-                panel = tile.at(weight_data, builder.mul(builder.mul(line.index, inner_), width))
+                panel = tile.at(weight_data, builder.mul(line.index, panel_stride_))
                 starts = [tile.at(base, offset) for base in bases]
 
                 def turn(i: Any) -> None:
@@ -161,10 +168,11 @@ def window_tile(rows: int, vectors: int) -> Callable[..., None]:
 
 
 def gradient_tile(rows: int, vectors: int) -> Callable[..., None]:
-    """`tile(x, offsets, pixel, stop, shift, dy, dy_first, dy_stride, dw, dw_first, row_stride)` for kernels.
+    """A tile of a weight's gradient, `tile(x, offsets, pixel, lines, line_pixels, count, shift, ...)` for kernels.
 
-    For r < `rows` and every filter f of the tile, the sum over pixels p from `pixel` to `stop` - 1, in this order, of
-    x[offsets[p] + shift + r] * dy[dy_first + (p - pixel) * dy_stride + f]
+    The other arguments are `dy, dy_first, dy_stride, dw, dw_first, row_stride`. For r < `rows` and every filter f of
+    the tile, the sum over p = pixel + l * line_pixels + i, l < lines, i < count, in this order, of
+    x[offsets[p] + shift + r] * dy[dy_first + p * dy_stride + f]
     is added to dw[dw_first + r * row_stride + f].
 
     All arrays are one-dimensional and contiguous, `x`, `dy` and `dw` of one dtype, `offsets` int64. Nothing is
@@ -176,7 +184,9 @@ def gradient_tile(rows: int, vectors: int) -> Callable[..., None]:
         x: Any,
         offsets: Any,
         pixel: Any,
-        stop: Any,
+        lines: Any,
+        line_pixels: Any,
+        count: Any,
         shift: Any,
         dy: Any,
         dy_first: Any,
@@ -186,14 +196,16 @@ def gradient_tile(rows: int, vectors: int) -> Callable[..., None]:
         row_stride: Any,
     ) -> Any:
         index = types.intp
-        typed = types.void(x, offsets, index, index, index, dy, index, index, dw, index, index)
+        typed = types.void(x, offsets, *[index] * 5, dy, index, index, dw, index, index)
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             tile = _Tile(context, builder, x.dtype, rows, vectors)
             x_data, offsets_data, dy_data, dw_data = (
-                _data(context, builder, signature, arguments, i) for i in (0, 1, 5, 8)
+                _data(context, builder, signature, arguments, i) for i in (0, 1, 7, 10)
             )
-            _, _, pixel_, stop_, shift_, _, dy_first_, dy_stride_, _, dw_first_, row_stride_ = arguments
+            pixel_, lines_, line_pixels_, count_, shift_ = arguments[2:7]
+            dy_first_, dy_stride_ = arguments[8:10]
+            dw_first_, row_stride_ = arguments[11:]
             x_data = tile.at(x_data, shift_)
             dy_data = tile.at(dy_data, dy_first_)
             tile.start_with_zero()
@@ -201,16 +213,17 @@ def gradient_tile(rows: int, vectors: int) -> Callable[..., None]:
             def turn(p: Any) -> None:
                 pixel = tile.at(x_data, builder.load(tile.at(offsets_data, p)))
                 left = [tile.at(pixel, tile.number(r)) for r in range(rows)]
-                tile.multiply(left, tile.at(dy_data, builder.mul(builder.sub(p, pixel_), dy_stride_)))
+                tile.multiply(left, tile.at(dy_data, builder.mul(p, dy_stride_)))
 
-            count = builder.sub(stop_, pixel_)
-            whole = builder.mul(builder.sdiv(count, tile.number(_UNROLLED)), tile.number(_UNROLLED))
-            middle = builder.add(pixel_, whole)
-            with cgutils.for_range_slice(builder, pixel_, middle, tile.number(_UNROLLED)) as (p, _):
-                for ahead in range(_UNROLLED):
-                    turn(builder.add(p, tile.number(ahead)))
-            with cgutils.for_range_slice(builder, middle, stop_, tile.number(1)) as (p, _):
-                turn(p)
+            whole = builder.mul(builder.sdiv(count_, tile.number(_UNROLLED)), tile.number(_UNROLLED))
+            with cgutils.for_range(builder, lines_) as line:
+                begin = builder.add(pixel_, builder.mul(line.index, line_pixels_))
+                middle, stop = builder.add(begin, whole), builder.add(begin, count_)
+                with cgutils.for_range_slice(builder, begin, middle, tile.number(_UNROLLED)) as (p, _):
+                    for ahead in range(_UNROLLED):
+                        turn(builder.add(p, tile.number(ahead)))
+                with cgutils.for_range_slice(builder, middle, stop, tile.number(1)) as (p, _):
+                    turn(p)
             for r in range(rows):
                 tile.finish(r, tile.at(dw_data, dw_first_, builder.mul(row_stride_, tile.number(r))), add=True)
             return context.get_dummy_value()

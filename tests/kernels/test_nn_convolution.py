@@ -41,6 +41,7 @@ class Case:
     filters: Filters
     images: int
     rows: int
+    together: bool
     parts: int
 
     @property
@@ -52,10 +53,10 @@ class Case:
 
     def blocks(self, source: Source, x: NDArray[Any], *, may_be_plain: bool = True) -> Blocks:
         """Some rows of an image, or some images; as they are where that is possible."""
-        plain = may_be_plain and source.is_plain(x.shape[1:])
-        if self.rows < source.rows:
-            return Blocks(1, self.rows, plain)
-        return Blocks(self.images, source.rows, plain)
+        whole = self.rows >= source.rows
+        images, rows = (self.images, source.rows) if whole else (1, self.rows)
+        plain = may_be_plain and source.is_plain(x.shape, images, rows)
+        return Blocks(images, rows, plain, self.together and whole)
 
 
 @st.composite
@@ -65,7 +66,7 @@ def _cases(draw: st.DrawFn) -> Case:
     size, stride = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     window = Window(size, stride, draw(st.integers(0, size + 1)))
     least = max(1, size - 2 * window.padding)
-    batch, channels, count = draw(st.integers(1, 5)), draw(st.integers(1, 35)), draw(st.integers(1, 70))
+    batch, channels, count = draw(st.integers(1, 11)), draw(st.integers(1, 35)), draw(st.integers(1, 70))
     height, width = draw(st.integers(least, least + 7)), draw(st.integers(least, least + 7))
     before, behind, first, rest = (draw(st.integers(0, 3)) for _ in range(4))
     generator = np.random.default_rng(draw(st.integers(0, 99)))
@@ -87,6 +88,7 @@ def _cases(draw: st.DrawFn) -> Case:
         filters=filters,
         images=draw(st.integers(1, batch)),
         rows=draw(st.integers(1, 12)),
+        together=draw(st.booleans()),
         parts=draw(st.integers(1, 3)),
     )
 
@@ -120,7 +122,7 @@ def _weight_gradient(case: Case, x: NDArray[Any], dy: NDArray[Any]) -> NDArray[A
     size, inner = case.window.size, case.window.size * case.weight.shape[2]
     rows, columns = -(-inner // TILE_ROWS) * TILE_ROWS, padded_filters(case.filters.number, x.dtype)
     dw = np.full((size, rows, columns), np.nan, x.dtype)
-    blocks = case.blocks(source, x, may_be_plain=rows == inner)
+    blocks = case.blocks(source, x, may_be_plain=rows == inner)._replace(together=True)
     padded = 0 if blocks.plain else blocks.images * source.strip_elements(blocks.rows) + TILE_ROWS
     scratch = _scratch(case, blocks.images * blocks.rows * source.columns * columns + padded)
     _in_parts(

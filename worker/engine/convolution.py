@@ -34,6 +34,8 @@ __all__ = ["Conv2d"]
 _BLOCK_BYTES: Final = 1 << 17
 # A block reads the whole weight once: the larger that is, the more images share it.
 _WEIGHT_SHARE: Final = 4
+# So much of several images may lie in the third-level cache for the sake of fewer products.
+_TOGETHER_BYTES: Final = 3 << 19
 # Sums of a weight's gradient are read and written once for so many pixels.
 _GRADIENT_PIXELS: Final = 256
 
@@ -216,15 +218,24 @@ class Conv2d(ParameterLayer):
         while rows > 1 and source.strip_elements(rows) > room:
             rows = -(-rows // 2)
         images = max(1, min(room // source.strip_elements(rows), -(-len(x) // threads)))
-        whole = rows == source.rows
-        return Blocks(images if whole else 1, rows, plain=source.is_plain(x.shape[1:]))
+        together = self._may_go_together(x, source)
+        if together:
+            images, rows = max(1, images // TILE_ROWS) * TILE_ROWS, source.rows
+        elif rows < source.rows:
+            images = 1
+        return Blocks(images, rows, source.is_plain(x.shape, images, rows), together)
+
+    def _may_go_together(self, x: Array, source: Source) -> bool:
+        """Whether whole tiles of images fit; by shapes alone, as it decides which products are made."""
+        elements = TILE_ROWS * source.strip_elements(source.rows)
+        return len(x) % TILE_ROWS == 0 and elements * x.itemsize <= _TOGETHER_BYTES
 
     def _gradient_blocks(self, x: Array, source: Source, *, plain: bool) -> Blocks:
         """Decides in which order is summed: by shapes alone, not by the number of threads."""
         rows = min(source.rows, -(-_GRADIENT_PIXELS // source.columns))
         whole = rows == source.rows
         images = min(len(x), -(-_GRADIENT_PIXELS // source.pixels)) if whole else 1
-        return Blocks(images, rows, plain=plain and source.is_plain(x.shape[1:]))
+        return Blocks(images, rows, plain and source.is_plain(x.shape, images, rows), together=True)
 
     def _packed(self, source: Source, filters: Filters, x: Array, run: Run) -> Array:
         depth = self._window.size**2 * source.channels
