@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from kernels.optim import SgdRule, sgd_momentum
 from worker.engine import Array, Layer, ParameterLayer, StepContext, StepHooks, build_model
@@ -40,7 +39,7 @@ class LayerTime:
 
 
 class EngineStep:
-    """Forward, loss, backward and an update by SGD with momentum.
+    """Forward, loss, backward and an update by SGD with momentum; BLAS should have one thread.
 
     Args:
         name: of the model, as in a job file.
@@ -49,8 +48,6 @@ class EngineStep:
     """
 
     def __init__(self, name: str, batch: int, threads: int) -> None:
-        # Where the engine's own threads compute, those of BLAS would only be in their way.
-        self._limits = threadpool_limits(1)
         self.model = build_model(name, IMAGE_SHAPE, CLASSES)
         self._parameters, self._gradients, self._momentum = (
             np.zeros(self.model.layout.elements, np.float32) for _ in range(3)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Protocol, get_args
 
 import typer
+from threadpoolctl import threadpool_limits
 
 from kernels.nn.peak import multiply_add_rate
 from taihu.cli.torch_twin import TorchLayout, TorchStep, import_torch
@@ -106,7 +107,11 @@ class _Step(Protocol):
 
 def _take_part(contestant: Contestant, name: str, batch: int, threads: int) -> None:
     """Answer lines of stdin until it ends: a number of steps with their seconds, "layers" with a table."""
-    ours = EngineStep(name, batch, threads) if contestant == "engine" else None
+    ours: EngineStep | None = None
+    if contestant == "engine":
+        # Where the engine's own threads compute, those of BLAS would only be in their way.
+        threadpool_limits(1)
+        ours = EngineStep(name, batch, threads)
     step: _Step = ours or TorchStep(name, batch, threads, "nchw" if contestant == "nchw" else "channels_last")
     _say({"loss": step.step(), "flops": 0 if ours is None else ours.flops})
     for line in sys.stdin:
