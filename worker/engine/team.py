@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.futex import publish, wait_until
+from kernels.futex import publish, wait_awake_until
 
 __all__ = ["SOLO", "Team"]
 
@@ -35,7 +35,8 @@ class _Orders:
 class Team:
     """Calls a function with parts of its work on several threads at a time; the caller's is one of them.
 
-    Members wait for a few microseconds awake and then asleep, so that a round costs little and an idle team nothing.
+    Members wait for half a millisecond awake and then asleep: within a step they are awake, and an idle team costs
+    nothing.
     Only one thread may call `run`. The threads end with the object.
 
     Args:
@@ -86,7 +87,7 @@ class Team:
             work(0)
         finally:
             for lane in range(1, self._threads):
-                while not wait_until(orders.rounds, 8 * lane, self._round):
+                while not wait_awake_until(orders.rounds, 8 * lane, self._round):
                     pass
             # Arguments are of the memory of a step, which may be given back.
             orders.work = _rest
@@ -97,7 +98,7 @@ class Team:
 def _serve(orders: _Orders, lane: int) -> None:
     turn = 1
     while True:
-        while not wait_until(orders.rounds, 0, turn):
+        while not wait_awake_until(orders.rounds, 0, turn):
             pass
         if orders.ended:
             return
