@@ -107,7 +107,8 @@ class Blocks(NamedTuple):
         rows: how many.
         plain: nothing is padded, which `Source.is_plain` allowed.
         together: a tile has the windows of several images at one position, where it has those at adjacent positions
-            of one image otherwise. Then products with the border, many where images are small, are left out.
+            of one image otherwise. Then products with the border, many where images are small, are left out,
+            and those with lines of zeros between spread-out pixels.
     """
 
     images: int
@@ -355,10 +356,14 @@ def _convolve_block(  # noqa: PLR0917 - arrays, what they mean, and where the bl
         else:
             many, series, step = 1, count * rows * source.columns, filters.stride
         for position in range(many):
-            low, high, left, right = 0, size, 0, size
+            low, high, left, right, skip = 0, size, 0, size, 1
             if blocks.together:
                 low, high = _inside(position // source.columns, x.shape[1], source)
+                # Only every `spread`-th line has pixels of the image.
+                skip = source.spread
+                low += (source.border - position // source.columns * source.stride - low) % skip
                 left, right = _inside(position % source.columns, x.shape[2], source)
+            lines = max(-(-(high - low) // skip), 0)
             shift = low * line_stride + left * channels
             first_weight = f * depth + (low * inner + left * channels) * width
             for p in range(0, series, TILE_ROWS):
@@ -371,13 +376,13 @@ def _convolve_block(  # noqa: PLR0917 - arrays, what they mean, and where the bl
                 pixel = position * blocks.images + p
                 if width == lanes:
                     _narrow_window(
-                        padded, offsets, pixel, shift, high - low, line_stride, (right - left) * channels, weight,
-                        first_weight, inner * width, tile_start, target, target_first, target_stride,
+                        padded, offsets, pixel, shift, lines, skip * line_stride, (right - left) * channels, weight,
+                        first_weight, skip * inner * width, tile_start, target, target_first, target_stride,
                     )  # fmt: skip
                 else:
                     _wide_window(
-                        padded, offsets, pixel, shift, high - low, line_stride, (right - left) * channels, weight,
-                        first_weight, inner * width, tile_start, target, target_first, target_stride,
+                        padded, offsets, pixel, shift, lines, skip * line_stride, (right - left) * channels, weight,
+                        first_weight, skip * inner * width, tile_start, target, target_first, target_stride,
                     )  # fmt: skip
                 if not whole:
                     for row in range(min(TILE_ROWS, series - p)):
