@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from kernels.atomics import load_acquire, store_release
 from kernels.jit import kernel
 
-__all__ = ["WAIT_LIMIT_S", "publish", "wait_until"]
+__all__ = ["WAIT_LIMIT_S", "publish", "wait_awake_until", "wait_until"]
 
 Words = NDArray[np.int64]
 
@@ -35,6 +35,7 @@ _EVERYBODY = 2**31 - 1
 _LIMIT = np.array([0, round(WAIT_LIMIT_S * 1e9)], dtype=np.int64)
 # Longer than a wake takes, so that ranks in step do not pay for it.
 _SPIN_NS = 30_000
+_LONG_SPIN_NS = 500_000
 _POLL_US = 100
 _CLOCK_MONOTONIC = 1
 
@@ -107,7 +108,18 @@ def wait_until(words: Words, index: int, value: int) -> bool:
     Returns:
         Whether the word is as large; if not, call again.
     """
-    spin_end = _monotonic_ns() + _SPIN_NS
+    return _wait(words, index, value, _SPIN_NS)
+
+
+@kernel
+def wait_awake_until(words: Words, index: int, value: int) -> bool:
+    """`wait_until` for threads that share work every few microseconds: it spins for half a millisecond."""
+    return _wait(words, index, value, _LONG_SPIN_NS)
+
+
+@kernel
+def _wait(words: Words, index: int, value: int, spin_ns: int) -> bool:
+    spin_end = _monotonic_ns() + spin_ns
     while load_acquire(words, index) < value and _monotonic_ns() < spin_end:
         # There may be more processes than cores: the one that is waited for may need this one.
         _sched_yield()

@@ -1,7 +1,7 @@
 """What must be decided before NumPy and gRPC are imported.
 
 OpenBLAS chooses its kernels by the processor's name and takes AVX2 for names that it does not know, although the
-processor has AVX-512; a convolution then takes 1.3 to 1.6 times as long. gRPC's core writes log lines of its own to
+processor has AVX-512; a product then takes 1.3 to 1.6 times as long. gRPC's core writes log lines of its own to
 stderr, beside the one line that taihu says about the same thing. glibc gives buffers of a frame's size back to the
 system as soon as they are freed, so that each new frame is paid for in page faults.
 """

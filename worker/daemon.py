@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -85,8 +86,8 @@ class WorkerDaemon:
             if self._options.health is not None:
                 self._options.health.start(())
                 stack.callback(self._options.health.stop)
-            if self._job.cluster.threads:
-                stack.enter_context(threadpool_limits(self._job.cluster.threads))
+            # The engine's own threads share out all products but those of sharded layers.
+            stack.enter_context(threadpool_limits(1 if self._job.exchange.fc == "data" else self._threads))
             if self._options.metrics_port is not None:
                 page = stack.enter_context(self._metrics_page(self._options.metrics_port))
                 self._log.info("metrics", port=page.port)
@@ -97,8 +98,13 @@ class WorkerDaemon:
     def _metrics_page(self, port: int) -> MetricsPage:
         return MetricsPage(self._metrics.registry, port, linger_s=self._options.linger_s)
 
+    @property
+    def _threads(self) -> int:
+        return self._job.cluster.threads or len(os.sched_getaffinity(0))
+
     def _build_model(self) -> Model:
         model = build_model(self._job.model.name, self._dataset.image_shape, self._dataset.classes)
+        model.use_threads(self._threads)
         train = self._job.train
         if train.checkpoint != "none":
             model.checkpoint(train.checkpoint_segments, spill=train.checkpoint == "spill")

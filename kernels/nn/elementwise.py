@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.jit import kernel
 
-__all__ = ["add_bias", "column_sums", "dropout", "dropout_key", "relu", "relu_gradient"]
+__all__ = [
+    "add",
+    "add_bias",
+    "add_rectified",
+    "column_sums",
+    "dropout",
+    "dropout_key",
+    "grains",
+    "relu",
+    "relu_gradient",
+]
+
+_GRAIN: Final = 1 << 15
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -17,23 +29,60 @@ _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
+def grains(x: NDArray[Any]) -> int:
+    """How many grains `x` has; a grain is a part of the work of functions that take `first` and `last`."""
+    return -(-x.size // _GRAIN)
+
+
 @kernel
-def relu(x: NDArray[Any], y: NDArray[Any]) -> None:
-    """Rectify, y = max(x, 0); NaN stays NaN; one-dimensional, `y` may be `x`."""
+def _part(x: NDArray[Any], first: int, last: int) -> NDArray[Any]:
+    # A loop over a view from its beginning is vectorised; one from anywhere might have negative indices.
+    return x[first * _GRAIN : last * _GRAIN]
+
+
+@kernel
+def relu(x: NDArray[Any], y: NDArray[Any], first: int, last: int, lane: int) -> None:
+    """Rectify grains `first` to `last` - 1, y = max(x, 0); NaN stays NaN; one-dimensional, `y` may be `x`."""
     zero = x.dtype.type(0)
-    for i in range(x.size):
-        value = x[i]
-        y[i] = zero if value < zero else value
+    source, target = _part(x, first, last), _part(y, first, last)
+    for i in range(source.size):
+        value = source[i]
+        target[i] = zero if value < zero else value
 
 
 @kernel
-def relu_gradient(y: NDArray[Any], dy: NDArray[Any], dx: NDArray[Any]) -> None:
+def relu_gradient(  # noqa: PLR0917 - arrays, and the part of the work
+    y: NDArray[Any], dy: NDArray[Any], dx: NDArray[Any], first: int, last: int, lane: int
+) -> None:
     """Dx = dy where the rectified output `y` is positive, else 0; one-dimensional, `dx` may be `dy`."""
     zero = dy.dtype.type(0)
-    for i in range(y.size):
+    output, source, target = _part(y, first, last), _part(dy, first, last), _part(dx, first, last)
+    for i in range(output.size):
         # An unconditional load: a conditional one would keep the loop from being vectorised.
-        gradient = dy[i]
-        dx[i] = zero if y[i] <= zero else gradient
+        gradient = source[i]
+        target[i] = zero if output[i] <= zero else gradient
+
+
+@kernel
+def add(  # noqa: PLR0917 - arrays, and the part of the work
+    a: NDArray[Any], b: NDArray[Any], y: NDArray[Any], first: int, last: int, lane: int
+) -> None:
+    """Y = a + b; one-dimensional."""
+    one, other, target = _part(a, first, last), _part(b, first, last), _part(y, first, last)
+    for i in range(target.size):
+        target[i] = one[i] + other[i]
+
+
+@kernel
+def add_rectified(  # noqa: PLR0917 - arrays, and the part of the work
+    a: NDArray[Any], b: NDArray[Any], y: NDArray[Any], first: int, last: int, lane: int
+) -> None:
+    """Y = max(a + b, 0); NaN stays NaN; one-dimensional."""
+    zero = y.dtype.type(0)
+    one, other, target = _part(a, first, last), _part(b, first, last), _part(y, first, last)
+    for i in range(target.size):
+        value = one[i] + other[i]
+        target[i] = zero if value < zero else value
 
 
 @kernel

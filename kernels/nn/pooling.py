@@ -7,48 +7,62 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kernels.jit import kernel
+from kernels.nn.pooling_tile import max_gradient_tile, max_tile
+from kernels.nn.vectors import VECTOR_BYTES
 from kernels.nn.window import Window
 
 __all__ = ["avg_pool", "avg_pool_gradient", "max_pool", "max_pool_gradient"]
 
 
 @kernel
-def max_pool(x: NDArray[Any], y: NDArray[Any], chosen: NDArray[Any], window: Window) -> None:
-    """Take the maximum of every window; the first one wins among equals, and NaN wins over all.
+def max_pool(  # noqa: PLR0917 - arrays, and the part of the work
+    x: NDArray[Any], y: NDArray[Any], chosen: NDArray[Any], window: Window, first: int, last: int, lane: int
+) -> None:
+    """Take the maximum of every window of images `first` to `last` - 1; the first of equals wins, and NaN over all.
 
     Args:
         x: images, (B, H, W, C), C-contiguous.
-        y: written, (B, OH, OW, C); no window may lie wholly outside of the image.
+        y: written, (B, OH, OW, C), C-contiguous; no window may lie wholly outside of the image.
         chosen: written, int32 like `y`: the position kh * size + kw of the maximum in its window.
         window: its padding lies outside of the image and counts for nothing.
+        first: the first image.
+        last: behind the last one.
+        lane: not used.
     """
     size, stride, padding = window
-    batch, height, width, channels = x.shape
-    for b in range(batch):
+    height, width, channels = x.shape[1:]
+    lanes = VECTOR_BYTES // x.itemsize
+    whole = channels - channels % lanes
+    x_flat, y_flat, chosen_flat = x.reshape(-1), y.reshape(-1), chosen.reshape(-1)
+    for b in range(first, last):
         for oh in range(y.shape[1]):
-            top = oh * stride - padding
+            top, bottom = max(oh * stride - padding, 0), min(oh * stride - padding + size, height)
             for ow in range(y.shape[2]):
-                left = ow * stride - padding
-                best = y[b, oh, ow]
-                where = chosen[b, oh, ow]
-                first = max(-top, 0) * size + max(-left, 0)
-                source = x[b, max(top, 0), max(left, 0)]
-                for c in range(channels):
-                    best[c] = source[c]
-                    where[c] = first
-                for kh in range(max(-top, 0), min(size, height - top)):
-                    for kw in range(max(-left, 0), min(size, width - left)):
-                        source = x[b, top + kh, left + kw]
-                        position = kh * size + kw
-                        for c in range(channels):
-                            value = source[c]
-                            wins = (value > best[c]) | (value != value)  # noqa: PLR0124 - true for NaN only
-                            best[c] = value if wins else best[c]
-                            where[c] = position if wins else where[c]
+                left, right = max(ow * stride - padding, 0), min(ow * stride - padding + size, width)
+                position = (top - oh * stride + padding) * size + left - ow * stride + padding
+                begin = ((b * height + top) * width + left) * channels
+                out = ((b * y.shape[1] + oh) * y.shape[2] + ow) * channels
+                for c in range(0, whole, lanes):
+                    max_tile(
+                        x_flat, y_flat, chosen_flat, begin + c, width * channels, channels, bottom - top,
+                        right - left, position, size, out + c,
+                    )  # fmt: skip
+                for c in range(whole, channels):
+                    best, where = x[b, top, left, c], position
+                    for ih in range(top, bottom):
+                        for iw in range(left, right):
+                            value = x[b, ih, iw, c]
+                            if value > best or value != value:  # noqa: PLR0124 - true for NaN only
+                                best = value
+                                where = (ih - oh * stride + padding) * size + iw - ow * stride + padding
+                    y[b, oh, ow, c] = best
+                    chosen[b, oh, ow, c] = where
 
 
 @kernel
-def max_pool_gradient(dy: NDArray[Any], chosen: NDArray[Any], dx: NDArray[Any], window: Window) -> None:
+def max_pool_gradient(  # noqa: PLR0917 - arrays, and the part of the work
+    dy: NDArray[Any], chosen: NDArray[Any], dx: NDArray[Any], window: Window, first: int, last: int, lane: int
+) -> None:
     """Add the gradient of every window to the input that was its maximum.
 
     Args:
@@ -56,39 +70,52 @@ def max_pool_gradient(dy: NDArray[Any], chosen: NDArray[Any], dx: NDArray[Any], 
         chosen: int32 like `dy`, as `max_pool` wrote it.
         dx: overwritten, (B, H, W, C), C-contiguous.
         window: its padding lies outside of the image and counts for nothing.
+        first: the first image.
+        last: behind the last one.
+        lane: not used.
     """
     size, stride, padding = window
-    batch, height, width, channels = dx.shape
-    zero = dx.dtype.type(0)
-    dx[:] = zero
-    for b in range(batch):
+    height, width, channels = dx.shape[1:]
+    lanes = VECTOR_BYTES // dx.itemsize
+    whole = channels - channels % lanes
+    dx_flat, dy_flat, chosen_flat = dx.reshape(-1), dy.reshape(-1), chosen.reshape(-1)
+    for b in range(first, last):
+        dx[b] = 0
         for oh in range(dy.shape[1]):
-            top = oh * stride - padding
+            top, bottom = max(oh * stride - padding, 0), min(oh * stride - padding + size, height)
             for ow in range(dy.shape[2]):
-                left = ow * stride - padding
-                gradient = dy[b, oh, ow]
-                where = chosen[b, oh, ow]
-                for kh in range(max(-top, 0), min(size, height - top)):
-                    for kw in range(max(-left, 0), min(size, width - left)):
-                        target = dx[b, top + kh, left + kw]
-                        position = kh * size + kw
-                        for c in range(channels):
-                            value = gradient[c]
-                            target[c] += value if where[c] == position else zero
+                left, right = max(ow * stride - padding, 0), min(ow * stride - padding + size, width)
+                position = (top - oh * stride + padding) * size + left - ow * stride + padding
+                begin = ((b * height + top) * width + left) * channels
+                out = ((b * dy.shape[1] + oh) * dy.shape[2] + ow) * channels
+                for c in range(0, whole, lanes):
+                    max_gradient_tile(
+                        dx_flat, dy_flat, chosen_flat, begin + c, width * channels, channels, bottom - top,
+                        right - left, position, size, out + c,
+                    )  # fmt: skip
+                for c in range(whole, channels):
+                    where = chosen[b, oh, ow, c]
+                    ih, iw = oh * stride - padding + where // size, ow * stride - padding + where % size
+                    dx[b, ih, iw, c] += dy[b, oh, ow, c]
 
 
 @kernel
-def avg_pool(x: NDArray[Any], y: NDArray[Any], window: Window) -> None:
-    """Average every window over its part inside of the image.
+def avg_pool(  # noqa: PLR0917 - arrays, and the part of the work
+    x: NDArray[Any], y: NDArray[Any], window: Window, first: int, last: int, lane: int
+) -> None:
+    """Average every window of images `first` to `last` - 1 over its part inside of the image.
 
     Args:
         x: images, (B, H, W, C), C-contiguous.
         y: written, (B, OH, OW, C); no window may lie wholly outside of the image.
         window: its padding lies outside of the image and counts for nothing.
+        first: the first image.
+        last: behind the last one.
+        lane: not used.
     """
     size, stride, padding = window
-    batch, height, width, channels = x.shape
-    for b in range(batch):
+    height, width, channels = x.shape[1:]
+    for b in range(first, last):
         for oh in range(y.shape[1]):
             top, bottom = max(oh * stride - padding, 0), min(oh * stride - padding + size, height)
             for ow in range(y.shape[2]):
@@ -106,18 +133,23 @@ def avg_pool(x: NDArray[Any], y: NDArray[Any], window: Window) -> None:
 
 
 @kernel
-def avg_pool_gradient(dy: NDArray[Any], dx: NDArray[Any], window: Window) -> None:
+def avg_pool_gradient(  # noqa: PLR0917 - arrays, and the part of the work
+    dy: NDArray[Any], dx: NDArray[Any], window: Window, first: int, last: int, lane: int
+) -> None:
     """Spread the gradient of every window evenly over its part inside of the image.
 
     Args:
         dy: (B, OH, OW, C), C-contiguous.
         dx: overwritten, (B, H, W, C), C-contiguous.
         window: its padding lies outside of the image and counts for nothing.
+        first: the first image.
+        last: behind the last one.
+        lane: not used.
     """
     size, stride, padding = window
-    batch, height, width, channels = dx.shape
-    dx[:] = 0
-    for b in range(batch):
+    height, width, channels = dx.shape[1:]
+    for b in range(first, last):
+        dx[b] = 0
         for oh in range(dy.shape[1]):
             top, bottom = max(oh * stride - padding, 0), min(oh * stride - padding + size, height)
             for ow in range(dy.shape[2]):

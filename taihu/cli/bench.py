@@ -13,6 +13,7 @@ import typer
 
 from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.cli.bench_allreduce import allreduce
+from taihu.cli.bench_engine import engine
 from taihu.cli.bench_fc import fc
 from taihu.cli.bench_select import select
 from taihu.cli.bench_sw26010 import sw26010
@@ -40,6 +41,7 @@ bench_app = typer.Typer(help="Measure parts of the system on real processes.", n
 bench_app.command()(select)
 bench_app.command()(allreduce)
 bench_app.command()(fc)
+bench_app.command()(engine)
 bench_app.command()(sw26010)
 
 _PLAN = "exchange.plan=bucket:4MB"

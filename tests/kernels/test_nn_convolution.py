@@ -1,3 +1,6 @@
+"""The convolution kernels against sums over windows in float64."""
+
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -5,60 +8,198 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.nn.convolution import col2im, im2col
+from kernels.nn.convolution import (
+    TILE_ROWS,
+    Blocks,
+    Filters,
+    Source,
+    convolve,
+    mirrored_source,
+    pack_mirrored_weight,
+    pack_weight,
+    padded_filters,
+    source_of,
+    tiles_of,
+    weight_gradient,
+    window_offsets,
+)
 from kernels.nn.window import Window
 
-Case = tuple[tuple[int, int, int, int], Window]
+_DTYPES = st.sampled_from([np.float32, np.float64])
+
+
+@dataclass
+class Case:
+    """A convolution of some channels of images to some filters of a result, and how its work is divided."""
+
+    x: NDArray[Any]
+    weight: NDArray[Any]
+    dy: NDArray[Any]
+    bias: NDArray[Any]
+    window: Window
+    first_channel: int
+    filters: Filters
+    images: int
+    rows: int
+    together: bool
+    parts: int
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        first = self.first_channel
+        return slice(first, first + self.weight.shape[2]), slice(
+            self.filters.first, self.filters.first + self.filters.number
+        )
+
+    def blocks(self, source: Source, x: NDArray[Any], *, may_be_plain: bool = True) -> Blocks:
+        """Some rows of an image, or some images; as they are where that is possible."""
+        whole = self.rows >= source.rows
+        images, rows = (self.images, source.rows) if whole else (1, self.rows)
+        plain = may_be_plain and source.is_plain(x.shape, images, rows)
+        return Blocks(images, rows, plain, self.together and whole)
 
 
 @st.composite
 def _cases(draw: st.DrawFn) -> Case:
-    size, stride, padding = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(0, 3))
-    least = max(1, size - 2 * padding)
-    batch, channels = draw(st.integers(1, 3)), draw(st.integers(1, 18))
+    """The values are small integers: all sums are exact, whatever their order."""
+    dtype = draw(_DTYPES)
+    size, stride = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    window = Window(size, stride, draw(st.integers(0, size + 1)))
+    least = max(1, size - 2 * window.padding)
+    batch, channels, count = draw(st.integers(1, 11)), draw(st.integers(1, 35)), draw(st.integers(1, 70))
     height, width = draw(st.integers(least, least + 7)), draw(st.integers(least, least + 7))
-    return (batch, height, width, channels), Window(size, stride, padding)
+    before, behind, first, rest = (draw(st.integers(0, 3)) for _ in range(4))
+    generator = np.random.default_rng(draw(st.integers(0, 99)))
+
+    def integers(*shape: int) -> NDArray[Any]:
+        return generator.integers(-3, 4, shape).astype(dtype)
+
+    filters = Filters(first, count, first + count + rest)
+    source = source_of(window, (height, width), 0, channels)
+    positions = (source.rows, source.columns)
+    x = integers(batch, height, width, before + channels + behind)
+    return Case(
+        x=x,
+        weight=integers(size, size, channels, filters.stride),
+        dy=integers(batch, *positions, filters.stride),
+        bias=integers(count),
+        window=window,
+        first_channel=before,
+        filters=filters,
+        images=draw(st.integers(1, batch)),
+        rows=draw(st.integers(1, 12)),
+        together=draw(st.booleans()),
+        parts=draw(st.integers(1, 3)),
+    )
 
 
-def _sources(shape: tuple[int, int, int, int], window: Window) -> tuple[NDArray[np.int64], int]:
-    """For every entry of the column matrix the flat index of its pixel, -1 for padding; and the number of rows."""
-    batch, height, width, channels = shape
-    size, stride, padding = window
-    out_height, out_width = ((side + 2 * padding - size) // stride + 1 for side in (height, width))
-    indices = []
-    for b in range(batch):
-        for oh in range(out_height):
-            for ow in range(out_width):
-                for kh in range(size):
-                    for kw in range(size):
-                        ih, iw = oh * stride - padding + kh, ow * stride - padding + kw
-                        inside = 0 <= ih < height and 0 <= iw < width
-                        start = ((b * height + ih) * width + iw) * channels
-                        indices += [start + c if inside else -1 for c in range(channels)]
-    rows = batch * out_height * out_width
-    return np.array(indices).reshape(rows, -1), rows
+def _windows(case: Case) -> NDArray[np.float64]:
+    """(B, OH, OW, size, size, channels) of the padded image."""
+    size, stride, padding = case.window
+    border = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+    padded = np.pad(case.x[..., case.slices[0]].astype(np.float64), border)
+    views = np.lib.stride_tricks.sliding_window_view(padded, (size, size), axis=(1, 2))
+    return views[:, ::stride, ::stride].transpose(0, 1, 2, 4, 5, 3)
+
+
+def _in_parts(case: Case, call: Any, parts: int, *arguments: Any) -> None:
+    """As a team calls it, with a part of the scratch for each range."""
+    for lane in range(case.parts):
+        call(*arguments, lane * parts // case.parts, (lane + 1) * parts // case.parts, lane)
+
+
+def _scratch(case: Case, elements: int) -> NDArray[Any]:
+    return np.full((case.parts, elements), np.nan, case.x.dtype)
+
+
+def _convolution_scratch(case: Case, source: Source, blocks: Blocks) -> NDArray[Any]:
+    padded = 0 if blocks.plain else blocks.images * source.strip_elements(blocks.rows)
+    return _scratch(case, 2 * TILE_ROWS * padded_filters(1, case.x.dtype) + padded)
+
+
+def _weight_gradient(case: Case, x: NDArray[Any], dy: NDArray[Any]) -> NDArray[Any]:
+    source = source_of(case.window, x.shape[1:3], case.first_channel, case.weight.shape[2])
+    size, inner = case.window.size, case.window.size * case.weight.shape[2]
+    rows, columns = -(-inner // TILE_ROWS) * TILE_ROWS, padded_filters(case.filters.number, x.dtype)
+    dw = np.full((size, rows, columns), np.nan, x.dtype)
+    blocks = case.blocks(source, x, may_be_plain=rows == inner)._replace(together=True)
+    padded = 0 if blocks.plain else blocks.images * source.strip_elements(blocks.rows) + TILE_ROWS
+    scratch = _scratch(case, blocks.images * blocks.rows * source.columns * columns + padded)
+    _in_parts(
+        case, weight_gradient, size * rows // TILE_ROWS, x, source, window_offsets(source, blocks), dy.reshape(-1),
+        case.filters, dw.reshape(-1), columns, blocks, scratch,
+    )  # fmt: skip
+    return dw[:, :inner, : case.filters.number]
 
 
 @settings(deadline=None, max_examples=60)
-@given(_cases(), st.sampled_from([np.float32, np.float64]), st.integers(0, 9))
-def test_im2col_copies_every_window(case: Case, dtype: Any, seed: int) -> None:
-    shape, window = case
-    x = np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-    sources, _ = _sources(shape, window)
-    columns = np.full(sources.shape, np.nan, dtype)
-    im2col(x, columns, window)
-    assert np.array_equal(columns, np.where(sources < 0, 0, x.reshape(-1)[sources]))
+@given(_cases())
+def test_a_convolution_is_a_sum_over_windows(case: Case) -> None:
+    dtype = case.x.dtype
+    expected = np.full(case.dy.shape, 7.0)
+    expected[..., case.slices[1]] = case.bias + np.einsum(
+        "bhwijc,ijcf->bhwf", _windows(case), case.weight[..., case.slices[1]].astype(np.float64)
+    )
+    source = source_of(case.window, case.x.shape[1:3], case.first_channel, case.weight.shape[2])
+    matrix = case.weight.reshape(-1, case.filters.stride)
+    columns = padded_filters(case.filters.number, dtype)
+    packed, start = np.full(len(matrix) * columns, np.nan, dtype), np.zeros(columns, dtype)
+    start[: case.filters.number] = case.bias
+    _in_parts(case, pack_weight, tiles_of(case.filters.number, dtype), matrix, case.filters, packed)
+    y = np.full(case.dy.size, 7, dtype)
+    blocks = case.blocks(source, case.x)
+    scratch = _convolution_scratch(case, source, blocks)
+    _in_parts(
+        case, convolve, blocks.in_batch(len(case.x), source), case.x, source, window_offsets(source, blocks), packed,
+        start, y, case.filters, blocks, scratch,
+    )  # fmt: skip
+    assert np.array_equal(y.reshape(expected.shape), expected)
 
 
 @settings(deadline=None, max_examples=60)
-@given(_cases(), st.sampled_from([np.float32, np.float64]), st.integers(0, 9))
-def test_col2im_sums_every_copy_of_a_pixel(case: Case, dtype: Any, seed: int) -> None:
-    shape, window = case
-    sources, _ = _sources(shape, window)
-    # Small integers: sums are exact, so that the order of the additions does not matter.
-    columns = np.random.default_rng(seed).integers(-9, 9, sources.shape).astype(dtype)
-    expected = np.zeros(np.prod(shape), dtype)
-    np.add.at(expected, sources[sources >= 0], columns[sources >= 0])
-    x = np.full(shape, np.nan, dtype)
-    col2im(columns, x, window)
-    assert np.array_equal(x.reshape(-1), expected)
+@given(_cases())
+def test_the_gradient_of_the_input_goes_back_through_every_window(case: Case) -> None:
+    dtype = case.x.dtype
+    size, stride, padding = case.window
+    batch, height, width, all_channels = case.x.shape
+    channels = case.weight.shape[2]
+    padded = np.zeros((batch, height + 2 * padding, width + 2 * padding, channels))
+    back = np.einsum(
+        "bhwf,ijcf->bhwijc", case.dy[..., case.slices[1]].astype(np.float64), case.weight[..., case.slices[1]]
+    )
+    for oh, ow, i, j in np.ndindex(*case.dy.shape[1:3], size, size):
+        padded[:, oh * stride + i, ow * stride + j] += back[:, oh, ow, i, j]
+    expected = np.full(case.x.shape, 7.0)
+    expected[..., case.slices[0]] = padded[:, padding : padding + height, padding : padding + width]
+
+    source = mirrored_source(case.window, case.x.shape[1:3], case.filters.first, case.filters.number)
+    targets = Filters(case.first_channel, channels, all_channels)
+    columns = padded_filters(channels, dtype)
+    packed, start = np.full(size**2 * case.filters.number * columns, np.nan, dtype), np.zeros(columns, dtype)
+    taps = case.weight.reshape(size**2, channels, -1)
+    _in_parts(case, pack_mirrored_weight, tiles_of(channels, dtype), taps, case.filters, packed)
+    dx = np.full(case.x.size, 7, dtype)
+    blocks = case.blocks(source, case.dy)
+    scratch = _convolution_scratch(case, source, blocks)
+    number, offsets = blocks.in_batch(batch, source), window_offsets(source, blocks)
+    _in_parts(case, convolve, number, case.dy, source, offsets, packed, start, dx, targets, blocks, scratch)
+    assert np.array_equal(dx.reshape(expected.shape), expected)
+
+
+@settings(deadline=None, max_examples=60)
+@given(_cases())
+def test_the_gradient_of_the_weight_sums_over_all_windows(case: Case) -> None:
+    expected = np.einsum("bhwijc,bhwf->ijcf", _windows(case), case.dy[..., case.slices[1]].astype(np.float64))
+    assert np.array_equal(_weight_gradient(case, case.x, case.dy).reshape(expected.shape), expected)
+
+
+@settings(deadline=None, max_examples=20)
+@given(_cases(), st.integers(1, 5))
+def test_a_weight_gradient_does_not_depend_on_how_its_work_is_divided(case: Case, parts: int) -> None:
+    generator = np.random.default_rng(0)
+    x, dy = (generator.standard_normal(a.shape).astype(a.dtype) for a in (case.x, case.dy))
+    seen = []
+    for number in (1, parts):
+        case.parts = number
+        seen.append(_weight_gradient(case, x, dy).tobytes())
+    assert seen[0] == seen[1]

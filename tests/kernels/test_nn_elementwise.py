@@ -6,7 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kernels.nn.elementwise import add_bias, column_sums, dropout, dropout_key, relu, relu_gradient
+from kernels.nn.elementwise import (
+    add,
+    add_bias,
+    add_rectified,
+    column_sums,
+    dropout,
+    dropout_key,
+    grains,
+    relu,
+    relu_gradient,
+)
 
 _WORD = 1 << 64
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -23,10 +33,26 @@ def test_relu_and_its_gradient(dtype: Any, data: st.DataObject, in_place: bool) 
     expected_dx = [g if not value <= 0 else 0 for value, g in zip(x, dy, strict=True)]
     y = x if in_place else np.empty_like(x)
     dx = dy if in_place else np.empty_like(dy)
-    relu(x, y)
-    relu_gradient(y, dy, dx)
+    half = grains(x) // 2
+    for first, last in ((half, grains(x)), (0, half)):
+        relu(x, y, first, last, 0)
+        relu_gradient(y, dy, dx, first, last, 0)
     assert np.array_equal(y, expected_y, equal_nan=True)
     assert np.array_equal(dx, expected_dx, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [0, 1, 1000, 32768, 32769, 100_000])
+def test_sums_of_branches(dtype: Any, size: int) -> None:
+    a, b = np.random.default_rng(size).standard_normal((2, size)).astype(dtype)
+    a[size // 2 : size // 2 + 1] = np.nan
+    for kernel, expected in ((add, a + b), (add_rectified, np.maximum(a + b, 0))):
+        y = np.full_like(a, 7)
+        parts = -(-size // 32768)
+        assert parts == grains(y)
+        for part in reversed(range(parts)):
+            kernel(a, b, y, part, part + 1, 0)
+        assert np.array_equal(y, expected, equal_nan=True)
 
 
 @settings(deadline=None, max_examples=50)

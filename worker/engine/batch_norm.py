@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.nn.batch_norm import channel_moments, gradient_moments, normalize_gradient, scale_and_shift
+from kernels.nn.batch_norm import (
+    channel_moments,
+    fold,
+    gradient_moments,
+    normalize_gradient,
+    row_blocks,
+    scale_and_shift,
+)
 from taihu.layout import TensorSpec
 from worker.engine.layer import Array, ParameterLayer, Run, Shape
 
@@ -24,6 +31,7 @@ class BatchNorm(ParameterLayer):
 
     output_is_free = True
     gradient_is_free = True
+    rectification = "step"
 
     def __init__(self, momentum: float = 0.9, epsilon: float = 1e-5) -> None:
         super().__init__()
@@ -66,21 +74,25 @@ class BatchNorm(ParameterLayer):
             mean, variance = self._running_mean.astype(np.float64), self._running_variance.astype(np.float64)
         self._mean, self._deviation_inverse = mean, 1.0 / np.sqrt(variance + self._epsilon)
         factor = self.parameters["scale"] * self._deviation_inverse
-        offset = self.parameters["shift"] - mean * factor
+        self._affine = np.stack((factor, self.parameters["shift"] - mean * factor)).astype(x.dtype)
         y = self.workspace.take("output", x.shape, x.dtype)
-        scale_and_shift(rows, factor.astype(x.dtype), offset.astype(x.dtype), y.reshape(rows.shape))
+        arguments = (rows, self._affine, y.reshape(rows.shape), self.rectify)
+        run.team.run(scale_and_shift, row_blocks(rows), *arguments)
         return y
 
     def _batch_moments(self, rows: Array, run: Run) -> tuple[Array, Array]:
-        count, channels = rows.shape
-        sums = run.scratch.take("sums", (channels,), np.float64)
-        squares = run.scratch.take("squares", (channels,), np.float64)
-        channel_moments(rows, sums, squares)
-        mean = sums / count
-        variance = np.maximum(squares / count - mean * mean, 0.0)
+        count = len(rows)
+        totals = self._totals(rows, run)
+        run.team.run(channel_moments, len(totals), rows, totals)
+        fold(totals)
+        mean = totals[0, 0] / count
+        variance = np.maximum(totals[0, 1] / count - mean * mean, 0.0)
         if not run.recompute:
             self._move_running_moments(mean, variance * (count / max(count - 1, 1)))
         return mean, variance
+
+    def _totals(self, rows: Array, run: Run) -> Array:
+        return run.scratch.take("totals", (row_blocks(rows), 2, rows.shape[1]), np.float64)
 
     def _move_running_moments(self, mean: Array, unbiased_variance: Array) -> None:
         kept = self._momentum
@@ -91,17 +103,20 @@ class BatchNorm(ParameterLayer):
         """With n = (x - mean) / deviation: dx = scale / deviation * (dy - mean(dy) - n mean(dy n))."""
         x = self._input
         rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, x.shape[-1])
-        count, channels = rows.shape
-        sums = run.scratch.take("sums", (channels,), np.float64)
-        products = run.scratch.take("squares", (channels,), np.float64)
-        mean = self._mean
-        gradient_moments(rows, dy_rows, mean.astype(x.dtype), sums, products)
+        count = len(rows)
+        totals, mean = self._totals(rows, run), self._mean
+        run.team.run(
+            gradient_moments, len(totals), rows, dy_rows, mean.astype(x.dtype), self._affine, totals, self.rectify
+        )
+        fold(totals)
+        sums, products = totals[0]
         inverse = self._deviation_inverse
         self.gradients["scale"][...] = products * inverse
         self.gradients["shift"][...] = sums
         factor = self.parameters["scale"] * inverse
         x_factor = -factor * inverse**2 * products / count
-        factors = np.stack((factor, x_factor, -factor * sums / count - x_factor * mean))
+        factors = np.stack((factor, x_factor, -factor * sums / count - x_factor * mean)).astype(x.dtype)
         dx = self.workspace.take("input_gradient", x.shape, x.dtype)
-        normalize_gradient(rows, dy_rows, factors.astype(x.dtype), dx.reshape(rows.shape))
+        arguments = (rows, dy_rows, factors, self._affine, dx.reshape(rows.shape), self.rectify)
+        run.team.run(normalize_gradient, row_blocks(rows), *arguments)
         return dx

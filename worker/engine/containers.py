@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
-
+from kernels.nn.elementwise import add, add_rectified, grains
 from taihu.errors import ModelError
 from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, shape_error
 
@@ -58,6 +57,7 @@ class Sequential(Layer):
         for layer, following in pairwise(self._layers):
             following.may_overwrite_input = layer.output_is_free
             layer.may_overwrite_gradient = following.gradient_is_free
+            following.follow(layer)
         return shape
 
     def skip_input_gradient(self) -> None:
@@ -91,6 +91,7 @@ class Residual(Layer):
 
     output_is_free = True
     gradient_is_free = True
+    rectification = "forward"
 
     def __init__(self, body: Layer, shortcut: Layer | None = None) -> None:
         super().__init__()
@@ -121,13 +122,18 @@ class Residual(Layer):
         """Add the branches."""
         body = self._body.forward(x, run)
         shortcut = x if self._shortcut is None else self._shortcut.forward(x, run)
-        return np.add(body, shortcut, out=self.workspace.take("output", body.shape, body.dtype))
+        y = self.workspace.take("output", body.shape, body.dtype)
+        arrays = (body.reshape(-1), shortcut.reshape(-1), y.reshape(-1))
+        run.team.run(add_rectified if self.rectify else add, grains(y), *arrays)
+        return y
 
     def backward(self, dy: Array, run: Run) -> Array:
         """Add the gradients of the branches."""
         shortcut = dy if self._shortcut is None else self._shortcut.backward(dy, run)
         body = self._body.backward(dy, run)
-        return np.add(body, shortcut, out=self.workspace.take("input_gradient", body.shape, body.dtype))
+        dx = self.workspace.take("input_gradient", body.shape, body.dtype)
+        run.team.run(add, grains(dx), body.reshape(-1), shortcut.reshape(-1), dx.reshape(-1))
+        return dx
 
 
 class PaddedShortcut(Layer):
@@ -141,6 +147,16 @@ class PaddedShortcut(Layer):
         self._channels, self._stride = channels, stride
         self._input_shape: Shape = ()
         self._output_shape: Shape = ()
+
+    @property
+    def stride(self) -> int:
+        """Distance of the pixels that stay."""
+        return self._stride
+
+    @property
+    def channels(self) -> int:
+        """Of the output."""
+        return self._channels
 
     def build(self, name: str, input_shape: Shape) -> Shape:
         """(H, W, C) -> (ceil(H / stride), ceil(W / stride), channels)."""

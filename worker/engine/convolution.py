@@ -1,15 +1,28 @@
-"""Two-dimensional convolution as matrix products over blocks of samples."""
+"""Two-dimensional convolution."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
-from kernels.nn.convolution import col2im, im2col
-from kernels.nn.elementwise import add_bias, column_sums
+from kernels.nn.batch_norm import blocked_column_sums, fold, row_blocks
+from kernels.nn.convolution import (
+    TILE_ROWS,
+    Blocks,
+    Filters,
+    Source,
+    convolve,
+    mirrored_source,
+    pack_mirrored_weight,
+    pack_weight,
+    padded_filters,
+    source_of,
+    tiles_of,
+    weight_gradient,
+    window_offsets,
+)
 from kernels.nn.window import Window
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
@@ -17,8 +30,14 @@ from worker.engine.layer import Array, ParameterLayer, Run, Shape, fill_normal, 
 
 __all__ = ["Conv2d"]
 
-# The column matrix of a block of samples stays in the second-level cache between im2col and the product.
-_COLUMN_BYTES = 1 << 21
+# A block of padded images stays in the second-level cache, beside a tile of the weight.
+_BLOCK_BYTES: Final = 1 << 17
+# A block reads the whole weight once: the larger that is, the more images share it.
+_WEIGHT_SHARE: Final = 4
+# So much of several images may lie in the third-level cache for the sake of fewer products.
+_TOGETHER_BYTES: Final = 3 << 19
+# Sums of a weight's gradient are read and written once for so many pixels.
+_GRADIENT_PIXELS: Final = 256
 
 
 class Conv2d(ParameterLayer):
@@ -63,11 +82,24 @@ class Conv2d(ParameterLayer):
         self._has_bias = bias
         self._input = np.empty(0)
         self._output_shape: Shape = ()
+        self._image: tuple[int, int] = (0, 0)
+        self._channels = 0
+        self._offsets: dict[tuple[Source, Blocks], Array] = {}
 
     @property
     def kind(self) -> str:
         """`conv`."""
         return "conv"
+
+    @property
+    def window(self) -> Window:
+        """Size, stride and padding."""
+        return self._window
+
+    @property
+    def groups(self) -> int:
+        """Independent convolutions."""
+        return self._groups
 
     def build(self, name: str, input_shape: Shape) -> Shape:
         """(H, W, C) -> (OH, OW, filters)."""
@@ -86,6 +118,7 @@ class Conv2d(ParameterLayer):
         weight = TensorSpec("weight", (size, size, channels // self._groups, self._filters))
         bias = (TensorSpec("bias", (self._filters,)),) if self._has_bias else ()
         self.tensors = (weight, *bias)
+        self._image, self._channels = (height, width), channels // self._groups
         positions = ((side + 2 * padding - size) // stride + 1 for side in (height, width))
         self._output_shape = (*positions, self._filters)
         return self._output_shape
@@ -98,99 +131,122 @@ class Conv2d(ParameterLayer):
             self.parameters["bias"][...] = 0
 
     def compute(self, x: Array, run: Run) -> Array:
-        """Multiply the columns of every block with the weight."""
+        """Convolve every group."""
         self._input = x
         y = self.workspace.take("output", (len(x), *self._output_shape), x.dtype)
-        weight, rows = self._matrix(self.parameters["weight"]), _rows(y)
         for group in range(self._groups):
-            x_group = self._channels_of(x, group, run)
+            source = source_of(self._window, self._image, group * self._channels, self._channels)
             filters = self._filters_of(group)
-            for samples, positions in self._blocks(x_group):
-                columns = self._columns(x_group[samples], run)
-                np.matmul(columns, weight[:, filters], out=rows[positions, filters])
-        if self._has_bias:
-            add_bias(rows, self.parameters["bias"])
+            packed = self._packed(source, filters, x, run)
+            weight = self.parameters["weight"].reshape(-1, self._filters)
+            run.team.run(pack_weight, tiles_of(filters.number, x.dtype), weight, filters, packed)
+            start = run.scratch.take("start", (padded_filters(filters.number, x.dtype),), x.dtype)
+            start[:] = 0
+            if self._has_bias:
+                start[: filters.number] = self.parameters["bias"][filters.first : filters.first + filters.number]
+            self._convolve(x, source, packed, start, y, filters, run)
         return y
 
     def differentiate(self, dy: Array, run: Run) -> Array:
-        """Per group: dW = columns^T dy, summed over the blocks in order, and dx = col2im(dy W^T)."""
+        """The bias' gradient, and of every group those of the weight and of the input."""
         x = self._input
         if self._has_bias:
-            sums = run.scratch.take("sums", (self._filters,), np.float64)
-            column_sums(_rows(dy), sums)
-            self.gradients["bias"][...] = sums
+            rows = dy.reshape(-1, self._filters)
+            totals = run.scratch.take("totals", (row_blocks(rows), 1, self._filters), np.float64)
+            run.team.run(blocked_column_sums, len(totals), rows, totals)
+            fold(totals)
+            self.gradients["bias"][...] = totals[0, 0]
         dx = self.workspace.take("input_gradient", x.shape, x.dtype) if self.needs_input_gradient else x[:0]
         for group in range(self._groups):
-            self._differentiate_group(group, dy, dx, run)
+            self._differentiate_weight(group, dy, run)
+            if self.needs_input_gradient:
+                self._differentiate_input(group, dy, dx, run)
         return dx
 
-    def _differentiate_group(self, group: int, dy: Array, dx: Array, run: Run) -> None:
-        x = self._channels_of(self._input, group, run)
+    def _differentiate_weight(self, group: int, dy: Array, run: Run) -> None:
+        x, filters = self._input, self._filters_of(group)
+        source = source_of(self._window, self._image, group * self._channels, self._channels)
+        size, inner = self._window.size, self._window.size * self._channels
+        columns = padded_filters(filters.number, x.dtype)
+        tiles = -(-inner // TILE_ROWS)
+        gradient = self.gradients["weight"].reshape(size, inner, self._filters)
+        direct = tiles * TILE_ROWS == inner and columns == self._filters
+        dw = gradient if direct else run.scratch.take("weight_gradient", (size, tiles * TILE_ROWS, columns), x.dtype)
+        blocks = self._gradient_blocks(x, source, plain=tiles * TILE_ROWS == inner)
+        elements = blocks.images * blocks.rows * source.columns * columns
+        if not blocks.plain:
+            elements += blocks.images * source.strip_elements(blocks.rows) + TILE_ROWS
+        scratch = run.scratch.take("padded", (run.team.threads, elements), x.dtype)
+        run.team.run(
+            weight_gradient,
+            size * tiles,
+            *(x, source, self._offsets_of(source, blocks), dy.reshape(-1), filters, dw.reshape(-1), dw.shape[-1]),
+            *(blocks, scratch),
+        )
+        if not direct:
+            gradient[:, :, filters.first : filters.first + filters.number] = dw[:, :inner, : filters.number]
+
+    def _differentiate_input(self, group: int, dy: Array, dx: Array, run: Run) -> None:
         filters = self._filters_of(group)
-        weight = self._matrix(self.parameters["weight"])[:, filters]
-        weight_gradient = self._matrix(self.gradients["weight"])[:, filters]
-        dx_group = dx if self._groups == 1 else run.scratch.take("group_gradient", x.shape, x.dtype)
-        for block, (samples, positions) in enumerate(self._blocks(x)):
-            dy_block = _rows(dy)[positions, filters]
-            columns = self._columns(x[samples], run)
-            if block == 0:
-                np.matmul(columns.T, dy_block, out=weight_gradient)
-            else:
-                part = run.scratch.take("weight_gradient", weight_gradient.shape, x.dtype)
-                weight_gradient += np.matmul(columns.T, dy_block, out=part)
-            if self.needs_input_gradient:
-                self._input_gradient(dy_block, weight, dx_group[samples], run)
-        if self.needs_input_gradient and self._groups > 1:
-            dx[..., self._slice_of(group, dx.shape[-1])] = dx_group
+        source = mirrored_source(self._window, self._image, filters.first, filters.number)
+        channels = Filters(group * self._channels, self._channels, dx.shape[-1])
+        packed = self._packed(source, channels, dy, run)
+        weight = self.parameters["weight"].reshape(-1, self._channels, self._filters)
+        run.team.run(pack_mirrored_weight, tiles_of(channels.number, dy.dtype), weight, filters, packed)
+        start = run.scratch.take("start", (padded_filters(channels.number, dy.dtype),), dy.dtype)
+        start[:] = 0
+        self._convolve(dy, source, packed, start, dx, channels, run)
 
-    def _input_gradient(self, dy: Array, weight: Array, dx: Array, run: Run) -> None:
-        if self._is_pointwise:
-            np.matmul(dy, weight.T, out=_rows(dx))
-            return
-        # The columns of this block have served the weight gradient: their memory is warm and free.
-        columns = run.scratch.take("columns", (len(dy), len(weight)), dy.dtype)
-        np.matmul(dy, weight.T, out=columns)
-        col2im(columns, dx, self._window)
+    def _convolve(  # noqa: PLR0917 - a product of arrays and what they mean
+        self, x: Array, source: Source, packed: Array, start: Array, y: Array, filters: Filters, run: Run
+    ) -> None:
+        blocks = self._blocks(x, source, packed.nbytes, run.team.threads)
+        elements = TILE_ROWS * 2 * padded_filters(1, x.dtype)
+        if not blocks.plain:
+            elements += blocks.images * source.strip_elements(blocks.rows)
+        scratch = run.scratch.take("padded", (run.team.threads, elements), x.dtype)
+        run.team.run(
+            convolve,
+            blocks.in_batch(len(x), source),
+            *(x, source, self._offsets_of(source, blocks), packed, start, y.reshape(-1), filters, blocks, scratch),
+        )
 
-    def _columns(self, x: Array, run: Run) -> Array:
-        if self._is_pointwise:
-            return _rows(x)
-        positions = len(x) * math.prod(self._output_shape[:2])
-        columns = run.scratch.take("columns", (positions, self._window.size**2 * x.shape[-1]), x.dtype)
-        im2col(x, columns, self._window)
-        return columns
+    def _blocks(self, x: Array, source: Source, weight_bytes: int, threads: int) -> Blocks:
+        """Whole images while they fit, for every thread some."""
+        room = max(_BLOCK_BYTES, weight_bytes // _WEIGHT_SHARE) // x.itemsize
+        rows = source.rows
+        while rows > 1 and source.strip_elements(rows) > room:
+            rows = -(-rows // 2)
+        images = max(1, min(room // source.strip_elements(rows), -(-len(x) // threads)))
+        together = self._may_go_together(x, source)
+        if together:
+            images, rows = max(1, images // TILE_ROWS) * TILE_ROWS, source.rows
+        elif rows < source.rows:
+            images = 1
+        return Blocks(images, rows, source.is_plain(x.shape, images, rows), together)
 
-    def _blocks(self, x: Array) -> Iterator[tuple[slice, slice]]:
-        """Cut the batch into blocks of samples: ranges of samples and of rows of the output."""
-        positions = math.prod(self._output_shape[:2])
-        sample_bytes = positions * self._window.size**2 * x.shape[-1] * x.itemsize
-        block = len(x) if self._is_pointwise else max(1, _COLUMN_BYTES // sample_bytes)
-        for first in range(0, len(x), block):
-            last = min(first + block, len(x))
-            yield slice(first, last), slice(first * positions, last * positions)
+    def _may_go_together(self, x: Array, source: Source) -> bool:
+        """Whether whole tiles of images fit; by shapes alone, as it decides which products are made."""
+        elements = TILE_ROWS * source.strip_elements(source.rows)
+        return len(x) % TILE_ROWS == 0 and elements * x.itemsize <= _TOGETHER_BYTES
 
-    def _channels_of(self, x: Array, group: int, run: Run) -> Array:
-        if self._groups == 1:
-            return x
-        part = x[..., self._slice_of(group, x.shape[-1])]
-        copy = run.scratch.take("group_input", part.shape, x.dtype)
-        np.copyto(copy, part)
-        return copy
+    def _gradient_blocks(self, x: Array, source: Source, *, plain: bool) -> Blocks:
+        """Decides in which order is summed: by shapes alone, not by the number of threads."""
+        rows = min(source.rows, -(-_GRADIENT_PIXELS // source.columns))
+        whole = rows == source.rows
+        images = min(len(x), -(-_GRADIENT_PIXELS // source.pixels)) if whole else 1
+        return Blocks(images, rows, plain and source.is_plain(x.shape, images, rows), together=True)
 
-    def _filters_of(self, group: int) -> slice:
-        return self._slice_of(group, self._filters)
+    def _packed(self, source: Source, filters: Filters, x: Array, run: Run) -> Array:
+        depth = self._window.size**2 * source.channels
+        return run.scratch.take("packed", (depth * padded_filters(filters.number, x.dtype),), x.dtype)
 
-    def _slice_of(self, group: int, channels: int) -> slice:
-        size = channels // self._groups
-        return slice(group * size, (group + 1) * size)
+    def _offsets_of(self, source: Source, blocks: Blocks) -> Array:
+        key = (source, blocks)
+        if key not in self._offsets:
+            self._offsets[key] = window_offsets(source, blocks)
+        return self._offsets[key]
 
-    @property
-    def _is_pointwise(self) -> bool:
-        return self._window == (1, 1, 0)
-
-    def _matrix(self, weight: Array) -> Array:
-        return weight.reshape(-1, self._filters)
-
-
-def _rows(activation: Array) -> Array:
-    return activation.reshape(-1, activation.shape[-1])
+    def _filters_of(self, group: int) -> Filters:
+        count = self._filters // self._groups
+        return Filters(group * count, count, self._filters)

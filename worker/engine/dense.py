@@ -7,10 +7,11 @@ import zlib
 
 import numpy as np
 
-from kernels.nn.elementwise import add_bias, column_sums, dropout, dropout_key, relu, relu_gradient
+from kernels.nn.elementwise import add_bias, column_sums, dropout, dropout_key, grains, relu, relu_gradient
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
-from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, fill_normal, shape_error
+from worker.engine.layer import Array, Layer, ParameterLayer, Rectification, Run, Shape, fill_normal, shape_error
+from worker.engine.products import multiply
 
 __all__ = ["Dropout", "Flatten", "Linear", "ReLU"]
 
@@ -59,7 +60,7 @@ class Linear(ParameterLayer):
         """One matrix product."""
         self._input = x
         y = self.workspace.take("output", (len(x), self._units), x.dtype)
-        np.matmul(x, self.parameters["weight"], out=y)
+        multiply(run.team, x, self.parameters["weight"], y)
         if self._has_bias:
             add_bias(y, self.parameters["bias"])
         return y
@@ -67,7 +68,7 @@ class Linear(ParameterLayer):
     def differentiate(self, dy: Array, run: Run) -> Array:
         """DW = x^T dy, db = column sums of dy, dx = dy W^T."""
         x = self._input
-        np.matmul(x.T, dy, out=self.gradients["weight"])
+        multiply(run.team, x.T, dy, self.gradients["weight"])
         if self._has_bias:
             sums = run.scratch.take("sums", (self._units,), np.float64)
             column_sums(dy, sums)
@@ -75,7 +76,7 @@ class Linear(ParameterLayer):
         if not self.needs_input_gradient:
             return x[:0]
         dx = self.workspace.take("input_gradient", x.shape, x.dtype)
-        return np.matmul(dy, self.parameters["weight"].T, out=dx)
+        return multiply(run.team, dy, self.parameters["weight"].T, dx)
 
 
 class ReLU(Layer):
@@ -87,11 +88,17 @@ class ReLU(Layer):
     def __init__(self) -> None:
         super().__init__()
         self._output = np.empty(0)
+        self._done: Rectification = "none"
 
     @property
     def holds_output(self) -> bool:
-        """Not where it writes over its input."""
-        return not self.may_overwrite_input
+        """Not where it writes over its input, or the layer before it rectifies."""
+        return not self.may_overwrite_input and self._done == "none"
+
+    def follow(self, layer: Layer) -> None:
+        """See `Layer.follow`."""
+        self._done = layer.rectification
+        layer.rectify = self._done != "none"
 
     def build(self, name: str, input_shape: Shape) -> Shape:
         """Any shape, unchanged."""
@@ -100,15 +107,20 @@ class ReLU(Layer):
 
     def forward(self, x: Array, run: Run) -> Array:
         """Rectify."""
+        if self._done != "none":
+            self._output = x
+            return x
         y = x if self.may_overwrite_input else self.workspace.take("output", x.shape, x.dtype)
-        relu(x.reshape(-1), y.reshape(-1))
+        run.team.run(relu, grains(x), x.reshape(-1), y.reshape(-1))
         self._output = y
         return y
 
     def backward(self, dy: Array, run: Run) -> Array:
         """Pass the gradient where the output is positive."""
+        if self._done == "step":
+            return dy
         dx = dy if self.may_overwrite_gradient else self.workspace.take("input_gradient", dy.shape, dy.dtype)
-        relu_gradient(self._output.reshape(-1), dy.reshape(-1), dx.reshape(-1))
+        run.team.run(relu_gradient, grains(dy), self._output.reshape(-1), dy.reshape(-1), dx.reshape(-1))
         return dx
 
 

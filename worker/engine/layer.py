@@ -6,17 +6,20 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
+from worker.engine.team import SOLO, Team
 from worker.engine.workspace import Array, Workspace
 
 __all__ = [
     "Array",
     "Layer",
     "ParameterLayer",
+    "Rectification",
     "Run",
     "Shape",
     "StepContext",
@@ -26,6 +29,7 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
+Rectification = Literal["none", "forward", "step"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Run:
         gradient_ready: called with it when its gradient is complete and its parameters are not needed any more.
         recompute: this is a forward of a batch that the layer has seen in this step already, only to have again what
             its backward needs: what is returned has the same bits, and no state changes.
+        team: the threads that compute; how many they are changes no bit.
     """
 
     context: StepContext
@@ -73,6 +78,7 @@ class Run:
     before_backward: Callable[[int], None] = ignore_layer
     gradient_ready: Callable[[int], None] = ignore_layer
     recompute: bool = False
+    team: Team = SOLO
 
 
 class Layer(ABC):
@@ -91,10 +97,13 @@ class Layer(ABC):
         gradient_is_free: the same for what `backward` returned.
         may_overwrite_input: set by the container: `forward` may write its result over its input.
         may_overwrite_gradient: set by the container: `backward` may write its result over `dy`.
+        rectification: what the layer can do for a rectifier behind it: nothing, its forward, or its whole step.
+        rectify: set by the container: the layer does that.
     """
 
     output_is_free: bool = False
     gradient_is_free: bool = False
+    rectification: Rectification = "none"
 
     def __init__(self) -> None:
         self.name = ""
@@ -103,6 +112,7 @@ class Layer(ABC):
         self.needs_input_gradient = True
         self.may_overwrite_input = False
         self.may_overwrite_gradient = False
+        self.rectify = False
 
     @property
     def kind(self) -> str:
@@ -154,6 +164,9 @@ class Layer(ABC):
             yield self
         for child in self.children:
             yield from child.leaves()
+
+    def follow(self, layer: Layer) -> None:  # noqa: B027 - most leave nothing to others
+        """Take the place behind `layer`, whose output this one alone reads, and leave to it what it can do."""
 
     def skip_input_gradient(self) -> None:
         """Say that nobody needs the gradient of the input: what `backward` returns is not looked at."""

@@ -13,6 +13,7 @@ from worker.engine.checkpoint import CheckpointedChain, checkpointed
 from worker.engine.containers import Sequential
 from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, ignore_layer
 from worker.engine.loss import softmax_cross_entropy
+from worker.engine.team import SOLO, Team
 from worker.engine.workspace import Workspace
 
 __all__ = ["Model", "StepHooks"]
@@ -82,6 +83,16 @@ class Model:
         self._scratch = Workspace()
         self._dtype: np.dtype[np.floating] | None = None
         self._context: StepContext | None = None
+        self._team = SOLO
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many threads from now on, at least 1; results have the same bits with any number."""
+        self._team = SOLO if threads == 1 else Team(threads)
+
+    @property
+    def team(self) -> Team:
+        """The threads that compute."""
+        return self._team
 
     def checkpoint(self, segments: int | None = None, *, spill: bool = False) -> None:
         """Train with less memory for activations from now on, and the same results; before `bind`.
@@ -134,6 +145,11 @@ class Model:
         return self._root.children
 
     @property
+    def leaves(self) -> tuple[Layer, ...]:
+        """The layers that are no containers, in forward order."""
+        return tuple(self._leaves)
+
+    @property
     def parameter_layers(self) -> tuple[ParameterLayer, ...]:
         """Those of the layout."""
         return tuple(self._layers)
@@ -161,7 +177,7 @@ class Model:
         """
         x = self._checked(images)
         self._context = context
-        return self._runner.forward(x, Run(context, self._scratch, before_layer or ignore_layer))
+        return self._runner.forward(x, Run(context, self._scratch, before_layer or ignore_layer, team=self._team))
 
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
         """Forward, mean softmax cross entropy, and backward into the gradient arena; returns the loss."""
@@ -184,7 +200,14 @@ class Model:
                 "train.checkpoint: expected 'none' where fully connected layers are sharded over the workers; set "
                 "it so, or exchange.fc = 'data'"
             )
-        run = Run(context, self._scratch, hooks.before_layer, hooks.before_backward, hooks.gradient_ready)
+        run = Run(
+            context,
+            self._scratch,
+            hooks.before_layer,
+            hooks.before_backward,
+            hooks.gradient_ready,
+            team=self._team,
+        )
         x = self._checked(images)
         for layer in self.chain[:stop]:
             x = layer.forward(x, run)
@@ -233,6 +256,7 @@ class Model:
             before_recompute or ignore_layer,
             before_backward or ignore_layer,
             gradient_ready or ignore_layer,
+            team=self._team,
         )
         self._runner.backward(dy, run)
 

@@ -10,6 +10,7 @@ from kernels.nn.pooling import avg_pool, avg_pool_gradient, max_pool, max_pool_g
 from kernels.nn.window import Window
 from taihu.errors import ModelError
 from worker.engine.layer import Array, Layer, Run, Shape, shape_error
+from worker.engine.team import Team
 
 __all__ = ["AvgPool2d", "GlobalAvgPool", "MaxPool2d"]
 
@@ -44,6 +45,16 @@ class _Pool2d(Layer):
         """`pool`."""
         return "pool"
 
+    @property
+    def window(self) -> Window:
+        """Size, stride and padding."""
+        return self._window
+
+    @property
+    def ceil_mode(self) -> bool:
+        """Whether the last window may reach over the edge."""
+        return self._ceil_mode
+
     def build(self, name: str, input_shape: Shape) -> Shape:
         """(H, W, C) -> (OH, OW, C)."""
         self.name = name
@@ -68,41 +79,41 @@ class _Pool2d(Layer):
     def forward(self, x: Array, run: Run) -> Array:
         """Pool every window."""
         y = self.workspace.take("output", (len(x), *self._output_shape), x.dtype)
-        self._pool(x, y)
+        self._pool(x, y, run.team)
         return y
 
     def backward(self, dy: Array, run: Run) -> Array:
         """Give every window's gradient back to its inputs."""
         dx = self.workspace.take("input_gradient", (len(dy), *self._input_shape), dy.dtype)
-        self._spread(dy, dx)
+        self._spread(dy, dx, run.team)
         return dx
 
     @abstractmethod
-    def _pool(self, x: Array, y: Array) -> None: ...
+    def _pool(self, x: Array, y: Array, team: Team) -> None: ...
 
     @abstractmethod
-    def _spread(self, dy: Array, dx: Array) -> None: ...
+    def _spread(self, dy: Array, dx: Array, team: Team) -> None: ...
 
 
 class MaxPool2d(_Pool2d):
     """The maximum of every window; the gradient goes to the first of equal ones."""
 
-    def _pool(self, x: Array, y: Array) -> None:
+    def _pool(self, x: Array, y: Array, team: Team) -> None:
         self._chosen = self.workspace.take("chosen", y.shape, np.int32)
-        max_pool(x, y, self._chosen, self._window)
+        team.run(max_pool, len(x), x, y, self._chosen, self._window)
 
-    def _spread(self, dy: Array, dx: Array) -> None:
-        max_pool_gradient(dy, self._chosen, dx, self._window)
+    def _spread(self, dy: Array, dx: Array, team: Team) -> None:
+        team.run(max_pool_gradient, len(dy), dy, self._chosen, dx, self._window)
 
 
 class AvgPool2d(_Pool2d):
     """The average of every window over its part inside of the image."""
 
-    def _pool(self, x: Array, y: Array) -> None:
-        avg_pool(x, y, self._window)
+    def _pool(self, x: Array, y: Array, team: Team) -> None:
+        team.run(avg_pool, len(x), x, y, self._window)
 
-    def _spread(self, dy: Array, dx: Array) -> None:
-        avg_pool_gradient(dy, dx, self._window)
+    def _spread(self, dy: Array, dx: Array, team: Team) -> None:
+        team.run(avg_pool_gradient, len(dy), dy, dx, self._window)
 
 
 class GlobalAvgPool(Layer):

@@ -1,0 +1,29 @@
+"""Matrix products of several threads."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from worker.engine.layer import Array
+from worker.engine.team import Team
+
+__all__ = ["multiply"]
+
+_COLUMNS: Final = 256
+
+
+def multiply(team: Team, a: Array, b: Array, out: Array) -> Array:
+    """`out` = `a` @ `b`, (M, K), (K, N) and (M, N), by blocks of columns; returns `out`.
+
+    The blocks do not depend on the number of threads, and so neither do the bits. BLAS should have one thread.
+    """
+
+    def part(first: int, last: int, lane: int) -> None:
+        for block in range(first, last):
+            columns = slice(block * _COLUMNS, (block + 1) * _COLUMNS)
+            np.matmul(a, b[:, columns], out=out[:, columns])
+
+    team.run(part, -(-out.shape[1] // _COLUMNS))
+    return out
