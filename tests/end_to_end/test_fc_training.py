@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 SHARDED = ("--exchange", "ring", "--workers", "3", "--set", "exchange.fc=shard", "--bind", "127.0.0.1:0")
-COMMON = ("--steps", "40", "--workers", "3", "--set", "optimizer.learning_rate=0.01")
+COMMON = ("--steps", "40", "--workers", "3", "--set", "optimizer.learning_rate=0.003")
 
 
 def train(taihu: Taihu, folder: Path, *arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
