@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from threadpoolctl import threadpool_limits
@@ -28,7 +28,6 @@ from taihu.wire.server import RpcServer
 from worker.data import Batches, load_dataset
 from worker.engine import Model, build_model
 from worker.measuring import Measuring
-from worker.modelled_compute import model_compute
 from worker.observer import Observer
 from worker.plan_follower import PlanFollower
 from worker.replica import Replica, Uses, WholeReplica, prepare_hybrid
@@ -36,6 +35,9 @@ from worker.saving import SavedModel, save_model
 from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from worker.step_record import StepRecord
 from worker.trainer import Trainer
+
+if TYPE_CHECKING:
+    from worker.modelled_compute import ModelledCompute
 
 __all__ = ["WorkerDaemon", "WorkerOptions"]
 
@@ -110,11 +112,18 @@ class WorkerDaemon:
             model.checkpoint(train.checkpoint_segments, spill=train.checkpoint == "spill")
         return model
 
+    def _model_compute(self, model: Model) -> ModelledCompute | None:
+        if self._job.cluster.compute == "cpu":
+            return None
+        from worker.modelled_compute import model_compute  # noqa: PLC0415 - most workers do not need it
+
+        return model_compute(self._job, model, self._dataset.image_shape)
+
     @contextmanager
     def _joined(self, observer: Observer) -> Iterator[tuple[Session, Replica]]:
         """Take part with a replica; worker 0's parameters are the job's."""
         job, options, model = self._job, self._options, self._build_model()
-        self._modelled = model_compute(job, model, self._dataset.image_shape)
+        self._modelled = self._model_compute(model)
         if self._modelled is not None:
             self._modelled.export(self._metrics.registry, options.rank)
         reporting = Reporting(observer.progress, observer.compressed, options.tracer, self._hosting)

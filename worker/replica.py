@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,9 @@ from worker.fc.mover import PeerMover
 from worker.fc.probe import agree_on_fc
 from worker.hashing import exchanged_sha256, parameters_sha256
 from worker.session import Exchanged
-from worker.sw26010 import ProcessorModel
+
+if TYPE_CHECKING:
+    from worker.sw26010 import ProcessorModel
 
 __all__ = ["HybridReplica", "Replica", "Uses", "WholeReplica", "prepare_hybrid"]
 
@@ -99,8 +101,7 @@ class WholeReplica(Replica):
         arenas = arenas_of(job, model.layout.elements)
         model.bind(arenas.parameters, arenas.gradients)
         self._model = model
-        functional = job.cluster.compute == "sw26010-functional"
-        self._trained = ProcessorModel(model, job.cluster.core_groups) if functional else model
+        self._trained = _trained(model, job)
         self._rank = rank
         self._seed = job.train.seed
         self._gathers = job.zero == 3 and not job.servers
@@ -134,6 +135,15 @@ class WholeReplica(Replica):
     def results(self, steps: int) -> dict[str, Any]:
         """See `Replica.results`."""
         return {}
+
+
+def _trained(model: Model, job: Job) -> Model | ProcessorModel:
+    """What runs the training steps of `model`."""
+    if job.cluster.compute != "sw26010-functional":
+        return model
+    from worker.sw26010 import ProcessorModel  # noqa: PLC0415 - most workers do not need it
+
+    return ProcessorModel(model, job.cluster.core_groups)
 
 
 class HybridReplica(Replica):

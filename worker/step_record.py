@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from worker.exchange_times import GroupTimes
 from worker.progress import StepSample
-from worker.sw26010 import ModelledStep
+
+if TYPE_CHECKING:
+    # Of the processor model, which most workers do not need: it takes a while to import.
+    from worker.sw26010 import ModelledStep
 
 __all__ = ["StepRecord"]
 

@@ -52,7 +52,8 @@ class Team:
         self._orders = _Orders(np.zeros(8 * threads, np.int64))
         for lane in range(1, threads):
             threading.Thread(target=_serve, args=(self._orders, lane), name=f"compute-{lane}", daemon=True).start()
-        self._end = weakref.finalize(self, _end, self._orders)
+        if threads > 1:
+            weakref.finalize(self, _end, self._orders)
 
     @property
     def threads(self) -> int:
