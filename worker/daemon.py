@@ -113,7 +113,7 @@ class WorkerDaemon:
         return model
 
     def _model_compute(self, model: Model) -> ModelledCompute | None:
-        if self._job.cluster.compute == "cpu":
+        if not self._job.models_compute:
             return None
         from worker.modelled_compute import model_compute  # noqa: PLC0415 - most workers do not need it
 
