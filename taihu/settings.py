@@ -138,7 +138,8 @@ class ExchangeSettings(Section):
     the optimizer state each (1), workers give the memory of gradients back as soon as a group has been summed (2),
     and fetch the parameters of a group when they need them, twice in a step (3). By default 1 with servers, 0 in a
     ring, and 2 with 16-bit parameters, which need at least that. From stage 2 on no merged group exceeds
-    `bucket_bytes` of fp32 values.
+    `bucket_bytes` of fp32 values. In stage 3 a worker holds `live_bytes` of fp32 parameters, or two groups if that is
+    more: what it can keep from forward to backward is fetched once in a step.
     """
 
     kind: Literal["server", "ring"] = "server"
@@ -155,6 +156,7 @@ class ExchangeSettings(Section):
     window_frames: PositiveInt = 6
     zero: Annotated[int, Field(ge=0, le=3)] | None = None
     bucket_bytes: Annotated[int, Field(ge=4096)] = 16 << 20
+    live_bytes: Annotated[int, Field(ge=0)] = 0
     timeout_s: PositiveFloat = 600.0
     non_finite: Literal["error", "allow"] = "error"
 

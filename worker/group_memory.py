@@ -7,11 +7,12 @@ Pure bookkeeping around `Pages`: no threads and no network. Whoever uses it hold
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 
 from taihu.layout import Layout
-from taihu.planner.groups import Group, gradient_room, group_bounds, largest_pair
+from taihu.planner.groups import Group, gradient_room, group_bounds, parameter_room
 from worker.arenas import Arenas
-from worker.parameter_window import ParameterWindow, Todo
+from worker.parameter_window import ParameterWindow, Todo, leading_groups
 
 __all__ = ["GroupMemory"]
 
@@ -30,6 +31,7 @@ class GroupMemory:
         groups: Sequence[Group],
         *,
         bucket_elements: int,
+        live_elements: int,
         ask: Callable[[int], None],
         holds_gradients: bool = False,
     ) -> None:
@@ -43,6 +45,7 @@ class GroupMemory:
         self._bounds = group_bounds(layout, groups)
         self._sizes = [stop - start for start, stop in self._bounds]
         self._room = gradient_room(self._sizes, bucket_elements)
+        self._live = parameter_room(self._sizes, live_elements)
         self._held: set[int] = set()
         self._held_elements = 0
         self._window = ParameterWindow()
@@ -81,25 +84,17 @@ class GroupMemory:
         """Whether the group's parameters are going to change."""
         return self._window.is_summing(group)
 
-    def following(self, group: int, order: Iterable[int]) -> tuple[int, ...]:
+    def beside(self, group: int, order: Iterable[int]) -> tuple[int, ...]:
         """Of the groups that come behind `group` in `order`, those that there is room for beside it."""
-        room = largest_pair(self._sizes) - self._sizes[group]
-        chosen = []
-        for each in order:
-            if each in self._kept:
-                break
-            room -= self._sizes[each]
-            if room < 0:
-                break
-            chosen.append(each)
-        return tuple(chosen)
+        fetched = takewhile(lambda each: each not in self._kept, order)
+        return leading_groups(fetched, self._sizes, self._live - self._sizes[group])
 
-    def use(self, group: int, following: Sequence[int]) -> list[int]:
+    def use(self, group: int, following: Sequence[int], staying: Sequence[int]) -> list[int]:
         """See `ParameterWindow.use`; where parameters are fetched.
 
         Returns the groups that are kept as 16-bit values: `widen` and `arrived` follow for each.
         """
-        return self._do(self._window.use(group, following))
+        return self._do(self._window.use(group, following, staying))
 
     def keep_all(self, *, keep: bool) -> None:
         """Drop nothing any more until `drop_all`, if `keep` says so."""

@@ -71,6 +71,7 @@ class MemoryExchange(GradientExchange):
             plan.layout,
             plan.groups,
             bucket_elements=self._job.exchange.bucket_bytes // BYTES_PER_VALUE,
+            live_elements=self._job.exchange.live_bytes // BYTES_PER_VALUE,
             ask=self._ask,
             holds_gradients=self._job.holds_gradients,
         )
@@ -93,14 +94,17 @@ class MemoryExchange(GradientExchange):
         if not self._memory.fetches:
             self.complete(group)
             return
-        # Whether a backward comes behind the last group, or another forward of a test, is not known here.
-        self._use(group, self._memory.following(group, reversed(range(group))))
+        # Whether a backward comes behind the last group, or another forward of a test, is not known here: what was
+        # used may stay for the one, where there is room for all that comes before, but is not asked for.
+        order = (*reversed(range(group)), *range(group + 1, len(self.groups)))
+        chosen = self._memory.beside(group, order)
+        self._use(group, chosen[:group], chosen[group:])
 
     def recall(self, group: int, *, ahead: bool = True) -> None:
         """See `GradientExchange.recall`."""
         if self._memory.fetches:
             order = range(group + 1, len(self.groups)) if ahead else ()
-            self._use(group, self._memory.following(group, order))
+            self._use(group, self._memory.beside(group, order))
 
     def prepare(self, group: int) -> None:
         """See `GradientExchange.prepare`."""
@@ -124,7 +128,7 @@ class MemoryExchange(GradientExchange):
             # What is held must be the same on all workers again.
             self._memory.drop_all()
 
-    def _use(self, group: int, following: Sequence[int]) -> None:
+    def _use(self, group: int, following: Sequence[int], staying: Sequence[int] = ()) -> None:
         if self._memory.is_summing(group):
             self._wait_until(lambda: not self._memory.is_summing(group), lambda: f"the sum of group {group}")
         # Whether a group is asked for again must not depend on when it comes: workers who gather it do so together.
@@ -132,7 +136,7 @@ class MemoryExchange(GradientExchange):
         for stray in strays:
             self._wait_for_parameters(stray)
         with self._guard:
-            kept = self._memory.use(group, following)
+            kept = self._memory.use(group, following, staying)
         for each in kept:
             self._memory.widen(each)
             with self._guard:

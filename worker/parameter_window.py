@@ -1,15 +1,26 @@
-"""Which parameters are on a worker that keeps none: those in use and the next ones (ZeRO stage 3). A pure object.
+"""Which parameters are on a worker that keeps none: those in use and the next ones (ZeRO stage 3). Pure.
 
 Methods section 5: a group is asked for before its forward and again before its backward, the one behind it meanwhile,
-and dropped after its use.
+and dropped after its use, unless there is room for it until its next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ParameterWindow", "Todo"]
+__all__ = ["ParameterWindow", "Todo", "leading_groups"]
+
+
+def leading_groups(order: Iterable[int], sizes: Sequence[int], room: int) -> tuple[int, ...]:
+    """Of the groups in `order`, whose sizes are `sizes[group]`, the first ones that fit into `room` together."""
+    chosen = []
+    for group in order:
+        room -= sizes[group]
+        if room < 0:
+            break
+        chosen.append(group)
+    return tuple(chosen)
 
 
 @dataclass(frozen=True)
@@ -45,10 +56,13 @@ class ParameterWindow:
         """Whether the group's parameters are going to change."""
         return group in self._summing
 
-    def use(self, group: int, following: Sequence[int] = ()) -> Todo:
-        """`group`, which is not being summed, is used until the next call; those `following` are most likely next."""
+    def use(self, group: int, following: Sequence[int] = (), staying: Sequence[int] = ()) -> Todo:
+        """`group`, which is not being summed, is used until the next call; those `following` are most likely next.
+
+        Those `staying` are not asked for, but not dropped either.
+        """
         wanted = tuple(dict.fromkeys((group, *following)))
-        dropped = () if self.keep_all else tuple(sorted(self._here.difference(wanted)))
+        dropped = () if self.keep_all else tuple(sorted(self._here.difference(wanted, staying)))
         self._here.difference_update(dropped)
         asked = tuple(each for each in wanted if each not in self._here | self._asked | self._summing)
         self._asked.update(asked)

@@ -107,6 +107,7 @@ def memory_job(job: Job, layout: Layout) -> MemoryJob:
         value_bytes=ValueType.named(job.train.precision).dtype.itemsize,
         holds_gradients=job.holds_gradients,
         bucket_bytes=exchange.bucket_bytes,
+        live_bytes=exchange.live_bytes,
         residual_arrays=_residual_arrays(job),
         # The residual, and the sums that it belongs to.
         server_residual_arrays=2 if job.downlink == "doublesqueeze" else 0,

@@ -19,7 +19,7 @@ __all__ = [
     "gradient_room",
     "group_bounds",
     "group_of_layer",
-    "largest_pair",
+    "parameter_room",
     "plan_groups",
 ]
 
@@ -86,14 +86,19 @@ def group_bounds(layout: Layout, groups: Sequence[Group]) -> tuple[tuple[int, in
     return tuple((layout.offsets[group.first_layer], layout.offsets[group.last_layer + 1]) for group in groups)
 
 
-def largest_pair(sizes: Sequence[int]) -> int:
+def _largest_pair(sizes: Sequence[int]) -> int:
     """The most that a group and the next one have together, of groups of these sizes."""
     return max((own + following for own, following in zip(sizes, [*sizes[1:], 0], strict=False)), default=0)
 
 
+def parameter_room(sizes: Sequence[int], live: int) -> int:
+    """What a worker holds of parameters at most while groups of these sizes are dropped: two, or `live` if more."""
+    return max(_largest_pair(sizes), live)
+
+
 def gradient_room(sizes: Sequence[int], bucket: int) -> int:
     """What a worker holds of gradients at most while groups of these sizes are given back: two, or four buckets."""
-    return max(largest_pair(sizes), _BUCKETS_UNDER_WAY * bucket)
+    return max(_largest_pair(sizes), _BUCKETS_UNDER_WAY * bucket)
 
 
 def check_groups(layout: Layout, groups: tuple[Group, ...]) -> None:

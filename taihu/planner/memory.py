@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Final
 
 from taihu.errors import ConfigError
-from taihu.planner.groups import Group, gradient_room, largest_pair
+from taihu.planner.groups import Group, gradient_room, parameter_room
 
 __all__ = [
     "MemoryJob",
@@ -46,6 +46,7 @@ class MemoryJob:
             an fp32 master of the parameters beside its optimizer state; in stages 2 and 3 only.
         holds_gradients: whether workers keep all gradients of a step until it is known that they fit (fp16).
         bucket_bytes: fp32 bytes that a group of several layers has at most.
+        live_bytes: fp32 bytes of parameters that stage 3 may hold at once, where two groups are fewer.
         residual_arrays: fp32 values per parameter that a worker's compression keeps: the residual, and the velocity
             where workers apply momentum.
         server_residual_arrays: the same for a server's compression of its answers.
@@ -64,6 +65,7 @@ class MemoryJob:
     optimizer_arrays: int
     value_bytes: int = _FP32_BYTES
     bucket_bytes: int = 16 << 20
+    live_bytes: int = 0
     residual_arrays: int = 0
     server_residual_arrays: int = 0
     window_frames: int = 6
@@ -98,8 +100,13 @@ class MemoryJob:
 
     @property
     def parameter_window_bytes(self) -> int:
-        """fp32 bytes of the parameters that stage 3 holds at once: a group, and the next one on its way."""
-        return min(_FP32_BYTES * self.elements, largest_pair(self._group_bytes()))
+        """fp32 bytes of the parameters that stage 3 holds at once: a group and the next one, or more if it may."""
+        return min(_FP32_BYTES * self.elements, parameter_room(self._group_bytes(), self.live_bytes))
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Bytes of 16-bit parameters beside those of the window: of a group and the next one, as they come."""
+        return self.value_bytes * min(self.elements, parameter_room(self._group_bytes(), 0) // _FP32_BYTES)
 
     @property
     def gradient_budget_bytes(self) -> int:
@@ -145,7 +152,7 @@ def worker_memory(job: MemoryJob) -> MemoryUse:
     """Bytes of one worker, in a ring of the one that owns the most.
 
     16-bit values are widened to be computed with: in stage 2 the parameters of the group in use, in stage 3 those of
-    the window, as they arrive; and gradients become 16-bit values group by group.
+    the window, as they come; and gradients become 16-bit values group by group.
     """
     whole = job.elements
     owned = _owned_by_worker(job)
@@ -153,7 +160,7 @@ def worker_memory(job: MemoryJob) -> MemoryUse:
     # In mixed precision the master, which counts to the optimizer, is all that a ring's owner keeps of them.
     stored = whole if job.zero < 3 else owned if job.servers == 0 and not job.mixed else 0
     held = job.zero < 2 or job.holds_gradients
-    beside_computed = job.largest_group_bytes if job.zero == 2 else window * job.value_bytes // _FP32_BYTES
+    beside_computed = job.largest_group_bytes if job.zero == 2 else job.arriving_bytes
     return MemoryUse(
         parameters=job.value_bytes * stored + (window if job.zero == 3 else 0),
         gradients=job.value_bytes * whole if held else budget * job.value_bytes // _FP32_BYTES,

@@ -32,8 +32,8 @@ def test_every_stage_ends_with_the_same_model(taihu: Taihu, tmp_path: Path, exch
     assert len({results["test_accuracy"] for results, _ in runs}) == 1
     moved = [results["bytes_sent_per_step"] + results["bytes_received_per_step"] for results, _ in runs]
     assert moved[:3] == pytest.approx([moved[0]] * 3, rel=0.01)
-    # Three times the parameters instead of two, but for one of four layers, which forward leaves to backward.
-    assert 1.2 < moved[3] / moved[0] < 1.6
+    # Two of four layers, 87 % of the parameters, fit into what is held anyway, and stay from forward to backward.
+    assert 1.0 < moved[3] / moved[0] < 1.07
 
 
 @pytest.mark.parametrize("exchange", ["server", "ring"])

@@ -15,7 +15,7 @@ from taihu.planner.groups import (
     gradient_room,
     group_bounds,
     group_of_layer,
-    largest_pair,
+    parameter_room,
 )
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=12)
@@ -55,8 +55,9 @@ def test_bounds_are_where_the_layers_of_a_group_lie(job: tuple[list[int], tuple[
         assert stop - start == sum(sizes[group.first_layer : group.last_layer + 1])
 
 
-@given(SIZES, st.integers(0, 100))
-def test_there_is_room_for_any_group_and_its_neighbour(sizes: list[int], bucket: int) -> None:
+@given(SIZES, st.integers(0, 100), st.integers(0, 400))
+def test_there_is_room_for_any_group_and_its_neighbour(sizes: list[int], bucket: int, live: int) -> None:
     pairs = [left + right for left, right in pairwise(sizes)]
-    assert largest_pair(sizes) == max([*pairs, *sizes])
+    assert parameter_room(sizes, 0) == max([*pairs, *sizes])
+    assert parameter_room(sizes, live) == max(*pairs, *sizes, live)
     assert gradient_room(sizes, bucket) == max(*pairs, *sizes, 4 * bucket)

@@ -66,6 +66,7 @@ def memory_jobs(draw: DrawFn) -> MemoryJob:
         value_bytes=value_bytes,
         holds_gradients=draw(st.booleans()) and value_bytes == 2,
         bucket_bytes=draw(st.integers(1, 100)),
+        live_bytes=draw(st.sampled_from([0, 300, 2000])),
         residual_arrays=draw(st.integers(0, 2)),
         server_residual_arrays=draw(st.integers(0, 2)),
         window_frames=draw(st.integers(1, 4)),
@@ -96,7 +97,7 @@ def neighbours_bytes(job: MemoryJob) -> int:
 def written_out(job: MemoryJob) -> dict[str, int]:
     """Parameters, gradients and optimizer state of a worker and of a server, one line for each case."""
     P, k = job.elements, job.optimizer_arrays
-    W = min(4 * P, neighbours_bytes(job))
+    W = min(4 * P, max(neighbours_bytes(job), job.live_bytes))
     G = min(4 * P, max(neighbours_bytes(job), 4 * job.bucket_bytes))
     N, S = owned_by_most(job, job.workers), owned_by_most(job, max(1, job.servers))
     none = (0, 0, 0)

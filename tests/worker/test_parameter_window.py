@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from worker.parameter_window import ParameterWindow, Todo
+from worker.parameter_window import ParameterWindow, Todo, leading_groups
 
 
 def test_a_step_of_three_groups() -> None:
@@ -35,6 +35,30 @@ def test_a_step_of_three_groups() -> None:
     window.summed(1)
     window.arrived(2)
     assert window.use(1, (0,)) == Todo(ask=(1, 0), drop=(2,))
+
+
+def test_what_stays_is_there_in_backward() -> None:
+    window = ParameterWindow()
+    window.use(2, (1,))
+    window.arrived(2)
+    window.arrived(1)
+    assert window.use(1, (0,), staying=(2,)) == Todo(ask=(0,))
+    window.arrived(0)
+    # Group 2 has no room any more.
+    assert window.use(0, staying=(1,)) == Todo(drop=(2,))
+    assert window.use(0, (1,)) == Todo()
+    window.pushed(0)
+    assert window.use(1, (2,)) == Todo(ask=(2,))
+    # What stays is not asked for.
+    assert window.use(1, staying=(0, 3)) == Todo()
+
+
+@given(st.permutations(range(6)), st.lists(st.integers(0, 9), min_size=6, max_size=6), st.integers(-5, 60))
+def test_the_groups_beside_are_the_longest_beginning_that_fits(order: list[int], sizes: list[int], room: int) -> None:
+    beginnings = [tuple(order[:length]) for length in range(7)]
+    fitting = [each for each in beginnings if sum(sizes[group] for group in each) <= max(0, room)]
+    longest = fitting[-1] if room >= 0 else ()
+    assert leading_groups(order, sizes, room) == longest
 
 
 def test_all_are_kept_while_all_are_wanted() -> None:
@@ -81,9 +105,10 @@ class Windows(RuleBasedStateMachine):
         """What was asked for is used next, as the exchanges do."""
         choices = self.under_way or [group for group in range(self.GROUPS) if group not in self.summing]
         self.current = data.draw(st.sampled_from(choices))
-        following = [*self.under_way, *data.draw(st.lists(st.integers(0, self.GROUPS - 1), max_size=2))]
-        self.wanted = {self.current, *following}
-        self.do(self.window.use(self.current, following))
+        any_groups = st.lists(st.integers(0, self.GROUPS - 1), max_size=2)
+        following, staying = [*self.under_way, *data.draw(any_groups)], data.draw(any_groups)
+        self.wanted = {self.current, *following, *self.written.intersection(staying)}
+        self.do(self.window.use(self.current, following, staying))
         assert self.window.is_here(self.current) or self.is_waiting
 
     @precondition(lambda self: self.under_way)

@@ -33,7 +33,7 @@ def adam(layout: Layout, workers: int, rate: float = 0.01) -> NDArray[np.float64
     return parameters
 
 
-def ends_of(zero: int, servers: int, workers: int, plan: str, transport: str = "tcp") -> list[Values]:
+def ends_of(zero: int, servers: int, workers: int, plan: str, **settings: object) -> list[Values]:
     layout = layout_of(*LAYERS)
     ends: dict[int, Values] = {}
 
@@ -41,7 +41,7 @@ def ends_of(zero: int, servers: int, workers: int, plan: str, transport: str = "
         for step in STEPS:
             ends[member.rank] = member.step(step, gradients(member.rank, step, layout.elements))
 
-    exchange = {"plan": plan, "zero": zero, "frame_bytes": 4096, "window_frames": 2, "transport": transport}
+    exchange = {"plan": plan, "zero": zero, "frame_bytes": 4096, "window_frames": 2, "transport": "tcp", **settings}
     optimizer = {"name": "adam", "learning_rate": 0.01}
     with Cluster(make_job(servers, workers, exchange=exchange, optimizer=optimizer)) as cluster:
         cluster.run(layout, work)
@@ -54,6 +54,7 @@ def ends_of(zero: int, servers: int, workers: int, plan: str, transport: str = "
 @pytest.mark.parametrize(("servers", "workers"), [(1, 1), (1, 3), (3, 2)])
 def test_every_stage_ends_with_the_same_bits(servers: int, workers: int, plan: str) -> None:
     stages = [ends_of(zero, servers, workers, plan) for zero in range(4)]
+    stages.append(ends_of(3, servers, workers, plan, live_bytes=40000))
     np.testing.assert_allclose(stages[1][0], adam(layout_of(*LAYERS), workers), rtol=1e-4, atol=1e-6)
     for ends in stages:
         for values in ends:
@@ -62,12 +63,14 @@ def test_every_stage_ends_with_the_same_bits(servers: int, workers: int, plan: s
 
 @pytest.mark.parametrize(("zero", "transport"), [(0, "grpc"), (0, "same-host"), (2, "grpc"), (3, "grpc")])
 def test_every_transport_ends_with_the_same_bits(zero: int, transport: str) -> None:
-    ends = [values.tobytes() for values in ends_of(zero, 2, 2, "per-layer", transport)]
+    ends = [values.tobytes() for values in ends_of(zero, 2, 2, "per-layer", transport=transport)]
     assert ends == [ends_of(1, 2, 2, "per-layer")[0].tobytes()] * 2
 
 
-@pytest.mark.parametrize(("zero", "volume"), [(0, 2), (1, 2), (2, 2), (3, 3)])
-def test_the_volume_of_a_step_is_that_of_the_paper(zero: int, volume: int) -> None:
+@pytest.mark.parametrize(
+    ("zero", "live", "volume"), [(0, 0, 2), (1, 0, 2), (2, 0, 2), (3, 0, 3), (3, 0.5, 2.5), (3, 1, 2)]
+)
+def test_the_volume_of_a_step_is_that_of_the_paper_less_what_stays(zero: int, live: float, volume: float) -> None:
     layout = layout_of(*[8000] * 80)
     moved: list[int] = []
 
@@ -86,7 +89,8 @@ def test_the_volume_of_a_step_is_that_of_the_paper(zero: int, volume: int) -> No
         totals = exchange.totals()
         moved.append(totals.sent_bytes + totals.received_bytes)
 
-    with Cluster(make_job(2, 1, exchange={"plan": "per-layer", "zero": zero})) as cluster:
+    live_bytes = int(live * layout.elements * BYTES_PER_VALUE)
+    with Cluster(make_job(2, 1, exchange={"plan": "per-layer", "zero": zero, "live_bytes": live_bytes})) as cluster:
         cluster.run(layout, work)
     assert moved[0] / 3 == pytest.approx(volume * layout.elements * BYTES_PER_VALUE, rel=0.03)
 
@@ -112,31 +116,40 @@ def test_stage_2_gives_gradients_back_and_holds_no_more_than_its_room() -> None:
         cluster.run(layout, work)
 
 
-def test_stage_3_holds_the_group_in_use_and_the_next_one() -> None:
+@pytest.mark.parametrize("live_groups", [0, 3, 5, 8])
+def test_stage_3_holds_the_group_in_use_and_as_many_of_the_next_ones_as_it_may(live_groups: int) -> None:
     layout = layout_of(*[4096] * 8)
     initial = initial_parameters(layout)
+    room = max(2, live_groups)
 
     def work(member: Member) -> None:
         exchange, parameters = member.exchange, member.arenas.parameters
         bounds = group_bounds(layout, exchange.groups)
-        present = [(*bounds[group], group, group - 1) for group in reversed(range(8))]
-        member.arenas.parameters[:] = 0
-        for start, stop, group, following in present:
+
+        def held() -> set[int]:
+            return {other for other, (first, last) in enumerate(bounds) if parameters[first:last].any()}
+
+        parameters[:] = 0
+        for group in reversed(range(8)):
+            start, stop = bounds[group]
             exchange.wait(group)
             assert parameters[start:stop].tobytes() == initial[start:stop].tobytes()
-            for other, (first, last) in enumerate(bounds):
-                assert other in (group, following) or not parameters[first:last].any()
+            # What comes next in forward, then in backward.
+            assert held() <= set([*reversed(range(group + 1)), *range(group + 1, 8)][:room])
+        assert held() == set(range(room))
         exchange.begin(1)
         for group, (start, stop) in enumerate(bounds):
             exchange.prepare(group)
             assert parameters[start:stop].tobytes() == initial[start:stop].tobytes()
+            assert held() <= set(range(group, group + room))
             exchange.push(group)
             assert not parameters[start:stop].any()
         # A worker that left with frames under way would leave the other one waiting for them.
         for group in range(8):
             exchange.complete(group)
 
-    with Cluster(make_job(2, 2, exchange={"plan": "per-layer", "zero": 3})) as cluster:
+    exchange = {"plan": "per-layer", "zero": 3, "live_bytes": live_groups * 4096 * BYTES_PER_VALUE}
+    with Cluster(make_job(2, 2, exchange=exchange)) as cluster:
         cluster.run(layout, work)
 
 
