@@ -138,8 +138,11 @@ class Member:
             self.exchange.push(group)
         for group in reversed(range(len(bounds))):
             self.exchange.wait(group)
-        with self.exchange.all_parameters():
-            return self.arenas.parameters.copy()
+        values = np.empty_like(self.arenas.parameters)
+        for group, (start, stop) in enumerate(bounds):
+            self.exchange.recall(group)
+            values[start:stop] = self.arenas.parameters[start:stop]
+        return values
 
     def _end(self, state: RunState, reason: str) -> None:
         if state is RunState.FAILED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import Coordinator
 from taihu.errors import ConfigError
 from taihu.job import Job
+from taihu.planner.groups import group_of_layer
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
@@ -239,12 +240,18 @@ class WorkerDaemon:
     def _save(self, session: Session, replica: Replica, steps: int) -> None:
         if not replica.uses.saves:
             return
-        with session.exchange.all_parameters():
-            whole = replica.whole()
-            if self._options.save is not None and self._options.rank == 0 and whole is not None:
-                data = self._dataset
-                saved = SavedModel(self._job.model.name, data.image_shape, data.classes, data.name, steps)
-                save_model(self._options.save, whole, saved)
+        data = self._dataset
+        saved = SavedModel(self._job.model.name, data.image_shape, data.classes, data.name, steps)
+        group_of = group_of_layer(session.exchange.groups)
+
+        def read_layer(layer: int) -> None:
+            session.exchange.recall(group_of[layer])
+
+        def write(whole: Model, read_layer: Callable[[int], None]) -> None:
+            if self._options.save is not None:
+                save_model(self._options.save, whole, saved, read_layer)
+
+        replica.save(write, read_layer)
 
     def _make_batches(self) -> Batches:
         return Batches(

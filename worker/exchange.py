@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -98,11 +97,6 @@ class GradientExchange(ABC):
 
     def prepare(self, group: int) -> None:  # noqa: B027 - nothing to do where everything stays
         """Return when backward may read the group's parameters and write its gradients."""
-
-    @contextmanager
-    def all_parameters(self) -> Iterator[None]:
-        """During the block, in which nothing is pushed, all parameters are in worker 0's arena, or in everybody's."""
-        yield
 
     def agree(self, flags: NDArray[np.float64]) -> None:  # noqa: B027 - nothing to do where each acts for itself
         """Replace `flags`, shape (n,), by those of worker 0, where all workers have to read parameters together."""

@@ -96,15 +96,6 @@ class GroupMemory:
         """
         return self._do(self._window.use(group, following, staying))
 
-    def keep_all(self, *, keep: bool) -> None:
-        """Drop nothing any more until `drop_all`, if `keep` says so."""
-        self._window.keep_all = keep
-
-    def drop_all(self) -> None:
-        """Drop all parameters, and go on as before `keep_all`; none are under way."""
-        self._window.drop_all()
-        self.close()
-
     def narrow(self, group: int, largest: float) -> bool:
         """Make the group's gradients, which are complete, what is sent; returns whether none exceeds `largest`.
 

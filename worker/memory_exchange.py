@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from kernels.half_sums import LARGEST, warm_up
@@ -84,11 +84,6 @@ class MemoryExchange(GradientExchange):
     def _wait_until(self, predicate: Callable[[], bool], what: Callable[[], str]) -> None:
         """Return when `predicate` is true; raises as `complete` does, `what` says what did not come in time."""
 
-    @property
-    def _keeps_all(self) -> bool:
-        """Whether this worker keeps what `all_parameters` brings."""
-        return True
-
     def wait(self, group: int) -> None:
         """See `GradientExchange.wait`."""
         if not self._memory.fetches:
@@ -115,18 +110,6 @@ class MemoryExchange(GradientExchange):
         with self._guard:
             self._memory.take_room(group)
         self.recall(group)
-
-    @contextmanager
-    def all_parameters(self) -> Iterator[None]:
-        """See `GradientExchange.all_parameters`."""
-        self._memory.keep_all(keep=self._keeps_all)
-        for group in range(len(self.groups)):
-            self.recall(group)
-        try:
-            yield
-        finally:
-            # What is held must be the same on all workers again.
-            self._memory.drop_all()
 
     def _use(self, group: int, following: Sequence[int], staying: Sequence[int] = ()) -> None:
         if self._memory.is_summing(group):

@@ -35,11 +35,9 @@ class ParameterWindow:
     """The groups of a plan; none of them is here at first.
 
     A group whose gradients are being summed has no parameters that could be asked for, until the sum is complete.
-    With `keep_all` nothing is dropped, until `drop_all`.
     """
 
     def __init__(self) -> None:
-        self.keep_all = False
         self._here: set[int] = set()
         self._asked: set[int] = set()
         self._summing: set[int] = set()
@@ -62,16 +60,11 @@ class ParameterWindow:
         Those `staying` are not asked for, but not dropped either.
         """
         wanted = tuple(dict.fromkeys((group, *following)))
-        dropped = () if self.keep_all else tuple(sorted(self._here.difference(wanted, staying)))
+        dropped = tuple(sorted(self._here.difference(wanted, staying)))
         self._here.difference_update(dropped)
         asked = tuple(each for each in wanted if each not in self._here | self._asked | self._summing)
         self._asked.update(asked)
         return Todo(ask=asked, drop=dropped)
-
-    def drop_all(self) -> None:
-        """Nothing is here any more, and nothing is kept."""
-        self.keep_all = False
-        self._here.clear()
 
     def pushed(self, group: int) -> Todo:
         """The group's gradients are complete: its parameters will change, and nobody reads them any more."""

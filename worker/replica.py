@@ -39,6 +39,8 @@ __all__ = ["HybridReplica", "Replica", "Uses", "WholeReplica", "prepare_hybrid"]
 
 _DIGEST_BYTES = 32
 
+Write = Callable[[Model, Callable[[int], None]], None]
+
 
 @dataclass(frozen=True)
 class Uses:
@@ -71,10 +73,11 @@ class Replica(ABC):
         """See `Model.train`."""
 
     @abstractmethod
-    def whole(self) -> Model | None:
-        """The model with its present parameters, on rank 0 at least; all ranks call this at the same time.
+    def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
+        """Have rank 0 write the whole model; all ranks call this at the same time.
 
-        What is exchanged is as complete as `GradientExchange.all_parameters` makes it.
+        `write(model, read_layer)` calls `read_layer(i)` before it reads the parameters of layer i, for every one in
+        the order of the layout.
         """
 
     @abstractmethod
@@ -116,9 +119,13 @@ class WholeReplica(Replica):
         """See `Replica.train`."""
         return self._trained.train(images, labels, context, hooks)
 
-    def whole(self) -> Model | None:
-        """See `Replica.whole`."""
-        return self._model
+    def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
+        """See `Replica.save`."""
+        if self._rank == 0:
+            write(self._model, read_layer)
+        elif self._gathers:
+            for layer in range(len(self._model.layout.layers)):
+                read_layer(layer)
 
     def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Accuracy | None:
         """See `Replica.evaluate`."""
@@ -187,8 +194,14 @@ class HybridReplica(Replica):
         self._mover.step = context.step
         return self._hybrid.train(images, labels, context, hooks)
 
-    def whole(self) -> Model | None:
-        """See `Replica.whole`."""
+    def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
+        """See `Replica.save`."""
+        whole = self._collected()
+        if whole is not None:
+            write(whole, lambda layer: None)
+
+    def _collected(self) -> Model | None:
+        """The whole model, on rank 0."""
         if self._mover.rank == 0 and self._whole is None:
             self._whole = self._build()
             arena = np.zeros(self._whole.layout.elements, dtype=np.float32)
@@ -198,8 +211,8 @@ class HybridReplica(Replica):
 
     def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Accuracy | None:
         """See `Replica.evaluate`."""
-        whole = self.whole()
-        return evaluate(whole, dataset) if self._mover.rank == 0 and whole is not None else None
+        whole = self._collected()
+        return evaluate(whole, dataset) if whole is not None else None
 
     def digest(self, exchange: GradientExchange) -> str:
         """See `Replica.digest`."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from taihu.errors import ModelError
 from worker.engine import Model, build_model
@@ -18,6 +20,8 @@ __all__ = ["LoadedModel", "SavedModel", "load_model", "save_model"]
 
 _METADATA_KEY = "taihu"
 _BUFFER_PREFIX = "buffers/"
+_LENGTH_BYTES = 8
+_ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
@@ -31,21 +35,61 @@ class SavedModel:
     steps: int
 
 
-def save_model(path: Path, model: Model, saved: SavedModel) -> None:
-    """Write parameters and buffers; the file appears whole or not at all.
+def save_model(
+    path: Path, model: Model, saved: SavedModel, read_layer: Callable[[int], None] = lambda layer: None
+) -> None:
+    """Write parameters and buffers, all of them float32; the file appears whole or not at all.
+
+    `read_layer(i)` is called before the parameters of layer i are read, in the order of the layout: a model need not
+    be in memory all at once.
 
     Raises:
         ModelError: the file cannot be written.
     """
-    tensors = dict(model.parameters_by_name())
-    tensors |= {f"{_BUFFER_PREFIX}{name}": values for name, values in model.buffers().items()}
+    buffers = {f"{_BUFFER_PREFIX}{name}": values for name, values in model.buffers().items()}
+    header = _header({**model.parameters_by_name(), **buffers}, saved)
+    with _new_file(path) as file:
+        file.write(header)
+        for index, layer in enumerate(model.parameter_layers):
+            read_layer(index)
+            for values in layer.parameters.values():
+                _write(file, values)
+        for values in buffers.values():
+            _write(file, values)
+
+
+def _header(tensors: Mapping[str, NDArray[np.float32]], saved: SavedModel) -> bytes:
+    """The beginning of a safetensors file with `tensors` in this order, whose values may come later."""
+    fields: dict[str, object] = {"__metadata__": {_METADATA_KEY: json.dumps(asdict(saved))}}
+    offset = 0
+    for name, values in tensors.items():
+        end = offset + values.nbytes
+        fields[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(fields).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def _write(file: BinaryIO, values: NDArray[np.float32]) -> None:
+    file.write(np.ascontiguousarray(values, dtype="<f4").data)
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """What is written takes the place of `path` when the block ends, or is gone."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial, metadata={_METADATA_KEY: json.dumps(asdict(saved))})
+        with partial.open("wb") as file:
+            yield file
         partial.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot save {path}: {error}") from None
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise ModelError(f"cannot save {path}: {error}") from None
+        raise
 
 
 @dataclass(frozen=True)

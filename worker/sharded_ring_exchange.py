@@ -72,10 +72,6 @@ class ShardedRingExchange(RingExchange):
         super()._set_plan(plan)
         self._gathers = [0] * len(plan.groups)
 
-    @property
-    def _keeps_all(self) -> bool:
-        return self._communicator.rank == 0
-
     def agree(self, flags: NDArray[np.float64]) -> None:
         """See `GradientExchange.agree`."""
         if self._memory.fetches:

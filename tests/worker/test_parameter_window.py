@@ -61,18 +61,6 @@ def test_the_groups_beside_are_the_longest_beginning_that_fits(order: list[int],
     assert leading_groups(order, sizes, room) == longest
 
 
-def test_all_are_kept_while_all_are_wanted() -> None:
-    window = ParameterWindow()
-    window.keep_all = True
-    for group in range(3):
-        window.use(group)
-        window.arrived(group)
-    assert all(map(window.is_here, range(3)))
-    window.drop_all()
-    assert not any(map(window.is_here, range(3)))
-    assert window.use(0, (1,)) == Todo(ask=(0, 1))
-
-
 class Windows(RuleBasedStateMachine):
     """Any order of events; the machine keeps its own book of which memory is written."""
 
