@@ -205,3 +205,12 @@ class ClusterSettings(Section):
     reflection: bool = False
     compute: Literal["cpu", "sw26010", "sw26010-functional"] = "cpu"
     core_groups: Annotated[int, Field(ge=1, le=4)] = 4
+
+    @model_validator(mode="after")
+    def _a_missed_heartbeat_is_no_loss(self) -> ClusterSettings:
+        if self.lost_after_s <= self.heartbeat_s:
+            raise ValueError(
+                f"cluster.lost_after_s {self.lost_after_s:g}: expected more than cluster.heartbeat_s, "
+                f"{self.heartbeat_s:g}; every member would be given up between two of its heartbeats"
+            )
+        return self

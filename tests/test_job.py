@@ -135,6 +135,8 @@ def fits(job: Tables) -> bool:
         for section, key in KEYS
     }
     whole = of["exchange.fc"] == "data" and of["train.checkpoint"] == "none"
+    if of["cluster.lost_after_s"] <= of["cluster.heartbeat_s"]:
+        return False
     return compression_fits(of) and zero_fits(of) and (whole or of["cluster.compute"] == "cpu")
 
 
@@ -318,6 +320,7 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
             ["compute sw26010-functional", "train.checkpoint = 'none'"],
         ),
         ("[cluster]\ncompute = 'gpu'", ["cluster.compute", "'cpu', 'sw26010' or 'sw26010-functional'", "'gpu'"]),
+        ("[cluster]\nheartbeat_s = 20", ["cluster.lost_after_s 15", "more than cluster.heartbeat_s, 20"]),
         ("[optimizer]\nschedule = 'step'", ["optimizer.milestones"]),
         ("[optimizer]\nschedule = 'cosine'", ["optimizer.decay_steps"]),
         ("[optimizer]\nname = 'adam'\nnesterov = true", ["nesterov", "sgd"]),
@@ -359,7 +362,7 @@ def test_what_is_wrong_is_said_in_one_line(toml: str | bytes, words: list[str]) 
         ("cluster.threads", ["-1"], ["0"]),
         ("cluster.core_groups", ["0", "5"], ["1", "4"]),
         ("cluster.servers", ["0"], ["1"]),
-        ("cluster.lost_after_s", ["0", "-5", "inf"], ["0.1"]),
+        ("cluster.lost_after_s", ["0", "-5", "inf"], ["0.6"]),
     ],
 )
 def test_ranges_end_where_they_say(key: str, outside: list[str], inside: list[str]) -> None:
