@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import fmean
 from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from taihu.coordination.membership import Progress as WorkerProgress
 
-__all__ = ["Display", "PlainDisplay", "RunView", "TerminalDisplay", "human_bytes", "make_display", "view_of"]
+__all__ = [
+    "Display",
+    "PlainDisplay",
+    "RunView",
+    "TerminalDisplay",
+    "human_bytes",
+    "make_display",
+    "view_of",
+    "waiting",
+]
 
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -151,3 +169,21 @@ class TerminalDisplay:
 def make_display(console: Console) -> Display:
     """The display that suits `console`."""
     return TerminalDisplay(console) if console.is_terminal else PlainDisplay(console)
+
+
+def waiting(what: str, console: Console | None = None) -> AbstractContextManager[object]:
+    """During the block, `what` and the seconds so far stand on a terminal's line; nothing is left of them.
+
+    Args:
+        what: is being done.
+        console: of the terminal; by default, standard error, so that results can be piped. If it is none, nothing
+            is written.
+    """
+    console = console or Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    # Seldom enough not to be seen in what is measured.
+    progress = Progress(
+        *columns, console=console, refresh_per_second=2, transient=True, disable=not console.is_terminal
+    )
+    progress.add_task(what)
+    return progress

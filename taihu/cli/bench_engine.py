@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from kernels.nn.peak import multiply_add_rate
 from taihu.cli.torch_twin import TorchLayout, TorchStep, import_torch
+from taihu.display import waiting
 from taihu.errors import ConfigError, RunError
 from taihu.local import LocalProcesses
 from taihu.measure import spread
@@ -80,7 +81,8 @@ def engine(
     for name in names:
         for count in counts:
             size = batch or _BATCHES.get(name, _USUAL_BATCH)
-            rows.append(_row(name, count, size, peers, rounds, rate, layers=layers))
+            with waiting(f"measuring {name} on {count} threads"):
+                rows.append(_row(name, count, size, peers, rounds, rate, layers=layers))
             _tell(rows[-1])
     if json_file is not None:
         write_json(json_file, {"flops_per_second": rate, "rows": rows})

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kernels.pack import pack, packed_bound
 from kernels.select import accumulate_select, kth_largest_magnitude
 from taihu.compression.methods import kept_elements
+from taihu.display import waiting
 from taihu.errors import ConfigError
 from taihu.measure import spread
 from taihu.options import JsonOption
@@ -70,7 +71,8 @@ def select(
         }
         if against == "torch" or (against == "auto" and importlib.util.find_spec("torch") is not None):
             timed["topk_seconds"] = _torch_topk(np.abs(gradient), kept, threads, stack)
-        seconds = _alternate(timed, rounds, residual, initial)
+        with waiting(f"measuring {rounds} rounds"):
+            seconds = _alternate(timed, rounds, residual, initial)
     results = {
         "elements": elements,
         "density": density,

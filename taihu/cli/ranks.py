@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from taihu.display import waiting
 from taihu.local import LocalProcesses
 from taihu.results import read_json
 
@@ -25,7 +26,8 @@ def measure_here(bench: str, ranks: int, arguments: Sequence[str], *, trace: Pat
         address = processes.start_listening("rank 0", "taihu", [*common, *own])
         for rank in range(1, ranks):
             processes.start(f"rank {rank}", "taihu", [*common, "--rank", str(rank), "--coordinator", address])
-        while not processes.check():
-            time.sleep(0.1)
+        with waiting(f"measuring between {ranks} ranks"):
+            while not processes.check():
+                time.sleep(0.1)
         results: dict[str, Any] = read_json(result)
     return results
