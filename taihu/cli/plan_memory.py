@@ -23,6 +23,7 @@ from taihu.planner.memory import (
     MemoryUse,
     cheapest_fit,
     job_memory,
+    most_live_bytes,
     server_memory,
     worker_memory,
 )
@@ -71,10 +72,14 @@ def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json
     rows = list(_rows(memory, room))
     short = next((row for row in rows if row.use.total > row.free), None)
     remedy = None if short is None else _remedy(job, memory, room)
-    for line in (_title(job, memory), *_table(rows), _NOT_COUNTED):
+    live_bytes = None
+    if memory.zero == 3 and short is None:
+        live_bytes = most_live_bytes(memory, room.worker, machine_free=room.machine)
+    for line in (_title(job, memory), *_table(rows), _NOT_COUNTED, *_advice(memory, live_bytes)):
         typer.echo(line)
     if json_file is not None:
-        write_json(json_file, {**_as_json(job, memory, rows), "fits": short is None, "remedy": remedy})
+        found = {"fits": short is None, "remedy": remedy, "most_live_bytes": live_bytes}
+        write_json(json_file, {**_as_json(job, memory, rows), **found})
     if short is not None:
         raise ConfigError(_complaint(short, remedy))
 
@@ -225,6 +230,15 @@ def _as_json(job: Job, memory: MemoryJob, rows: Iterable[_Row]) -> dict[str, Any
         "zero": memory.zero,
         **{key: named.get(key) for key in ("worker", "server", "all")},
     }
+
+
+def _advice(memory: MemoryJob, live_bytes: int | None) -> Iterator[str]:
+    """How to spend what is free on fewer bytes of traffic."""
+    if live_bytes is not None and live_bytes > memory.parameter_window_bytes:
+        yield (
+            f"with exchange.live_bytes = {live_bytes} a worker would keep {human_bytes(live_bytes)} of parameters "
+            "from forward to backward, which are then fetched once; leave room for what is not counted"
+        )
 
 
 def _remedy(job: Job, memory: MemoryJob, room: _Room) -> str | None:

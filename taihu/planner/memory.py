@@ -22,6 +22,7 @@ __all__ = [
     "fits",
     "job_memory",
     "model_state_bytes",
+    "most_live_bytes",
     "server_memory",
     "volume_per_step",
     "worker_memory",
@@ -230,6 +231,14 @@ def fits(job: MemoryJob, worker_free: int, server_free: int, *, machine_free: in
     return machine_free is None or job_memory(job).total <= machine_free
 
 
+def most_live_bytes(job: MemoryJob, worker_free: int, *, machine_free: int | None = None) -> int:
+    """The most `live_bytes` of a job of stage 3 with which its workers fit; see `fits`, which `job` does."""
+    spare = worker_free - worker_memory(job).total
+    if machine_free is not None:
+        spare = min(spare, (machine_free - job_memory(job).total) // job.workers)
+    return min(_FP32_BYTES * job.elements, job.parameter_window_bytes + spare)
+
+
 def cheapest_fit(
     job: MemoryJob,
     worker_free: int,
@@ -240,7 +249,8 @@ def cheapest_fit(
 ) -> str | None:
     """The least change of settings with which `job`, which does not fit, does.
 
-    Higher stages come first, in the order of their traffic; then more servers, a power of two up to 64.
+    Fewer parameters that stay come first, then higher stages, in the order of their traffic; then more servers, a
+    power of two up to 64.
 
     Args:
         job: as it is now; not tried.
@@ -266,6 +276,8 @@ def _owned_by_worker(job: MemoryJob) -> int:
 
 
 def _changes(job: MemoryJob, stages: Sequence[int]) -> Iterator[MemoryJob]:
+    if job.zero == 3 and job.live_bytes:
+        yield replace(job, live_bytes=0)
     more = [count for count in _SERVER_COUNTS if count > job.servers > 0]
     higher = [stage for stage in stages if stage > job.zero]
     for servers in (job.servers, *more):
@@ -276,6 +288,8 @@ def _changes(job: MemoryJob, stages: Sequence[int]) -> Iterator[MemoryJob]:
 
 def _named(job: MemoryJob, changed: MemoryJob) -> str:
     settings = []
+    if changed.live_bytes != job.live_bytes:
+        settings.append(f"exchange.live_bytes = {changed.live_bytes}")
     if changed.zero != job.zero:
         settings.append(f"exchange.zero = {changed.zero}")
     if changed.servers != job.servers:

@@ -133,6 +133,22 @@ def test_residuals_are_counted(memory: Memory, of: tuple[str, ...], worker: int,
     assert written["server"]["bytes_residuals"] == 2 * P * server
 
 
+def test_stage_3_says_how_much_may_stay(run: Run, memory: Memory, tmp_path: Path) -> None:
+    of = (*TINY, "exchange.zero=3")
+    least = memory(of=of)[1]["worker"]
+    room = least["bytes_total"] + 1000
+    free = ("--free-worker", f"{room}B", "--free-server", "1GB")
+    code, written, _ = memory(*free, of=of)
+    most = written["most_live_bytes"]
+    assert (code, most) == (0, least["bytes_parameters"] + 1000)
+    code, written, _ = memory(*free, of=(*of, f"exchange.live_bytes={most}"))
+    assert (code, written["worker"]["bytes_total"], written["most_live_bytes"]) == (0, room, most)
+    code, written, errors = memory(*free, of=(*of, f"exchange.live_bytes={most + 1}"))
+    assert (code, written["remedy"], written["most_live_bytes"]) == (2, "exchange.live_bytes = 0", None)
+    assert "set exchange.live_bytes = 0" in errors
+    assert memory(*free)[1]["most_live_bytes"] is None
+
+
 def test_stages_2_and_3_hold_two_groups(memory: Memory) -> None:
     two = 4 * (SMALL_CNN[1] + SMALL_CNN[2])
     for zero, expected in (("2", [4 * P, two, 0, 0, 0]), ("3", [two, two, 0, 0, 0])):

@@ -24,6 +24,7 @@ from taihu.planner.memory import (
     fits,
     job_memory,
     model_state_bytes,
+    most_live_bytes,
     server_memory,
     volume_per_step,
     worker_memory,
@@ -200,6 +201,19 @@ def test_16_bit_values_are_widened_in_windows(job: MemoryJob) -> None:
 
 
 @quick
+@given(memory_jobs(), st.integers(0, 2000), st.none() | st.integers(0, 9000))
+def test_no_more_parameters_can_stay_than_the_most(job: MemoryJob, spare: int, machine: int | None) -> None:
+    job = replace(job, zero=3)
+    free = worker_memory(job).total + spare
+    machine_free = None if machine is None else job_memory(job).total + machine
+    most = most_live_bytes(job, free, machine_free=machine_free)
+    server = server_memory(job).total
+    assert fits(replace(job, live_bytes=most), free, server, machine_free=machine_free)
+    more = replace(job, live_bytes=most + 1)
+    assert most == 4 * job.elements or not fits(more, free, server, machine_free=machine_free)
+
+
+@quick
 @given(memory_jobs())
 def test_totals_are_sums(job: MemoryJob) -> None:
     worker, server, together = worker_memory(job), server_memory(job), job_memory(job)
@@ -296,20 +310,23 @@ def test_only_stages_that_the_job_may_have_are_named() -> None:
 
 
 def settings_by_cost(job: MemoryJob) -> list[MemoryJob]:
-    """All that may be tried, cheapest first: servers are dearer than stages, and nothing falls."""
+    """All that may be tried, cheapest first: servers are dearer than stages, and nothing but `live_bytes` falls."""
     counts = {job.servers} | ({1, 2, 4, 8, 16, 32, 64} if job.servers else set())
     pairs = product(sorted(count for count in counts if count >= job.servers), range(job.zero, 4))
     changed = [replace(job, servers=servers, zero=zero) for servers, zero in pairs]
-    return [other for other in changed if other != job]
+    fewer = [replace(job, live_bytes=0)] if job.zero == 3 else []
+    return [other for other in [*fewer, *changed] if other != job]
 
 
 def applied(job: MemoryJob, text: str) -> MemoryJob:
     """`job` with the settings of a message."""
-    found = re.findall(r"([a-z.]+) = ([0-9]+)", text)
+    found = re.findall(r"([a-z_.]+) = ([0-9]+)", text)
     assert " and ".join(f"{key} = {value}" for key, value in found) == text
-    now = {"exchange.zero": job.zero, "cluster.servers": job.servers, **{key: int(value) for key, value in found}}
-    assert len(now) == 2
-    return replace(job, zero=now["exchange.zero"], servers=now["cluster.servers"])
+    own = {"exchange.zero": job.zero, "cluster.servers": job.servers, "exchange.live_bytes": job.live_bytes}
+    now = {**own, **{key: int(value) for key, value in found}}
+    assert len(now) == len(own)
+    live_bytes = now["exchange.live_bytes"]
+    return replace(job, zero=now["exchange.zero"], servers=now["cluster.servers"], live_bytes=live_bytes)
 
 
 FREE = st.integers(0, 10_000)
