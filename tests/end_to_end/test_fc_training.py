@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from daemons import daemons
+from daemons import daemons, ring_address
 from safetensors.numpy import load_file
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
@@ -68,8 +68,7 @@ def test_a_missing_peer_is_named_on_every_rank(tmp_path: Path) -> None:
     impatient = [*SHARDED, "--set", "cluster.connect_timeout_s=3"]
     with daemons(tmp_path) as start:
         first = start("worker", *impatient, "--rank", "0")
-        assert first.stdout is not None
-        address = first.stdout.readline().removeprefix("listening on ").strip()
+        address = ring_address(first)
         second = start("worker", *impatient, "--rank", "1", "--coordinator", address)
         for rank, worker in enumerate((first, second)):
             assert worker.wait(timeout=60) != 0
@@ -87,8 +86,7 @@ def test_what_cannot_be_split_over_so_many_workers_is_one_error_on_every_rank(tm
     job = [*SHARDED, "--set", "model.name=narrow.py:build", "--set", "data.name=synthetic:1x8x8:classes=2"]
     with daemons(tmp_path) as start:
         first = start("worker", *job, "--rank", "0")
-        assert first.stdout is not None
-        address = first.stdout.readline().removeprefix("listening on ").strip()
+        address = ring_address(first)
         others = [start("worker", *job, "--rank", str(rank), "--coordinator", address) for rank in (1, 2)]
         for rank, worker in enumerate((first, *others)):
             worker.wait(timeout=60)
