@@ -18,8 +18,9 @@ $(VENV)/installed: pyproject.toml
 train: $(VENV)/installed ## train on this machine (JOB=file.toml for your own job)
 	$(BIN)/taihu train $(JOB)
 
+# Hundreds of processes start in the tests: they find bytecode even where the environment says not to write it.
 test: $(VENV)/installed ## run the test suite
-	$(BIN)/pytest -n 2 --dist loadgroup
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist loadgroup
 
 check: $(VENV)/installed ## style, types, layers, generated code
 	$(BIN)/ruff check .

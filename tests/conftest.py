@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from daemons import Start, daemons
 
+from taihu.cli.plan import plan
+from taihu.entry import run_app
 from taihu.environment import without_settings
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
@@ -39,3 +42,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start daemons in the test's folder."""
     with daemons(tmp_path) as launch:
         yield launch
+
+
+@pytest.fixture
+def run_plan(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """`taihu plan` in this process; returns exit code, stdout, stderr."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(plan)
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            run_app(app, [str(argument) for argument in arguments])
+        return int(str(ended.value.code)), *capsys.readouterr()
+
+    return command

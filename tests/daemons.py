@@ -1,17 +1,20 @@
-"""Daemons as processes of their own, started as a launcher would."""
+"""Daemons as processes of their own, started as a launcher would, and what they tell while they run."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from taihu.environment import without_settings
 
-__all__ = ["Start", "daemons", "listening"]
+__all__ = ["Start", "daemons", "free_port", "listening", "page", "ring_address", "wait_for"]
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -42,8 +45,42 @@ def daemons(folder: Path) -> Iterator[Start]:
             process.communicate()
 
 
-def listening(process: subprocess.Popen[str]) -> tuple[str, int]:
+def listening(server: subprocess.Popen[str]) -> tuple[str, int]:
     """The address and metrics port that a server tells."""
-    assert process.stdout is not None
-    address, metrics = process.stdout.readline().removeprefix("listening on ").split(", metrics on port ")
+    address, metrics = _told(server).split(", metrics on port ")
     return address, int(metrics)
+
+
+def ring_address(first: subprocess.Popen[str]) -> str:
+    """The address that worker 0 of a ring tells."""
+    return _told(first)
+
+
+def _told(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().removeprefix("listening on ").strip()
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 90) -> None:
+    """Return when `condition` is true; fail with `what` when it is still false after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"after {timeout_s:g} s: {what}"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def page(port: int) -> str:
+    """The /metrics page of a daemon on this machine; empty while there is none."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+            return text
+    except OSError:
+        return ""

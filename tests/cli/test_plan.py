@@ -11,11 +11,9 @@ from typing import Any
 
 import grpc
 import pytest
-import typer
 
 from protos import coordinator_pb2 as pb
-from taihu.cli.plan import plan, profile_of_running_job
-from taihu.entry import run_app
+from taihu.cli.plan import profile_of_running_job
 from taihu.errors import ConfigError, PeerUnreachableError
 from taihu.planner.decide import choose_fc_of, decide
 from taihu.planner.fc_mode import FcLayer
@@ -34,20 +32,6 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process; returns exit code, stdout, stderr."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(plan)
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            run_app(app, [str(argument) for argument in arguments])
-        return int(str(ended.value.code)), *capsys.readouterr()
-
-    return command
-
-
-@pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(PROFILE.to_json()))
@@ -55,9 +39,9 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def results(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def results(run_plan: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def command(*arguments: object) -> dict[str, Any]:
-        code, _, errors = run(*arguments, "--json", tmp_path / "plan.json")
+        code, _, errors = run_plan(*arguments, "--json", tmp_path / "plan.json")
         assert code == 0, errors
         written: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text())
         return written
@@ -65,11 +49,11 @@ def results(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return command
 
 
-def test_a_plan_says_which_times_were_modelled(run: Run, tmp_path: Path, file: Path) -> None:
-    assert "modelled" not in run(file)[1]
+def test_a_plan_says_which_times_were_modelled(run_plan: Run, tmp_path: Path, file: Path) -> None:
+    assert "modelled" not in run_plan(file)[1]
     modelled = tmp_path / "modelled.json"
     modelled.write_text(json.dumps(replace(PROFILE, compute="sw26010").to_json()))
-    assert "compute         modelled (sw26010); links and compression as measured" in run(modelled)[1]
+    assert "compute         modelled (sw26010); links and compression as measured" in run_plan(modelled)[1]
 
 
 def test_a_plan_is_the_decision(results: Callable[..., dict[str, Any]], file: Path) -> None:
@@ -109,8 +93,8 @@ def test_a_training_result_holds_a_profile(results: Callable[..., dict[str, Any]
     assert results(training)["workers"] == 3
 
 
-def test_a_table_has_a_line_for_each_group(run: Run, file: Path) -> None:
-    code, out, _ = run(file, "--plan", "bucket:3MB")
+def test_a_table_has_a_line_for_each_group(run_plan: Run, file: Path) -> None:
+    code, out, _ = run_plan(file, "--plan", "bucket:3MB")
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "6 layers, 13,850,110 parameters, 1 servers, 3 workers"
@@ -126,13 +110,13 @@ def test_a_table_has_a_line_for_each_group(run: Run, file: Path) -> None:
 
 
 def test_fully_connected_layers_are_predicted_both_ways(
-    run: Run, results: Callable[..., dict[str, Any]], tmp_path: Path
+    run_plan: Run, results: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     path = tmp_path / "fc.json"
     layers = (FcLayer("fc1", 9216, 4096), FcLayer("fc2", 64, 10))
     profile = replace(PROFILE, fc_layers=layers, batch=32)
     path.write_text(json.dumps(profile.to_json()))
-    code, out, _ = run(path)
+    code, out, _ = run_plan(path)
     assert code == 0
     table = out.splitlines()[-4:]
     assert table[0] == "fully connected layers, 32 examples a worker: their gradients exchanged, or sharded"
@@ -149,18 +133,18 @@ def test_fully_connected_layers_are_predicted_both_ways(
     assert [row["choice"] for row in results(path)["fc"]] == ["shard", "data"]
 
 
-def test_it_says_when_compression_does_not_pay(run: Run, file: Path) -> None:
-    _, out, _ = run(file, "--rate", "1000gbit")
+def test_it_says_when_compression_does_not_pay(run_plan: Run, file: Path) -> None:
+    _, out, _ = run_plan(file, "--rate", "1000gbit")
     assert "do not compress: sending everything takes " in out
-    assert "do not compress" not in run(file, "--rate", "100mbit")[1]
-    assert "do not compress" not in run(file, "--rate", "1000gbit", "--compression", "none")[1]
+    assert "do not compress" not in run_plan(file, "--rate", "100mbit")[1]
+    assert "do not compress" not in run_plan(file, "--rate", "1000gbit", "--compression", "none")[1]
 
 
-def test_it_says_when_compression_was_not_measured(run: Run, tmp_path: Path) -> None:
+def test_it_says_when_compression_was_not_measured(run_plan: Run, tmp_path: Path) -> None:
     free = replace(PROFILE, scan=LinearCost(0.0, 0.0), top_k=LinearCost(0.0, 0.0))
     (tmp_path / "free.json").write_text(json.dumps(free.to_json()))
-    assert "no measurements of compression" in run(tmp_path / "free.json")[1]
-    assert "no measurements of compression" not in run(tmp_path / "free.json", "--compression", "none")[1]
+    assert "no measurements of compression" in run_plan(tmp_path / "free.json")[1]
+    assert "no measurements of compression" not in run_plan(tmp_path / "free.json", "--compression", "none")[1]
 
 
 @pytest.mark.parametrize(("workers", "busiest"), [(None, 3), (1, 1), (12, 12)])
@@ -197,8 +181,8 @@ def test_workers_alone_scale_the_measured_links(results: Callable[..., dict[str,
         (["--coordinator", "nowhere"], ["nowhere"]),
     ],
 )
-def test_a_mistake_is_one_line(run: Run, file: Path, arguments: list[str], words: list[str]) -> None:
-    code, _, errors = run(*(str(file) if argument == "FILE" else argument for argument in arguments))
+def test_a_mistake_is_one_line(run_plan: Run, file: Path, arguments: list[str], words: list[str]) -> None:
+    code, _, errors = run_plan(*(str(file) if argument == "FILE" else argument for argument in arguments))
     assert code == 2
     assert errors.startswith("error: ")
     assert len(errors.splitlines()) == 1
@@ -215,10 +199,10 @@ def test_a_mistake_is_one_line(run: Run, file: Path, arguments: list[str], words
         ("[]", "profile: "),
     ],
 )
-def test_a_file_without_a_profile_is_named(run: Run, tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_without_a_profile_is_named(run_plan: Run, tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
-    code, _, errors = run(path)
+    code, _, errors = run_plan(path)
     assert (code, len(errors.splitlines())) == (2, 1)
     assert str(path) in errors
     assert words in errors

@@ -11,14 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.cli.plan import plan
 from taihu.cli.plan_memory import free_bytes, memory_job
 from taihu.display import human_bytes
-from taihu.entry import run_app
 from taihu.errors import ConfigError
 from taihu.job import load_job, parse_assignments
 from taihu.layout import LayerSpec, Layout, TensorSpec
@@ -39,27 +36,13 @@ KINDS = ("parameters", "gradients", "optimizer", "residuals", "buffers")
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process; returns exit code, stdout, stderr."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(plan)
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            run_app(app, [str(argument) for argument in arguments])
-        return int(str(ended.value.code)), *capsys.readouterr()
-
-    return command
-
-
-@pytest.fixture
-def memory(run: Run, tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any], str]]:
+def memory(run_plan: Run, tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any], str]]:
     """`--memory` with settings and arguments; returns exit code, results, stderr."""
 
     def command(*given: str, of: tuple[str, ...] = ()) -> tuple[int, dict[str, Any], str]:
         file = tmp_path / "memory.json"
         assignments = (f"--set={item}" for item in (DATA, *of))
-        code, _, errors = run("--memory", *assignments, *given, "--json", file)
+        code, _, errors = run_plan("--memory", *assignments, *given, "--json", file)
         return code, json.loads(file.read_text()), errors
 
     return command
@@ -88,8 +71,8 @@ def test_the_demo_job_in_bytes(memory: Memory) -> None:
     assert (written["fits"], written["remedy"]) == (True, None)
 
 
-def test_what_is_printed_is_what_is_written(run: Run, tmp_path: Path) -> None:
-    code, out, _ = run("--memory", "--set", DATA, "--json", tmp_path / "memory.json")
+def test_what_is_printed_is_what_is_written(run_plan: Run, tmp_path: Path) -> None:
+    code, out, _ = run_plan("--memory", "--set", DATA, "--json", tmp_path / "memory.json")
     written = json.loads((tmp_path / "memory.json").read_text())
     title, header, *rows, note = out.splitlines()
     assert code == 0
@@ -187,16 +170,16 @@ def test_units_are_decimal(memory: Memory, size: str, free: float) -> None:
     assert written["worker"]["bytes_free"] == free
 
 
-def test_who_is_too_large_is_named(run: Run) -> None:
+def test_who_is_too_large_is_named(run_plan: Run) -> None:
     tiny = [f"--set={item}" for item in (DATA, *TINY)]
-    _, _, errors = run("--memory", *tiny, "--free-worker", "305kB", "--free-server", "1MB")
+    _, _, errors = run_plan("--memory", *tiny, "--free-worker", "305kB", "--free-server", "1MB")
     assert "a worker takes 306 kB where 305 kB are free" in errors
-    _, _, errors = run("--memory", *tiny, "--free-worker", "1MB", "--free-server", "20kB")
+    _, _, errors = run_plan("--memory", *tiny, "--free-worker", "1MB", "--free-server", "20kB")
     assert "a server takes 165 kB where 20 kB are free" in errors
 
 
-def test_nothing_helps(run: Run) -> None:
-    code, out, errors = run("--memory", "--set", DATA, "--free-worker", "1kB", "--free-server", "1GB")
+def test_nothing_helps(run_plan: Run) -> None:
+    code, out, errors = run_plan("--memory", "--set", DATA, "--free-worker", "1kB", "--free-server", "1GB")
     assert code == 2
     assert "no exchange.zero or cluster.servers that the job allows helps" in errors
     assert out.splitlines()[2].startswith("worker ")
@@ -265,8 +248,8 @@ def test_on_one_machine_all_processes_share_what_is_free(memory: Memory, monkeyp
         (["--memory", "--json", "nowhere/memory.json"], ["nowhere"]),
     ],
 )
-def test_a_mistake_is_one_line(run: Run, arguments: list[str], words: list[str]) -> None:
-    code, _, errors = run(*arguments)
+def test_a_mistake_is_one_line(run_plan: Run, arguments: list[str], words: list[str]) -> None:
+    code, _, errors = run_plan(*arguments)
     assert code == 2
     assert errors.startswith("error: ")
     assert len(errors.splitlines()) == 1

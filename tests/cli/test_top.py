@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections import deque
 from collections.abc import Callable
 from statistics import fmean
 
 import pytest
-from daemons import Start, listening
+from daemons import Start, listening, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
 from protos import coordinator_pb2 as pb
 from taihu.cli.top import render
+from taihu.coordination.client import fetch_status
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.messages import member_to_message, progress_to_message
 from taihu.coordination.overview import overview_of
@@ -75,16 +77,22 @@ def test_a_real_run_is_a_line_a_look_where_there_is_no_terminal(start: Start, ta
     flags = ("--servers", "1", "--workers", "1", "--set", "train.steps=1000000", "--set", "train.evaluate=false")
     address, _ = listening(start("ps_server", *flags, "--bind", "127.0.0.1:0"))
     start("worker", *flags, "--rank", "0", "--coordinator", address)
-    lines: list[str] = []
-    for _ in range(20):
-        done = taihu("top", address, "-n", "6", "--every", "0.5", "--timeout", "60")
-        assert done.returncode == 0, done.stderr
-        lines = done.stdout.splitlines()
-        assert len(lines) == 6
-        if " step " in lines[-1] and "update 0.00" not in lines[-1]:
-            break
-    for word in ("running", "loss", "compute", "compress", "exchange", "wait", "density", "drift", "skew", "update"):
-        assert word in lines[-1]
+
+    def both_tell() -> bool:
+        view = overview_of(fetch_status(address, 60), RunState.RUNNING)
+        return view.step > 0 and view.update_seconds > 0
+
+    wait_for(both_tell, "worker and server tell of no progress")
+    done = taihu("top", address, "-n", "3", "--every", "0.1", "--timeout", "60")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        told = re.match(r"\S+ running step (\d+)/1000000 loss \d+\.\d{4} ", line)
+        assert told is not None, line
+        assert int(told[1]) > 0
+        for word in ("compute", "compress", "exchange", "wait", "density", "drift", "skew", "update"):
+            assert f" {word} " in line
 
 
 def test_nobody_at_the_address_is_an_error_in_one_line(taihu: Taihu) -> None:

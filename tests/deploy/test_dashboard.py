@@ -6,15 +6,14 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from daemons import daemons, listening
+from daemons import daemons, free_port, listening, page, wait_for
 from prometheus_client.parser import text_string_to_metric_families
-from tests_deploy import DEPLOY, free_port, page
+from tests_deploy import DEPLOY
 
 from taihu.wire.address import split_address
 
@@ -38,12 +37,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
         address, server_port = listening(server)
         port = free_port()
         start("worker", *flags, "--rank", "0", "--coordinator", address, "--metrics-port", str(port))
-        deadline = time.monotonic() + 120
         seen: Exported = {}
-        while "taihu_threshold_drift_ratio_bucket" not in seen or "taihu_member_step" not in seen:
-            assert time.monotonic() < deadline, "the daemons did not train"
-            time.sleep(0.2)
-            seen = _samples(page(port) + page(server_port))
+
+        def complete() -> bool:
+            seen.update(_samples(page(port) + page(server_port)))
+            return {"taihu_threshold_drift_ratio_bucket", "taihu_member_step"} <= seen.keys()
+
+        wait_for(complete, "the daemons did not train", timeout_s=120)
         yield seen
 
 

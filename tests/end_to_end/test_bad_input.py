@@ -39,18 +39,33 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         (["--set", "optimizer.schedule=step"], ["optimizer.milestones"]),
         (["no-such-job.toml"], ["no-such-job.toml", "not found"]),
         (["--frobnicate"], ["--frobnicate", "--help"]),
-        (["--model", "resnet21"], ["resnet21", "resnet20"]),
-        (["--model", "nowhere.py:build"], ["nowhere.py"]),
-        (["--data", "digitz"], ["digitz", "digits"]),
-        (["--data", "fashion-mnist", "--data-path", "nowhere"], ["nowhere", "train-images-idx3-ubyte"]),
-        (["--data", "cifar10", "--data-path", "."], ["data_batch_1.bin"]),
-        (["--batch", "1000"], ["batch 1000", "1437"]),
-        (["--model", "alexnet"], ["8", "conv"]),
         (["--json", "nowhere/result.json"], ["nowhere"]),
     ],
 )
 def test_training_refuses(taihu: Taihu, arguments: list[str], words: list[str]) -> None:
     refused(taihu("train", *arguments), *words)
+
+
+TEAM = ("--servers", "2", "--workers", "3")
+ALONE = ("--servers", "1", "--workers", "1")
+
+
+@pytest.mark.parametrize(
+    ("members", "arguments", "words"),
+    [
+        (TEAM, ["--model", "resnet21"], ["resnet21", "resnet20"]),
+        (ALONE, ["--model", "nowhere.py:build"], ["nowhere.py"]),
+        (TEAM, ["--data", "digitz"], ["digitz", "digits"]),
+        (ALONE, ["--data", "fashion-mnist", "--data-path", "nowhere"], ["nowhere", "train-images-idx3-ubyte"]),
+        (ALONE, ["--data", "cifar10", "--data-path", "."], ["data_batch_1.bin"]),
+        (TEAM, ["--batch", "1000"], ["batch 1000", "1437"]),
+        (ALONE, ["--model", "alexnet"], ["8", "conv"]),
+    ],
+)
+def test_what_workers_refuse_is_said_once(
+    taihu: Taihu, members: tuple[str, ...], arguments: list[str], words: list[str]
+) -> None:
+    refused(taihu("train", *members, *arguments), *words)
 
 
 def test_a_truncated_data_file_is_named_with_both_sizes(taihu: Taihu, tmp_path: Path) -> None:
@@ -59,7 +74,7 @@ def test_a_truncated_data_file_is_named_with_both_sizes(taihu: Taihu, tmp_path: 
         (tmp_path / name).write_bytes(gzip.compress(header + bytes(10 * 28 * 28 - 5)))
     for name in ("train-labels-idx1-ubyte.gz", "t10k-labels-idx1-ubyte.gz"):
         (tmp_path / name).write_bytes(gzip.compress(struct.pack(">II", 2049, 10) + bytes(10)))
-    done = taihu("train", "--data", "fashion-mnist", "--data-path", str(tmp_path))
+    done = taihu("train", *ALONE, "--data", "fashion-mnist", "--data-path", str(tmp_path))
     refused(done, "train-images-idx3-ubyte", "7856", "7851")
 
 

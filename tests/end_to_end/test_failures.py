@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from daemons import wait_for
 
 from taihu.environment import without_settings
 
@@ -45,11 +45,8 @@ def children(process: subprocess.Popen[str]) -> dict[int, str]:
     return {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in pids}
 
 
-def wait_until_gone(pids: list[int], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, "daemons are still there"
-        time.sleep(0.05)
+def wait_until_gone(pids: list[int]) -> None:
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "daemons are still there", timeout_s=20)
 
 
 @pytest.mark.parametrize("victim", ["worker", "ps_server"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from daemons import daemons
+from daemons import daemons, free_port, ring_address, wait_for
 from safetensors.numpy import load_file
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
@@ -65,15 +65,16 @@ def test_an_update_after_every_pass_trains_too(taihu: Taihu, tmp_path: Path) -> 
 
 
 def test_a_missing_peer_is_named_on_every_rank(tmp_path: Path) -> None:
-    impatient = [*SHARDED, "--set", "cluster.connect_timeout_s=3"]
+    address = f"127.0.0.1:{free_port()}"
     with daemons(tmp_path) as start:
-        first = start("worker", *impatient, "--rank", "0")
-        assert first.stdout is not None
-        address = first.stdout.readline().removeprefix("listening on ").strip()
-        second = start("worker", *impatient, "--rank", "1", "--coordinator", address)
-        for rank, worker in enumerate((first, second)):
+        # Worker 1 is up, and tries, before the time of worker 0 begins to run.
+        second = start("worker", *SHARDED, "--rank", "1", "--coordinator", address, "--metrics-port", "0")
+        wait_for(lambda: "metrics" in (tmp_path / "0.log").read_text(), "worker 1 did not start")
+        impatient = ("--bind", address, "--set", "cluster.connect_timeout_s=5")
+        first = start("worker", *SHARDED, "--rank", "0", *impatient)
+        for log, worker in (("0.log", second), ("1.log", first)):
             assert worker.wait(timeout=60) != 0
-            last = (tmp_path / f"{rank}.log").read_text().strip().splitlines()[-1]
+            last = (tmp_path / log).read_text().splitlines()[-1]
             assert last.startswith("error: ")
             assert "worker 2 did not join" in last
 
@@ -87,8 +88,7 @@ def test_what_cannot_be_split_over_so_many_workers_is_one_error_on_every_rank(tm
     job = [*SHARDED, "--set", "model.name=narrow.py:build", "--set", "data.name=synthetic:1x8x8:classes=2"]
     with daemons(tmp_path) as start:
         first = start("worker", *job, "--rank", "0")
-        assert first.stdout is not None
-        address = first.stdout.readline().removeprefix("listening on ").strip()
+        address = ring_address(first)
         others = [start("worker", *job, "--rank", str(rank), "--coordinator", address) for rank in (1, 2)]
         for rank, worker in enumerate((first, *others)):
             worker.wait(timeout=60)

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 from cluster import Member, layout_of, make_job
-from daemons import Start, listening
+from daemons import Start, listening, ring_address, wait_for
 
 from protos import coordinator_pb2
 from protos import parameter_server_pb2 as pb
@@ -41,9 +41,9 @@ def start_servers(
 
 
 def wait_for_members(job: Job, count: int) -> None:
-    assert job.cluster.coordinator is not None
-    while len(fetch_status(job.cluster.coordinator, 10).members) < count:
-        pass
+    coordinator = job.cluster.coordinator
+    assert coordinator is not None
+    wait_for(lambda: len(fetch_status(coordinator, 10).members) >= count, f"there are no {count} members")
 
 
 def test_a_worker_whose_join_is_held_is_told(start: Start, tmp_path: Path) -> None:
@@ -71,8 +71,7 @@ def test_a_worker_that_is_interrupted_while_its_join_is_held_is_not_waited_for(
     else:
         (tmp_path / "job.toml").write_text(job_to_toml(job))
         first = start("worker", "job.toml", "--rank", "0", "--bind", "127.0.0.1:0")
-        assert first.stdout is not None
-        coordinator = first.stdout.readline().removeprefix("listening on ").strip()
+        coordinator = ring_address(first)
         job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"coordinator": coordinator})})
         (tmp_path / "job.toml").write_text(job_to_toml(job))
     wait_for_members(job, 1)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
-from daemons import Start, listening
+from daemons import Start, free_port, listening, page, wait_for
 from grpc_health.v1 import health_pb2
 from prometheus_client.parser import text_string_to_metric_families
-from tests_deploy import free_port, page
 
 from taihu.wire.memory_limit import memory_limit_bytes
 
@@ -45,17 +42,11 @@ def samples(port: int) -> dict[tuple[str, str], float]:
     return found
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def run(
-    start: Start, steps: int, *options: str
+    start: Start, steps: int, settings: tuple[str, ...], *options: str
 ) -> tuple[subprocess.Popen[str], str, int, subprocess.Popen[str], str]:
-    flags = (*FLAGS, "--set", f"train.steps={steps}")
+    """A server that has `options` too, its address and metrics port; a worker and its address."""
+    flags = (*FLAGS, "--set", f"train.steps={steps}", *settings)
     server = start("ps_server", *flags, "--bind", "127.0.0.1:0", *options)
     address, port = listening(server)
     own = f"127.0.0.1:{free_port()}"
@@ -64,7 +55,7 @@ def run(
 
 
 def test_a_server_that_holds_is_healthy_not_ready_and_ends_well_when_told(start: Start) -> None:
-    server, address, port, worker, own = run(start, 40, "--hold")
+    server, address, port, worker, own = run(start, 40, (), "--hold")
     wait_for(lambda: health(own, "") == SERVING, "the worker does not say that it lives")
     wait_for(lambda: health(address, PARAMETER_SERVER) == NOT_SERVING, "the run did not end")
     assert worker.wait(timeout=60) == 0
@@ -81,7 +72,8 @@ def test_a_server_that_holds_is_healthy_not_ready_and_ends_well_when_told(start:
 
 
 def test_who_was_lost_can_be_scraped_after_the_run_has_failed(start: Start) -> None:
-    server, address, port, worker, _ = run(start, 1_000_000, "--linger", "600", "--hold")
+    soon = ("--set", "cluster.lost_after_s=5")
+    server, address, port, worker, _ = run(start, 1_000_000, soon, "--linger", "600", "--hold")
     wait_for(lambda: samples(port).get(("taihu_member_step", "worker 0"), 0) > 3, "no steps")
     assert samples(port)["taihu_run_state", "running"] == 1
     worker.kill()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from daemons import daemons
+from daemons import daemons, free_port, ring_address, wait_for
 from safetensors.numpy import load_file
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
@@ -34,6 +32,7 @@ def test_a_ring_ends_where_servers_and_one_worker_end(taihu: Taihu, tmp_path: Pa
         results, parameters = train(taihu, tmp_path, *common, *way, "--workers", "3", "--batch", "32")
         assert results["exchange"] == way[1]
         assert abs(results["test_accuracy"] - alone["test_accuracy"]) < 0.005
+        assert parameters.keys() == expected.keys()
         for name, values in expected.items():
             distance = np.linalg.norm(parameters[name] - values) / np.linalg.norm(values)
             assert distance < 1e-5, (way, name, distance)
@@ -83,8 +82,7 @@ def test_survivors_of_a_killed_worker_end_and_name_it(tmp_path: Path, victim: in
     )
     with daemons(tmp_path) as start:
         first = start("worker", *endless, "--rank", "0", "--bind", "127.0.0.1:0", "-v")
-        assert first.stdout is not None
-        address = first.stdout.readline().removeprefix("listening on ").strip()
+        address = ring_address(first)
         others = [
             start("worker", *endless, "--rank", str(rank), "--coordinator", address, "--bind", "127.0.0.1:0", "-v")
             for rank in (1, 2, 3)
@@ -104,11 +102,8 @@ def test_survivors_of_a_killed_worker_end_and_name_it(tmp_path: Path, victim: in
 
 def wait_for_step(worker: subprocess.Popen[str], log: Path) -> None:
     """Return when the worker that writes `log` has made some steps."""
-    deadline = time.monotonic() + 60
-    while '"step": 3,' not in log.read_text():
-        assert worker.poll() is None, log.read_text()[-500:]
-        assert time.monotonic() < deadline, log.read_text()[-500:]
-        time.sleep(0.05)
+    wait_for(lambda: '"step": 3,' in log.read_text() or worker.poll() is not None, f"{log.name} tells of no step 3")
+    assert worker.poll() is None, log.read_text()[-500:]
 
 
 LAUNCHERS = {
@@ -121,8 +116,7 @@ LAUNCHERS = {
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_workers_find_each_other_by_what_a_launcher_sets(tmp_path: Path, launcher: str) -> None:
     rank_name, size_name = LAUNCHERS[launcher]
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     common = ("--exchange", "ring", "--set", "train.steps=20", "--json")
     with daemons(tmp_path) as start:
         workers = []

@@ -34,20 +34,9 @@ def test_three_workers_on_two_servers_learn_the_digits(taihu: Taihu, tmp_path: P
     assert again["parameters_sha256"] == results["parameters_sha256"]
 
 
-def test_three_workers_end_where_one_with_the_whole_batch_ends(taihu: Taihu, tmp_path: Path) -> None:
-    # At larger rates a rounding difference that turns one ReLU or maximum grows past the bound within 50 steps.
-    common = ("--steps", "50", "--set", "train.evaluate=false", "--set", "optimizer.learning_rate=0.003")
-    _, alone = train(taihu, tmp_path, *common, "--servers", "1", "--workers", "1", "--batch", "96")
-    for servers in ("1", "2", "3"):
-        _, together = train(taihu, tmp_path, *common, "--servers", servers, "--workers", "3", "--batch", "32")
-        assert alone.keys() == together.keys()
-        for name, expected in alone.items():
-            distance = np.linalg.norm(together[name] - expected) / np.linalg.norm(expected)
-            assert distance < 1e-5, (servers, name, distance)
-
-
 def test_two_runs_of_a_job_end_with_the_same_bits_on_any_number_of_servers(taihu: Taihu, tmp_path: Path) -> None:
-    runs = [train(taihu, tmp_path, "--steps", "30", "--servers", servers)[0] for servers in ("2", "2", "3")]
+    # That they are the bits of one process, up to rounding, is in test_ring_training.py.
+    runs = [train(taihu, tmp_path, "--steps", "30", "--servers", servers)[0] for servers in ("2", "2", "1", "3")]
     tcp = ("--set", "exchange.transport=tcp")
     runs.append(train(taihu, tmp_path, "--steps", "30", "--servers", "2", *tcp)[0])
     assert len({run["parameters_sha256"] for run in runs}) == 1

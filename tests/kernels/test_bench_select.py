@@ -18,7 +18,7 @@ def test_the_results_say_what_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], elements: int, density: float, threads: int
 ) -> None:
     file = tmp_path / "select.json"
-    select(elements=elements, density=density, rounds=3, threads=threads, json_file=file)
+    select(elements=elements, density=density, rounds=3, threads=threads, against="none", json_file=file)
     results = json.loads(file.read_text())
     assert results.keys() == {
         "elements",

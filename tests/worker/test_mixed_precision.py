@@ -101,24 +101,34 @@ def around_a_ring(job: Job, overflows: dict[int, int] | None = None) -> tuple[li
     """As `through_servers`; only worker 0 sees all parameters at once."""
 
     def work(communicator: Communicator) -> tuple[Values, tuple[float, int]]:
-        rank = communicator.rank
-        plan = ring_plan(job.exchange.plan, 1)
-        arenas = arenas_of(job, LAYOUT.elements)
-        if rank == 0:
-            arenas.parameters[:] = initial_parameters(LAYOUT)
-        exchange = ShardedRingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas)
-        exchange.start()
-        seen = np.empty(LAYOUT.elements, dtype=np.float32)
-        read(exchange, arenas, seen)
-        for step in STEPS:
-            here = (overflows or {}).get(step) == rank
-            one_step(exchange, arenas, step, overflowing(gradients(rank, step), here=here))
-            read(exchange, arenas, seen)
+        exchange, seen = all_steps(communicator, job, overflows or {})
         return seen, (exchange.loss_scale, exchange.skipped_steps)
 
     with Peers(job.cluster.workers) as peers:
         results = peers.run(work)
     return [seen for seen, _ in results], [scale for _, scale in results]
+
+
+def all_steps(
+    communicator: Communicator, job: Job, overflows: dict[int, int], adopted: Plan | None = None
+) -> tuple[ShardedRingExchange, Values]:
+    """One worker's part in `STEPS`, and the parameters that it sees at the end; `adopted` comes behind step 2."""
+    rank = communicator.rank
+    arenas = arenas_of(job, LAYOUT.elements)
+    if rank == 0:
+        arenas.parameters[:] = initial_parameters(LAYOUT)
+    plan = ring_plan(job.exchange.plan, 1)
+    exchange = ShardedRingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas)
+    exchange.start()
+    seen = np.empty(LAYOUT.elements, dtype=np.float32)
+    read(exchange, arenas, seen)
+    for step in STEPS:
+        own = overflowing(gradients(rank, step), here=overflows.get(step) == rank)
+        one_step(exchange, arenas, step, own)
+        if adopted is not None and step == 2:
+            exchange.adopt(adopted)
+        read(exchange, arenas, seen)
+    return exchange, seen
 
 
 def one_step(exchange: GradientExchange, arenas: Arenas, step: int, own: Values) -> None:
@@ -210,23 +220,9 @@ def test_a_plan_is_adopted_between_steps_even_behind_a_skipped_one(
     fetched: list[int] = []
 
     def work(communicator: Communicator) -> tuple[bytes, bytes]:
-        rank, ends = communicator.rank, []
-        for change in (False, True):
-            job = job_of(precision, zero, 0, 3)
-            plan = ring_plan("per-layer", 1)
-            arenas = arenas_of(job, LAYOUT.elements)
-            if rank == 0:
-                arenas.parameters[:] = initial_parameters(LAYOUT)
-            exchange = ShardedRingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas)
-            exchange.start()
-            seen = np.empty(LAYOUT.elements, dtype=np.float32)
-            read(exchange, arenas, seen)
-            for step in STEPS:
-                own = overflowing(gradients(rank, step), here=overflows.get(step) == rank)
-                one_step(exchange, arenas, step, own)
-                if change and step == 2:
-                    exchange.adopt(ring_plan("bucket:5kB", 2))
-                read(exchange, arenas, seen)
+        job, ends = job_of(precision, zero, 0, 3, plan="per-layer"), []
+        for adopted in (None, ring_plan("bucket:5kB", 2)):
+            exchange, seen = all_steps(communicator, job, overflows, adopted)
             fetched.append(sum(times.fetch_bytes_down for times in exchange.group_times()))
             ends.append(seen.tobytes())
         return ends[0], ends[1]
