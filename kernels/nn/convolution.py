@@ -95,7 +95,15 @@ def _convolve_part(  # noqa: PLR0917 - arrays, what they mean, and where the blo
         else:
             many, series, step = 1, part.images * part.rows * source.columns, filters.stride
         for position in range(many):
-            low, lines, skip, left, right = _taps(position, x.shape, source, blocks)
+            low, high, left, right, skip = 0, size, 0, size, 1
+            if blocks.together:
+                # Not a function of its own: its call for every tile would cost 3 % where channels are few.
+                low, high = _inside(position // source.columns, x.shape[1], source)
+                # Only every `spread`-th line has pixels of the image.
+                skip = source.spread
+                low += (source.border - position // source.columns * source.stride - low) % skip
+                left, right = _inside(position % source.columns, x.shape[2], source)
+            lines = max(-(-(high - low) // skip), 0)
             shift = low * line_stride + left * channels
             first_weight = f * depth + (low * inner + left * channels) * width
             for p in range(0, series, TILE_ROWS):
@@ -118,19 +126,6 @@ def _convolve_part(  # noqa: PLR0917 - arrays, what they mean, and where the blo
                     for row in range(min(TILE_ROWS, series - p)):
                         for i in range(inside):
                             y[place + row * step + i] = spare[row * width + i]
-
-
-@kernel
-def _taps(position: int, images: tuple[int, ...], source: Source, blocks: Blocks) -> tuple[int, int, int, int, int]:
-    """The part of a window that counts: its first line, how many, and how far apart; from which pixel to which."""
-    if not blocks.together:
-        return 0, source.size, 1, 0, source.size
-    row, column = position // source.columns, position % source.columns
-    low, high = _inside(row, images[1], source)
-    left, right = _inside(column, images[2], source)
-    # Only every `spread`-th line has pixels of the image.
-    low += (source.border - row * source.stride - low) % source.spread
-    return low, max(-(-(high - low) // source.spread), 0), source.spread, left, right
 
 
 @kernel
