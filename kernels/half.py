@@ -18,13 +18,15 @@ from kernels.jit import kernel
 
 __all__ = [
     "HALF_KINDS",
+    "INFINITY_CODES",
+    "LARGEST",
     "HalfKind",
+    "add_codes",
     "add_half",
-    "decode_bf16",
-    "decode_fp16",
-    "encode_bf16",
-    "encode_fp16",
+    "decode",
+    "encode",
     "from_half",
+    "scale_codes",
     "scale_half",
     "split",
     "to_half",
@@ -54,6 +56,18 @@ _BF16_LARGEST = np.uint32(0x7F7F)
 _BF16_INFINITY = np.uint32(0x7F80)
 _BF16_NAN = np.uint32(0x7FC0)
 
+LARGEST: dict[HalfKind, float] = {
+    "fp16": float(np.uint16(_FP16_LARGEST).view(np.float16)),
+    "bf16": float(np.uint32(_BF16_LARGEST << _BF16_SHIFT).view(np.float32)),
+}
+"""The largest finite values."""
+
+INFINITY_CODES: dict[HalfKind, np.uint16] = {
+    "fp16": np.uint16(_FP16_INFINITY),
+    "bf16": np.uint16(_BF16_INFINITY),
+}
+"""The codes of infinity; those of finite values, but for their sign, are smaller, and those of NaN larger."""
+
 
 def to_half(values: NDArray[np.float32], kind: HalfKind, out: NDArray[np.uint16]) -> None:
     """Set `out[i]` to the code of `values[i]`, rounded to nearest even, finite values saturating.
@@ -67,7 +81,7 @@ def to_half(values: NDArray[np.float32], kind: HalfKind, out: NDArray[np.uint16]
         ValueError: another kind, shape or dtype. `out` is unchanged.
     """
     _check(kind, values, np.float32, out, np.uint16)
-    (_encode_all_fp16 if kind == "fp16" else _encode_all_bf16)(read_only(values), out)
+    _encode_all(read_only(values), out, kind == "fp16")
 
 
 def from_half(codes: NDArray[np.uint16], kind: HalfKind, out: NDArray[np.float32]) -> None:
@@ -82,7 +96,7 @@ def from_half(codes: NDArray[np.uint16], kind: HalfKind, out: NDArray[np.float32
         ValueError: another kind, shape or dtype. `out` is unchanged.
     """
     _check(kind, codes, np.uint16, out, np.float32)
-    (_decode_all_fp16 if kind == "fp16" else _decode_all_bf16)(read_only(codes), out)
+    _decode_all(read_only(codes), out, kind == "fp16")
 
 
 def add_half(codes: NDArray[np.uint16], kind: HalfKind, out: NDArray[np.uint16]) -> None:
@@ -97,7 +111,7 @@ def add_half(codes: NDArray[np.uint16], kind: HalfKind, out: NDArray[np.uint16])
         ValueError: another kind, shape or dtype. `out` is unchanged.
     """
     _check(kind, codes, np.uint16, out, np.uint16)
-    (_add_all_fp16 if kind == "fp16" else _add_all_bf16)(read_only(codes), out)
+    add_codes(read_only(codes), out, kind == "fp16")
 
 
 def scale_half(codes: NDArray[np.uint16], kind: HalfKind, factor: float) -> None:
@@ -112,11 +126,11 @@ def scale_half(codes: NDArray[np.uint16], kind: HalfKind, factor: float) -> None
         ValueError: another kind, shape or dtype. `codes` is unchanged.
     """
     _check(kind, codes, np.uint16, codes, np.uint16)
-    (_scale_all_fp16 if kind == "fp16" else _scale_all_bf16)(codes, np.float32(factor))
+    scale_codes(codes, np.float32(factor), kind == "fp16")
 
 
 @kernel
-def encode_fp16(value: np.float32) -> np.uint32:
+def _encode_fp16(value: np.float32) -> np.uint32:
     """The fp16 code of `value`, in the lower 16 bits."""
     bits = np.float32(value).view(np.uint32)
     magnitude = np.uint32(bits & _MAGNITUDE)
@@ -131,7 +145,7 @@ def encode_fp16(value: np.float32) -> np.uint32:
 
 
 @kernel
-def decode_fp16(code: np.uint32) -> np.float32:
+def _decode_fp16(code: np.uint32) -> np.float32:
     """The value of the fp16 `code`."""
     magnitude = np.uint32(code & _CODE_MAGNITUDE)
     shifted = np.uint32(magnitude << _FP16_SHIFT)
@@ -142,7 +156,7 @@ def decode_fp16(code: np.uint32) -> np.float32:
 
 
 @kernel
-def encode_bf16(value: np.float32) -> np.uint32:
+def _encode_bf16(value: np.float32) -> np.uint32:
     """The bf16 code of `value`, in the lower 16 bits."""
     bits = np.float32(value).view(np.uint32)
     magnitude = np.uint32(bits & _MAGNITUDE)
@@ -153,9 +167,21 @@ def encode_bf16(value: np.float32) -> np.uint32:
 
 
 @kernel
-def decode_bf16(code: np.uint32) -> np.float32:
+def _decode_bf16(code: np.uint32) -> np.float32:
     """The value of the bf16 `code`."""
     return np.uint32(code << _BF16_SHIFT).view(np.float32)
+
+
+@kernel
+def encode(value: np.float32, fp16: bool) -> np.uint32:
+    """The code of `value`, in the lower 16 bits."""
+    return _encode_fp16(value) if fp16 else _encode_bf16(value)
+
+
+@kernel
+def decode(code: np.uint32, fp16: bool) -> np.float32:
+    """The value of `code`."""
+    return _decode_fp16(code) if fp16 else _decode_bf16(code)
 
 
 @kernel
@@ -166,13 +192,13 @@ def split(values: NDArray[np.float32], codes: NDArray[np.uint16], fp16: bool) ->
     """
     for j in range(len(values)):
         value = values[j]
-        code = encode_fp16(value) if fp16 else encode_bf16(value)
-        rest = value - (decode_fp16(code) if fp16 else decode_bf16(code))
+        code = encode(value, fp16)
+        rest = value - decode(code, fp16)
         finite = np.isfinite(value)
         # Between 2**29 and 2**30 the difference to 65504 can be a tie whose rounding the sum does not undo.
-        if fp16 and finite and rest + decode_fp16(code) != value:
+        if fp16 and finite and rest + decode(code, fp16) != value:
             code = np.uint32(code - _ONE)
-            rest = value - decode_fp16(code)
+            rest = value - decode(code, fp16)
         codes[j] = np.uint16(code)
         values[j] = rest if finite else np.float32(0.0)
 
@@ -186,51 +212,29 @@ def _round_off(bits: np.uint32, shift: np.uint32) -> np.uint32:
 
 
 @kernel
-def _encode_all_fp16(values: NDArray[np.float32], out: NDArray[np.uint16]) -> None:
+def _encode_all(values: NDArray[np.float32], out: NDArray[np.uint16], fp16: bool) -> None:
     for i in range(len(out)):
-        out[i] = np.uint16(encode_fp16(values[i]))
+        out[i] = np.uint16(encode(values[i], fp16))
 
 
 @kernel
-def _encode_all_bf16(values: NDArray[np.float32], out: NDArray[np.uint16]) -> None:
+def _decode_all(codes: NDArray[np.uint16], out: NDArray[np.float32], fp16: bool) -> None:
     for i in range(len(out)):
-        out[i] = np.uint16(encode_bf16(values[i]))
+        out[i] = decode(np.uint32(codes[i]), fp16)
 
 
 @kernel
-def _decode_all_fp16(codes: NDArray[np.uint16], out: NDArray[np.float32]) -> None:
+def add_codes(codes: NDArray[np.uint16], out: NDArray[np.uint16], fp16: bool) -> None:
+    """The kernel of `add_half`."""
     for i in range(len(out)):
-        out[i] = decode_fp16(np.uint32(codes[i]))
+        out[i] = np.uint16(encode(decode(np.uint32(out[i]), fp16) + decode(np.uint32(codes[i]), fp16), fp16))
 
 
 @kernel
-def _decode_all_bf16(codes: NDArray[np.uint16], out: NDArray[np.float32]) -> None:
-    for i in range(len(out)):
-        out[i] = decode_bf16(np.uint32(codes[i]))
-
-
-@kernel
-def _add_all_fp16(codes: NDArray[np.uint16], out: NDArray[np.uint16]) -> None:
-    for i in range(len(out)):
-        out[i] = np.uint16(encode_fp16(decode_fp16(np.uint32(out[i])) + decode_fp16(np.uint32(codes[i]))))
-
-
-@kernel
-def _add_all_bf16(codes: NDArray[np.uint16], out: NDArray[np.uint16]) -> None:
-    for i in range(len(out)):
-        out[i] = np.uint16(encode_bf16(decode_bf16(np.uint32(out[i])) + decode_bf16(np.uint32(codes[i]))))
-
-
-@kernel
-def _scale_all_fp16(codes: NDArray[np.uint16], factor: np.float32) -> None:
+def scale_codes(codes: NDArray[np.uint16], factor: np.float32, fp16: bool) -> None:
+    """The kernel of `scale_half`."""
     for i in range(len(codes)):
-        codes[i] = np.uint16(encode_fp16(decode_fp16(np.uint32(codes[i])) * factor))
-
-
-@kernel
-def _scale_all_bf16(codes: NDArray[np.uint16], factor: np.float32) -> None:
-    for i in range(len(codes)):
-        codes[i] = np.uint16(encode_bf16(decode_bf16(np.uint32(codes[i])) * factor))
+        codes[i] = np.uint16(encode(decode(np.uint32(codes[i]), fp16) * factor, fp16))
 
 
 def _check(kind: str, source: NDArray[Any], source_dtype: DTypeLike, out: NDArray[Any], out_dtype: DTypeLike) -> None:

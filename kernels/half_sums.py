@@ -12,25 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.bits import read_only
-from kernels.half import (
-    HALF_KINDS,
-    HalfKind,
-    add_half,
-    decode_bf16,
-    decode_fp16,
-    encode_bf16,
-    encode_fp16,
-    from_half,
-    to_half,
-)
+from kernels.half import HALF_KINDS, INFINITY_CODES, HalfKind, add_half, decode, encode, from_half, to_half
 from kernels.jit import kernel
 
-__all__ = ["LARGEST", "all_finite_half", "narrow", "sum_half_in_rank_order", "warm_up"]
+__all__ = ["all_finite_half", "narrow", "sum_half_in_rank_order", "warm_up"]
 
-LARGEST: dict[HalfKind, float] = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
-"""The largest finite values."""
-
-_INFINITIES: dict[HalfKind, np.uint16] = {"fp16": np.uint16(0x7C00), "bf16": np.uint16(0x7F80)}
 _MAGNITUDE = np.uint16(0x7FFF)
 
 
@@ -47,12 +33,12 @@ def narrow(values: NDArray[np.float32], kind: HalfKind, out: NDArray[np.uint16],
         ValueError: another kind, shape or dtype. `out` is unchanged.
     """
     _check(kind, values, out)
-    return bool((_narrow_fp16 if kind == "fp16" else _narrow_bf16)(read_only(values), out, np.float32(largest)))
+    return bool(_narrow(read_only(values), out, np.float32(largest), kind == "fp16"))
 
 
 def all_finite_half(codes: NDArray[np.uint16], kind: HalfKind) -> bool:
     """Whether no value of `codes` (shape (n,), uint16) is infinite or NaN."""
-    return bool(_all_below(read_only(codes), _INFINITIES[kind]))
+    return bool(_all_below(read_only(codes), INFINITY_CODES[kind]))
 
 
 def sum_half_in_rank_order(frames: Sequence[NDArray[np.uint16]], kind: HalfKind, out: NDArray[np.float32]) -> None:
@@ -71,9 +57,8 @@ def sum_half_in_rank_order(frames: Sequence[NDArray[np.uint16]], kind: HalfKind,
     for frame in frames:
         _check(kind, out, frame)
     from_half(frames[0], kind, out)
-    accumulate = _accumulate_fp16 if kind == "fp16" else _accumulate_bf16
     for frame in frames[1:]:
-        accumulate(read_only(frame), out)
+        _accumulate(read_only(frame), out, kind == "fp16")
 
 
 def warm_up(kind: HalfKind) -> None:
@@ -95,19 +80,10 @@ def _check(kind: str, values: NDArray[Any], codes: NDArray[Any]) -> None:
 
 
 @kernel
-def _narrow_fp16(values: NDArray[np.float32], out: NDArray[np.uint16], largest: np.float32) -> bool:
+def _narrow(values: NDArray[np.float32], out: NDArray[np.uint16], largest: np.float32, fp16: bool) -> bool:
     fit = True
     for i in range(len(out)):
-        out[i] = np.uint16(encode_fp16(values[i]))
-        fit &= abs(values[i]) <= largest
-    return fit
-
-
-@kernel
-def _narrow_bf16(values: NDArray[np.float32], out: NDArray[np.uint16], largest: np.float32) -> bool:
-    fit = True
-    for i in range(len(out)):
-        out[i] = np.uint16(encode_bf16(values[i]))
+        out[i] = np.uint16(encode(values[i], fp16))
         fit &= abs(values[i]) <= largest
     return fit
 
@@ -121,12 +97,6 @@ def _all_below(codes: NDArray[np.uint16], bound: np.uint16) -> bool:
 
 
 @kernel
-def _accumulate_fp16(codes: NDArray[np.uint16], out: NDArray[np.float32]) -> None:
+def _accumulate(codes: NDArray[np.uint16], out: NDArray[np.float32], fp16: bool) -> None:
     for i in range(len(out)):
-        out[i] += decode_fp16(np.uint32(codes[i]))
-
-
-@kernel
-def _accumulate_bf16(codes: NDArray[np.uint16], out: NDArray[np.float32]) -> None:
-    for i in range(len(out)):
-        out[i] += decode_bf16(np.uint32(codes[i]))
+        out[i] += decode(np.uint32(codes[i]), fp16)

@@ -16,7 +16,7 @@ from numba.extending import intrinsic, overload
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
-from kernels.half import HALF_KINDS, decode_bf16, decode_fp16, encode_bf16, encode_fp16
+from kernels.half import HALF_KINDS, add_codes, scale_codes
 from kernels.jit import kernel
 
 __all__ = ["REDUCE_KINDS", "ReduceKind", "dtype_of", "reduce_to_all", "warm_up"]
@@ -99,36 +99,10 @@ def _add_floats(total: NDArray[Any], values: NDArray[Any]) -> None:
 
 
 @kernel
-def _add_fp16(total: NDArray[np.uint16], values: NDArray[np.uint16]) -> None:
-    for i in range(len(total)):
-        total[i] = encode_fp16(decode_fp16(np.uint32(total[i])) + decode_fp16(np.uint32(values[i])))
-
-
-@kernel
-def _add_bf16(total: NDArray[np.uint16], values: NDArray[np.uint16]) -> None:
-    for i in range(len(total)):
-        total[i] = encode_bf16(decode_bf16(np.uint32(total[i])) + decode_bf16(np.uint32(values[i])))
-
-
-@kernel
 def _multiply_floats(total: NDArray[Any], scale: float) -> None:
     factor = total.dtype.type(scale)
     for i in range(len(total)):
         total[i] *= factor
-
-
-@kernel
-def _multiply_fp16(total: NDArray[np.uint16], scale: float) -> None:
-    factor = np.float32(scale)
-    for i in range(len(total)):
-        total[i] = encode_fp16(decode_fp16(np.uint32(total[i])) * factor)
-
-
-@kernel
-def _multiply_bf16(total: NDArray[np.uint16], scale: float) -> None:
-    factor = np.float32(scale)
-    for i in range(len(total)):
-        total[i] = encode_bf16(decode_bf16(np.uint32(total[i])) * factor)
 
 
 def _accumulate(total: Any, values: Any, fp16: Any) -> None:
@@ -145,10 +119,7 @@ def _accumulate_for(total: Any, values: Any, fp16: Any) -> Any:
         _add_floats(total, values)
 
     def codes(total: Any, values: Any, fp16: Any) -> Any:
-        if fp16:
-            _add_fp16(total, values)
-        else:
-            _add_bf16(total, values)
+        add_codes(values, total, fp16)
 
     return floats if isinstance(total.dtype, types.Float) else codes
 
@@ -158,10 +129,7 @@ def _multiply_for(total: Any, scale: Any, fp16: Any) -> Any:
         _multiply_floats(total, scale)
 
     def codes(total: Any, scale: Any, fp16: Any) -> Any:
-        if fp16:
-            _multiply_fp16(total, scale)
-        else:
-            _multiply_bf16(total, scale)
+        scale_codes(total, np.float32(scale), fp16)
 
     return floats if isinstance(total.dtype, types.Float) else codes
 

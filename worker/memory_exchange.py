@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from kernels.half_sums import LARGEST, warm_up
+from kernels.half import LARGEST
+from kernels.half_sums import warm_up
 from taihu.coordination.plan import Plan
 from taihu.job import Job
 from taihu.wire.clock import Clock

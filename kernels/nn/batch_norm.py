@@ -6,6 +6,7 @@ among threads. A rectifier behind the normalisation can be taken along; its grad
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -51,9 +52,20 @@ def _block_rows(columns: int) -> int:
 
 
 @kernel
-def _strip_rows(x: NDArray[Any]) -> int:
-    rows: int = max(8, _STRIP_BYTES // (x.itemsize * x.shape[1]))
-    return rows
+def _whole_vectors(x: NDArray[Any]) -> int:
+    """The columns that make whole vectors."""
+    columns: int = x.shape[1]
+    return columns - columns % (VECTOR_BYTES // x.itemsize)
+
+
+@kernel
+def _strips(shape: tuple[int, ...], itemsize: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """The first row, and how many, of every strip of blocks `first` to `last` - 1 of a matrix (M, C)."""
+    length, columns = shape
+    strip = max(8, _STRIP_BYTES // (itemsize * columns))
+    end = min(last * _block_rows(columns), length)
+    for row in range(first * _block_rows(columns), end, strip):
+        yield row, min(strip, end - row)
 
 
 @kernel
@@ -67,18 +79,14 @@ def channel_moments(x: NDArray[Any], totals: NDArray[np.float64], first: int, la
         last: behind the last one.
         lane: not used.
     """
-    columns, lanes = x.shape[1], VECTOR_BYTES // x.itemsize
-    whole = columns - columns % lanes
+    columns, whole = x.shape[1], _whole_vectors(x)
     flat = x.reshape(-1)
     for block in range(first, last):
-        begin, end = block * _block_rows(columns), min((block + 1) * _block_rows(columns), x.shape[0])
         sums, squares = totals[block, 0], totals[block, 1]
         sums[:] = 0
         squares[:] = 0
-        for row in range(begin, end, _strip_rows(x)):
-            rows = min(_strip_rows(x), end - row)
-            for c in range(0, whole, lanes):
-                moments_tile((flat, sums, squares), row * columns + c, rows, columns, c)
+        for row, rows in _strips(x.shape, x.itemsize, block, block + 1):
+            moments_tile((flat, sums, squares), row, rows, columns)
             for r in range(row, row + rows):
                 for c in range(whole, columns):
                     value = np.float64(x[r, c])
@@ -89,17 +97,13 @@ def channel_moments(x: NDArray[Any], totals: NDArray[np.float64], first: int, la
 @kernel
 def blocked_column_sums(x: NDArray[Any], totals: NDArray[np.float64], first: int, last: int, lane: int) -> None:
     """Like `channel_moments`, the sums of x alone; `totals` is (blocks, 1, C)."""
-    columns, lanes = x.shape[1], VECTOR_BYTES // x.itemsize
-    whole = columns - columns % lanes
+    columns, whole = x.shape[1], _whole_vectors(x)
     flat = x.reshape(-1)
     for block in range(first, last):
-        begin, end = block * _block_rows(columns), min((block + 1) * _block_rows(columns), x.shape[0])
         sums = totals[block, 0]
         sums[:] = 0
-        for row in range(begin, end, _strip_rows(x)):
-            rows = min(_strip_rows(x), end - row)
-            for c in range(0, whole, lanes):
-                sums_tile((flat, sums), row * columns + c, rows, columns, c)
+        for row, rows in _strips(x.shape, x.itemsize, block, block + 1):
+            sums_tile((flat, sums), row, rows, columns)
             for r in range(row, row + rows):
                 for c in range(whole, columns):
                     sums[c] += np.float64(x[r, c])
@@ -129,19 +133,15 @@ def scale_and_shift(  # noqa: PLR0917 - arrays, and the part of the work
         last: behind the last one.
         lane: not used.
     """
-    columns, lanes = x.shape[1], VECTOR_BYTES // x.itemsize
-    whole = columns - columns % lanes
+    columns, whole = x.shape[1], _whole_vectors(x)
     scale, shift = affine[0], affine[1]
     arrays = (x.reshape(-1), y.reshape(-1), scale, shift)
     zero = x.dtype.type(0)
-    end = min(last * _block_rows(columns), x.shape[0])
-    for row in range(first * _block_rows(columns), end, _strip_rows(x)):
-        rows = min(_strip_rows(x), end - row)
-        for c in range(0, whole, lanes):
-            if rectify:
-                rectified_affine_tile(arrays, row * columns + c, rows, columns, c)
-            else:
-                affine_tile(arrays, row * columns + c, rows, columns, c)
+    for row, rows in _strips(x.shape, x.itemsize, first, last):
+        if rectify:
+            rectified_affine_tile(arrays, row, rows, columns)
+        else:
+            affine_tile(arrays, row, rows, columns)
         for r in range(row, row + rows):
             for c in range(whole, columns):
                 value = x[r, c] * scale[c] + shift[c]
@@ -173,24 +173,20 @@ def gradient_moments(  # noqa: PLR0917 - arrays, and the part of the work
         last: behind the last one.
         lane: not used.
     """
-    columns, lanes = x.shape[1], VECTOR_BYTES // x.itemsize
-    whole = columns - columns % lanes
+    columns, whole = x.shape[1], _whole_vectors(x)
     scale, shift = affine[0], affine[1]
     flat, dy_flat = x.reshape(-1), dy.reshape(-1)
     zero = x.dtype.type(0)
     for block in range(first, last):
-        begin, end = block * _block_rows(columns), min((block + 1) * _block_rows(columns), x.shape[0])
         sums, products = totals[block, 0], totals[block, 1]
         sums[:] = 0
         products[:] = 0
         arrays = (flat, dy_flat, mean, scale, shift, sums, products)
-        for row in range(begin, end, _strip_rows(x)):
-            rows = min(_strip_rows(x), end - row)
-            for c in range(0, whole, lanes):
-                if rectify:
-                    rectified_gradient_moments_tile(arrays, row * columns + c, rows, columns, c)
-                else:
-                    gradient_moments_tile(arrays, row * columns + c, rows, columns, c)
+        for row, rows in _strips(x.shape, x.itemsize, block, block + 1):
+            if rectify:
+                rectified_gradient_moments_tile(arrays, row, rows, columns)
+            else:
+                gradient_moments_tile(arrays, row, rows, columns)
             for r in range(row, row + rows):
                 for c in range(whole, columns):
                     cut = rectify and x[r, c] * scale[c] + shift[c] <= zero
@@ -224,19 +220,15 @@ def normalize_gradient(  # noqa: PLR0917 - arrays, and the part of the work
         last: behind the last one.
         lane: not used.
     """
-    columns, lanes = x.shape[1], VECTOR_BYTES // x.itemsize
-    whole = columns - columns % lanes
+    columns, whole = x.shape[1], _whole_vectors(x)
     scale, shift, dy_factor, x_factor, constant = affine[0], affine[1], factors[0], factors[1], factors[2]
     arrays = (x.reshape(-1), dy.reshape(-1), dx.reshape(-1), dy_factor, x_factor, constant, scale, shift)
     zero = x.dtype.type(0)
-    end = min(last * _block_rows(columns), x.shape[0])
-    for row in range(first * _block_rows(columns), end, _strip_rows(x)):
-        rows = min(_strip_rows(x), end - row)
-        for c in range(0, whole, lanes):
-            if rectify:
-                rectified_input_gradient_tile(arrays, row * columns + c, rows, columns, c)
-            else:
-                input_gradient_tile(arrays, row * columns + c, rows, columns, c)
+    for row, rows in _strips(x.shape, x.itemsize, first, last):
+        if rectify:
+            rectified_input_gradient_tile(arrays, row, rows, columns)
+        else:
+            input_gradient_tile(arrays, row, rows, columns)
         for r in range(row, row + rows):
             for c in range(whole, columns):
                 value = x[r, c]

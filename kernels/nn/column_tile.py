@@ -1,4 +1,4 @@
-"""Passes over the rows of a block of adjacent columns of a matrix, one vector wide, for batch normalisation.
+"""Passes over the rows of a matrix, one vector of adjacent columns after another, for batch normalisation.
 
 Factors and sums of a column stay in registers from the first row to the last. Sums are float64, of all even rows and
 of all odd rows, added at the end.
@@ -31,7 +31,7 @@ _DOUBLE = ir.DoubleType()
 
 
 class _Place(NamedTuple):
-    """Which rows and columns: see `_tile`."""
+    """One vector of columns: the place of its first element, and how far its rows, so many, lie apart."""
 
     first: Any
     rows: Any
@@ -114,24 +114,27 @@ class _Columns:
 
 
 def _tile(write: Callable[[_Columns, _Place], None]) -> Callable[..., None]:
-    """`tile(arrays, first, rows, stride, column)` for kernels; `arrays` is a tuple whose first one gives the dtype.
+    """`tile(arrays, row, rows, columns)` for kernels; `arrays` is a tuple whose first one gives the dtype.
 
-    `first` is the place of the block's first element in a matrix of rows `stride` apart, `column` that of its column
-    in arrays with an element for each column.
+    Passes over `rows` rows from `row` on of matrices of `columns` columns, as far as those make whole vectors.
     """
 
-    def emit(  # noqa: PLR0917 - as kernels call it
-        typing_context: Any, arrays: Any, first: Any, rows: Any, stride: Any, column: Any
-    ) -> Any:
+    def emit(typing_context: Any, arrays: Any, row: Any, rows: Any, columns: Any) -> Any:
         index = types.intp
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             kinds, values = list(arrays.types), cgutils.unpack_tuple(builder, arguments[0])
             data = [context.make_array(k)(context, builder, v).data for k, v in zip(kinds, values, strict=True)]
-            write(_Columns(context, builder, kinds[0].dtype, data), _Place(*arguments[1:]))
+            first_row, rows_, columns_ = arguments[1:]
+            first = builder.mul(first_row, columns_)
+            lanes = ir.Constant(columns_.type, VECTOR_BYTES * 8 // kinds[0].dtype.bitwidth)
+            whole = builder.mul(builder.sdiv(columns_, lanes), lanes)
+            with cgutils.for_range_slice(builder, ir.Constant(columns_.type, 0), whole, lanes) as (column, _):
+                place = _Place(builder.add(first, column), rows_, columns_, column)
+                write(_Columns(context, builder, kinds[0].dtype, data), place)
             return context.get_dummy_value()
 
-        return types.void(arrays, index, index, index, index), generate
+        return types.void(arrays, index, index, index), generate
 
     return cast(Callable[..., None], intrinsic(emit))
 

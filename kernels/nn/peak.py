@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.jit import kernel
-from kernels.nn.convolution import TILE_ROWS, padded_filters
+from kernels.nn.filters import TILE_ROWS, padded_filters
 from kernels.nn.register_tile import window_tile
 
 __all__ = ["multiply_add_rate"]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kernels.jit import kernel
 from kernels.nn.pooling_tile import max_gradient_tile, max_tile
 from kernels.nn.vectors import VECTOR_BYTES
-from kernels.nn.window import Window
+from kernels.nn.window import Window, covered, tap
 
 __all__ = ["avg_pool", "avg_pool_gradient", "max_pool", "max_pool_gradient"]
 
@@ -29,23 +29,22 @@ def max_pool(  # noqa: PLR0917 - arrays, and the part of the work
         last: behind the last one.
         lane: not used.
     """
-    size, stride, padding = window
     height, width, channels = x.shape[1:]
     lanes = VECTOR_BYTES // x.itemsize
     whole = channels - channels % lanes
     x_flat, y_flat, chosen_flat = x.reshape(-1), y.reshape(-1), chosen.reshape(-1)
     for b in range(first, last):
         for oh in range(y.shape[1]):
-            top, bottom = max(oh * stride - padding, 0), min(oh * stride - padding + size, height)
+            top, bottom = covered(oh, window, height)
             for ow in range(y.shape[2]):
-                left, right = max(ow * stride - padding, 0), min(ow * stride - padding + size, width)
-                position = (top - oh * stride + padding) * size + left - ow * stride + padding
+                left, right = covered(ow, window, width)
+                position = tap(oh, ow, top, left, window)
                 begin = ((b * height + top) * width + left) * channels
                 out = ((b * y.shape[1] + oh) * y.shape[2] + ow) * channels
                 for c in range(0, whole, lanes):
                     max_tile(
                         x_flat, y_flat, chosen_flat, begin + c, width * channels, channels, bottom - top,
-                        right - left, position, size, out + c,
+                        right - left, position, window.size, out + c,
                     )  # fmt: skip
                 for c in range(whole, channels):
                     best, where = x[b, top, left, c], position
@@ -54,7 +53,7 @@ def max_pool(  # noqa: PLR0917 - arrays, and the part of the work
                             value = x[b, ih, iw, c]
                             if value > best or value != value:  # noqa: PLR0124 - true for NaN only
                                 best = value
-                                where = (ih - oh * stride + padding) * size + iw - ow * stride + padding
+                                where = tap(oh, ow, ih, iw, window)
                     y[b, oh, ow, c] = best
                     chosen[b, oh, ow, c] = where
 
@@ -82,10 +81,10 @@ def max_pool_gradient(  # noqa: PLR0917 - arrays, and the part of the work
     for b in range(first, last):
         dx[b] = 0
         for oh in range(dy.shape[1]):
-            top, bottom = max(oh * stride - padding, 0), min(oh * stride - padding + size, height)
+            top, bottom = covered(oh, window, height)
             for ow in range(dy.shape[2]):
-                left, right = max(ow * stride - padding, 0), min(ow * stride - padding + size, width)
-                position = (top - oh * stride + padding) * size + left - ow * stride + padding
+                left, right = covered(ow, window, width)
+                position = tap(oh, ow, top, left, window)
                 begin = ((b * height + top) * width + left) * channels
                 out = ((b * dy.shape[1] + oh) * dy.shape[2] + ow) * channels
                 for c in range(0, whole, lanes):
@@ -113,13 +112,12 @@ def avg_pool(  # noqa: PLR0917 - arrays, and the part of the work
         last: behind the last one.
         lane: not used.
     """
-    size, stride, padding = window
     height, width, channels = x.shape[1:]
     for b in range(first, last):
         for oh in range(y.shape[1]):
-            top, bottom = max(oh * stride - padding, 0), min(oh * stride - padding + size, height)
+            top, bottom = covered(oh, window, height)
             for ow in range(y.shape[2]):
-                left, right = max(ow * stride - padding, 0), min(ow * stride - padding + size, width)
+                left, right = covered(ow, window, width)
                 target = y[b, oh, ow]
                 target[:] = 0
                 for ih in range(top, bottom):
@@ -146,14 +144,13 @@ def avg_pool_gradient(  # noqa: PLR0917 - arrays, and the part of the work
         last: behind the last one.
         lane: not used.
     """
-    size, stride, padding = window
     height, width, channels = dx.shape[1:]
     for b in range(first, last):
         dx[b] = 0
         for oh in range(dy.shape[1]):
-            top, bottom = max(oh * stride - padding, 0), min(oh * stride - padding + size, height)
+            top, bottom = covered(oh, window, height)
             for ow in range(dy.shape[2]):
-                left, right = max(ow * stride - padding, 0), min(ow * stride - padding + size, width)
+                left, right = covered(ow, window, width)
                 gradient = dy[b, oh, ow]
                 share = dy.dtype.type(1) / dy.dtype.type((bottom - top) * (right - left))
                 for ih in range(top, bottom):

@@ -26,10 +26,12 @@ class _Tile:
     """Writes the instructions of one tile into a kernel."""
 
     def __init__(self, context: Any, builder: Any, dtype: Any, rows: int, vectors: int) -> None:
-        self._builder = builder
-        self._rows, self._vectors = rows, vectors
+        self.builder = builder
+        self.rows = rows
+        self._vectors = vectors
         self._element_bytes = dtype.bitwidth // 8
         self._lanes = VECTOR_BYTES // self._element_bytes
+        self.width = vectors * self._lanes
         self._vector = ir.VectorType(context.get_value_type(dtype), self._lanes)
         self._index = context.get_value_type(types.intp)
         self._sums = [[cgutils.alloca_once(builder, self._vector) for _ in range(vectors)] for _ in range(rows)]
@@ -37,33 +39,33 @@ class _Tile:
     def at(self, pointer: Any, *offsets: Any) -> Any:
         """The address so many elements further."""
         for offset in offsets:
-            pointer = self._builder.gep(pointer, [offset])
+            pointer = self.builder.gep(pointer, [offset])
         return pointer
 
     def number(self, value: int) -> Any:
         return ir.Constant(self._index, value)
 
     def _vector_at(self, pointer: Any, number: int) -> Any:
-        place = self._builder.gep(pointer, [self.number(number * self._lanes)])
-        return self._builder.bitcast(place, self._vector.as_pointer())
+        place = self.builder.gep(pointer, [self.number(number * self._lanes)])
+        return self.builder.bitcast(place, self._vector.as_pointer())
 
     def load(self, pointer: Any) -> list[Any]:
         """`vectors` vectors, one behind another."""
         return [
-            self._builder.load(self._vector_at(pointer, v), align=self._element_bytes) for v in range(self._vectors)
+            self.builder.load(self._vector_at(pointer, v), align=self._element_bytes) for v in range(self._vectors)
         ]
 
-    def start(self, row: int, values: Sequence[Any]) -> None:
-        for place, value in zip(self._sums[row], values, strict=True):
-            self._builder.store(value, place)
-
-    def start_with_zero(self) -> None:
-        for row in range(self._rows):
-            self.start(row, [ir.Constant(self._vector, None)] * self._vectors)
+    def start(self, pointer: Any | None = None) -> None:
+        """Begin the sums of every row with the vectors at the address, or with zeros."""
+        zeros = [ir.Constant(self._vector, None)] * self._vectors
+        values = zeros if pointer is None else self.load(pointer)
+        for row in self._sums:
+            for place, value in zip(row, values, strict=True):
+                self.builder.store(value, place)
 
     def multiply(self, left: Sequence[Any], right: Any) -> None:
         """Add the outer product of the elements at the addresses `left` and the vectors at the address `right`."""
-        builder = self._builder
+        builder = self.builder
         vectors = self.load(right)
         for row, address in enumerate(left):
             element = builder.load(address)
@@ -75,9 +77,23 @@ class _Tile:
                 product = builder.fmul(spread, vector, flags=["contract"])
                 builder.store(builder.fadd(builder.load(place), product, flags=["contract"]), place)
 
-    def finish(self, row: int, pointer: Any, *, add: bool) -> None:
-        """Write the sums of a row to the address, or add them to what is there."""
-        builder = self._builder
+    def unrolled(self, begin: Any, count: Any, turn: Callable[[Any], None]) -> None:
+        """Write a loop of `turn(i)` over `count` numbers from `begin` on."""
+        builder, step = self.builder, self.number(_UNROLLED)
+        middle = builder.add(begin, builder.mul(builder.sdiv(count, step), step))
+        with cgutils.for_range_slice(builder, begin, middle, step) as (i, _):
+            for ahead in range(_UNROLLED):
+                turn(builder.add(i, self.number(ahead)))
+        with cgutils.for_range_slice(builder, middle, builder.add(begin, count), self.number(1)) as (i, _):
+            turn(i)
+
+    def finish(self, pointer: Any, row_stride: Any, *, add: bool) -> None:
+        """Write the sums to the address, rows `row_stride` elements apart, or add them to what is there."""
+        for row in range(self.rows):
+            self._finish_row(row, self.at(pointer, self.builder.mul(row_stride, self.number(row))), add=add)
+
+    def _finish_row(self, row: int, pointer: Any, *, add: bool) -> None:
+        builder = self.builder
         before = self.load(pointer) if add else None
         for v, place in enumerate(self._sums[row]):
             value = builder.load(place)
@@ -89,8 +105,20 @@ class _Tile:
 _INT32 = ir.IntType(32)
 
 
-def _data(context: Any, builder: Any, signature: Any, arguments: Sequence[Any], position: int) -> Any:
-    return context.make_array(signature.args[position])(context, builder, arguments[position]).data
+def _generator(
+    write: Callable[[_Tile, Sequence[Any]], None], dtype: Any, rows: int, vectors: int
+) -> Callable[..., Any]:
+    """What numba calls to write a tile; `write` takes its arguments, for arrays their addresses."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        arguments = [
+            context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
+            for kind, value in zip(signature.args, values, strict=True)
+        ]
+        write(_Tile(context, builder, dtype, rows, vectors), arguments)
+        return context.get_dummy_value()
+
+    return generate
 
 
 def window_tile(rows: int, vectors: int) -> Callable[..., None]:
@@ -126,45 +154,29 @@ def window_tile(rows: int, vectors: int) -> Callable[..., None]:
     ) -> Any:
         index = types.intp
         typed = types.void(x, offsets, *[index] * 5, weight, index, index, start, y, index, index)
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            tile = _Tile(context, builder, x.dtype, rows, vectors)
-            x_data, offsets_data, weight_data, start_data, y_data = (
-                _data(context, builder, signature, arguments, i) for i in (0, 1, 7, 10, 11)
-            )
-            pixel_, shift_, lines_, line_stride_, inner_ = arguments[2:7]
-            first_, panel_stride_ = arguments[8:10]
-            y_first_, row_stride_ = arguments[12:]
-            x_data = tile.at(x_data, shift_)
-            width = tile.number(vectors * VECTOR_BYTES * 8 // x.dtype.bitwidth)
-            bases = [
-                tile.at(x_data, builder.load(tile.at(offsets_data, pixel_, tile.number(r)))) for r in range(rows)
-            ]
-            begin = tile.load(start_data)
-            for r in range(rows):
-                tile.start(r, begin)
-            whole = builder.mul(builder.sdiv(inner_, tile.number(_UNROLLED)), tile.number(_UNROLLED))
-            weight_data = tile.at(weight_data, first_)
-            with cgutils.for_range(builder, lines_) as line:
-                offset = builder.mul(line.index, line_stride_)
-                panel = tile.at(weight_data, builder.mul(line.index, panel_stride_))
-                starts = [tile.at(base, offset) for base in bases]
-
-                def turn(i: Any) -> None:
-                    tile.multiply([tile.at(s, i) for s in starts], tile.at(panel, builder.mul(i, width)))
-
-                with cgutils.for_range_slice(builder, tile.number(0), whole, tile.number(_UNROLLED)) as (i, _):
-                    for ahead in range(_UNROLLED):
-                        turn(builder.add(i, tile.number(ahead)))
-                with cgutils.for_range_slice(builder, whole, inner_, tile.number(1)) as (i, _):
-                    turn(i)
-            for r in range(rows):
-                tile.finish(r, tile.at(y_data, y_first_, builder.mul(row_stride_, tile.number(r))), add=False)
-            return context.get_dummy_value()
-
-        return typed, generate
+        return typed, _generator(_window, x.dtype, rows, vectors)
 
     return cast(Callable[..., None], intrinsic(emit))
+
+
+def _window(tile: _Tile, arguments: Sequence[Any]) -> None:
+    x, offsets, pixel, shift, lines, line_stride, inner = arguments[:7]
+    weight, first, panel_stride, start, y, y_first, row_stride = arguments[7:]
+    builder, x = tile.builder, tile.at(x, shift)
+    bases = [tile.at(x, builder.load(tile.at(offsets, pixel, tile.number(r)))) for r in range(tile.rows)]
+    tile.start(start)
+    weight = tile.at(weight, first)
+    with cgutils.for_range(builder, lines) as line:
+        offset = builder.mul(line.index, line_stride)
+        panel = tile.at(weight, builder.mul(line.index, panel_stride))
+        starts = [tile.at(base, offset) for base in bases]
+
+        def turn(i: Any) -> None:
+            factors = tile.at(panel, builder.mul(i, tile.number(tile.width)))
+            tile.multiply([tile.at(s, i) for s in starts], factors)
+
+        tile.unrolled(tile.number(0), inner, turn)
+    tile.finish(tile.at(y, y_first), row_stride, add=False)
 
 
 def gradient_tile(rows: int, vectors: int) -> Callable[..., None]:
@@ -197,37 +209,22 @@ def gradient_tile(rows: int, vectors: int) -> Callable[..., None]:
     ) -> Any:
         index = types.intp
         typed = types.void(x, offsets, *[index] * 5, dy, index, index, dw, index, index)
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            tile = _Tile(context, builder, x.dtype, rows, vectors)
-            x_data, offsets_data, dy_data, dw_data = (
-                _data(context, builder, signature, arguments, i) for i in (0, 1, 7, 10)
-            )
-            pixel_, lines_, line_pixels_, count_, shift_ = arguments[2:7]
-            dy_first_, dy_stride_ = arguments[8:10]
-            dw_first_, row_stride_ = arguments[11:]
-            x_data = tile.at(x_data, shift_)
-            dy_data = tile.at(dy_data, dy_first_)
-            tile.start_with_zero()
-
-            def turn(p: Any) -> None:
-                pixel = tile.at(x_data, builder.load(tile.at(offsets_data, p)))
-                left = [tile.at(pixel, tile.number(r)) for r in range(rows)]
-                tile.multiply(left, tile.at(dy_data, builder.mul(p, dy_stride_)))
-
-            whole = builder.mul(builder.sdiv(count_, tile.number(_UNROLLED)), tile.number(_UNROLLED))
-            with cgutils.for_range(builder, lines_) as line:
-                begin = builder.add(pixel_, builder.mul(line.index, line_pixels_))
-                middle, stop = builder.add(begin, whole), builder.add(begin, count_)
-                with cgutils.for_range_slice(builder, begin, middle, tile.number(_UNROLLED)) as (p, _):
-                    for ahead in range(_UNROLLED):
-                        turn(builder.add(p, tile.number(ahead)))
-                with cgutils.for_range_slice(builder, middle, stop, tile.number(1)) as (p, _):
-                    turn(p)
-            for r in range(rows):
-                tile.finish(r, tile.at(dw_data, dw_first_, builder.mul(row_stride_, tile.number(r))), add=True)
-            return context.get_dummy_value()
-
-        return typed, generate
+        return typed, _generator(_gradient, x.dtype, rows, vectors)
 
     return cast(Callable[..., None], intrinsic(emit))
+
+
+def _gradient(tile: _Tile, arguments: Sequence[Any]) -> None:
+    x, offsets, pixel, lines, line_pixels, count, shift = arguments[:7]
+    dy, dy_first, dy_stride, dw, dw_first, row_stride = arguments[7:]
+    builder, x, dy = tile.builder, tile.at(x, shift), tile.at(dy, dy_first)
+    tile.start()
+
+    def turn(p: Any) -> None:
+        window = tile.at(x, builder.load(tile.at(offsets, p)))
+        left = [tile.at(window, tile.number(r)) for r in range(tile.rows)]
+        tile.multiply(left, tile.at(dy, builder.mul(p, dy_stride)))
+
+    with cgutils.for_range(builder, lines) as line:
+        tile.unrolled(builder.add(pixel, builder.mul(line.index, line_pixels)), count, turn)
+    tile.finish(tile.at(dw, dw_first), row_stride, add=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Window"]
+from kernels.jit import kernel
+
+__all__ = ["Window", "covered", "tap"]
 
 
 class Window(NamedTuple):
@@ -13,3 +15,18 @@ class Window(NamedTuple):
     size: int
     stride: int
     padding: int
+
+
+@kernel
+def covered(at: int, window: Window, side: int) -> tuple[int, int]:
+    """Of an image's side, the first pixel in the window at a position, and the one behind the last."""
+    begin = at * window.stride - window.padding
+    low = max(begin, 0)
+    return low, max(min(begin + window.size, side), low)
+
+
+@kernel
+def tap(row: int, column: int, line: int, pixel: int, window: Window) -> int:
+    """The number kh * size + kw that a pixel of the image has in the window at (row, column)."""
+    kh, kw = line - row * window.stride + window.padding, pixel - column * window.stride + window.padding
+    return kh * window.size + kw

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.jit import kernel
-from kernels.nn.window import Window
+from kernels.nn.window import Window, covered, tap
 from kernels.sw26010.ledger import Ledger
 from kernels.sw26010.windows import WindowPlan, WindowTask, plan_windows
 
@@ -21,17 +21,20 @@ Bounds = tuple[int, int, int, int]
 
 
 @kernel
-def _range(at: int, window: Window, side: int) -> tuple[int, int]:
-    """The pixels of a side that the window at a position covers."""
-    low = at * window.stride - window.padding
-    return max(low, 0), min(low + window.size, side)
-
-
-@kernel
 def _positions(pixel: int, window: Window, positions: int) -> tuple[int, int]:
     """The positions whose windows cover a pixel."""
     low = -(-(pixel + window.padding - window.size + 1) // window.stride)
     return max(low, 0), min((pixel + window.padding) // window.stride + 1, positions)
+
+
+@kernel
+def _load(source: Values, lines: Values) -> int:
+    """Copy parts of the lines of an image to the front of `lines`; returns how many elements."""
+    for line in range(source.shape[0]):
+        for pixel in range(source.shape[1]):
+            for c in range(source.shape[2]):
+                lines[line, pixel, c] = source[line, pixel, c]
+    return int(source.size)
 
 
 @kernel
@@ -44,12 +47,8 @@ def _im2col(x: Values, columns: Values, places: Places, bounds: Bounds, window: 
     read = written = 0
     for place in range(places.shape[0]):
         image, row = places[place, 0], places[place, 1]
-        top, bottom = _range(row, window, x.shape[1])
-        for line in range(top, bottom):
-            for pixel in range(left, right):
-                for c in range(low, high):
-                    lines[line - top, pixel - left, c - low] = x[image, line, pixel, c]
-            read += (right - left) * (high - low)
+        top, bottom = covered(row, window, x.shape[1])
+        read += _load(x[image, top:bottom, left:right, low:high], lines)
         for column in range(first, last):
             for kh in range(size):
                 line = row * stride - padding + kh - top
@@ -99,21 +98,17 @@ def _col2im(columns: Values, x: Values, places: Places, bounds: Bounds, window: 
 def _pool(  # noqa: PLR0917 - three arrays, where, how
     x: Values, y: Values, chosen: Values, places: Places, bounds: Bounds, window: Window, maximum: bool
 ) -> tuple[int, int]:
-    size, stride, padding = window
+    size = window.size
     first, last, low, high = bounds
-    left, right = _range(first, window, x.shape[2])[0], _range(last - 1, window, x.shape[2])[1]
+    left, right = covered(first, window, x.shape[2])[0], covered(last - 1, window, x.shape[2])[1]
     lines = np.empty((size, right - left, high - low), x.dtype)
     read = written = 0
     for place in range(places.shape[0]):
         image, row = places[place, 0], places[place, 1]
-        top, bottom = _range(row, window, x.shape[1])
-        for line in range(top, bottom):
-            for pixel in range(left, right):
-                for c in range(low, high):
-                    lines[line - top, pixel - left, c - low] = x[image, line, pixel, c]
-            read += (right - left) * (high - low)
+        top, bottom = covered(row, window, x.shape[1])
+        read += _load(x[image, top:bottom, left:right, low:high], lines)
         for column in range(first, last):
-            begin, end = _range(column, window, x.shape[2])
+            begin, end = covered(column, window, x.shape[2])
             target = y[image, row, column]
             where = chosen[image, row, column]
             count = x.dtype.type((bottom - top) * (end - begin))
@@ -127,15 +122,9 @@ def _pool(  # noqa: PLR0917 - three arrays, where, how
                         total += value
                         if value > best or value != value:  # noqa: PLR0124 - true for NaN only
                             best = value
-                            at = (
-                                (line + top - row * stride + padding) * size
-                                + pixel
-                                + left
-                                - column * stride
-                                + padding
-                            )
+                            at = tap(row, column, line + top, pixel + left, window)
                         elif line == 0 and pixel == begin - left:
-                            at = (top - row * stride + padding) * size + begin - column * stride + padding
+                            at = tap(row, column, top, begin, window)
                 target[low + c] = best if maximum else total / count
                 if maximum:
                     where[low + c] = at
@@ -147,7 +136,6 @@ def _pool(  # noqa: PLR0917 - three arrays, where, how
 def _pool_gradient(  # noqa: PLR0917 - three arrays, where, how
     dy: Values, chosen: Values, dx: Values, places: Places, bounds: Bounds, window: Window, maximum: bool
 ) -> tuple[int, int]:
-    size, stride, padding = window
     first, last, low, high = bounds
     left, right = _positions(first, window, dy.shape[2])[0], _positions(last - 1, window, dy.shape[2])[1]
     line = np.empty((max(right - left, 0), high - low), dy.dtype)
@@ -162,12 +150,12 @@ def _pool_gradient(  # noqa: PLR0917 - three arrays, where, how
                 for c in range(low, high):
                     line[column - left, c - low] = dy[image, position, column, c]
                 read += high - low
-            over, under = _range(position, window, dx.shape[1])
+            over, under = covered(position, window, dx.shape[1])
             for column in range(left, right):
-                begin, end = _range(column, window, dx.shape[2])
+                begin, end = covered(column, window, dx.shape[2])
                 count = dy.dtype.type((under - over) * (end - begin))
                 for pixel in range(max(begin, first), min(end, last)):
-                    own = (row - position * stride + padding) * size + pixel - column * stride + padding
+                    own = tap(position, column, row, pixel, window)
                     for c in range(high - low):
                         value = line[column - left, c]
                         if not maximum:

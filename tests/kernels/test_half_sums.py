@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from kernels.half import HALF_KINDS, HalfKind, from_half, to_half
-from kernels.half_sums import LARGEST, all_finite_half, narrow, sum_half_in_rank_order
+from kernels.half import HALF_KINDS, LARGEST, HalfKind, from_half, to_half
+from kernels.half_sums import all_finite_half, narrow, sum_half_in_rank_order
 
 quick = settings(deadline=None, max_examples=100)
 kinds = st.sampled_from(HALF_KINDS)

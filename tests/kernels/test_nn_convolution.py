@@ -8,21 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.nn.convolution import (
-    TILE_ROWS,
-    Blocks,
-    Filters,
-    Source,
-    convolve,
-    mirrored_source,
-    pack_mirrored_weight,
-    pack_weight,
-    padded_filters,
-    source_of,
-    tiles_of,
-    weight_gradient,
-    window_offsets,
-)
+from kernels.nn.blocks import Blocks, Source, mirrored_source, source_of, window_offsets
+from kernels.nn.convolution import convolve
+from kernels.nn.filters import TILE_ROWS, Filters, pack_mirrored_weight, pack_weight, padded_filters, tiles_of
+from kernels.nn.weight_gradient import weight_gradient
 from kernels.nn.window import Window
 
 _DTYPES = st.sampled_from([np.float32, np.float64])
