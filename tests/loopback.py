@@ -43,6 +43,10 @@ class Loopback:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._channel.close()
+        self.stop()
+
+    def stop(self) -> None:
+        """End the server, and with it the calls in progress."""
         self._rpc.stop(0.0)
 
     def call(self, timeout_s: float, request: bytes = b"") -> bytes:

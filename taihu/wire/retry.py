@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 def backoff_seconds() -> Iterator[float]:
@@ -27,7 +28,9 @@ def backoff_seconds() -> Iterator[float]:
 
 
 def call_until_reachable(call: Callable[[float], T], *, peer: str, timeout_s: float, clock: Clock) -> T:
-    """Call `call(remaining_seconds)` until its peer answers; only UNAVAILABLE is tried again.
+    """Call `call(remaining_seconds)` until its peer answers.
+
+    Tried again are UNAVAILABLE and CANCELLED, with which a server that ends cuts the calls in progress.
 
     Raises:
         PeerUnreachableError: nobody answered within `timeout_s`; the message names `peer` and the time.
@@ -44,7 +47,7 @@ def call_until_reachable(call: Callable[[float], T], *, peer: str, timeout_s: fl
             code = error.code() if isinstance(error, grpc.Call) else None
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 break
-            if code is not grpc.StatusCode.UNAVAILABLE or error_class(error):
+            if code not in _AWAY or error_class(error):
                 raise error_from_rpc(error, peer) from None
         clock.sleep(min(delay, max(0.0, timeout_s - (clock.now() - start))))
     raise PeerUnreachableError(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import grpc
@@ -18,7 +20,8 @@ from taihu.wire.retry import backoff_seconds, call_until_reachable
 from taihu.wire.status import abort
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
-OTHERS = [code for code in grpc.StatusCode if code not in {grpc.StatusCode.OK, UNAVAILABLE}]
+AWAY = [UNAVAILABLE, grpc.StatusCode.CANCELLED]
+OTHERS = [code for code in grpc.StatusCode if code not in {grpc.StatusCode.OK, *AWAY}]
 
 
 class MovedClock:
@@ -83,9 +86,12 @@ def test_delays_double_from_50_ms_to_2_s() -> None:
     assert set(delays[6:]) == {2.0}
 
 
+@pytest.mark.parametrize("code", AWAY, ids=lambda code: code.name)
 @pytest.mark.parametrize("failures", [0, 1, 7])
-def test_a_peer_that_comes_up_in_time_is_reached(loopback: Loopback, clock: MovedClock, failures: int) -> None:
-    peer = Peer(loopback, clock, failures=failures, code=UNAVAILABLE)
+def test_a_peer_that_comes_up_in_time_is_reached(
+    loopback: Loopback, clock: MovedClock, failures: int, code: grpc.StatusCode
+) -> None:
+    peer = Peer(loopback, clock, failures=failures, code=code)
     assert reach(peer.call, clock, 60) == b"hello"
     assert clock.slept == list(islice(backoff_seconds(), failures))
     assert peer.remaining == pytest.approx([60 - sum(clock.slept[:i]) for i in range(failures + 1)])
@@ -136,6 +142,27 @@ def test_an_error_that_the_peer_itself_sent_is_final(
         reach(loopback.call, clock, 60)
     assert str(caught.value) == str(error)
     assert clock.slept == []
+
+
+def test_a_peer_that_ends_while_it_is_asked_is_away(clock: MovedClock) -> None:
+    asked, ended = threading.Event(), threading.Event()
+
+    def behave(request: bytes, context: grpc.ServicerContext) -> bytes:
+        asked.set()
+        ended.wait(30)
+        return request
+
+    def end() -> None:
+        asked.wait(30)
+        peer.stop()
+
+    with Loopback() as peer, ThreadPoolExecutor(1) as pool:
+        peer.behave = behave
+        ending = pool.submit(end)
+        with pytest.raises(PeerUnreachableError, match=r"server 3 at 10\.0\.0\.3:7070: no answer within 5 s"):
+            reach(lambda _: peer.call(30, b"hello"), clock, 5)
+        ended.set()
+        ending.result()
 
 
 def test_an_address_where_nobody_listens_is_tried_until_the_deadline(clock: MovedClock) -> None:

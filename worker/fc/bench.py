@@ -85,7 +85,8 @@ def time_schemes(
             "ranks": communicator.size,
             "scheme": scheme,
             "seconds": spread(values),
-            "hidden_ratio": 1.0 - movers[scheme].waited_s / movers[scheme].background_s,
+            # A thread that waits wakes up later than the transfer ends.
+            "hidden_ratio": max(0.0, 1.0 - movers[scheme].waited_s / movers[scheme].background_s),
         }
         for scheme, values in seconds.items()
     ]
