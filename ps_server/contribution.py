@@ -16,7 +16,14 @@ from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec
 from taihu.wire.codec import Frame, ValueType, dense_values
 
-__all__ = ["Contribution", "HalfContribution", "SparseContribution", "count_non_finite", "decode_contribution"]
+__all__ = [
+    "Contribution",
+    "HalfContribution",
+    "SparseContribution",
+    "count_non_finite",
+    "decode_contribution",
+    "values_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +89,17 @@ def count_non_finite(contribution: Contribution) -> int:
         values = np.empty(len(contribution.codes), dtype=np.float32)
         from_half(contribution.codes, contribution.kind, values)
     else:
-        values = contribution.values if isinstance(contribution, SparseContribution) else contribution
+        values = values_of(contribution)
         if all_finite(values):
             return 0
     return int(np.count_nonzero(~np.isfinite(values)))
+
+
+def values_of(contribution: Contribution) -> NDArray[Any]:
+    """The values of a contribution, or their codes."""
+    if isinstance(contribution, HalfContribution):
+        return contribution.codes
+    return contribution.values if isinstance(contribution, SparseContribution) else contribution
 
 
 def _decoded_values(frame: Frame) -> NDArray[np.float32]:

@@ -158,7 +158,7 @@ class ParameterServerServicer:
             self._store.admit(identity.rank, identity.incarnation)
             connection = self._connection_of(identity)
             exchange = self._exchanges[identity.rank] = WorkerExchange(
-                identity, connection, take=self._take, on_lost=self._connection_lost
+                identity, connection, lend=self._store.buffers.lend, take=self._take, on_lost=self._connection_lost
             )
             self._metrics.workers.set(len(self._exchanges))
             if len(self._exchanges) == self._workers:

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from kernels.reduce import warm_up
 from ps_server.aggregator import Aggregator, Complete, Outcome
 from ps_server.answer import Answer
-from ps_server.contribution import Contribution, HalfContribution, count_non_finite, decode_contribution
+from ps_server.contribution import (
+    Contribution,
+    HalfContribution,
+    count_non_finite,
+    decode_contribution,
+    values_of,
+)
+from ps_server.frame_buffers import FrameBuffers
 from ps_server.initialization import Initialization
 from ps_server.pull import Pull, make_pull
 from taihu.coordination.plan import Plan
@@ -35,6 +42,9 @@ class ParameterStore:
 
     `get_plan` returns the run's present plan; it is called when the parameters arrive and when a frame of a later
     plan does.
+
+    Attributes:
+        buffers: memory for dense frames, to which it returns when they have been summed.
     """
 
     def __init__(
@@ -51,6 +61,7 @@ class ParameterStore:
         self._value_type = ValueType.named(job.train.precision)
         self._get_plan = get_plan
         self._clock = clock or SystemClock()
+        self.buffers = FrameBuffers()
         self._changed = threading.Condition()
         self._plan: Plan | None = None
         self._shard: Shard | None = None
@@ -266,6 +277,7 @@ class ParameterStore:
         for rank, incarnation in incarnations.items():
             self._aggregator.admit(rank, incarnation)
         self._pull.adopt(framing)
+        self.buffers.free_all()
         self._plan = plan
 
     def _apply(self, complete: Complete[Contribution]) -> FrameHeader:
@@ -273,6 +285,8 @@ class ParameterStore:
         skipped = any(isinstance(each, HalfContribution) and each.skipped for each in complete.contributions)
         header = self._summed(complete.frame, complete.step, skipped=skipped)
         self._pull.apply(complete.frame, complete.step, complete.contributions, header)
+        for contribution in complete.contributions:
+            self.buffers.give_back(values_of(contribution))
         with self._changed:
             self._ready().applied(complete.frame, skipped=skipped)
             self._step = max(self._step, complete.step)

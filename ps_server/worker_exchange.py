@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ps_server.answer import Answer
 from taihu.errors import MemberLostError, TaihuError
@@ -24,8 +26,9 @@ _FAREWELL_S = 2.0
 class WorkerExchange:
     """Answers go over `connection` if there is one, else in the stream, which `messages` yields.
 
-    `take(exchange, frame)` gets the frames that come on the connection, and may keep them; `on_lost(exchange, error)`
-    is called when it breaks or brings what it must not.
+    `take(exchange, frame)` gets the frames that come on the connection, dense ones in memory that
+    `lend(count, dtype)` gave, and may keep them; `on_lost(exchange, error)` is called when it breaks or brings what
+    it must not.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class WorkerExchange:
         identity: WorkerIdentity,
         connection: socket.socket | None,
         *,
+        lend: Callable[[int, np.dtype[Any]], NDArray[Any]],
         take: Callable[[WorkerExchange, Frame], None],
         on_lost: Callable[[WorkerExchange, TaihuError], None],
     ) -> None:
@@ -50,7 +54,7 @@ class WorkerExchange:
             lost = partial(on_lost, self)
             self._sender = DirectSender(connection.dup(), name, lost)
             sink = Sink(
-                places=lambda header: [np.empty(header.count, dtype=header.value_type.dtype)],
+                places=lambda header: [lend(header.count, header.value_type.dtype)],
                 take=lambda header, values, _: take(self, frame_of(header, values[0].view(np.uint8))),
                 take_frame=partial(take, self),
             )
