@@ -6,7 +6,6 @@ among threads. A rectifier behind the normalisation can be taken along; its grad
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -59,13 +58,12 @@ def _whole_vectors(x: NDArray[Any]) -> int:
 
 
 @kernel
-def _strips(shape: tuple[int, ...], itemsize: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The first row, and how many, of every strip of blocks `first` to `last` - 1 of a matrix (M, C)."""
+def _strips(shape: tuple[int, ...], itemsize: int, first: int, last: int) -> tuple[int, int, int]:
+    """The first row of blocks `first` to `last` - 1 of a matrix (M, C), the one behind them, and rows of a strip."""
+    # No generator: numba cannot use one that comes from its cache in a kernel that it compiles.
     length, columns = shape
-    strip = max(8, _STRIP_BYTES // (itemsize * columns))
-    end = min(last * _block_rows(columns), length)
-    for row in range(first * _block_rows(columns), end, strip):
-        yield row, min(strip, end - row)
+    rows = _block_rows(columns)
+    return first * rows, min(last * rows, length), max(8, _STRIP_BYTES // (itemsize * columns))
 
 
 @kernel
@@ -85,7 +83,9 @@ def channel_moments(x: NDArray[Any], totals: NDArray[np.float64], first: int, la
         sums, squares = totals[block, 0], totals[block, 1]
         sums[:] = 0
         squares[:] = 0
-        for row, rows in _strips(x.shape, x.itemsize, block, block + 1):
+        start, end, strip = _strips(x.shape, x.itemsize, block, block + 1)
+        for row in range(start, end, strip):
+            rows = min(strip, end - row)
             moments_tile((flat, sums, squares), row, rows, columns)
             for r in range(row, row + rows):
                 for c in range(whole, columns):
@@ -102,7 +102,9 @@ def blocked_column_sums(x: NDArray[Any], totals: NDArray[np.float64], first: int
     for block in range(first, last):
         sums = totals[block, 0]
         sums[:] = 0
-        for row, rows in _strips(x.shape, x.itemsize, block, block + 1):
+        start, end, strip = _strips(x.shape, x.itemsize, block, block + 1)
+        for row in range(start, end, strip):
+            rows = min(strip, end - row)
             sums_tile((flat, sums), row, rows, columns)
             for r in range(row, row + rows):
                 for c in range(whole, columns):
@@ -137,7 +139,9 @@ def scale_and_shift(  # noqa: PLR0917 - arrays, and the part of the work
     scale, shift = affine[0], affine[1]
     arrays = (x.reshape(-1), y.reshape(-1), scale, shift)
     zero = x.dtype.type(0)
-    for row, rows in _strips(x.shape, x.itemsize, first, last):
+    start, end, strip = _strips(x.shape, x.itemsize, first, last)
+    for row in range(start, end, strip):
+        rows = min(strip, end - row)
         if rectify:
             rectified_affine_tile(arrays, row, rows, columns)
         else:
@@ -182,7 +186,9 @@ def gradient_moments(  # noqa: PLR0917 - arrays, and the part of the work
         sums[:] = 0
         products[:] = 0
         arrays = (flat, dy_flat, mean, scale, shift, sums, products)
-        for row, rows in _strips(x.shape, x.itemsize, block, block + 1):
+        start, end, strip = _strips(x.shape, x.itemsize, block, block + 1)
+        for row in range(start, end, strip):
+            rows = min(strip, end - row)
             if rectify:
                 rectified_gradient_moments_tile(arrays, row, rows, columns)
             else:
@@ -224,7 +230,9 @@ def normalize_gradient(  # noqa: PLR0917 - arrays, and the part of the work
     scale, shift, dy_factor, x_factor, constant = affine[0], affine[1], factors[0], factors[1], factors[2]
     arrays = (x.reshape(-1), dy.reshape(-1), dx.reshape(-1), dy_factor, x_factor, constant, scale, shift)
     zero = x.dtype.type(0)
-    for row, rows in _strips(x.shape, x.itemsize, first, last):
+    start, end, strip = _strips(x.shape, x.itemsize, first, last)
+    for row in range(start, end, strip):
+        rows = min(strip, end - row)
         if rectify:
             rectified_input_gradient_tile(arrays, row, rows, columns)
         else:
