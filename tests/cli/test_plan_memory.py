@@ -116,7 +116,7 @@ def test_residuals_are_counted(memory: Memory, of: tuple[str, ...], worker: int,
     assert written["server"]["bytes_residuals"] == 2 * P * server
 
 
-def test_stage_3_says_how_much_may_stay(run: Run, memory: Memory, tmp_path: Path) -> None:
+def test_stage_3_says_how_much_may_stay(memory: Memory) -> None:
     of = (*TINY, "exchange.zero=3")
     least = memory(of=of)[1]["worker"]
     room = least["bytes_total"] + 1000
