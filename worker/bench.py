@@ -48,7 +48,7 @@ def exchange_rounds(job: Job, rank: int, layout: Layout, *, rounds: int, warmup:
 def _round(
     exchange: GradientExchange, step: int, clock: SystemClock, arenas: Arenas, gradients: NDArray[np.float32]
 ) -> float:
-    start = clock.now()
+    begin_s = clock.now()
     exchange.begin(step)
     for group, (start, stop) in enumerate(group_bounds(exchange.plan.layout, exchange.groups)):
         exchange.prepare(group)
@@ -57,4 +57,4 @@ def _round(
         exchange.push(group)
     for group in reversed(range(len(exchange.groups))):
         exchange.wait(group)
-    return clock.now() - start
+    return clock.now() - begin_s
