@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from taihu.cli.bench_engine import engine
 from taihu.cli.bench_fc import fc
 from taihu.cli.bench_select import select
 from taihu.cli.bench_sw26010 import sw26010
-from taihu.display import waiting
+from taihu.cli.ranks import wait_for_all
 from taihu.entry import raise_on_terminate
 from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
@@ -159,9 +158,8 @@ def _measure_here(job: Job, model: str, rounds: int, warmup: int) -> dict[str, A
             json_file = str(folder / f"worker-{rank}.json")
             arguments = [*common, "--role", "worker", "--rank", str(rank), "--json", json_file]
             processes.start(f"worker {rank}", "taihu", arguments)
-        with waiting(f"measuring {warmup} + {rounds} rounds between {cluster.servers + cluster.workers} processes"):
-            while not processes.check():
-                time.sleep(0.1)
+        members = cluster.servers + cluster.workers
+        wait_for_all(processes, f"measuring {warmup} + {rounds} rounds between {members} processes")
         measured = read_json(folder / "worker-0.json")
     keys = ("seconds_per_round", "bytes_sent_per_round", "bytes_received_per_round", "groups", "path")
     return {key: measured[key] for key in keys}

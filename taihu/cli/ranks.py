@@ -12,7 +12,18 @@ from taihu.display import waiting
 from taihu.local import LocalProcesses
 from taihu.results import read_json
 
-__all__ = ["measure_here"]
+__all__ = ["measure_here", "wait_for_all"]
+
+
+def wait_for_all(processes: LocalProcesses, what: str) -> None:
+    """Return when all of them have ended well, and say `what` is done meanwhile.
+
+    Raises:
+        DaemonFailedError: one has not.
+    """
+    with waiting(what):
+        while not processes.check():
+            time.sleep(0.1)
 
 
 def measure_here(bench: str, ranks: int, arguments: Sequence[str], *, trace: Path | None = None) -> dict[str, Any]:
@@ -26,8 +37,6 @@ def measure_here(bench: str, ranks: int, arguments: Sequence[str], *, trace: Pat
         address = processes.start_listening("rank 0", "taihu", [*common, *own])
         for rank in range(1, ranks):
             processes.start(f"rank {rank}", "taihu", [*common, "--rank", str(rank), "--coordinator", address])
-        with waiting(f"measuring between {ranks} ranks"):
-            while not processes.check():
-                time.sleep(0.1)
+        wait_for_all(processes, f"measuring between {ranks} ranks")
         results: dict[str, Any] = read_json(result)
     return results
