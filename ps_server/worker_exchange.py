@@ -64,7 +64,8 @@ class WorkerExchange:
     def answer(self, answer: Answer) -> None:
         """Queue an answer."""
         if self._sender is not None:
-            self._sender.send(answer.header, answer.pieces)
+            # A worker's next frames may wait for an answer without values: it does not queue behind parameters.
+            self._sender.send(answer.header, answer.pieces, urgent=not answer.pieces)
         else:
             self._outbox.put(answer)
 

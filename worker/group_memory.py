@@ -68,12 +68,17 @@ class GroupMemory:
         """Whether parameters are fetched when they are needed."""
         return self._parameters is not None
 
+    @property
+    def keeps(self) -> bool:
+        """Whether this worker keeps 16-bit parameters that are widened to be used."""
+        return self._half is not None and self._half.keeps
+
     def is_here(self, group: int) -> bool:
         """Whether the group's parameters can be read."""
         return self._parameters is None or self._window.is_here(group)
 
     def is_quiet(self, group: int) -> bool:
-        """Whether none of the group's parameters are on their way."""
+        """Whether none of the group's parameters are on their way, nor will be."""
         return not self._window.is_asked(group)
 
     def is_stray(self, group: int, *wanted: int) -> bool:
@@ -129,8 +134,8 @@ class GroupMemory:
             if group in self._held:
                 self._held.discard(group)
                 self._held_elements -= self._sizes[group]
-        self._window.summed(group)
         self._keep(group)
+        self._do(self._window.summed(group))
 
     def arrived(self, group: int) -> None:
         """The group's parameters are complete."""
@@ -143,13 +148,14 @@ class GroupMemory:
             self._parameters.release(0, self._bounds[-1][1])
 
     def _keep(self, group: int) -> None:
-        if self._half is not None and self._half.keeps:
+        if self.keeps:
+            assert self._half is not None  # noqa: S101
             self._kept.add(group)
             self._half.complete = len(self._kept) == len(self._bounds)
 
     def _do(self, todo: Todo) -> list[int]:
-        assert self._parameters is not None  # noqa: S101
         for group in todo.drop:
+            assert self._parameters is not None  # noqa: S101
             self._parameters.release(*self._bounds[group])
         for group in todo.ask:
             if group not in self._kept:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -99,8 +99,14 @@ class MemoryExchange(GradientExchange):
     def recall(self, group: int, *, ahead: bool = True) -> None:
         """See `GradientExchange.recall`."""
         if self._memory.fetches:
-            order = range(group + 1, len(self.groups)) if ahead else ()
-            self._use(group, self._memory.beside(group, order))
+            self._use(group, self._memory.beside(group, self._needed_after(group) if ahead else ()))
+
+    def _needed_after(self, group: int) -> Iterator[int]:
+        """The groups in the order in which backward and the next forward need them, while `group` is used."""
+        yield from range(group + 1, len(self.groups))
+        if not self._job.holds_gradients:
+            # They have been pushed in this step, and come down updated while backward's other gradients go up.
+            yield from reversed(range(group))
 
     def prepare(self, group: int) -> None:
         """See `GradientExchange.prepare`."""
@@ -113,7 +119,7 @@ class MemoryExchange(GradientExchange):
         self.recall(group)
 
     def _use(self, group: int, following: Sequence[int], staying: Sequence[int] = ()) -> None:
-        if self._memory.is_summing(group):
+        if self._memory.keeps and self._memory.is_summing(group):
             self._wait_until(lambda: not self._memory.is_summing(group), lambda: f"the sum of group {group}")
         # Whether a group is asked for again must not depend on when it comes: workers who gather it do so together.
         strays = [each for each in range(len(self.groups)) if self._memory.is_stray(each, group, *following)]
@@ -128,5 +134,8 @@ class MemoryExchange(GradientExchange):
         self._wait_for_parameters(group)
 
     def _wait_for_parameters(self, group: int) -> None:
+        def what() -> str:
+            return f"the {'sum' if self._memory.is_summing(group) else 'parameters'} of group {group}"
+
         if not self._memory.is_here(group):
-            self._wait_until(lambda: self._memory.is_here(group), lambda: f"the parameters of group {group}")
+            self._wait_until(lambda: self._memory.is_here(group), what)

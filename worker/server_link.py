@@ -28,12 +28,15 @@ from taihu.wire.status import error_from_rpc
 from taihu.wire.stream_frames import StreamSender
 from worker.answer_destination import AnswerDestination, WrittenHere
 from worker.arenas import Arenas
+from worker.frame_window import FrameWindow
 from worker.server_answers import ServerAnswers
 from worker.server_calls import Call, ServerCalls
 
 __all__ = ["LinkEvents", "ServerLink"]
 
 _FAREWELL_S = 2.0
+
+Pushed = tuple[FrameHeader, Sequence[NDArray[Any]]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ class ServerLink:
         self._arrived_s = self._send_start_s = 0.0
         self._closed = False
         self._abandoned = False
-        self._window = threading.Semaphore(job.exchange.window_frames)
+        self._window = FrameWindow[Pushed](job.exchange.window_frames)
+        self._ordering = threading.Lock()
         self._channel = open_channel(address)
         self._calls = ServerCalls(self._channel, job, identity, peer=self.peer, address=address, track=self._track)
         self._call: Call | None = None
@@ -172,8 +176,9 @@ class ServerLink:
         for frame in self.frames(group):
             self._answers.expect(frame, step)
             header = replace(self._header(frame), step=step, bare=True)
-            self.sent_bytes += HEADER_BYTES
-            # No room in the window: nothing goes up, and what comes down was asked for piece by piece.
+            with self._ordering:
+                self.sent_bytes += HEADER_BYTES
+            # Not in the window: nothing goes up, and what comes down was asked for piece by piece.
             self._sender.send(header, (), urgent=True)
 
     def push_sparse(
@@ -189,7 +194,6 @@ class ServerLink:
         self._stream.stop()
         if self._direct is not None:
             self._direct.stop()
-        self._window.release(len(self._framing.frames) + 1)
         if self._call is not None:
             self._call.cancel()
 
@@ -206,18 +210,21 @@ class ServerLink:
         self._channel.close()
 
     def _send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
-        """Queue a frame for the sending thread, which waits until there is room in the window."""
+        """Queue a frame for the sending thread as soon as there is room in the window."""
         size = HEADER_BYTES + sum(piece.nbytes for piece in pieces) + header.shared_bytes
-        self.sent_bytes += size
         self.sent_by_group[header.group] += size
-        self._sender.after(partial(self._admit, header))
-        self._sender.send(header, pieces)
-        self._sender.after(partial(self._sent, header))
+        with self._ordering:
+            self.sent_bytes += size
+            # Values in shared memory occupy no buffer.
+            self._pass([(header, pieces)] if header.shared else self._window.put((header, pieces)))
 
-    def _admit(self, header: FrameHeader) -> None:
-        # Values in shared memory occupy no buffer.
-        if not header.shared:
-            self._window.acquire()
+    def _pass(self, admitted: Iterable[Pushed]) -> None:
+        for header, pieces in admitted:
+            self._sender.after(self._sending)
+            self._sender.send(header, pieces)
+            self._sender.after(partial(self._sent, header))
+
+    def _sending(self) -> None:
         self._send_start_s = self._clock.now()
 
     def _sent(self, header: FrameHeader) -> None:
@@ -294,7 +301,8 @@ class ServerLink:
         # The answer that came fastest after its sum tells how far the server's clock is ahead at least.
         self._server_ahead_s = max(self._server_ahead_s, header.completed_s - self._arrived_s)
         if not header.shared:
-            self._window.release()
+            with self._ordering:
+                self._pass(self._window.answered())
         self._trace("pull", header.group, self._arrived_s)
         self._events.answered(header, size, header.completed_s - self._server_ahead_s)
 
