@@ -20,8 +20,9 @@ __all__ = ["GroupMemory"]
 class GroupMemory:
     """The memory of the groups of one plan; where the arenas have no pages, every group has its own all the time.
 
-    `ask(group)` is called when a group's parameters are to be fetched; 16-bit ones that this worker keeps are widened
-    instead. With `holds_gradients` all gradients of a step are kept until it ends, as 16-bit values.
+    `ask(group)` is called when a group's parameters are to be fetched, those of one that is being summed when they
+    have been updated; 16-bit ones that this worker keeps are widened instead. With `holds_gradients` all gradients of
+    a step are kept until it ends, as 16-bit values.
     """
 
     def __init__(
@@ -134,8 +135,8 @@ class GroupMemory:
             if group in self._held:
                 self._held.discard(group)
                 self._held_elements -= self._sizes[group]
+        self._window.summed(group)
         self._keep(group)
-        self._do(self._window.summed(group))
 
     def arrived(self, group: int) -> None:
         """The group's parameters are complete."""
@@ -154,8 +155,8 @@ class GroupMemory:
             self._half.complete = len(self._kept) == len(self._bounds)
 
     def _do(self, todo: Todo) -> list[int]:
+        assert self._parameters is not None  # noqa: S101
         for group in todo.drop:
-            assert self._parameters is not None  # noqa: S101
             self._parameters.release(*self._bounds[group])
         for group in todo.ask:
             if group not in self._kept:

@@ -2,7 +2,7 @@
 
 Methods section 5: a group is asked for before its forward and again before its backward, the one behind it meanwhile,
 and dropped after its use, unless there is room for it until its next one. What is wanted while its gradients are
-still being summed is asked for as soon as they have been: then its parameters come down while other gradients go up.
+still being summed comes as soon as they have been: then parameters come down while other gradients go up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Todo:
 class ParameterWindow:
     """The groups of a plan; none of them is here at first.
 
-    A group whose gradients are being summed has no parameters that could be asked for, until `summed` says so.
+    A group whose gradients are being summed may be asked for: whoever fetches it waits until it has been updated.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class ParameterWindow:
         return group in self._here
 
     def is_asked(self, group: int) -> bool:
-        """Whether the group's parameters are on their way, or will be as soon as they have been updated."""
+        """Whether the group's parameters are on their way, or will be when they have been updated."""
         return group in self._asked
 
     def is_summing(self, group: int) -> bool:
@@ -65,7 +65,7 @@ class ParameterWindow:
         self._here.difference_update(dropped)
         asked = tuple(each for each in wanted if each not in self._here | self._asked)
         self._asked.update(asked)
-        return Todo(ask=tuple(each for each in asked if each not in self._summing), drop=dropped)
+        return Todo(ask=asked, drop=dropped)
 
     def pushed(self, group: int) -> Todo:
         """The group's gradients are complete: its parameters will change, and nobody reads them any more."""
@@ -73,11 +73,9 @@ class ParameterWindow:
         self._summing.add(group)
         return Todo(drop=(group,))
 
-    def summed(self, group: int) -> Todo:
+    def summed(self, group: int) -> None:
         """The group's parameters have been updated by whoever owns them."""
-        wanted = group in self._summing and group in self._asked
         self._summing.discard(group)
-        return Todo(ask=(group,) if wanted else ())
 
     def arrived(self, group: int) -> None:
         """The group's parameters, which were asked for, are all here."""

@@ -94,7 +94,10 @@ class ServerLink:
         self._closed = False
         self._abandoned = False
         self._window = FrameWindow[Pushed](job.exchange.window_frames)
+        # Guards the three that follow, and the order in which frames are sent.
         self._ordering = threading.Lock()
+        self._unanswered: set[int] = set()
+        self._wanted: dict[int, FrameSpec] = {}
         self._channel = open_channel(address)
         self._calls = ServerCalls(self._channel, job, identity, peer=self.peer, address=address, track=self._track)
         self._call: Call | None = None
@@ -172,14 +175,23 @@ class ServerLink:
             self._send(replace(header, shared=shared, loss_scale=loss_scale, skipped=skipped), pieces)
 
     def ask(self, group: int, step: int) -> None:
-        """Ask for the group's parameters as they are after `step`; `LinkEvents.fetched` tells of each frame."""
-        for frame in self.frames(group):
-            self._answers.expect(frame, step)
-            header = replace(self._header(frame), step=step, bare=True)
-            with self._ordering:
-                self.sent_bytes += HEADER_BYTES
-            # Not in the window: nothing goes up, and what comes down was asked for piece by piece.
-            self._sender.send(header, (), urgent=True)
+        """Ask for the group's parameters as they are after `step`; `LinkEvents.fetched` tells of each frame.
+
+        Frames that have been pushed in this step are asked for one by one, as soon as they have been answered.
+        """
+        with self._ordering:
+            for frame in self.frames(group):
+                if frame.offset in self._unanswered:
+                    self._wanted[frame.offset] = frame
+                else:
+                    self._ask(frame, step)
+
+    def _ask(self, frame: FrameSpec, step: int) -> None:
+        self._answers.expect(frame, step)
+        header = replace(self._header(frame), step=step, bare=True)
+        self.sent_bytes += HEADER_BYTES
+        # Not in the window: nothing goes up, and what comes down was asked for piece by piece.
+        self._sender.send(header, (), urgent=True)
 
     def push_sparse(
         self, frame: FrameSpec, values: NDArray[Any], value_type: ValueType, sections: NDArray[np.uint8]
@@ -215,6 +227,7 @@ class ServerLink:
         self.sent_by_group[header.group] += size
         with self._ordering:
             self.sent_bytes += size
+            self._unanswered.add(header.offset)
             # Values in shared memory occupy no buffer.
             self._pass([(header, pieces)] if header.shared else self._window.put((header, pieces)))
 
@@ -300,8 +313,12 @@ class ServerLink:
             return
         # The answer that came fastest after its sum tells how far the server's clock is ahead at least.
         self._server_ahead_s = max(self._server_ahead_s, header.completed_s - self._arrived_s)
-        if not header.shared:
-            with self._ordering:
+        with self._ordering:
+            self._unanswered.discard(header.offset)
+            wanted = self._wanted.pop(header.offset, None)
+            if wanted is not None:
+                self._ask(wanted, header.step)
+            if not header.shared:
                 self._pass(self._window.answered())
         self._trace("pull", header.group, self._arrived_s)
         self._events.answered(header, size, header.completed_s - self._server_ahead_s)

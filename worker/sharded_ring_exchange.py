@@ -40,6 +40,7 @@ class ShardedRingExchange(RingExchange):
     def __init__(self, *, initial: InitialParameters | None = None, **of_ring: Any) -> None:
         self._initial = initial
         self._gathers: list[int] = []
+        self._wanted: set[int] = set()
         self._total: Values = np.empty(0, dtype=np.float32)
         super().__init__(**of_ring)
         # So much of every worker's sums to what 16 bits can hold.
@@ -133,7 +134,21 @@ class ShardedRingExchange(RingExchange):
         return self._total[:count]
 
     def _ask(self, group: int) -> None:
-        """Gather the group from all workers, who do so in this order too."""
+        """Gather the group from all workers, who all do so as often; when it has been summed, if it has not."""
+        if self._memory.is_summing(group):
+            self._wanted.add(group)
+        else:
+            self._gather(group)
+
+    def _finished(self, group: int, operation: Operation) -> None:
+        super()._finished(group, operation)
+        with self._guard:
+            wanted = group in self._wanted
+            self._wanted.discard(group)
+        if wanted:
+            self._gather(group)
+
+    def _gather(self, group: int) -> None:
         half = self._arenas.half
         for own, piece in self._own_pieces(group):
             place = self._arenas.received[piece.start : piece.stop]
