@@ -1,0 +1,51 @@
+"""What a worker is sent first."""
+
+from __future__ import annotations
+
+import socket
+from queue import SimpleQueue
+
+import numpy as np
+from daemons import wait_for
+
+from ps_server.answer import Answer
+from ps_server.worker_exchange import WorkerExchange
+from taihu.wire.codec import FrameHeader
+from taihu.wire.direct_frames import DirectReceiver, Origin, Sink
+from taihu.wire.identity import WorkerIdentity
+
+COUNT = 1 << 20
+
+
+def header(offset: int, *, bare: bool = False) -> FrameHeader:
+    return FrameHeader(
+        job="job", incarnation=0, plan=1, step=1, group=0, offset=offset, count=COUNT, sender=None, bare=bare
+    )
+
+
+def test_an_answer_without_values_overtakes_parameters() -> None:
+    ours, theirs = socket.socketpair()
+    exchange = WorkerExchange(
+        WorkerIdentity("job", 0, 1),
+        ours,
+        lend=np.empty,
+        take=lambda _, frame: None,
+        on_lost=lambda _, error: None,
+    )
+    values = np.zeros(COUNT, dtype=np.float32)
+    exchange.answer(Answer(header(0), [values]))
+    assert exchange._sender is not None
+    # Nobody reads, so the first one occupies the connection.
+    wait_for(lambda: exchange._sender is not None and exchange._sender.sent_bytes, "nothing was sent")
+    exchange.answer(Answer(header(1), [values]))
+    exchange.answer(Answer(header(2, bare=True), []))
+    came: SimpleQueue[int] = SimpleQueue()
+    sink = Sink(
+        places=lambda _: None,
+        take=lambda header, values, in_place: came.put(header.offset),
+        take_frame=lambda frame: came.put(frame.header.offset),
+    )
+    receiver = DirectReceiver(theirs, Origin("server 0", "job"), sink, on_lost=lambda error: None)
+    assert [came.get(timeout=10) for _ in range(3)] == [0, 2, 1]
+    exchange.close()
+    receiver.close()
