@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from taihu.coordination.client import fetch_status
 from taihu.coordination.membership import Role
 from taihu.coordination.messages import member_from_message, progress_from_message
+from taihu.coordination.status import fetch_status
 from taihu.display import Display, view_of
 from taihu.errors import PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
