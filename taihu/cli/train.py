@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from taihu.display import Display, human_bytes, make_display
 from taihu.entry import raise_on_terminate
-from taihu.environment import resolve_job
-from taihu.job import Job
 from taihu.options import (
     ComputeOption,
     ExchangeOption,
@@ -26,8 +24,10 @@ from taihu.options import (
     make_tracer,
 )
 from taihu.results import check_writable, write_json
-from taihu.settings import ClusterSettings
-from taihu.training import LocalTraining
+
+if TYPE_CHECKING:
+    from taihu.job import Job
+    from taihu.settings import ClusterSettings
 
 __all__ = ["train"]
 
@@ -88,6 +88,9 @@ def train(
       taihu train --model resnet20 --data cifar10 --compute sw26010 --trace trace.json
       taihu train --set optimizer.name=adam --set optimizer.learning_rate=0.001
     """  # noqa: D301
+    from taihu.environment import resolve_job
+    from taihu.training import LocalTraining
+
     flags: dict[str, dict[str, object]] = {
         "cluster": {"servers": servers, "workers": workers, "compute": compute},
         "model": {"name": model},
