@@ -27,6 +27,7 @@ from taihu.options import (
     make_tracer,
     stop_with_stdin,
 )
+from taihu.results import check_writable
 
 __all__ = ["server"]
 
@@ -72,6 +73,7 @@ def server(
     cluster = {"coordinator": coordinator, "servers": servers, "workers": workers, "compute": compute}
     flags = {"cluster": cluster}
     job = resolve_job(job_file, assignments or (), flags)
+    check_writable(trace)
     raise_on_terminate()
     job = find_coordinator(job)
     place = find_rank(index, os.environ, "server", job) or 0

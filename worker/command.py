@@ -31,7 +31,7 @@ from taihu.options import (
     make_tracer,
     stop_with_stdin,
 )
-from taihu.results import write_json
+from taihu.results import check_writable, write_json
 
 __all__ = ["worker"]
 
@@ -83,6 +83,7 @@ def worker(
         "exchange": {"kind": exchange},
     }
     job = resolve_job(job_file, assignments or (), flags)
+    check_writable(json_file, save, trace)
     raise_on_terminate()
     job = find_coordinator(job)
     place = find_rank(rank, os.environ, "worker", job)

@@ -29,7 +29,7 @@ from taihu.planner.memory import (
 )
 from taihu.results import check_writable, write_json
 from taihu.wire.codec import BYTES_PER_VALUE, ValueType
-from worker.data import load_dataset
+from worker.data.load import load_dataset
 from worker.engine import build_model
 
 __all__ = [

@@ -90,6 +90,7 @@ def train(
     """  # noqa: D301
     from taihu.environment import resolve_job
     from taihu.training import LocalTraining
+    from worker.inputs import check_inputs
 
     flags: dict[str, dict[str, object]] = {
         "cluster": {"servers": servers, "workers": workers, "compute": compute},
@@ -100,8 +101,10 @@ def train(
         "train": {"batch": batch, "epochs": epochs, "steps": steps, "seed": seed, "precision": precision},
     }
     job = resolve_job(job_file, assignments or (), flags)
+    # All that can be known to be wrong is said before anything starts.
+    check_inputs(job)
     check_writable(json_file, save, trace)
-    make_tracer(trace, trace_steps)  # says what is wrong before anything starts
+    make_tracer(trace, trace_steps)
     raise_on_terminate()
     start = time.monotonic()
     with make_display(Console()) as display:

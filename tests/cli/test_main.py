@@ -103,6 +103,11 @@ def test_who_only_looks_on_needs_no_arrays(module: str) -> None:
     assert not modules & NUMERIC
 
 
+def test_the_inputs_of_workers_are_checked_without_arrays() -> None:
+    statement = "from worker.inputs import check_inputs; from taihu.job import Job; check_inputs(Job())"
+    assert not imported_by(statement) & NUMERIC
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
