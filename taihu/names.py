@@ -15,11 +15,19 @@ from typing import Final
 
 from taihu.errors import DataError, ModelError
 
-__all__ = ["MODEL_NAMES", "SyntheticData", "check_data_name", "check_model_name", "own_model", "parse_synthetic"]
+__all__ = [
+    "DATA_NAMES",
+    "MODEL_NAMES",
+    "SyntheticData",
+    "check_data_name",
+    "check_model_name",
+    "own_model",
+    "parse_synthetic",
+]
 
 MODEL_NAMES: Final = ("small_cnn", "cifar10_quick", "resnet20", "vgg16_cifar", "alexnet")
 _SYNTHETIC: Final = "synthetic"
-_DATA_SETS: Final = ("digits", "fashion-mnist", "cifar10", f"{_SYNTHETIC}:CxHxW")
+DATA_NAMES: Final = ("digits", "fashion-mnist", "cifar10", f"{_SYNTHETIC}:CxHxW")
 _OWN_MODEL: Final = "path/to/file.py:function"
 _FORM: Final = "synthetic:CxHxW[:classes=K][:samples=N], for example synthetic:3x32x32:classes=10:samples=2048"
 _MOST_BYTES: Final = 4 << 30
@@ -74,10 +82,10 @@ def check_data_name(name: str) -> None:
     """
     if name.partition(":")[0] == _SYNTHETIC:
         parse_synthetic(name)
-    elif name not in _DATA_SETS:
-        near = _nearest(name.lower(), _DATA_SETS)
+    elif name not in DATA_NAMES:
+        near = _nearest(name.lower(), DATA_NAMES)
         hint = f": did you mean {near}?" if near else ""
-        raise DataError(f"unknown data set {name!r}{hint}; known: {', '.join(_DATA_SETS)}")
+        raise DataError(f"unknown data set {name!r}{hint}; known: {', '.join(DATA_NAMES)}")
 
 
 def parse_synthetic(name: str) -> SyntheticData:

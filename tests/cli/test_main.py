@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -131,3 +133,15 @@ def test_a_group_alone_shows_its_help_and_no_error(taihu: Taihu, arguments: tupl
 def test_the_version(taihu: Taihu) -> None:
     done = taihu("version")
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
+
+
+@pytest.mark.parametrize("path", [path for path in COMMANDS if path != ("version",)], ids=" ".join)
+def test_the_examples_of_a_command_can_be_parsed(path: tuple[str, ...]) -> None:
+    command = COMMANDS[path]
+    text = inspect.getdoc(command.load())
+    assert text is not None
+    examples = re.findall(rf"^  .*\btaihu {' '.join(path)}\b(.*)", text, re.MULTILINE)
+    assert examples
+    for example in examples:
+        arguments = re.split(r"  +| \| | >> | && ", example.strip())[0]
+        command.make_context(command.name, shlex.split(arguments))

@@ -40,9 +40,15 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         (["no-such-job.toml"], ["no-such-job.toml", "not found"]),
         (["--frobnicate"], ["--frobnicate", "--help"]),
         (["--json", "nowhere/result.json"], ["nowhere"]),
+        (["--json", "."], ["cannot write .", "folder"]),
+        (["--logs", "file"], ["logs", "file"]),
+        (["--trace-steps", "3-5"], ["--trace-steps", "--trace FILE"]),
+        (["--trace", "trace.json", "--trace-steps", "5-3"], ["5 to 3"]),
+        (["--density", "0.5"], ["--density", "--compression"]),
     ],
 )
-def test_training_refuses(taihu: Taihu, arguments: list[str], words: list[str]) -> None:
+def test_training_refuses(taihu: Taihu, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    (tmp_path / "file").touch()
     refused(taihu("train", *arguments), *words)
 
 
