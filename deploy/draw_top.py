@@ -9,9 +9,9 @@ from collections import deque
 from rich.console import Console
 
 from taihu.cli.top import render
-from taihu.coordination.client import fetch_status
 from taihu.coordination.messages import state_from_message
 from taihu.coordination.overview import overview_of
+from taihu.coordination.status import fetch_status
 
 _LOOKS = 30
 

@@ -7,10 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ps_server.daemon import ServerDaemon, ServerOptions
-from taihu.discovery import find_coordinator, find_rank
 from taihu.entry import raise_on_terminate
-from taihu.environment import resolve_job
 from taihu.options import (
     AdvertiseOption,
     BindOption,
@@ -30,7 +27,7 @@ from taihu.options import (
     make_tracer,
     stop_with_stdin,
 )
-from taihu.wire.log import configure_logs
+from taihu.results import check_writable
 
 __all__ = ["server"]
 
@@ -68,9 +65,15 @@ def server(
       taihu server job.toml --index 1 --coordinator 10.0.0.1:7070
       taihu server job.toml --index dns:server --coordinator dns:server:7070      # one of the addresses of a name
     """  # noqa: D301
+    from ps_server.daemon import ServerDaemon, ServerOptions
+    from taihu.discovery import find_coordinator, find_rank
+    from taihu.environment import resolve_job
+    from taihu.wire.log import configure_logs
+
     cluster = {"coordinator": coordinator, "servers": servers, "workers": workers, "compute": compute}
     flags = {"cluster": cluster}
     job = resolve_job(job_file, assignments or (), flags)
+    check_writable(trace)
     raise_on_terminate()
     job = find_coordinator(job)
     place = find_rank(index, os.environ, "server", job) or 0

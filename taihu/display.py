@@ -19,6 +19,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
 
 from taihu.coordination.membership import Progress as WorkerProgress
 
@@ -143,7 +144,8 @@ class TerminalDisplay:
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[view]}"),
+            # Goes on in further lines where the terminal is narrow; the bar and the steps keep their room.
+            TextColumn("{task.fields[view]}", table_column=Column()),
             console=console,
         )
         self._task: TaskID = self._bar.add_task("train", total=None, state="starting", view="")

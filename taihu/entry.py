@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
@@ -27,8 +27,8 @@ class InterruptedRunError(RunError):
     exit_code = EXIT_INTERRUPTED
 
 
-def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command line and exit."""
+def run_app(app: Callable[..., object], arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line, by default with this process's arguments, and exit; `app` is Typer's app or command."""
     sys.exit(_exit_code(app, arguments))
 
 
@@ -45,23 +45,24 @@ def wait_for_termination() -> None:
             signal.pause()
 
 
-def _exit_code(app: typer.Typer, arguments: Sequence[str] | None) -> int:
+def _exit_code(app: Callable[..., object], arguments: Sequence[str] | None) -> int:
     try:
         result = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         return _say("interrupted", EXIT_INTERRUPTED)
     except typer.TyperException as error:
-        return _say(_usage_message(error), 2)
+        message = _usage_message(error)
+        return _say(message, 2) if message else 2
     except TaihuError as error:
         return _say(str(error), error.exit_code)
     return result if isinstance(result, int) else 0
 
 
 def _usage_message(error: typer.TyperException) -> str:
-    """What is wrong with the command line, and where its help is."""
+    """What is wrong with the command line, and where its help is; empty when that help has just been shown."""
     message = error.format_message().rstrip(".") if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
-    return f"{message}; see '{context.command_path} --help'" if context is not None else message
+    return f"{message}; see '{context.command_path} --help'" if message and context is not None else message
 
 
 def _say(message: str, code: int) -> int:

@@ -36,9 +36,7 @@ __all__ = [
     "stop_with_stdin",
 ]
 
-JobArgument = Annotated[
-    Path | None, typer.Argument(metavar="[JOB.toml]", help="Job file; without one, the demo job.")
-]
+JobArgument = Annotated[Path | None, typer.Argument(metavar="JOB.toml", help="Job file; without one, the demo job.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set any key of the job file; may be repeated."),
@@ -111,8 +109,10 @@ def make_tracer(path: Path | None, steps: str | None) -> Tracer:
     """The tracer that `--trace` and `--trace-steps` ask for.
 
     Raises:
-        ConfigError: `steps` is no range.
+        ConfigError: `steps` is no range, or without a trace.
     """
+    if path is None and steps is not None:
+        raise ConfigError(f"--trace-steps {steps}: of which trace? give --trace FILE as well")
     if path is None:
         return Tracer.off()
     if steps is None:

@@ -13,9 +13,13 @@ __all__ = ["check_writable", "read_json", "write_json"]
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Raise ConfigError for a path whose folder cannot be written, before hours of work depend on it."""
+    """Raise ConfigError for a file that cannot be written, before hours of work depend on it."""
     for path in paths:
-        if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ConfigError(f"cannot write {path}: it is a folder; give a file in it")
+        if not (os.access(path, os.W_OK) or (path.parent.is_dir() and os.access(path.parent, os.W_OK))):
             raise ConfigError(
                 f"cannot write {path}: {path.parent} is not a folder that can be written; create it first"
             )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from taihu.errors import ConfigError
+from taihu.names import check_data_name, check_model_name
 
 __all__ = [
     "ClusterSettings",
@@ -30,16 +34,27 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def _accepted_by(check: Callable[[str], None]) -> AfterValidator:
+    def accept(text: str) -> str:
+        try:
+            check(text)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return text
+
+    return AfterValidator(accept)
+
+
 class ModelSettings(Section):
     """`[model]`: a model of the zoo, or `path/to/file.py:build`."""
 
-    name: str = "small_cnn"
+    name: Annotated[str, _accepted_by(check_model_name)] = "small_cnn"
 
 
 class DataSettings(Section):
     """`[data]`: the data set, where its files lie, and how training images are augmented."""
 
-    name: str = "digits"
+    name: Annotated[str, _accepted_by(check_data_name)] = "digits"
     path: Path | None = None
     augment: Literal["none", "flip", "crop-flip"] = "none"
 

@@ -7,17 +7,18 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from taihu.coordination.client import fetch_status
 from taihu.coordination.membership import Role
 from taihu.coordination.messages import member_from_message, progress_from_message
+from taihu.coordination.status import fetch_status
 from taihu.display import Display, view_of
-from taihu.errors import PeerUnreachableError, RunError, TaihuError
+from taihu.entry import InterruptedRunError
+from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.local import LocalProcesses
 from taihu.results import read_json
@@ -60,29 +61,27 @@ class LocalTraining:
         Raises:
             DaemonFailedError: a daemon ended before its time; all others have been ended.
         """
-        folder = self._log_folder()
-        try:
-            with LocalProcesses(folder) as processes:
-                coordinator = self._start(processes, folder)
-                self._watch(processes, coordinator, display)
-        finally:
-            self._merge_trace(folder)
-        results = self._results([read_json(path) for path in self._result_files(folder)])
-        if self.logs is None:
-            shutil.rmtree(folder)
-        return results
+        with self._log_folder() as folder:
+            try:
+                with LocalProcesses(folder) as processes:
+                    coordinator = self._start(processes, folder)
+                    self._watch(processes, coordinator, display)
+            finally:
+                self._merge_trace(folder)
+            return self._results([read_json(path) for path in self._result_files(folder)])
 
     def _trace_arguments(self, folder: Path, name: str) -> list[str]:
         if self.trace is None:
             return []
         steps = [] if self.trace_steps is None else ["--trace-steps", self.trace_steps]
-        return ["--trace", str(folder / f"trace-{name.replace(' ', '-')}.json"), *steps]
+        return ["--trace", str(_trace_part(folder, name)), *steps]
 
     def _merge_trace(self, folder: Path) -> None:
         """Put the processes' parts together; of a run that failed, those that are there."""
         if self.trace is not None:
+            parts = [_trace_part(folder, name) for name, _, _ in self._members(folder)]
             with suppress(RunError):  # a run that failed before it began has none
-                merge_parts(sorted(folder.glob("trace-*.json")), self.trace)
+                merge_parts(parts, self.trace)
 
     def _start(self, processes: LocalProcesses, folder: Path) -> str:
         """Start everything; returns the coordinator's address."""
@@ -118,6 +117,8 @@ class LocalTraining:
                 if time.monotonic() - looked > _STATUS_S:
                     looked = time.monotonic()
                     _show(coordinator, display, looked - start)
+        except InterruptedRunError:
+            raise
         except TaihuError:
             # What one failure leads to elsewhere ends within a moment; the cause is told, not the consequence.
             processes.wait(_CONSEQUENCES_S)
@@ -153,11 +154,26 @@ class LocalTraining:
     def _result_files(self, folder: Path) -> list[Path]:
         return [folder / f"worker-{rank}.json" for rank in range(self.job.cluster.workers)]
 
-    def _log_folder(self) -> Path:
-        if self.logs is None:
-            return Path(tempfile.mkdtemp(prefix="taihu-"))
-        self.logs.mkdir(parents=True, exist_ok=True)
-        return self.logs
+    @contextmanager
+    def _log_folder(self) -> Iterator[Path]:
+        if self.logs is not None:
+            try:
+                self.logs.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"cannot write logs to {self.logs}: {error.strerror}") from None
+            yield self.logs
+            return
+        folder = Path(tempfile.mkdtemp(prefix="taihu-"))
+        try:
+            yield folder
+        except InterruptedRunError:  # whose message names no log
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder)
+
+
+def _trace_part(folder: Path, name: str) -> Path:
+    return folder / f"trace-{name.replace(' ', '-')}.json"
 
 
 def _show(coordinator: str, display: Display, elapsed_s: float) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 
 from rich.console import Console
 
-from taihu.display import waiting
+from taihu.display import RunView, TerminalDisplay, waiting
 
 
 def test_what_is_waited_for_is_named_on_a_terminal_and_gone_afterwards() -> None:
@@ -23,3 +24,26 @@ def test_nothing_is_written_where_nobody_watches() -> None:
     with waiting("measuring", Console(file=shown)):
         pass
     assert not shown.getvalue()
+
+
+def test_a_narrow_terminal_shows_the_whole_view_beside_the_bar() -> None:
+    view = RunView(
+        step=31,
+        total_steps=60,
+        loss=0.1002,
+        test_accuracy=0.9778,
+        samples_per_second=12062.0,
+        step_seconds=0.0053,
+        compute_seconds=0.0024,
+        exchange_seconds=0.0035,
+        wait_seconds=0.0029,
+        sent_bytes=307_000,
+        received_bytes=307_000,
+    )
+    shown = StringIO()
+    with TerminalDisplay(Console(file=shown, force_terminal=True, width=80)) as display:
+        display.update(view, 7.0)
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue()).rpartition("training")[2]
+    assert "31/60" in last
+    for word in str(view).split():
+        assert word in last

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from taihu.errors import ConfigError
 from taihu.job import Job, job_to_toml, load_job, parse_assignments, parse_value
+from taihu.names import MODEL_NAMES
 from taihu.settings import (
     ClusterSettings,
     CompressionSettings,
@@ -46,8 +47,12 @@ NOT_NEGATIVE = st.floats(0, allow_infinity=False)
 FRACTION = st.floats(0, 1, exclude_max=True)
 
 VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
-    "model": {"name": TEXT},
-    "data": {"name": TEXT, "path": TEXT, "augment": st.sampled_from(["none", "flip", "crop-flip"])},
+    "model": {"name": st.sampled_from(MODEL_NAMES) | TEXT.map("{}:build".format)},
+    "data": {
+        "name": st.sampled_from(["digits", "cifar10", "synthetic:3x8x8:classes=4"]),
+        "path": TEXT,
+        "augment": st.sampled_from(["none", "flip", "crop-flip"]),
+    },
     "train": {
         "batch": COUNT,
         "epochs": COUNT,
@@ -294,6 +299,9 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
         ("[train]\nevaluate = 'maybe'", ["train.evaluate", "boolean", "'maybe'"]),
         ("[model]\nname = 20", ["model.name", "string", "20"]),
         ("[data]\npath = 3", ["data.path", "3"]),
+        ("[model]\nname = 'resnet-20'", ["model.name", "resnet-20", "did you mean resnet20?", "file.py:function"]),
+        ("[data]\nname = 'CIFAR-10'", ["data.name", "'CIFAR-10'", "did you mean cifar10?", "known: digits"]),
+        ("[data]\nname = 'synthetic:3x32'", ["data.name", "synthetic:3x32", "no image shape"]),
         ("[optimizer]\nlearning_rate = 'fast'", ["optimizer.learning_rate", "number", "'fast'"]),
         ("[optimizer]\nmilestones = 800", ["optimizer.milestones", "800"]),
         ("[optimizer]\nmilestones = [800, 0]", ["optimizer.milestones.1", "greater than 0"]),

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from allreduce.rendezvous import ListenOptions, listen_for_peers
-from taihu.discovery import find_coordinator, find_rank
 from taihu.entry import raise_on_terminate
-from taihu.environment import resolve_job
 from taihu.errors import ConfigError
 from taihu.options import (
     AdvertiseOption,
@@ -35,9 +31,7 @@ from taihu.options import (
     make_tracer,
     stop_with_stdin,
 )
-from taihu.wire.log import configure_logs
-from taihu.wire.server import RpcServer
-from worker.daemon import WorkerDaemon, WorkerOptions
+from taihu.results import check_writable, write_json
 
 __all__ = ["worker"]
 
@@ -77,11 +71,19 @@ def worker(
       torchrun-, MPI- and Slurm-style variables name rank and world size:
       RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml --exchange ring
     """  # noqa: D301
+    from allreduce.rendezvous import ListenOptions, listen_for_peers
+    from taihu.discovery import find_coordinator, find_rank
+    from taihu.environment import resolve_job
+    from taihu.wire.log import configure_logs
+    from taihu.wire.server import RpcServer
+    from worker.daemon import WorkerDaemon, WorkerOptions
+
     flags: dict[str, dict[str, object]] = {
         "cluster": {"coordinator": coordinator, "servers": servers, "workers": workers, "compute": compute},
         "exchange": {"kind": exchange},
     }
     job = resolve_job(job_file, assignments or (), flags)
+    check_writable(json_file, save, trace)
     raise_on_terminate()
     job = find_coordinator(job)
     place = find_rank(rank, os.environ, "worker", job)
@@ -110,4 +112,4 @@ def worker(
     )
     results = WorkerDaemon(job, options).run()
     if json_file is not None:
-        json_file.write_text(json.dumps(results, indent=2) + "\n")
+        write_json(json_file, results)

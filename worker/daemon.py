@@ -26,7 +26,8 @@ from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
 from taihu.wire.server import RpcServer
-from worker.data import Batches, load_dataset
+from worker.data.batches import Batches
+from worker.data.load import load_dataset
 from worker.engine import Model, build_model
 from worker.measuring import Measuring
 from worker.observer import Observer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from worker.data import Dataset, normalise
+from worker.data.dataset import Dataset, normalise
 from worker.engine import Model, StepContext, softmax_cross_entropy
 
 __all__ = ["Accuracy", "evaluate", "read_along"]

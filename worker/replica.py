@@ -22,7 +22,7 @@ from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from taihu.wire.codec import ValueType
 from worker.arenas import arenas_of
-from worker.data import Dataset
+from worker.data.dataset import Dataset
 from worker.engine import Array, Model, StepContext, StepHooks
 from worker.evaluation import Accuracy, evaluate, read_along
 from worker.exchange import GradientExchange

@@ -10,7 +10,7 @@ import typer
 from taihu.errors import ModelError
 from taihu.options import JsonOption
 from taihu.results import write_json
-from worker.data import load_dataset
+from worker.data.load import load_dataset
 from worker.evaluation import evaluate
 from worker.hashing import parameters_sha256
 from worker.saving import load_model

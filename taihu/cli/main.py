@@ -2,43 +2,93 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import typer
+from typer.core import TyperGroup
 
 import taihu
-from ps_server.command import server
-from taihu.cli.bench import bench_app
-from taihu.cli.evaluate import evaluate_file
-from taihu.cli.manifest import manifest_command
-from taihu.cli.plan import plan
-from taihu.cli.status import status
-from taihu.cli.top import top
-from taihu.cli.train import train
+from taihu.cli.lazy import LazyCommand
 from taihu.entry import run_app
-from worker.command import worker
 
-__all__ = ["make_app", "run"]
+__all__ = ["make_app", "run", "version"]
+
+# Name, function, and the first paragraph of its docstring.
+_COMMANDS: Final = (
+    (
+        "train",
+        "taihu.cli.train:train",
+        "Train on this machine: start the server and worker daemons, show progress, end with a summary.",
+    ),
+    ("server", "ps_server.command:server", "Run one parameter server until its run has ended."),
+    ("worker", "worker.command:worker", "Run one worker until its run has ended."),
+    ("status", "taihu.cli.status:status", "Show the members of a running job and where each of them is."),
+    (
+        "top",
+        "taihu.cli.top:top",
+        "Show a run while it goes on: where its time goes, its traffic, loss, and who holds up whom.",
+    ),
+    (
+        "plan",
+        "taihu.cli.plan:plan",
+        "Predict the time of a step from a job's measured costs, and merge its layers so that it is shortest.",
+    ),
+    ("evaluate", "taihu.cli.evaluate:evaluate_file", "Test a saved model on the test set of its data."),
+    (
+        "manifest",
+        "taihu.cli.manifest:manifest_command",
+        "Write a job as Kubernetes objects: ConfigMaps, Service, StatefulSet, Indexed Job (or a JobSet), PodMonitor.",
+    ),
+    ("version", "taihu.cli.main:version", "Print the version."),
+)
+_BENCHES: Final = (
+    (
+        "exchange",
+        "taihu.cli.bench_exchange:exchange",
+        "Time dense push and pull rounds with a model's true layer shapes between real processes.",
+    ),
+    (
+        "allreduce",
+        "taihu.cli.bench_allreduce:allreduce",
+        "Time allreduce of fp32 buffers between real processes: all on this machine, or one rank per host.",
+    ),
+    (
+        "fc",
+        "taihu.cli.bench_fc:fc",
+        "Time the communication of fully connected layers: gradients around a ring against activations of shards.",
+    ),
+    (
+        "select",
+        "taihu.cli.bench_select:select",
+        "Time the selection of sparse gradients: with a reused threshold, with an exact one, and as torch.topk.",
+    ),
+    (
+        "engine",
+        "taihu.cli.bench_engine:engine",
+        "Time whole training steps of models on this machine's processor, and the same in PyTorch.",
+    ),
+    (
+        "sw26010",
+        "taihu.cli.bench_sw26010:sw26010",
+        "Model kernels on the SW26010 processor of the Sunway TaihuLight: nothing is timed here.",
+    ),
+)
 
 
-def make_app() -> typer.Typer:
-    """All commands."""
-    app = typer.Typer(
+def make_app() -> TyperGroup:
+    """All commands, none of which has been imported yet."""
+    bench = TyperGroup(
+        name="bench",
+        help="Measure parts of the system on real processes.",
+        no_args_is_help=True,
+        commands=[LazyCommand(*command) for command in _BENCHES],
+    )
+    return TyperGroup(
         name="taihu",
         help="Train neural networks on many ordinary machines over ordinary networks.",
         no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
+        commands=[*(LazyCommand(*command) for command in _COMMANDS), bench],
     )
-    app.command()(train)
-    app.command()(server)
-    app.command()(worker)
-    app.command()(status)
-    app.command()(top)
-    app.command()(plan)
-    app.command("evaluate")(evaluate_file)
-    app.command("manifest")(manifest_command)
-    app.add_typer(bench_app, name="bench")
-    app.command()(version)
-    return app
 
 
 def version() -> None:

@@ -12,6 +12,7 @@ import yaml
 from taihu.errors import ConfigError
 from taihu.job import Job, Overrides, load_job, parse_assignments
 from taihu.manifest import ManifestOptions, Resources, manifest
+from taihu.names import own_model
 from taihu.options import ServersOption, SetOption, WorkersOption
 
 __all__ = ["manifest_command"]
@@ -112,12 +113,10 @@ def _check_data(job: Job, claim: str | None) -> None:
 def _own_model(job: Job, settings: Overrides) -> tuple[dict[str, str], dict[str, dict[str, object]]]:
     """A model of the user's own goes beside the job file, where the pods find it by its file's name."""
     merged = {section: dict(values) for section, values in settings.items()}
-    file, separator, function = job.model.name.rpartition(":")
-    if not separator:
+    own = own_model(job.model.name)
+    if own is None:
         return {}, merged
-    path = Path(file)
-    if not path.is_file():
-        raise ConfigError(f"model file {path} does not exist; give path/to/file.py:function")
+    path, function = own
     merged.setdefault("model", {})["name"] = f"{path.name}:{function}"
     return {path.name: path.read_text(encoding="utf-8")}, merged
 

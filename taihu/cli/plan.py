@@ -1,45 +1,17 @@
-"""`taihu plan`."""
+"""`taihu plan`: of a step's time, or with --memory of what the processes take."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from itertools import starmap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
-import numpy as np
 import typer
 
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorServiceStub
-from taihu.cli.bench import floor_seconds, parse_rate
-from taihu.cli.plan_memory import (
-    FreeServerOption,
-    FreeWorkerOption,
-    JobOption,
-    MemoryOption,
-    check_mode,
-    plan_memory,
-)
-from taihu.display import human_bytes
-from taihu.environment import resolve_job
 from taihu.errors import ConfigError
 from taihu.options import CoordinatorOption, JsonOption, SetOption
-from taihu.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
-from taihu.planner.fc_mode import FcChoice
-from taihu.planner.profile import Compression, Downlink, Method, Profile
-from taihu.results import check_writable, write_json
-from taihu.wire.address import split_address
-from taihu.wire.channel import open_channel
-from taihu.wire.clock import SystemClock
-from taihu.wire.retry import call_until_reachable
 
-__all__ = ["load_profile", "plan", "profile_of_running_job"]
-
-_COLUMNS = ("group", "layers", "elements", "up", "down", "ready ms", "compressed ms", "sent ms", "done ms")
-_ANSWER_S = 5.0
+__all__ = ["plan"]
 
 
 def plan(
@@ -49,7 +21,8 @@ def plan(
     ] = None,
     coordinator: CoordinatorOption = None,
     compression: Annotated[
-        Method, typer.Option(metavar="none|topk|lags|dlgs", help="How gradients are made sparse.")
+        Literal["none", "topk", "lags", "dlgs"],
+        typer.Option(metavar="none|topk|lags|dlgs", help="How gradients are made sparse."),
     ] = "dlgs",
     density: Annotated[float, typer.Option(metavar="R", help="Share of the gradient that is sent.")] = 0.01,
     strategy: Annotated[
@@ -60,7 +33,8 @@ def plan(
     ] = "auto",
     refresh_every: Annotated[int, typer.Option(metavar="S", help="Steps between exact thresholds of dlgs.")] = 32,
     downlink: Annotated[
-        Downlink, typer.Option(metavar="dense|exact|doublesqueeze", help="What comes back.")
+        Literal["dense", "exact", "doublesqueeze"],
+        typer.Option(metavar="dense|exact|doublesqueeze", help="What comes back."),
     ] = "exact",
     workers: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Predict for so many workers instead of those measured.")
@@ -68,11 +42,18 @@ def plan(
     rate: Annotated[
         str | None, typer.Option(help="Predict for links of this rate at every host: 100mbit, 1gbit.")
     ] = None,
-    memory: MemoryOption = False,
-    job_file: JobOption = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Plan the memory of a job instead of its time.")] = False,
+    job_file: Annotated[
+        Path | None,
+        typer.Option("--job", metavar="JOB.toml", help="With --memory: the job; by default, the demo job."),
+    ] = None,
     assignments: SetOption = None,
-    free_worker: FreeWorkerOption = None,
-    free_server: FreeServerOption = None,
+    free_worker: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="With --memory: free for one worker, e.g. 4GB.")
+    ] = None,
+    free_server: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="With --memory: free for one server, e.g. 4GB.")
+    ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Predict the time of a step from a job's measured costs, and merge its layers so that it is shortest.
@@ -88,192 +69,26 @@ def plan(
     """  # noqa: D301
     of_time = {"PROFILE.json": profile_file, "--coordinator": coordinator, "--rate": rate}
     of_memory = {"--job": job_file, "--set": assignments, "--free-worker": free_worker, "--free-server": free_server}
-    check_mode(memory, of_memory=of_memory, of_time=of_time)
+    _check_mode(memory, of_memory=of_memory, of_time=of_time)
     if memory:
+        from taihu.cli.plan_memory import plan_memory
+        from taihu.environment import resolve_job
+
         job = resolve_job(job_file, assignments or (), {"cluster": {"workers": workers}})
         plan_memory(job, free_worker, free_server, json_file)
-        return
-    settings = Compression(compression, density, refresh_every, downlink=downlink)
-    link_rate = None if rate is None else parse_rate(rate)
-    check_writable(json_file)
-    profile = _at(_measured(profile_file, coordinator), workers, link_rate)
-    decision = decide(profile, settings, strategy)
-    groups = _as_rows(profile, settings, decision)
-    layers = choose_fc_of(profile)
-    for line in (*_describe(profile, settings, decision, groups), *_describe_fc(profile, layers)):
-        typer.echo(line)
-    if json_file is not None:
-        fc = [choice.to_json() for choice in layers]
-        write_json(json_file, {**_as_json(profile, settings, decision, groups), "fc": fc})
+    else:
+        from taihu.cli.plan_time import Costs, plan_time
+        from taihu.planner.profile import Compression
+
+        settings = Compression(compression, density, refresh_every, downlink=downlink)
+        plan_time(Costs(profile_file, coordinator, workers, rate), settings, strategy, json_file)
 
 
-def load_profile(path: Path) -> Profile:
-    """The profile in a file: bare, or under the key `profile` of the results of a training.
-
-    Raises:
-        ConfigError: the file cannot be read, is no JSON, or holds no valid profile.
-    """
-    try:
-        data = json.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON ({error}); give what taihu train --json wrote") from None
-    if isinstance(data, dict) and "profile" in data:
-        data = data["profile"]
-    if data is None:
-        remedy = "train for more than exchange.calibration_steps steps, and not in fp16"
-        raise ConfigError(f"{path}: the run has no profile; {remedy}")
-    try:
-        return Profile.from_json(data)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def profile_of_running_job(address: str, timeout_s: float = _ANSWER_S) -> Profile:
-    """The costs that the plan of the job at `address` (of server 0) was made from.
-
-    Raises:
-        PeerUnreachableError: nothing answers there within `timeout_s`.
-        ConfigError: the job has not measured its costs yet.
-    """
-    split_address(address)
-    with open_channel(address) as channel:
-        stub = CoordinatorServiceStub(channel)
-        answer = call_until_reachable(
-            lambda remaining_s: stub.GetProfile(pb.GetProfileRequest(), timeout=remaining_s),
-            peer=f"coordinator at {address}",
-            timeout_s=timeout_s,
-            clock=SystemClock(),
-        )
-    if not answer.profile_json:
-        raise ConfigError(f"the job at {address} has not measured its costs yet; ask again in a few steps")
-    return Profile.from_json(json.loads(answer.profile_json))
-
-
-def _measured(profile_file: Path | None, coordinator: str | None) -> Profile:
-    if (profile_file is None) == (coordinator is None):
-        seen = "neither" if profile_file is None else "both"
-        raise ConfigError(f"costs to plan with: got {seen}; give either PROFILE.json or --coordinator HOST:PORT")
-    return load_profile(profile_file) if profile_file is not None else profile_of_running_job(str(coordinator))
-
-
-def _at(profile: Profile, workers: int | None, link_rate: float | None) -> Profile:
-    """The profile with the number of workers and the rate of links that are asked for."""
-    if workers is not None:
-        profile = profile.with_workers(workers)
-    if link_rate is None:
-        return profile
-    per_byte = floor_seconds(1, profile.servers or profile.workers, profile.workers, link_rate)
-    link = replace(profile.link, up_seconds_per_byte=per_byte, down_seconds_per_byte=per_byte)
-    return replace(profile, link=link)
-
-
-def _as_rows(profile: Profile, settings: Compression, decision: Decision) -> list[dict[str, Any]]:
-    """The groups as the results show them."""
-    first, last = np.array([(group.first_layer, group.last_layer) for group in decision.groups]).T
-    sizes = settings.sizes(profile, first, last)
-    up, down = settings.up_bytes(profile, sizes), settings.down_bytes(profile, sizes)
-    return [
-        {
-            "first_layer": times.group.first_layer,
-            "last_layer": times.group.last_layer,
-            "elements": int(sizes.elements[index]),
-            "bytes_up": round(up[index]),
-            "bytes_down": round(down[index]),
-            "seconds_ready": times.ready,
-            "seconds_compressed": times.ends[0],
-            "seconds_sent": times.ends[1],
-            "seconds_done": times.ends[2],
-        }
-        for index, times in enumerate(decision.timeline.groups)
-    ]
-
-
-def _as_json(
-    profile: Profile, settings: Compression, decision: Decision, groups: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    timeline = decision.timeline
-    return {
-        "servers": profile.servers,
-        "workers": profile.workers,
-        "compression": settings.method,
-        "density": settings.density,
-        "groups": list(groups),
-        "predicted_seconds_per_step": timeline.seconds,
-        "seconds_compute": timeline.compute_seconds,
-        "seconds_compress": timeline.compress_seconds,
-        "seconds_wait": timeline.wait_seconds,
-        "alternatives": dict(decision.alternatives),
-        "compression_pays": decision.pays,
-    }
-
-
-def _describe(
-    profile: Profile, settings: Compression, decision: Decision, groups: Sequence[dict[str, Any]]
-) -> Iterable[str]:
-    elements = sum(layer.elements for layer in profile.layers)
-    sent = "" if settings.method == "none" else f", density {settings.density:g}, downlink {settings.downlink}"
-    servers = f"{profile.servers} servers" if profile.servers else "no servers"
-    members = f"{servers}, {profile.workers} workers"
-    yield f"{len(profile.layers)} layers, {elements:,} parameters, {members}"
-    if profile.compute != "cpu":
-        yield f"compute         modelled ({profile.compute}); links and compression as measured"
-    yield f"compression     {settings.method}{sent}"
-    yield from _aligned([_COLUMNS, *starmap(_row, ((profile, index, group) for index, group in enumerate(groups)))])
-    timeline = decision.timeline
-    compute, compress, wait = (
-        f"{seconds * 1e3:.1f}"
-        for seconds in (timeline.compute_seconds, timeline.compress_seconds, timeline.wait_seconds)
-    )
-    yield f"predicted step  {timeline.seconds * 1e3:.1f} ms: compute {compute}, compress {compress}, wait {wait}"
-    for name, seconds in decision.alternatives.items():
-        yield f"{name:<15} {seconds * 1e3:.1f} ms"
-    if settings.method == "none":
-        return
-    if not any((*vars(profile.scan).values(), *vars(profile.top_k).values())):
-        yield "the profile has no measurements of compression, which is taken to be free"
-    if not decision.pays:
-        seconds = decision.alternatives[UNCOMPRESSED]
-        yield f"do not compress: sending everything takes {seconds * 1e3:.1f} ms by its best plan"
-
-
-def _describe_fc(profile: Profile, layers: Sequence[FcChoice]) -> Iterable[str]:
-    """Both predictions for every fully connected layer, beside what the printed inequality says."""
-    if not layers or profile.workers < 2:
-        return
-    yield f"fully connected layers, {profile.batch} examples a worker: their gradients exchanged, or sharded"
-    rows = [("layer", "shape", "data ms", "sharded ms", "choice", "printed rule")]
-    rows += [
-        (
-            choice.layer.name,
-            f"{choice.layer.inputs} x {choice.layer.outputs}",
-            f"{choice.data_seconds * 1e3:.2f}",
-            f"{choice.shard_seconds * 1e3:.2f}",
-            choice.choice,
-            choice.rule,
-        )
-        for choice in layers
-    ]
-    yield from _aligned(rows)
-
-
-def _row(profile: Profile, index: int, group: dict[str, Any]) -> tuple[str, ...]:
-    names = [profile.layers[group[key]].name for key in ("first_layer", "last_layer")]
-    instants = (group[f"seconds_{name}"] for name in ("ready", "compressed", "sent", "done"))
-    return (
-        str(index),
-        " .. ".join(dict.fromkeys(names)),
-        f"{group['elements']:,}",
-        human_bytes(group["bytes_up"]),
-        human_bytes(group["bytes_down"]),
-        *(f"{seconds * 1e3:.2f}" for seconds in instants),
-    )
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    """Names to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        yield "  ".join(f"{cell:{'<' if place < 2 else '>'}{width}}" for place, (cell, width) in enumerate(cells))
+def _check_mode(memory: bool, *, of_memory: Mapping[str, object], of_time: Mapping[str, object]) -> None:
+    """Raise ConfigError for an option of the other kind of plan: `of_memory` go with --memory only."""
+    refused = of_time if memory else of_memory
+    name = next((name for name, value in refused.items() if value), None)
+    if name is not None and memory:
+        raise ConfigError(f"{name}: --memory plans no measured costs; give the job by --job JOB.toml and --set")
+    if name is not None:
+        raise ConfigError(f"{name}: belongs to the plan of a job's memory; give --memory as well")

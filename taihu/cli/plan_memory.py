@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
@@ -29,29 +29,13 @@ from taihu.planner.memory import (
 )
 from taihu.results import check_writable, write_json
 from taihu.wire.codec import BYTES_PER_VALUE, ValueType
-from worker.data import load_dataset
+from worker.data.load import load_dataset
 from worker.engine import build_model
 
 __all__ = [
-    "FreeServerOption",
-    "FreeWorkerOption",
-    "JobOption",
-    "MemoryOption",
-    "check_mode",
     "free_bytes",
     "memory_job",
     "plan_memory",
-]
-
-MemoryOption = Annotated[bool, typer.Option("--memory", help="Plan the memory of a job instead of its time.")]
-JobOption = Annotated[
-    Path | None, typer.Option("--job", metavar="JOB.toml", help="With --memory: the job; by default, the demo job.")
-]
-FreeWorkerOption = Annotated[
-    str | None, typer.Option("--free-worker", metavar="SIZE", help="With --memory: free for one worker, e.g. 4GB.")
-]
-FreeServerOption = Annotated[
-    str | None, typer.Option("--free-server", metavar="SIZE", help="With --memory: free for one server, e.g. 4GB.")
 ]
 
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(B|kB|MB|GB|TB)")
@@ -82,16 +66,6 @@ def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json
         write_json(json_file, {**_as_json(job, memory, rows), **found})
     if short is not None:
         raise ConfigError(_complaint(short, remedy))
-
-
-def check_mode(memory: bool, *, of_memory: Mapping[str, object], of_time: Mapping[str, object]) -> None:
-    """Raise ConfigError for an option of the other kind of plan: `of_memory` go with --memory only."""
-    refused = of_time if memory else of_memory
-    name = next((name for name, value in refused.items() if value), None)
-    if name is not None and memory:
-        raise ConfigError(f"{name}: --memory plans no measured costs; give the job by --job JOB.toml and --set")
-    if name is not None:
-        raise ConfigError(f"{name}: belongs to the plan of a job's memory; give --memory as well")
 
 
 def memory_job(job: Job, layout: Layout) -> MemoryJob:

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from protos import coordinator_pb2 as pb
-from taihu.coordination.client import fetch_status
 from taihu.coordination.messages import member_from_message, state_from_message
+from taihu.coordination.status import fetch_status
 from taihu.options import JsonOption
 from taihu.results import write_json
 from taihu.wire.address import split_address

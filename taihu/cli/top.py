@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from taihu.coordination.client import fetch_status
 from taihu.coordination.membership import RunState
 from taihu.coordination.messages import state_from_message
 from taihu.coordination.overview import MemberView, Overview, overview_of
+from taihu.coordination.status import fetch_status
 from taihu.display import human_bytes
 from taihu.entry import raise_on_terminate
 from taihu.errors import PeerUnreachableError

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from taihu.display import Display, human_bytes, make_display
 from taihu.entry import raise_on_terminate
-from taihu.environment import resolve_job
-from taihu.job import Job
+from taihu.errors import ConfigError
+from taihu.names import DATA_NAMES, MODEL_NAMES
 from taihu.options import (
     ComputeOption,
     ExchangeOption,
@@ -26,8 +26,10 @@ from taihu.options import (
     make_tracer,
 )
 from taihu.results import check_writable, write_json
-from taihu.settings import ClusterSettings
-from taihu.training import LocalTraining
+
+if TYPE_CHECKING:
+    from taihu.job import Job
+    from taihu.settings import ClusterSettings
 
 __all__ = ["train"]
 
@@ -38,9 +40,9 @@ def train(
     workers: WorkersOption = None,
     exchange: ExchangeOption = None,
     model: Annotated[
-        str | None, typer.Option(metavar="M", help="Model of the zoo, or path/to/file.py:build.")
+        str | None, typer.Option(metavar="M", help=f"{', '.join(MODEL_NAMES)}, or path/to/file.py:function.")
     ] = None,
-    data: Annotated[str | None, typer.Option(metavar="D", help="Data set.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="D", help=f"{', '.join(DATA_NAMES)}.")] = None,
     data_path: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data set's files lie.")] = None,
     batch: Annotated[int | None, typer.Option(metavar="B", help="Samples per worker and step.")] = None,
     epochs: Annotated[int | None, typer.Option(metavar="E", help="Passes over the data.")] = None,
@@ -80,14 +82,20 @@ def train(
     Examples:
       taihu train
       taihu train job.toml --workers 4 --json result.json
-      taihu train --model cifar10_quick --data fashion-mnist --epochs 5 --save model.safetensors
+      taihu train --data fashion-mnist --epochs 5 --save model.safetensors
+      taihu train --model resnet20 --data cifar10 --data-path DIR --steps 500
+      taihu train --model my_model.py:build --data synthetic:3x32x32
       taihu train --compression dlgs --density 0.01
       taihu train --exchange ring --workers 4
       taihu train --exchange ring --fc auto --set exchange.fc_scheme=slices
       taihu train --zero 3 --precision bf16 --set train.checkpoint=recompute
-      taihu train --model resnet20 --data cifar10 --compute sw26010 --trace trace.json
+      taihu train --compute sw26010 --trace trace.json
       taihu train --set optimizer.name=adam --set optimizer.learning_rate=0.001
     """  # noqa: D301
+    from taihu.environment import resolve_job
+    from taihu.training import LocalTraining
+    from worker.inputs import check_inputs
+
     flags: dict[str, dict[str, object]] = {
         "cluster": {"servers": servers, "workers": workers, "compute": compute},
         "model": {"name": model},
@@ -97,22 +105,28 @@ def train(
         "train": {"batch": batch, "epochs": epochs, "steps": steps, "seed": seed, "precision": precision},
     }
     job = resolve_job(job_file, assignments or (), flags)
+    # All that can be known to be wrong is said before anything starts.
+    if density is not None and job.compression.method == "none":
+        raise ConfigError(f"--density {density:g}: nothing is compressed; give --compression topk, lags or dlgs too")
+    check_inputs(job)
     check_writable(json_file, save, trace)
-    make_tracer(trace, trace_steps)  # says what is wrong before anything starts
+    make_tracer(trace, trace_steps)
     raise_on_terminate()
     start = time.monotonic()
     with make_display(Console()) as display:
         display.say(_opening(job))
         results = LocalTraining(job, save, logs, trace, trace_steps).run(display)
-        _summarise(display, results, time.monotonic() - start, save)
+        _summarise(display, results, time.monotonic() - start)
+        for name, path in {"saved": save, "trace": trace}.items():
+            if path is not None:
+                display.say(f"{name:<15} {path}")
     if json_file is not None:
         write_json(json_file, results)
 
 
 def _opening(job: Job) -> str:
-    members = f"{job.servers} servers, {job.cluster.workers} workers"
-    if not job.servers:
-        members = f"a ring of {job.cluster.workers} workers"
+    workers = _count(job.cluster.workers, "worker")
+    members = f"{_count(job.servers, 'server')}, {workers}" if job.servers else f"a ring of {workers}"
     modelled = f", planned for an {_chip(job.cluster)}" if job.models_compute else ""
     return (
         f"training {job.model.name} on {job.data.name}: {members}, "
@@ -120,7 +134,11 @@ def _opening(job: Job) -> str:
     )
 
 
-def _summarise(display: Display, results: dict[str, Any], elapsed_s: float, save: Path | None) -> None:
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> None:
     step, compute, exchange, wait = (
         results[name]["median"] * 1e3
         for name in ("seconds_per_step", "seconds_compute", "seconds_exchange", "seconds_wait")
@@ -145,8 +163,6 @@ def _summarise(display: Display, results: dict[str, Any], elapsed_s: float, save
     if results["fc"] is not None:
         display.say(_sharded(results["fc"]))
     display.say(f"parameters      sha256 {results['parameters_sha256']}")
-    if save is not None:
-        display.say(f"saved           {save}")
 
 
 def _modelled(modelled: dict[str, Any]) -> str:

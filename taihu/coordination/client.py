@@ -18,6 +18,7 @@ from taihu.clock_offset import ClockOffset
 from taihu.coordination import messages
 from taihu.coordination.membership import MemberId, Progress, RunState
 from taihu.coordination.plan import Plan
+from taihu.coordination.plan_messages import plan_from_message
 from taihu.entry import InterruptedRunError
 from taihu.errors import ConfigError, TaihuError
 from taihu.job import Job
@@ -30,7 +31,7 @@ from taihu.wire.codec import layout_to_message
 from taihu.wire.retry import call_until_reachable
 from taihu.wire.status import error_from_rpc
 
-__all__ = ["CoordinatorClient", "HeartbeatThread", "coordinator_address", "failure_reported", "fetch_status"]
+__all__ = ["CoordinatorClient", "HeartbeatThread", "coordinator_address", "failure_reported"]
 
 _CALL_TIMEOUT_S = 10.0
 
@@ -107,7 +108,7 @@ class CoordinatorClient:
         """The run's plan; waits until the first worker has brought the layout."""
         request = pb.GetPlanRequest(job=self._job.name)
         try:
-            return messages.plan_from_message(self._stub.GetPlan(request, timeout=timeout_s))
+            return plan_from_message(self._stub.GetPlan(request, timeout=timeout_s))
         except grpc.RpcError as error:
             raise error_from_rpc(error, self.peer) from None
 
@@ -117,7 +118,7 @@ class CoordinatorClient:
             job=self._job.name, member=self._member(), step=step, steps=map(messages.step_to_message, steps)
         )
         try:
-            return messages.plan_from_message(self._stub.ReportSteps(request, timeout=timeout_s))
+            return plan_from_message(self._stub.ReportSteps(request, timeout=timeout_s))
         except grpc.RpcError as error:
             raise error_from_rpc(error, self.peer) from None
 
@@ -230,19 +231,3 @@ def coordinator_address(job: Job) -> str:
         host = "server 0" if job.servers else "worker 0"
         raise ConfigError(f"{host}'s address unknown: give --coordinator HOST:PORT of {host}, or cluster.coordinator")
     return job.cluster.coordinator
-
-
-def fetch_status(address: str, timeout_s: float) -> pb.GetStatusResponse:
-    """Ask any run's coordinator for its status.
-
-    Raises:
-        PeerUnreachableError: nothing answers at `address` within `timeout_s`.
-    """
-    with open_channel(address) as channel:
-        stub = CoordinatorServiceStub(channel)
-        return call_until_reachable(
-            lambda remaining_s: stub.GetStatus(pb.GetStatusRequest(), timeout=remaining_s),
-            peer=f"coordinator at {address}",
-            timeout_s=timeout_s,
-            clock=SystemClock(),
-        )

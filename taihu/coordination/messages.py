@@ -7,18 +7,12 @@ from dataclasses import asdict, fields
 
 from protos import coordinator_pb2 as pb
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
-from taihu.coordination.plan import Plan
 from taihu.errors import FrameError
-from taihu.planner.groups import Group
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
-from taihu.planner.sparse_route import SPARSE_ROUTES, Route
-from taihu.wire.codec import layout_from_message, layout_to_message
 
 __all__ = [
     "member_from_message",
     "member_to_message",
-    "plan_from_message",
-    "plan_to_message",
     "progress_from_message",
     "progress_to_message",
     "state_from_message",
@@ -62,39 +56,6 @@ def state_from_message(state: pb.RunState.ValueType) -> RunState:
     if state not in known:
         raise FrameError(f"run state {state}: not known to this version")
     return known[state]
-
-
-def plan_to_message(plan: Plan) -> pb.GetPlanResponse:
-    """Convert a plan."""
-    return pb.GetPlanResponse(
-        version=plan.version,
-        from_step=plan.from_step,
-        groups=[pb.Group(first_layer=g.first_layer, last_layer=g.last_layer) for g in plan.groups],
-        layout=layout_to_message(plan.layout),
-        frame_elements=plan.frame_elements,
-        routes=[pb.Route.Value(f"ROUTE_{route.name}") for route in plan.routes],
-        predicted_seconds=plan.predicted_seconds,
-    )
-
-
-def plan_from_message(message: pb.GetPlanResponse) -> Plan:
-    """Convert a plan; raises ConfigError when its groups do not cover its layout."""
-    return Plan(
-        version=message.version,
-        from_step=message.from_step,
-        groups=tuple(Group(g.first_layer, g.last_layer) for g in message.groups),
-        layout=layout_from_message(message.layout),
-        frame_elements=message.frame_elements,
-        routes=tuple(_route_from_message(route) for route in message.routes),
-        predicted_seconds=message.predicted_seconds,
-    )
-
-
-def _route_from_message(route: pb.Route.ValueType) -> Route:
-    known = {pb.Route.Value(f"ROUTE_{known.name}"): known for known in SPARSE_ROUTES}
-    if route not in known:
-        raise FrameError(f"route {route} of a sparse allreduce: not known to this version")
-    return known[route]
 
 
 def step_to_message(step: StepMeasurement) -> pb.StepMeasurement:

@@ -20,7 +20,8 @@ from taihu.planner.measurement import StepMeasurement
 from taihu.planner.partition import SPARSE_FRAME_ELEMENTS
 from taihu.planner.profile import Compression, LinkCost, Profile
 from taihu.planner.sparse_route import SPARSE_ROUTES, Route, SparseWorkload, choose
-from taihu.wire.codec import BYTES_PER_VALUE, MAX_PAYLOAD_BYTES
+from taihu.wire.codec import BYTES_PER_VALUE
+from taihu.wire.limits import MAX_PAYLOAD_BYTES
 
 __all__ = ["FRAME_BYTES", "Planning", "first_plan", "is_computed"]
 

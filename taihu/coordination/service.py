@@ -15,6 +15,7 @@ from protos.coordinator_pb2_grpc import CoordinatorServiceServicer
 from taihu.coordination import messages
 from taihu.coordination.membership import MemberId, Membership, Role, RunState
 from taihu.coordination.plan import Plan
+from taihu.coordination.plan_messages import plan_to_message
 from taihu.coordination.planning import Planning
 from taihu.errors import PeerUnreachableError, RunError, StaleError, TaihuError
 from taihu.layout import Layout
@@ -157,7 +158,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
         """Wait for the plan within the caller's deadline."""
         with _errors_as_status(context):
-            return messages.plan_to_message(self._coordinator.plan(_remaining_s(context)))
+            return plan_to_message(self._coordinator.plan(_remaining_s(context)))
 
     def ReportSteps(self, request: pb.ReportStepsRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
         """Take in measurements, and hold the worker until the plan of its next step is made."""
@@ -167,7 +168,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 membership.check(member, incarnation, job=request.job)
             steps = [messages.step_from_message(step) for step in request.steps]
             plan = self._coordinator.report(member, request.step, steps, _remaining_s(context))
-            return messages.plan_to_message(plan)
+            return plan_to_message(plan)
 
     def GetProfile(self, request: pb.GetProfileRequest, context: grpc.ServicerContext) -> pb.GetProfileResponse:  # noqa: N802
         """The plan and the costs it was made from, as far as there are any."""
@@ -176,7 +177,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             return pb.GetProfileResponse()
         plan, profile = known
         text = "" if profile is None else json.dumps(profile.to_json())
-        return pb.GetProfileResponse(profile_json=text, plan=messages.plan_to_message(plan))
+        return pb.GetProfileResponse(profile_json=text, plan=plan_to_message(plan))
 
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:  # noqa: N802
         """Everything that is known."""

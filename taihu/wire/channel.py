@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from taihu.wire.codec import MAX_PAYLOAD_BYTES
+from taihu.wire.limits import MAX_PAYLOAD_BYTES
 
 __all__ = ["SHARED_OPTIONS", "open_channel"]
 

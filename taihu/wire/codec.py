@@ -21,10 +21,10 @@ from kernels.half import HalfKind
 from protos import tensor_pb2
 from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.wire.limits import MAX_PAYLOAD_BYTES
 
 __all__ = [
     "BYTES_PER_VALUE",
-    "MAX_PAYLOAD_BYTES",
     "Frame",
     "FrameHeader",
     "ValueType",
@@ -39,7 +39,6 @@ __all__ = [
     "read_frame",
 ]
 
-MAX_PAYLOAD_BYTES = 4 << 20
 BYTES_PER_VALUE = 4
 _WIRE_TYPE = np.dtype("<f4")
 _HEADER_TAG = 0x0A

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.errors import FrameError, MemberLostError, RunError, TaihuError
-from taihu.wire.codec import MAX_PAYLOAD_BYTES, Frame, FrameHeader, ValueType, check_payload, frame_of
+from taihu.wire.codec import Frame, FrameHeader, ValueType, check_payload, frame_of
 from taihu.wire.direct_connection import MOST_PIECES, receive_into
+from taihu.wire.limits import MAX_PAYLOAD_BYTES
 
 __all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender", "Origin", "Sink"]
 

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from protos import coordinator_pb2 as pb
 from taihu.cli.top import render
-from taihu.coordination.client import fetch_status
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.messages import member_to_message, progress_to_message
 from taihu.coordination.overview import overview_of
+from taihu.coordination.status import fetch_status
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

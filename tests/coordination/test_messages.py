@@ -14,14 +14,13 @@ from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.messages import (
     member_from_message,
     member_to_message,
-    plan_from_message,
-    plan_to_message,
     progress_from_message,
     progress_to_message,
     state_from_message,
     state_to_message,
 )
 from taihu.coordination.plan import Plan
+from taihu.coordination.plan_messages import plan_from_message, plan_to_message
 from taihu.errors import ConfigError, FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group

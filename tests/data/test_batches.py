@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.errors import ConfigError, DataError
-from worker.data import Augment, Batches, Dataset, normalise
-from worker.data.dataset import build_dataset
+from worker.data.batches import Augment, Batches
+from worker.data.dataset import Dataset, build_dataset, normalise
 
 AUGMENTS = st.sampled_from(["none", "flip", "crop-flip"])
 

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from taihu.errors import DataError
-from worker.data import load_dataset
 from worker.data.cifar10 import load_cifar10
+from worker.data.load import load_dataset
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taihu.errors import DataError
-from worker.data import load_dataset, normalise
-from worker.data.dataset import build_dataset
+from worker.data.dataset import build_dataset, normalise
+from worker.data.load import load_dataset
+from worker.data.sources import check_sources
 
 
 def test_digits_are_scikit_learns_digits() -> None:
@@ -140,3 +142,29 @@ def test_statistics_and_normalise_follow_the_formula(count: int, channels: int, 
     assert normalised.dtype == np.float32
     assert normalised.flags.c_contiguous
     np.testing.assert_allclose(normalised, (images - exact.mean(axis=0)) / scale, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic:1x4x4"])
+def test_what_needs_no_files_has_its_sources(name: str) -> None:
+    check_sources(name, None)
+
+
+def test_sources_without_a_folder_or_a_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^cifar10: no folder given; .* --data-path$"):
+        check_sources("cifar10", None)
+    for number in range(1, 6):
+        (tmp_path / f"data_batch_{number}.bin").touch()
+    with pytest.raises(DataError, match=r"test_batch\.bin: not found; .* --data-path$"):
+        check_sources("cifar10", tmp_path)
+    (tmp_path / "test_batch.bin").mkdir()
+    with pytest.raises(DataError, match=r"test_batch\.bin: cannot be read \(Is a directory\)"):
+        check_sources("cifar10", tmp_path)
+
+
+def test_files_plain_or_gzipped_are_sources(tmp_path: Path) -> None:
+    names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    for place, name in enumerate(names):
+        with pytest.raises(DataError, match=f"{name}.gz: not found"):
+            check_sources("fashion-mnist", tmp_path)
+        (tmp_path / (name if place % 2 else f"{name}.gz")).touch()
+    check_sources("fashion-mnist", tmp_path)

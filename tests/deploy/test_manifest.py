@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import typer
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from tests_deploy import DEPLOY
 from typer.testing import CliRunner
 from validate import problems
 
-from taihu.cli.main import make_app
+from taihu.cli.manifest import manifest_command
 from taihu.environment import environment_overrides, rank_from_environment
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
@@ -37,8 +38,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """`taihu manifest` in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
 
+    app = typer.Typer()
+    app.command()(manifest_command)
+
     def run(*arguments: str) -> str:
-        done = CliRunner().invoke(make_app(), ["manifest", *arguments])
+        done = CliRunner().invoke(app, arguments)
         if done.exception is not None:
             raise done.exception
         return done.stdout

@@ -40,10 +40,47 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         (["no-such-job.toml"], ["no-such-job.toml", "not found"]),
         (["--frobnicate"], ["--frobnicate", "--help"]),
         (["--json", "nowhere/result.json"], ["nowhere"]),
+        (["--json", "."], ["cannot write .", "folder"]),
+        (["--logs", "file"], ["logs", "file"]),
+        (["--trace-steps", "3-5"], ["--trace-steps", "--trace FILE"]),
+        (["--trace", "trace.json", "--trace-steps", "5-3"], ["5 to 3"]),
+        (["--density", "0.5"], ["--density", "--compression"]),
     ],
 )
-def test_training_refuses(taihu: Taihu, arguments: list[str], words: list[str]) -> None:
+def test_training_refuses(taihu: Taihu, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    (tmp_path / "file").touch()
     refused(taihu("train", *arguments), *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "resnet21"], ["model.name", "resnet21", "did you mean resnet20?"]),
+        (["--model", "nowhere.py:build"], ["nowhere.py", "does not exist"]),
+        (["--data", "digitz"], ["data.name", "'digitz'", "did you mean digits?"]),
+        (["--set", "data.name=synthetic:3x32"], ["data.name", "synthetic:3x32", "synthetic:CxHxW"]),
+        (["--data", "fashion-mnist", "--data-path", "nowhere"], ["nowhere", "train-images-idx3-ubyte", "not found"]),
+        (["--data", "cifar10"], ["cifar10", "--data-path"]),
+        (["--data", "cifar10", "--data-path", "."], ["data_batch_1.bin", "not found"]),
+    ],
+)
+def test_training_refuses_what_its_workers_would_not_find_before_it_starts_them(
+    taihu: Taihu, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    refused(taihu("train", "--logs", "logs", *arguments), *words)
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("arguments", [["worker", "--rank", "0"], ["server"], ["plan", "--memory"]], ids=" ".join)
+def test_every_command_with_a_job_refuses_unknown_names(taihu: Taihu, arguments: list[str]) -> None:
+    refused(taihu(*arguments, "--set", "model.name=resnet21"), "model.name", "resnet21", "resnet20")
+    refused(taihu(*arguments, "--set", "data.name=digitz"), "data.name", "'digitz'", "digits")
+
+
+def test_daemons_refuse_results_that_they_could_not_write_before_they_train(taihu: Taihu) -> None:
+    for option in ("--json", "--save", "--trace"):
+        refused(taihu("worker", "--rank", "0", option, "nowhere/file"), "cannot write nowhere/file")
+    refused(taihu("server", "--trace", "nowhere/file"), "cannot write nowhere/file")
 
 
 TEAM = ("--servers", "2", "--workers", "3")
@@ -53,18 +90,15 @@ ALONE = ("--servers", "1", "--workers", "1")
 @pytest.mark.parametrize(
     ("members", "arguments", "words"),
     [
-        (TEAM, ["--model", "resnet21"], ["resnet21", "resnet20"]),
-        (ALONE, ["--model", "nowhere.py:build"], ["nowhere.py"]),
-        (TEAM, ["--data", "digitz"], ["digitz", "digits"]),
-        (ALONE, ["--data", "fashion-mnist", "--data-path", "nowhere"], ["nowhere", "train-images-idx3-ubyte"]),
-        (ALONE, ["--data", "cifar10", "--data-path", "."], ["data_batch_1.bin"]),
+        (ALONE, ["--model", "mine.py:biuld"], ["mine.py", "'biuld'", "it has: build"]),
         (TEAM, ["--batch", "1000"], ["batch 1000", "1437"]),
         (ALONE, ["--model", "alexnet"], ["8", "conv"]),
     ],
 )
 def test_what_workers_refuse_is_said_once(
-    taihu: Taihu, members: tuple[str, ...], arguments: list[str], words: list[str]
+    taihu: Taihu, tmp_path: Path, members: tuple[str, ...], arguments: list[str], words: list[str]
 ) -> None:
+    (tmp_path / "mine.py").write_text("def build(input_shape, classes):\n    pass\n")
     refused(taihu("train", *members, *arguments), *words)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taihu.trace import busy_seconds, overlap_seconds
+from taihu.trace import Tracer, busy_seconds, overlap_seconds
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -58,11 +58,14 @@ def test_topk_cannot_be_cut_into_groups(taihu: Taihu) -> None:
 
 
 def test_the_trace_shows_workers_and_servers_on_one_clock(taihu: Taihu, tmp_path: Path) -> None:
+    # What another run, of more workers, left among the logs is no part of this one.
+    (tmp_path / "logs").mkdir()
+    Tracer().write_part(tmp_path / "logs" / "trace-worker-7.json", "worker 7", 9)
     train(
         taihu,
         tmp_path,
         *("--compression", "dlgs", "--density", "0.1", "--steps", "20", "--plan", "per-layer"),
-        *("--trace", "trace.json", "--trace-steps", "9-20"),
+        *("--trace", "trace.json", "--trace-steps", "9-20", "--logs", "logs"),
     )
     trace = json.loads((tmp_path / "trace.json").read_text())
     processes = {e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M" and e["name"] == "process_name"}

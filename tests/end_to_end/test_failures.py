@@ -20,13 +20,13 @@ ENDLESS = ("--steps", "1000000", "--set", "train.evaluate=false")
 
 @contextmanager
 def endless_training(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run that is under way: every worker has made a step."""
+    """A run that is under way: every worker has made a step. Its logs are in a folder in `folder`."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "taihu", "train", *ENDLESS, "--logs", str(folder / "logs")],
+        [sys.executable, "-u", "-m", "taihu", "train", *ENDLESS],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=without_settings(os.environ),
+        env={**without_settings(os.environ), "TMPDIR": str(folder)},
     )
     assert process.stdout is not None
     try:
@@ -61,6 +61,9 @@ def test_a_killed_daemon_ends_the_run_and_is_named(tmp_path: Path, victim: str) 
         assert errors.count("\n") == 1
         assert "was killed by SIGKILL" in errors
         assert victim.removeprefix("ps_") in errors
+        log = Path(errors.strip().partition("log: ")[2])
+        assert log.is_file()
+        assert log.is_relative_to(tmp_path)
         wait_until_gone(list(daemons))
 
 
@@ -73,6 +76,7 @@ def test_ctrl_c_ends_all_daemons(tmp_path: Path, number: signal.Signals, code: i
         assert process.returncode == code
         assert errors == f"error: interrupted by {number.name}\n"
         wait_until_gone(daemons)
+        assert not list(tmp_path.iterdir()), "logs were left that no message names"
 
 
 def test_daemons_do_not_outlive_the_process_that_started_them(tmp_path: Path) -> None:

@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 
+from taihu.names import MODEL_NAMES
 from worker.engine import MODELS, Model, StepContext, build_model, softmax_cross_entropy
 
 _CIFAR = (32, 32, 3)
+
+
+def test_the_zoo_has_the_models_that_a_job_can_name() -> None:
+    assert tuple(MODELS) == MODEL_NAMES
 
 
 @pytest.mark.parametrize(

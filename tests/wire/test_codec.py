@@ -16,7 +16,6 @@ from protos import tensor_pb2
 from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.wire.codec import (
-    MAX_PAYLOAD_BYTES,
     FrameHeader,
     ValueType,
     decode_frame,
@@ -26,6 +25,7 @@ from taihu.wire.codec import (
     layout_to_message,
     read_frame,
 )
+from taihu.wire.limits import MAX_PAYLOAD_BYTES
 
 Values = NDArray[np.float32]
 

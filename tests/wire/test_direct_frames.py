@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.errors import FrameError, MemberLostError, TaihuError
-from taihu.wire.codec import MAX_PAYLOAD_BYTES, Frame, FrameHeader, ValueType
+from taihu.wire.codec import Frame, FrameHeader, ValueType
 from taihu.wire.direct_frames import HEADER_BYTES, DirectReceiver, DirectSender, Origin, Sink
+from taihu.wire.limits import MAX_PAYLOAD_BYTES
 
 SENDER = Origin("worker 3", "job", 77, 3)
 VALUE_TYPES = st.sampled_from(list(ValueType))

@@ -14,7 +14,7 @@ from loopback import Loopback
 
 from taihu.errors import ConfigError
 from taihu.wire.channel import open_channel
-from taihu.wire.codec import MAX_PAYLOAD_BYTES
+from taihu.wire.limits import MAX_PAYLOAD_BYTES
 from taihu.wire.server import RpcServer
 
 SERVICE = "taihu.v1.CoordinatorService"

@@ -6,16 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from taihu.errors import DataError
 from worker.data.dataset import Dataset, Images, Labels, build_dataset, check_labels
-from worker.data.files import check_size, exists, read_file
+from worker.data.files import check_size, read_file
+from worker.data.sources import CIFAR10_REMEDY, CIFAR10_TEST, CIFAR10_TRAIN, cifar10_folder
 
 __all__ = ["load_cifar10"]
 
-_REMEDY = (
-    "unpack cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html "
-    "and give its folder with --data-path"
-)
 _RECORD_BYTES = 1 + 3 * 32 * 32
 
 
@@ -28,20 +24,17 @@ def load_cifar10(path: Path | None, records: int = 10_000) -> Dataset:
     Raises:
         DataError: no folder was given, or a file is missing, of the wrong size, or has a label above 9.
     """
-    if path is None:
-        raise DataError(f"cifar10: no folder given; {_REMEDY}")
-    unpacked = path / "cifar-10-batches-bin"
-    folder = unpacked if exists(unpacked) else path
-    parts = [_read_batch(folder / f"data_batch_{number}.bin", records) for number in range(1, 6)]
+    folder = cifar10_folder(path)
+    parts = [_read_batch(folder / name, records) for name in CIFAR10_TRAIN]
     train = np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
-    return build_dataset("cifar10", train, _read_batch(folder / "test_batch.bin", records), classes=10)
+    return build_dataset("cifar10", train, _read_batch(folder / CIFAR10_TEST, records), classes=10)
 
 
 def _read_batch(path: Path, records: int) -> tuple[Images, Labels]:
-    content = read_file(path, _REMEDY)
+    content = read_file(path, CIFAR10_REMEDY)
     meaning = f"{records} records of {_RECORD_BYTES}"
-    check_size(path, len(content), records * _RECORD_BYTES, meaning, _REMEDY)
+    check_size(path, len(content), records * _RECORD_BYTES, meaning, CIFAR10_REMEDY)
     table = np.frombuffer(content, np.uint8).reshape(records, _RECORD_BYTES)
     planes = table[:, 1:].reshape(records, 3, 32, 32)
-    labels = check_labels(table[:, 0], records, 10, str(path), _REMEDY)
+    labels = check_labels(table[:, 0], records, 10, str(path), CIFAR10_REMEDY)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels

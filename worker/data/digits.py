@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
-
 import numpy as np
 
-from taihu.errors import DataError
 from worker.data.dataset import Dataset, build_dataset
+from worker.data.sources import digits_file
 
 __all__ = ["load_digits"]
 
@@ -21,21 +18,10 @@ def load_digits() -> Dataset:
     Raises:
         DataError: scikit-learn is not installed, or does not contain them where it is known to.
     """
-    rows = np.loadtxt(_file(), delimiter=",", dtype=np.int64)
+    rows = np.loadtxt(digits_file(), delimiter=",", dtype=np.int64)
     # The values are counts of ink in 4x4 cells, 0..16; the last column is the digit.
     images = np.rint(rows[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
     labels = rows[:, -1]
     order = np.random.default_rng(0).permutation(len(labels))
     train, test = order[:_TRAIN], order[_TRAIN:]
     return build_dataset("digits", (images[train], labels[train]), (images[test], labels[test]), classes=10)
-
-
-def _file() -> Path:
-    """Where scikit-learn keeps them: its own loader takes each process a second of imports."""
-    package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise DataError("digits: needs scikit-learn; pip install taihu[demo]")
-    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if not path.exists():
-        raise DataError(f"digits: {path} not found; pip install 'scikit-learn<2', or choose another data.name")
-    return path

@@ -9,13 +9,11 @@ import numpy as np
 
 from taihu.errors import DataError
 from worker.data.dataset import Dataset, Images, Labels, build_dataset, check_labels
-from worker.data.files import check_size, exists, read_file
+from worker.data.files import check_size, read_file
+from worker.data.sources import FASHION_MNIST_REMEDY, fashion_mnist_file
 
 __all__ = ["load_fashion_mnist"]
 
-# Where Debian's package dataset-fashion-mnist puts the files.
-_DEBIAN_PATH = Path("/usr/share/datasets/fashion-mnist")
-_REMEDY = "apt install dataset-fashion-mnist, or give the folder of its idx files with --data-path"
 _MAGIC_UINT8 = 0x0800  # plus the number of dimensions
 _SIDE = 28
 
@@ -26,31 +24,29 @@ def load_fashion_mnist(path: Path | None) -> Dataset:
     Raises:
         DataError: a file is missing, corrupt, truncated, of another shape, or its labels do not fit its images.
     """
-    folder = path or _DEBIAN_PATH
-    return build_dataset("fashion-mnist", _read_set(folder, "train"), _read_set(folder, "t10k"), classes=10)
+    return build_dataset("fashion-mnist", _read_set(path, "train"), _read_set(path, "t10k"), classes=10)
 
 
-def _read_set(folder: Path, prefix: str) -> tuple[Images, Labels]:
+def _read_set(folder: Path | None, prefix: str) -> tuple[Images, Labels]:
     images, source = _read_idx(folder, f"{prefix}-images-idx3-ubyte", 3)
     if images.shape[1:] != (_SIDE, _SIDE):
         seen = "x".join(map(str, images.shape[1:]))
-        raise DataError(f"{source}: images of {seen}, expected {_SIDE}x{_SIDE}; {_REMEDY}")
+        raise DataError(f"{source}: images of {seen}, expected {_SIDE}x{_SIDE}; {FASHION_MNIST_REMEDY}")
     labels, source = _read_idx(folder, f"{prefix}-labels-idx1-ubyte", 1)
-    return images[..., np.newaxis], check_labels(labels, len(images), 10, str(source), _REMEDY)
+    return images[..., np.newaxis], check_labels(labels, len(images), 10, str(source), FASHION_MNIST_REMEDY)
 
 
-def _read_idx(folder: Path, name: str, dimensions: int) -> tuple[Images, Path]:
+def _read_idx(folder: Path | None, name: str, dimensions: int) -> tuple[Images, Path]:
     """Return the array of one idx file of uint8 with `dimensions` dimensions, and the file it came from."""
-    plain, gzipped = folder / name, folder / f"{name}.gz"
-    path = plain if exists(plain) else gzipped
-    content = read_file(path, _REMEDY)
+    path = fashion_mnist_file(folder, name)
+    content = read_file(path, FASHION_MNIST_REMEDY)
     header_bytes = 4 * (1 + dimensions)
     if len(content) < header_bytes:
-        check_size(path, len(content), header_bytes, "the idx header", _REMEDY)
+        check_size(path, len(content), header_bytes, "the idx header", FASHION_MNIST_REMEDY)
     magic, *shape = np.frombuffer(content, ">u4", 1 + dimensions).tolist()
     expected = _MAGIC_UINT8 + dimensions
     if magic != expected:
-        raise DataError(f"{path}: magic number {magic}, expected {expected} (idx, uint8); {_REMEDY}")
+        raise DataError(f"{path}: magic number {magic}, expected {expected} (idx, uint8); {FASHION_MNIST_REMEDY}")
     meaning = f"a header and {'x'.join(map(str, shape))} uint8"
-    check_size(path, len(content), header_bytes + math.prod(shape), meaning, _REMEDY)
+    check_size(path, len(content), header_bytes + math.prod(shape), meaning, FASHION_MNIST_REMEDY)
     return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(shape), path

@@ -9,12 +9,24 @@ from pathlib import Path
 
 from taihu.errors import DataError
 
-__all__ = ["check_size", "exists", "read_file"]
+__all__ = ["check_readable", "check_size", "exists", "read_file"]
 
 
 def exists(path: Path) -> bool:
     """Whether `path` exists; unlike `Path.exists` this is False, no exception, in a folder one may not search."""
     return os.access(path, os.F_OK)
+
+
+def check_readable(path: Path, remedy: str) -> None:
+    """Check that `path` is a file that this process may read.
+
+    Raises:
+        DataError: it is not.
+    """
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise _unread(path, error, remedy) from None
 
 
 def read_file(path: Path, remedy: str) -> bytes:
@@ -25,10 +37,8 @@ def read_file(path: Path, remedy: str) -> bytes:
     """
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path}: not found; {remedy}") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
+        raise _unread(path, error, remedy) from None
     if path.suffix != ".gz":
         return content
     try:
@@ -46,3 +56,9 @@ def check_size(path: Path, seen: int, expected: int, meaning: str, remedy: str) 
     if seen != expected:
         fault = "truncated" if seen < expected else "too long"
         raise DataError(f"{path}: {fault}: expected {expected} bytes ({meaning}), found {seen}; {remedy}")
+
+
+def _unread(path: Path, error: OSError, remedy: str) -> DataError:
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"{path}: not found; {remedy}")
+    return DataError(f"{path}: cannot be read ({error.strerror}); {remedy}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import sys
 import zlib
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from taihu.errors import ModelError
+from taihu.names import check_model_name, own_model
 from worker.engine.layer import Layer, Shape
 from worker.engine.model import Model
 from worker.engine.zoo import MODELS
@@ -29,8 +29,8 @@ def build_model(name: str, input_shape: Shape, classes: int) -> Model:
     Raises:
         ModelError: unknown name, missing file or function, an exception inside of it, or layers that do not fit.
     """
-    path, separator, function = name.rpartition(":")
-    builder = _user_builder(Path(path), function) if separator else _zoo_builder(name)
+    own = own_model(name)
+    builder = _zoo_builder(name) if own is None else _user_builder(*own)
     try:
         root = builder(input_shape, classes)
     except ModelError:
@@ -43,17 +43,11 @@ def build_model(name: str, input_shape: Shape, classes: int) -> Model:
 
 
 def _zoo_builder(name: str) -> Callable[[Shape, int], object]:
-    if name in MODELS:
-        return MODELS[name]
-    nearest = difflib.get_close_matches(name, MODELS, n=1)
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
-    known = ", ".join(MODELS)
-    raise ModelError(f"unknown model {name}; {hint}known are {known}, or give path/to/file.py:function")
+    check_model_name(name)
+    return MODELS[name]
 
 
 def _user_builder(path: Path, function: str) -> Callable[[Shape, int], object]:
-    if not path.is_file():
-        raise ModelError(f"model file {path} does not exist; give path/to/file.py:function")
     module = _load(path)
     builder = getattr(module, function, None)
     if not callable(builder):

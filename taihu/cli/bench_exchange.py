@@ -1,9 +1,8 @@
-"""`taihu bench`."""
+"""`taihu bench exchange`."""
 
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,11 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ps_server.daemon import ServerDaemon, ServerOptions
-from taihu.cli.bench_allreduce import allreduce
-from taihu.cli.bench_engine import engine
-from taihu.cli.bench_fc import fc
-from taihu.cli.bench_select import select
-from taihu.cli.bench_sw26010 import sw26010
+from taihu.cli.link_rate import floor_seconds, parse_rate
 from taihu.cli.ranks import wait_for_all
 from taihu.entry import raise_on_terminate
 from taihu.environment import rank_from_environment, resolve_job
@@ -35,27 +30,11 @@ from taihu.results import check_writable, read_json, write_json
 from taihu.wire.log import configure_logs
 from worker.bench import exchange_rounds
 
-__all__ = ["bench_app", "exchange", "floor_seconds"]
-
-bench_app = typer.Typer(help="Measure parts of the system on real processes.", no_args_is_help=True)
-bench_app.command()(select)
-bench_app.command()(allreduce)
-bench_app.command()(fc)
-bench_app.command()(engine)
-bench_app.command()(sw26010)
+__all__ = ["exchange"]
 
 _PLAN = "exchange.plan=bucket:4MB"
-_TCP_PAYLOAD_SHARE = 1448 / 1514
-_RATE = re.compile(r"^(\d+(?:\.\d+)?)(k|m|g)bit$")
-_BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 
-@bench_app.callback()
-def _bench() -> None:
-    """Measure parts of the system on real processes."""
-
-
-@bench_app.command()
 def exchange(
     model: Annotated[str, typer.Option(metavar="M", help="Layer table: resnet50, vgg16, resnet20, ...")] = "resnet50",
     servers: Annotated[int, typer.Option(metavar="S")] = 1,
@@ -117,20 +96,6 @@ def exchange(
     _tell(results)
     if json_file is not None:
         write_json(json_file, results)
-
-
-def floor_seconds(model_bytes: int, servers: int, workers: int, rate_bits_per_second: float) -> float:
-    """The time in which the busiest link can carry a round, full duplex, with TCP's share of a 1514-byte frame."""
-    payload_rate = rate_bits_per_second / 8 * _TCP_PAYLOAD_SHARE
-    return model_bytes * max(workers / servers, 1.0) / payload_rate
-
-
-def parse_rate(text: str) -> float:
-    """Bits per second of `100mbit`, `1gbit`; raises ConfigError for other forms."""
-    match = _RATE.match(text.lower())
-    if match is None:
-        raise ConfigError(f"--rate {text}: expected a number with kbit, mbit or gbit, for example 1gbit")
-    return float(match[1]) * _BITS[match[2]]
 
 
 def _serve(job: Job, index: int, bind: str) -> None:

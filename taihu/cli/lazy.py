@@ -1,0 +1,39 @@
+"""Commands that are imported when they are run, so that all others start without what they need."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
+
+__all__ = ["LazyCommand"]
+
+
+class LazyCommand(TyperCommand):
+    """Stands for a command in the help of its group, and turns into it when it is run or asked for its own help.
+
+    Args:
+        name: of the command.
+        target: its function, as `module:function`.
+        summary: the first paragraph of the function's docstring.
+    """
+
+    def __init__(self, name: str, target: str, summary: str) -> None:
+        super().__init__(name, help=summary)
+        self._target = target
+
+    def load(self) -> Callable[..., object]:
+        """Import the function."""
+        module, _, function = self._target.partition(":")
+        loaded: Callable[..., object] = getattr(importlib.import_module(module), function)
+        return loaded
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """See `click.Command`; what the context then invokes is the command itself."""
+        app = typer.Typer(add_completion=False)
+        app.command(self.name)(self.load())
+        return get_command(app).make_context(info_name, args, parent, **extra)

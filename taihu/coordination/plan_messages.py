@@ -1,0 +1,45 @@
+"""The coordinator's messages of plans to `Plan`, and back."""
+
+from __future__ import annotations
+
+from protos import coordinator_pb2 as pb
+from taihu.coordination.plan import Plan
+from taihu.errors import FrameError
+from taihu.planner.groups import Group
+from taihu.planner.sparse_route import SPARSE_ROUTES, Route
+from taihu.wire.codec import layout_from_message, layout_to_message
+
+__all__ = ["plan_from_message", "plan_to_message"]
+
+
+def plan_to_message(plan: Plan) -> pb.GetPlanResponse:
+    """Convert a plan."""
+    return pb.GetPlanResponse(
+        version=plan.version,
+        from_step=plan.from_step,
+        groups=[pb.Group(first_layer=g.first_layer, last_layer=g.last_layer) for g in plan.groups],
+        layout=layout_to_message(plan.layout),
+        frame_elements=plan.frame_elements,
+        routes=[pb.Route.Value(f"ROUTE_{route.name}") for route in plan.routes],
+        predicted_seconds=plan.predicted_seconds,
+    )
+
+
+def plan_from_message(message: pb.GetPlanResponse) -> Plan:
+    """Convert a plan; raises ConfigError when its groups do not cover its layout."""
+    return Plan(
+        version=message.version,
+        from_step=message.from_step,
+        groups=tuple(Group(g.first_layer, g.last_layer) for g in message.groups),
+        layout=layout_from_message(message.layout),
+        frame_elements=message.frame_elements,
+        routes=tuple(_route_from_message(route) for route in message.routes),
+        predicted_seconds=message.predicted_seconds,
+    )
+
+
+def _route_from_message(route: pb.Route.ValueType) -> Route:
+    known = {pb.Route.Value(f"ROUTE_{known.name}"): known for known in SPARSE_ROUTES}
+    if route not in known:
+        raise FrameError(f"route {route} of a sparse allreduce: not known to this version")
+    return known[route]

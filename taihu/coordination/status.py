@@ -1,0 +1,27 @@
+"""Asking a run how it is: for who looks on, without what its members need."""
+
+from __future__ import annotations
+
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorServiceStub
+from taihu.wire.channel import open_channel
+from taihu.wire.clock import SystemClock
+from taihu.wire.retry import call_until_reachable
+
+__all__ = ["fetch_status"]
+
+
+def fetch_status(address: str, timeout_s: float) -> pb.GetStatusResponse:
+    """Ask any run's coordinator for its status.
+
+    Raises:
+        PeerUnreachableError: nothing answers at `address` within `timeout_s`.
+    """
+    with open_channel(address) as channel:
+        stub = CoordinatorServiceStub(channel)
+        return call_until_reachable(
+            lambda remaining_s: stub.GetStatus(pb.GetStatusRequest(), timeout=remaining_s),
+            peer=f"coordinator at {address}",
+            timeout_s=timeout_s,
+            clock=SystemClock(),
+        )

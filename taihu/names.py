@@ -1,0 +1,121 @@
+"""The models and data sets that a job can name, told apart without the engine and without arrays.
+
+The engine's zoo and the loaders of `worker` have one of each name here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from taihu.errors import DataError, ModelError
+
+__all__ = [
+    "DATA_NAMES",
+    "MODEL_NAMES",
+    "SyntheticData",
+    "check_data_name",
+    "check_model_name",
+    "own_model",
+    "parse_synthetic",
+]
+
+MODEL_NAMES: Final = ("small_cnn", "cifar10_quick", "resnet20", "vgg16_cifar", "alexnet")
+_SYNTHETIC: Final = "synthetic"
+DATA_NAMES: Final = ("digits", "fashion-mnist", "cifar10", f"{_SYNTHETIC}:CxHxW")
+_OWN_MODEL: Final = "path/to/file.py:function"
+_FORM: Final = "synthetic:CxHxW[:classes=K][:samples=N], for example synthetic:3x32x32:classes=10:samples=2048"
+_MOST_BYTES: Final = 4 << 30
+
+
+@dataclass(frozen=True)
+class SyntheticData:
+    """What `synthetic:CxHxW[:classes=K][:samples=N]` asks for; there are a quarter as many test images."""
+
+    shape: tuple[int, int, int]  # H, W, C
+    classes: int
+    samples: int
+
+    @property
+    def test_samples(self) -> int:
+        """Number of test images."""
+        return max(1, self.samples // 4)
+
+
+def check_model_name(name: str) -> None:
+    """Accept a model of the zoo, and everything of the form `path/to/file.py:function`.
+
+    Raises:
+        ModelError: it is neither; the nearest name is suggested.
+    """
+    if name not in MODEL_NAMES and ":" not in name:
+        near = _nearest(name, MODEL_NAMES)
+        hint = f"did you mean {near}? " if near else ""
+        raise ModelError(f"unknown model {name}; {hint}known are {', '.join(MODEL_NAMES)}, or give {_OWN_MODEL}")
+
+
+def own_model(name: str) -> tuple[Path, str] | None:
+    """File and function of a model of the user's own, None for one of the zoo.
+
+    Raises:
+        ModelError: there is no such file.
+    """
+    file, separator, function = name.rpartition(":")
+    if not separator:
+        return None
+    path = Path(file)
+    if not path.is_file():
+        raise ModelError(f"model file {path} does not exist; give {_OWN_MODEL}")
+    return path, function
+
+
+def check_data_name(name: str) -> None:
+    """Accept a data set whose loader is known, and a synthetic one that can be made.
+
+    Raises:
+        DataError: it is neither; the nearest name is suggested.
+    """
+    if name.partition(":")[0] == _SYNTHETIC:
+        parse_synthetic(name)
+    elif name not in DATA_NAMES:
+        near = _nearest(name.lower(), DATA_NAMES)
+        hint = f": did you mean {near}?" if near else ""
+        raise DataError(f"unknown data set {name!r}{hint}; known: {', '.join(DATA_NAMES)}")
+
+
+def parse_synthetic(name: str) -> SyntheticData:
+    """What the name of a synthetic data set asks for: 10 classes and 2,048 samples unless it says otherwise.
+
+    Raises:
+        DataError: `name` does not have the form `synthetic:CxHxW[:classes=K][:samples=N]`, or asks for more than
+            4 GiB.
+    """
+    shape, *options = name.removeprefix(_SYNTHETIC).removeprefix(":").split(":")
+    sizes = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", shape)
+    if sizes is None:
+        raise DataError(f"{name}: no image shape; expected {_FORM}")
+    numbers = {"classes": 10, "samples": 2048}
+    for option in options:
+        parsed = re.fullmatch(r"(classes|samples)=(\d{1,9})", option)
+        if parsed is None:
+            raise DataError(f"{name}: unknown option {option!r}; expected {_FORM}")
+        numbers[parsed[1]] = int(parsed[2])
+    channels, height, width = map(int, sizes.groups())
+    if not (channels and height and width and numbers["classes"] and numbers["samples"]):
+        raise DataError(f"{name}: every number must be at least 1; expected {_FORM}")
+    data = SyntheticData((height, width, channels), numbers["classes"], numbers["samples"])
+    pixels = math.prod(data.shape)
+    size_bytes = (data.classes + data.samples + data.test_samples) * pixels
+    if size_bytes > _MOST_BYTES:
+        fitting = max(1, (_MOST_BYTES // pixels - data.classes) * 4 // 5)
+        raise DataError(f"{name}: {size_bytes >> 20} MiB of images, at most 4096; try samples={fitting}")
+    return data
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)

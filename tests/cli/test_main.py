@@ -1,0 +1,147 @@
+"""The front door: commands are listed without being imported, and start without what they do not need."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from typer.core import TyperGroup
+
+from taihu import __version__
+from taihu.cli.lazy import LazyCommand
+from taihu.cli.main import make_app
+from taihu.entry import run_app
+from taihu.environment import without_settings
+
+Taihu = Callable[..., subprocess.CompletedProcess[str]]
+
+# Ends by telling what it has imported.
+LISTING = """
+import json, sys
+try:
+    {statement}
+except SystemExit as ended:
+    if ended.code:
+        raise
+print(json.dumps(sorted(sys.modules)))
+"""
+COMPILING = {"numba", "llvmlite"}
+NUMERIC = COMPILING | {"numpy"}
+HEAVY = NUMERIC | {"grpc", "google.protobuf", "structlog", "pydantic", "yaml"}
+
+
+def commands(group: TyperGroup, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], LazyCommand]]:
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, (*path, name))
+        else:
+            assert isinstance(command, LazyCommand)
+            yield (*path, name), command
+
+
+COMMANDS = dict(commands(make_app()))
+
+
+def imported_by(statement: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTING.format(statement=statement)],
+        env=without_settings(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def imported_by_command(*arguments: str) -> set[str]:
+    return imported_by(f"from taihu.__main__ import main; sys.argv[:] = ['taihu', *{arguments!r}]; main()")
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_what_is_listed_of_a_command_is_the_first_paragraph_of_its_docstring(path: tuple[str, ...]) -> None:
+    command = COMMANDS[path]
+    text = inspect.getdoc(command.load())
+    assert text is not None
+    assert command.help == " ".join(text.split("\n\n")[0].split())
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_a_command_has_its_own_help(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        run_app(make_app(), [*path, "--help"])
+    assert f"{' '.join(path)} [OPTIONS]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("bench", "--help"), ("version",)], ids=" ".join)
+def test_help_and_version_import_no_command(arguments: tuple[str, ...]) -> None:
+    modules = imported_by_command(*arguments)
+    assert not modules & (HEAVY - {"pydantic"})  # which Typer parses with
+    ours = {name for name in modules if name.partition(".")[0] in {"worker", "ps_server", "allreduce", "kernels"}}
+    assert ours <= {"worker", "ps_server", "allreduce", "kernels"}
+
+
+@pytest.mark.parametrize("command", ["train", "server", "worker", "status", "top", "plan", "manifest"])
+def test_help_of_a_command_computes_nothing(command: str) -> None:
+    assert not imported_by_command(command, "--help") & NUMERIC
+
+
+@pytest.mark.parametrize("command", ["train", "server", "worker", "plan"])
+def test_help_of_a_command_connects_to_nothing(command: str) -> None:
+    assert "grpc" not in imported_by_command(command, "--help")
+
+
+@pytest.mark.parametrize("module", ["taihu.training", "taihu.cli.status", "taihu.cli.top"])
+def test_who_only_looks_on_needs_no_arrays(module: str) -> None:
+    modules = imported_by(f"import {module}")
+    assert "grpc" in modules
+    assert not modules & NUMERIC
+
+
+def test_the_inputs_of_workers_are_checked_without_arrays() -> None:
+    statement = "from worker.inputs import check_inputs; from taihu.job import Job; check_inputs(Job())"
+    assert not imported_by(statement) & NUMERIC
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["wokrer"], "No such command 'wokrer'. Did you mean 'worker'?; see '{} --help'"),
+        (["bench", "exchagne"], "No such command 'exchagne'. Did you mean 'exchange'?; see '{} bench --help'"),
+    ],
+)
+def test_a_wrong_command_is_refused_with_the_nearest_one(taihu: Taihu, arguments: list[str], words: str) -> None:
+    done = taihu(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {words.format('python -m taihu')}\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("bench",)])
+def test_a_group_alone_shows_its_help_and_no_error(taihu: Taihu, arguments: tuple[str, ...]) -> None:
+    done = taihu(*arguments)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "Commands" in done.stdout
+
+
+def test_the_version(taihu: Taihu) -> None:
+    done = taihu("version")
+    assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
+
+
+@pytest.mark.parametrize("path", [path for path in COMMANDS if path != ("version",)], ids=" ".join)
+def test_the_examples_of_a_command_can_be_parsed(path: tuple[str, ...]) -> None:
+    command = COMMANDS[path]
+    text = inspect.getdoc(command.load())
+    assert text is not None
+    examples = re.findall(rf"^  .*\btaihu {' '.join(path)}\b(.*)", text, re.MULTILINE)
+    assert examples
+    for example in examples:
+        arguments = re.split(r"  +| \| | >> | && ", example.strip())[0]
+        command.make_context(command.name, shlex.split(arguments))
