@@ -49,22 +49,41 @@ def test_preparing_twice_changes_nothing_more_and_keeps_a_users_verbosity() -> N
 
 
 _KEEP_AND_GIVE_BACK = """
+import sys
 from pathlib import Path
+from threading import Barrier, Thread
 from taihu.process import give_back_freed_memory, keep_freed_memory
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+def fill(count, filled, freed):
+    buffers = [bytearray(b"x" * (1 << 20)) for _ in range(count)]
+    filled.wait()
+    filled.wait()
+    del buffers
+    freed.wait()
+    freed.wait()
 keep_freed_memory()
-buffers = [bytearray(b"x" * (1 << 20)) for _ in range(200)]
+count = int(sys.argv[1])
+filled, freed = Barrier(count + 1), Barrier(count + 1)
+for _ in range(count):
+    Thread(target=fill, args=(200 // count, filled, freed)).start()
+filled.wait()
 full = resident()
-del buffers
+filled.wait()
+freed.wait()
 kept = resident()
 give_back_freed_memory()
-print(full, kept, resident())
+given_back = resident()
+freed.wait()
+print(full, kept, given_back)
 """
 
 
-def test_freed_memory_is_kept_until_it_is_given_back() -> None:
-    done = subprocess.run([sys.executable, "-c", _KEEP_AND_GIVE_BACK], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("threads", [1, 5])
+def test_freed_memory_is_kept_until_it_is_given_back(threads: int) -> None:
+    """Whichever threads it was allocated and freed in, such as those of gRPC that received initial parameters."""
+    command = [sys.executable, "-c", _KEEP_AND_GIVE_BACK, str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     full, kept, given_back = map(float, done.stdout.split())
     assert kept > full - 20
     assert given_back < full - 180
