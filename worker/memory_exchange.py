@@ -104,8 +104,9 @@ class MemoryExchange(GradientExchange):
     def _needed_after(self, group: int) -> Iterator[int]:
         """The groups in the order in which backward and the next forward need them, while `group` is used."""
         yield from range(group + 1, len(self.groups))
-        if not self._job.holds_gradients:
-            # They have been pushed in this step, and come down updated while backward's other gradients go up.
+        # These have been pushed in this step, and come down updated while backward's other gradients go up; but what
+        # is recomputed needs the room in an order of its own.
+        if not self._job.holds_gradients and self._job.train.checkpoint == "none":
             yield from reversed(range(group))
 
     def prepare(self, group: int) -> None:
@@ -134,8 +135,9 @@ class MemoryExchange(GradientExchange):
         self._wait_for_parameters(group)
 
     def _wait_for_parameters(self, group: int) -> None:
-        def what() -> str:
-            return f"the {'sum' if self._memory.is_summing(group) else 'parameters'} of group {group}"
-
         if not self._memory.is_here(group):
-            self._wait_until(lambda: self._memory.is_here(group), what)
+            self._wait_until(lambda: self._memory.is_here(group), lambda: self._awaited(group))
+
+    def _awaited(self, group: int) -> str:
+        """What has not come of a group whose parameters are waited for."""
+        return f"the {'sum' if self._memory.is_summing(group) else 'parameters'} of group {group}"

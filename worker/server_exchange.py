@@ -184,8 +184,12 @@ class ServerExchange(MemoryExchange):
         """See `GradientExchange.complete`."""
         self._wait_until(
             lambda: not self._missing[group] and self._memory.is_quiet(group),
-            lambda: f"group {group} of step {self._step}: {self._missing[group]} answers",
+            lambda: f"{self._awaited(group)} in step {self._step}",
         )
+
+    def _awaited(self, group: int) -> str:
+        missing = self._missing[group]
+        return f"{missing} answers for group {group}" if missing else super()._awaited(group)
 
     def _wait_until(self, predicate: Callable[[], bool], what: Callable[[], str]) -> None:
         with self._changed:

@@ -94,10 +94,10 @@ class ServerLink:
         self._closed = False
         self._abandoned = False
         self._window = FrameWindow[Pushed](job.exchange.window_frames)
-        # Guards the three that follow, and the order in which frames are sent.
-        self._ordering = threading.Lock()
         self._unanswered: set[int] = set()
         self._wanted: dict[int, FrameSpec] = {}
+        # Guards the window, what is unanswered or wanted, `sent_bytes`, and the order in which frames are sent.
+        self._ordering = threading.Lock()
         self._channel = open_channel(address)
         self._calls = ServerCalls(self._channel, job, identity, peer=self.peer, address=address, track=self._track)
         self._call: Call | None = None

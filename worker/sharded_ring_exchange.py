@@ -40,7 +40,7 @@ class ShardedRingExchange(RingExchange):
     def __init__(self, *, initial: InitialParameters | None = None, **of_ring: Any) -> None:
         self._initial = initial
         self._gathers: list[int] = []
-        self._wanted: set[int] = set()
+        self._wanted: dict[int, float] = {}
         self._total: Values = np.empty(0, dtype=np.float32)
         super().__init__(**of_ring)
         # So much of every worker's sums to what 16 bits can hold.
@@ -135,20 +135,20 @@ class ShardedRingExchange(RingExchange):
 
     def _ask(self, group: int) -> None:
         """Gather the group from all workers, who all do so as often; when it has been summed, if it has not."""
+        asked_s = self._clock.now()
         if self._memory.is_summing(group):
-            self._wanted.add(group)
+            self._wanted[group] = asked_s
         else:
-            self._gather(group)
+            self._gather(group, asked_s)
 
     def _finished(self, group: int, operation: Operation) -> None:
         super()._finished(group, operation)
         with self._guard:
-            wanted = group in self._wanted
-            self._wanted.discard(group)
-        if wanted:
-            self._gather(group)
+            asked_s = self._wanted.pop(group, None)
+        if asked_s is not None:
+            self._gather(group, asked_s)
 
-    def _gather(self, group: int) -> None:
+    def _gather(self, group: int, asked_s: float) -> None:
         half = self._arenas.half
         for own, piece in self._own_pieces(group):
             place = self._arenas.received[piece.start : piece.stop]
@@ -163,7 +163,7 @@ class ShardedRingExchange(RingExchange):
             self._arenas.value_type,
             Ring(self._communicator.rank, self._chunks[group], "allgather"),
         )
-        operation.on_finished = partial(self._gathered, group, operation, self._clock.now())
+        operation.on_finished = partial(self._gathered, group, operation, asked_s)
         self._communicator.start(operation)
 
     def _gathered(self, group: int, operation: Operation, asked_s: float) -> None:

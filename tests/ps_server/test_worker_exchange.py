@@ -46,6 +46,8 @@ def test_an_answer_without_values_overtakes_parameters() -> None:
         take_frame=lambda frame: came.put(frame.header.offset),
     )
     receiver = DirectReceiver(theirs, Origin("server 0", "job"), sink, on_lost=lambda error: None)
-    assert [came.get(timeout=10) for _ in range(3)] == [0, 2, 1]
-    exchange.close()
-    receiver.close()
+    try:
+        assert [came.get(timeout=10) for _ in range(3)] == [0, 2, 1]
+    finally:
+        exchange.close()
+        receiver.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from cluster import Values, initial_parameters, layout_of, make_job
@@ -91,12 +93,13 @@ def test_every_stage_ends_with_the_same_bits_whatever_the_plan(workers: int) -> 
     assert len({end for ends in results for end in ends}) == 1
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_a_plan_is_adopted_between_steps_and_changes_no_bit(zero: int) -> None:
+@pytest.mark.parametrize(("zero", "live_bytes"), [(1, 0), (2, 0), (3, 0), (3, 50000)])
+def test_a_plan_is_adopted_between_steps_and_changes_no_bit(zero: int, live_bytes: int) -> None:
     def work(communicator: Communicator) -> set[str]:
         ends = set()
         for change in (False, True):
-            exchange, arenas = started(ring_job(3, zero), communicator, plan_of("per-layer", zero))
+            job = ring_job(3, zero, live_bytes=live_bytes)
+            exchange, arenas = started(job, communicator, plan_of("per-layer", zero))
             for step in STEPS:
                 run_step(exchange, arenas, step, gradients(communicator.rank, step))
                 if change and step == 2:
@@ -127,6 +130,41 @@ def test_the_volume_of_a_step_is_that_of_the_paper(zero: int, volume: int) -> No
         results = peers.run(work)
     moved = sum(counts[-1] - counts[0] for counts in results) / len(STEPS[1:])
     assert moved == pytest.approx(volume * 2 / 3 * layout.elements * 4 * 3, rel=0.03)
+
+
+def test_what_is_wanted_before_it_is_summed_is_gathered_after() -> None:
+    wanted = threading.Event()
+
+    def work(communicator: Communicator) -> str:
+        exchange, arenas = started(ring_job(2, 3, live_bytes=100000), communicator, plan_of("per-layer", 3))
+        assert isinstance(exchange, ShardedRingExchange)
+        bounds = group_bounds(exchange.plan.layout, exchange.groups)
+        for group in reversed(range(len(bounds))):
+            exchange.wait(group)
+        exchange.begin(1)
+        for group, (start, stop) in enumerate(bounds):
+            if communicator.rank == 1 and group == 0:
+                assert wanted.wait(10)
+            exchange.prepare(group)
+            if communicator.rank == 0 and group == 1:
+                # Its sum waits for the other worker, who waits for this one to want it.
+                assert set(exchange._wanted) == {0}
+                wanted.set()
+            arenas.gradients[start:stop] = gradients(communicator.rank, 1)[start:stop]
+            exchange.push(group)
+        for group in range(len(bounds) - 1):
+            exchange.complete(group)
+            assert arenas.parameters[slice(*bounds[group])].any()
+        exchange.complete(len(bounds) - 1)
+        return end_of(exchange, arenas)
+
+    def plainly(communicator: Communicator) -> str:
+        exchange, arenas = started(ring_job(2, 0), communicator, plan_of("per-layer", 0))
+        run_step(exchange, arenas, 1, gradients(communicator.rank, 1))
+        return end_of(exchange, arenas)
+
+    with Peers(2) as peers:
+        assert len({*peers.run(work), *peers.run(plainly)}) == 1
 
 
 def test_the_first_forward_may_be_of_other_groups_than_were_expected() -> None:

@@ -186,6 +186,43 @@ def test_parameters_come_while_gradients_wait_for_the_other_worker(transport: st
         cluster.run(layout, work)
 
 
+def test_frames_come_one_by_one_as_they_are_updated() -> None:
+    layout = layout_of(4096)
+    initial = initial_parameters(layout)
+    first_came = threading.Event()
+
+    def work(member: Member) -> None:
+        exchange, arenas = member.exchange, member.arenas
+        exchange.wait(0)
+        exchange.begin(1)
+        exchange.prepare(0)
+        arenas.gradients[:] = 1.0
+        if member.rank == 1:
+            link = exchange._links[0]
+            first, *rest = link.frames(0)
+            assert len(rest) == 3
+            link._send(link._header(first), first.views(arenas.sent))
+            assert first_came.wait(10)
+            for frame in rest:
+                link._send(link._header(frame), frame.views(arenas.sent))
+            exchange._memory.pushed(0)
+        else:
+            exchange.push(0)
+            with exchange._guard:
+                exchange._memory.use(0, (), ())
+            # SGD: rate 0.1, mean gradient 1.
+            updated = initial[:1024] - np.float32(0.1)
+            wait_for(lambda: np.allclose(arenas.parameters[:1024], updated), "the first frame did not come", 10)
+            assert not arenas.parameters[1024:].any()
+            first_came.set()
+        exchange.complete(0)
+
+    exchange = {"plan": "per-layer", "zero": 3, "frame_bytes": 4096}
+    optimizer = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0}
+    with Cluster(make_job(1, 2, exchange=exchange, optimizer=optimizer)) as cluster:
+        cluster.run(layout, work)
+
+
 @pytest.mark.parametrize(
     ("zero", "reason"), [(1, "asks for what zero 1 answers unasked"), (3, "after step 7: expected step 0")]
 )
