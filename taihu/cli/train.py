@@ -108,6 +108,8 @@ def train(
     # All that can be known to be wrong is said before anything starts.
     if density is not None and job.compression.method == "none":
         raise ConfigError(f"--density {density:g}: nothing is compressed; give --compression topk, lags or dlgs too")
+    if servers is not None and not job.servers:
+        raise ConfigError(f"--servers {servers}: workers in a ring have no servers; leave one of the two out")
     check_inputs(job)
     check_writable(json_file, save, trace)
     make_tracer(trace, trace_steps)

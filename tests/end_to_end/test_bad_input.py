@@ -45,6 +45,7 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         (["--trace-steps", "3-5"], ["--trace-steps", "--trace FILE"]),
         (["--trace", "trace.json", "--trace-steps", "5-3"], ["5 to 3"]),
         (["--density", "0.5"], ["--density", "--compression"]),
+        (["--exchange", "ring", "--servers", "2"], ["--servers 2", "ring"]),
     ],
 )
 def test_training_refuses(taihu: Taihu, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
