@@ -46,6 +46,8 @@ class CoordinatorClient:
         self, address: str, job: Job, member: MemberId, incarnation: int, clock: Clock | None = None
     ) -> None:
         self.peer = f"coordinator at {address}"
+        # Who is lost with it: what others say of the same death names the member.
+        self._host = f"{'server' if job.servers else 'worker'} 0, {self.peer}"
         self.member = member
         self._job = job
         self._incarnation = incarnation
@@ -102,7 +104,7 @@ class CoordinatorClient:
         try:
             self._stub.BringLayout(request, timeout=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self.peer) from None
+            raise error_from_rpc(error, self._host) from None
 
     def get_plan(self, timeout_s: float) -> Plan:
         """The run's plan; waits until the first worker has brought the layout."""
@@ -110,7 +112,7 @@ class CoordinatorClient:
         try:
             return plan_from_message(self._stub.GetPlan(request, timeout=timeout_s))
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self.peer) from None
+            raise error_from_rpc(error, self._host) from None
 
     def report_steps(self, step: int, steps: Sequence[StepMeasurement], timeout_s: float) -> Plan:
         """Bring measurements; waits until every worker has, and returns the plan from step + 1 on."""
@@ -120,14 +122,14 @@ class CoordinatorClient:
         try:
             return plan_from_message(self._stub.ReportSteps(request, timeout=timeout_s))
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self.peer) from None
+            raise error_from_rpc(error, self._host) from None
 
     def get_profile(self) -> Profile | None:
         """The costs that the present plan was made from, None when nothing has been measured."""
         try:
             text = self._stub.GetProfile(pb.GetProfileRequest(), timeout=_CALL_TIMEOUT_S).profile_json
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self.peer) from None
+            raise error_from_rpc(error, self._host) from None
         return Profile.from_json(json.loads(text)) if text else None
 
     def heartbeat(self, progress: Progress) -> tuple[RunState, str]:
@@ -139,7 +141,7 @@ class CoordinatorClient:
         try:
             response = self._stub.Heartbeat(request, timeout=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self.peer) from None
+            raise error_from_rpc(error, self._host) from None
         self.coordinator_clock.add(sent_s, response.clock_s, self._clock.now())
         return messages.state_from_message(response.state), response.reason
 
@@ -155,7 +157,7 @@ class CoordinatorClient:
         try:
             response = self._stub.Finish(request, timeout=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self.peer) from None
+            raise error_from_rpc(error, self._host) from None
         return messages.state_from_message(response.state)
 
     def _member(self) -> pb.Member:
