@@ -121,7 +121,7 @@ class MemoryExchange(GradientExchange):
 
     def _use(self, group: int, following: Sequence[int], staying: Sequence[int] = ()) -> None:
         if self._memory.keeps and self._memory.is_summing(group):
-            self._wait_until(lambda: not self._memory.is_summing(group), lambda: f"the sum of group {group}")
+            self._wait_until(lambda: not self._memory.is_summing(group), lambda: self._awaited(group))
         # Whether a group is asked for again must not depend on when it comes: workers who gather it do so together.
         strays = [each for each in range(len(self.groups)) if self._memory.is_stray(each, group, *following)]
         for stray in strays:
