@@ -68,7 +68,7 @@ def own_model(name: str) -> tuple[Path, str] | None:
     file, separator, function = name.rpartition(":")
     if not separator:
         return None
-    path = Path(file)
+    path = Path(file).expanduser()
     if not path.is_file():
         raise ModelError(f"model file {path} does not exist; give {_OWN_MODEL}")
     return path, function
