@@ -95,7 +95,7 @@ class WorkerDaemon:
             if self._options.metrics_port is not None:
                 page = stack.enter_context(self._metrics_page(self._options.metrics_port))
                 self._log.info("metrics", port=page.port)
-            self._dataset = load_dataset(self._job.data.name, self._job.data.path)
+            self._dataset = load_dataset(self._job.data)
             self._batches = self._make_batches()
             return self._take_part()
 
@@ -107,7 +107,7 @@ class WorkerDaemon:
         return self._job.cluster.threads or len(os.sched_getaffinity(0))
 
     def _build_model(self) -> Model:
-        model = build_model(self._job.model.name, self._dataset.image_shape, self._dataset.classes)
+        model = build_model(self._job.model.name, self._dataset.input_shape, self._dataset.outputs)
         model.use_threads(self._threads)
         train = self._job.train
         if train.checkpoint != "none":
@@ -119,7 +119,7 @@ class WorkerDaemon:
             return None
         from worker.modelled_compute import model_compute  # noqa: PLC0415 - most workers do not need it
 
-        return model_compute(self._job, model, self._dataset.image_shape)
+        return model_compute(self._job, model, self._dataset.input_shape)
 
     @contextmanager
     def _joined(self, observer: Observer) -> Iterator[tuple[Session, Replica]]:
@@ -129,7 +129,7 @@ class WorkerDaemon:
         if self._modelled is not None:
             self._modelled.export(self._metrics.registry, options.rank)
         reporting = Reporting(observer.progress, observer.compressed, options.tracer, self._hosting)
-        test_images = len(self._dataset.test_labels)
+        test_images = len(self._dataset.test)
         uses = Uses(tests=job.train.evaluate, saves=options.save is not None, test_images=test_images)
         if job.exchange.fc == "data":
             whole = WholeReplica(model, job, options.rank, uses)
@@ -242,7 +242,7 @@ class WorkerDaemon:
         if not replica.uses.saves:
             return
         data = self._dataset
-        saved = SavedModel(self._job.model.name, data.image_shape, data.classes, data.name, steps)
+        saved = SavedModel(self._job.model.name, data.input_shape, data.outputs, data.name, steps)
         group_of = group_of_layer(session.exchange.groups)
 
         def read_layer(layer: int) -> None:

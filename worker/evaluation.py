@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from worker.data.dataset import Dataset, normalise
+from worker.data.dataset import Dataset, testing_batches
 from worker.engine import Model, StepContext, softmax_cross_entropy
 
 __all__ = ["Accuracy", "evaluate", "read_along"]
@@ -33,13 +33,11 @@ def evaluate(
     """
     context = StepContext(training=False, seed=0, step=0, first_sample=0)
     loss = right = 0.0
-    total = len(dataset.test_labels)
-    for start in range(0, total, batch):
-        labels = dataset.test_labels[start : start + batch]
-        images = normalise(dataset, dataset.test_images[start : start + batch])
+    for images, labels in testing_batches(dataset, batch):
         logits = model.forward(images, context, before_layer)
         loss += softmax_cross_entropy(logits, labels)[0] * len(labels)
         right += float((logits.argmax(axis=1) == labels).sum())
+    total = len(dataset.test)
     return Accuracy(loss / total, right / total)
 
 

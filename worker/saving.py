@@ -29,7 +29,7 @@ class SavedModel:
     """What a file says about the model in it; `data` is the name of the data set it was trained on."""
 
     model: str
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     classes: int
     data: str
     steps: int

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from taihu.errors import ModelError
+from taihu.job import load_job
 from taihu.options import JsonOption
 from taihu.results import write_json
 from worker.data.load import load_dataset
@@ -32,11 +33,11 @@ def evaluate_file(
     """  # noqa: D301
     loaded = load_model(file)
     saved = loaded.saved
-    dataset = load_dataset(data or saved.data, data_path)
-    if (dataset.image_shape, dataset.classes) != (saved.input_shape, saved.classes):
+    dataset = load_dataset(load_job(None, {"data": {"name": data or saved.data, "path": data_path}}).data)
+    if (dataset.input_shape, dataset.outputs) != (saved.input_shape, saved.classes):
         raise ModelError(
             f"{file}: the model takes images {saved.input_shape} of {saved.classes} classes, "
-            f"{dataset.name} has {dataset.image_shape} of {dataset.classes}; give --data what it was trained on"
+            f"{dataset.name} has {dataset.input_shape} of {dataset.outputs}; give --data what it was trained on"
         )
     tested = evaluate(loaded.model, dataset)
     digest = parameters_sha256(loaded.parameters)

@@ -134,8 +134,8 @@ class _Row:
 
 
 def _layout(job: Job) -> Layout:
-    data = load_dataset(job.data.name, job.data.path)
-    return build_model(job.model.name, data.image_shape, data.classes).layout
+    data = load_dataset(job.data)
+    return build_model(job.model.name, data.input_shape, data.outputs).layout
 
 
 def _residual_arrays(job: Job) -> int:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from taihu.errors import ConfigError, DataError
 from worker.data.batches import Augment, Batches
-from worker.data.dataset import Dataset, build_dataset, normalise
+from worker.data.dataset import ArrayExamples, Dataset, build_dataset, standardise
 
 AUGMENTS = st.sampled_from(["none", "flip", "crop-flip"])
 
@@ -20,6 +20,17 @@ def numbered(count: int, height: int = 3, width: int = 2, channels: int = 2) -> 
     images = np.random.default_rng(0).integers(0, 256, (count, height, width, channels), np.uint8)
     labels = np.arange(count)
     return build_dataset("numbered", (images, labels), (images[:1], labels[:1]), classes=count)
+
+
+def images_of(dataset: Dataset) -> NDArray[np.uint8]:
+    assert isinstance(dataset.train, ArrayExamples)
+    return dataset.train.inputs
+
+
+def normalise(dataset: Dataset, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    normalised = images.astype(np.float32)
+    standardise(dataset, normalised)
+    return normalised
 
 
 @settings(deadline=None, max_examples=60)
@@ -83,7 +94,7 @@ def test_a_batch_does_not_depend_on_what_was_asked_before(steps: list[int], seed
 def test_plain_batches_are_the_normalised_training_images() -> None:
     dataset = numbered(30)
     images, labels = Batches(dataset, batch=7, workers=2, rank=1, seed=5).batch(3)
-    assert images.tobytes() == normalise(dataset, dataset.train_images[labels]).tobytes()
+    assert images.tobytes() == normalise(dataset, images_of(dataset)[labels]).tobytes()
 
 
 @pytest.mark.parametrize("augment", ["none", "flip", "crop-flip"])
@@ -121,7 +132,7 @@ def test_augmented_images_are_crops_of_the_padded_image(
     dataset = numbered(2, *shape)
     oracles = [
         {normalise(dataset, variant[None]).tobytes(): key for key, variant in naive_variants(image, pad).items()}
-        for image in dataset.train_images
+        for image in images_of(dataset)
     ]
     assert all(len(oracle) == 2 * (2 * pad + 1) ** 2 for oracle in oracles)
     batches = Batches(dataset, batch=2, workers=1, rank=0, seed=9, augment=augment)
@@ -138,7 +149,7 @@ def test_images_smaller_than_the_padding(height: int, width: int, step: int) -> 
     dataset = numbered(6, height, width, 1)
     images, labels = Batches(dataset, batch=6, workers=1, rank=0, seed=1, augment="crop-flip").batch(step)
     for image, label in zip(images, labels, strict=True):
-        padded = np.pad(dataset.train_images[label], ((4, 4), (4, 4), (0, 0)))
+        padded = np.pad(images_of(dataset)[label], ((4, 4), (4, 4), (0, 0)))
         crops = [padded[y : y + height, x : x + width] for y in range(9) for x in range(9)]
         candidates = {normalise(dataset, c[None]).tobytes() for crop in crops for c in (crop, crop[:, ::-1])}
         assert image.tobytes() in candidates
@@ -163,7 +174,7 @@ def test_a_global_batch_larger_than_the_training_set() -> None:
     with pytest.raises(DataError) as caught:
         Batches(numbered(10), batch=4, workers=3, rank=0, seed=1)
     assert str(caught.value) == (
-        "numbered: batch 4 of 3 workers needs 12 images, the training set has 10; the largest batch that fits is 3"
+        "numbered: batch 4 of 3 workers needs 12 samples, the training set has 10; the largest batch that fits is 3"
     )
     assert Batches(numbered(10), batch=3, workers=3, rank=0, seed=1).steps_per_epoch == 1
 
@@ -171,6 +182,17 @@ def test_a_global_batch_larger_than_the_training_set() -> None:
 def test_more_workers_than_images() -> None:
     with pytest.raises(DataError, match="use at most 10 workers"):
         Batches(numbered(10), batch=1, workers=11, rank=0, seed=1)
+
+
+def test_vectors_are_not_augmented() -> None:
+    rows = np.zeros((10, 3), np.float32), np.zeros(10, np.int64)
+    examples, flat = ArrayExamples(*rows), np.ones(3, np.float32)
+    dataset = Dataset("table", examples, examples, (3,), 1, "classes", flat, flat)
+    Batches(dataset, batch=2, workers=1, rank=0, seed=1)
+    with pytest.raises(
+        DataError, match=r"^table: data.augment 'flip' moves images .* vectors of 3; set data.augment"
+    ):
+        Batches(dataset, batch=2, workers=1, rank=0, seed=1, augment="flip")
 
 
 def test_steps_count_from_one() -> None:

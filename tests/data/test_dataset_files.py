@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from reading import inputs_of, targets_of
 
 from taihu.errors import DataError
+from taihu.settings import DataSettings
 from worker.data.cifar10 import load_cifar10
 from worker.data.load import load_dataset
 
@@ -43,7 +45,7 @@ def fashion(tmp_path: Path, arrays: dict[str, NDArray[np.uint8]]) -> Path:
 def failure(path: Path, *fragments: str) -> None:
     """Loading must fail with one line that holds the fragments and the remedy."""
     with pytest.raises(DataError) as caught:
-        load_dataset("fashion-mnist", path)
+        load_dataset(DataSettings(name="fashion-mnist", path=path))
     message = str(caught.value)
     assert "\n" not in message
     for fragment in (*fragments, "apt install dataset-fashion-mnist", "--data-path"):
@@ -56,13 +58,13 @@ def test_idx_files_are_read_back(tmp_path: Path, arrays: dict[str, NDArray[np.ui
         content = idx_bytes(array)
         target = tmp_path / (f"{name}.gz" if compressed else name)
         target.write_bytes(gzip.compress(content) if compressed else content)
-    dataset = load_dataset("fashion-mnist", tmp_path)
-    assert (dataset.name, dataset.classes, dataset.image_shape) == ("fashion-mnist", 10, (28, 28, 1))
-    assert dataset.train_labels.dtype == dataset.test_labels.dtype == np.int64
-    np.testing.assert_array_equal(dataset.train_images[..., 0], arrays[IMAGES])
-    np.testing.assert_array_equal(dataset.train_labels, arrays[LABELS])
-    np.testing.assert_array_equal(dataset.test_images[..., 0], arrays["t10k-images-idx3-ubyte"])
-    np.testing.assert_array_equal(dataset.test_labels, arrays["t10k-labels-idx1-ubyte"])
+    dataset = load_dataset(DataSettings(name="fashion-mnist", path=tmp_path))
+    assert (dataset.name, dataset.outputs, dataset.input_shape) == ("fashion-mnist", 10, (28, 28, 1))
+    assert targets_of(dataset.train).dtype == targets_of(dataset.test).dtype == np.int64
+    np.testing.assert_array_equal(inputs_of(dataset, dataset.train)[..., 0], arrays[IMAGES])
+    np.testing.assert_array_equal(targets_of(dataset.train), arrays[LABELS])
+    np.testing.assert_array_equal(inputs_of(dataset, dataset.test)[..., 0], arrays["t10k-images-idx3-ubyte"])
+    np.testing.assert_array_equal(targets_of(dataset.test), arrays["t10k-labels-idx1-ubyte"])
 
 
 def test_a_missing_file_is_named(fashion: Path) -> None:
@@ -158,14 +160,14 @@ def cifar(tmp_path: Path) -> Path:
 
 def test_cifar_planes_become_channels(cifar: Path) -> None:
     dataset = load_cifar10(cifar, records=3)
-    assert (dataset.image_shape, dataset.classes) == ((32, 32, 3), 10)
-    assert (dataset.train_images.shape[0], dataset.test_images.shape[0]) == (15, 3)
+    assert (dataset.input_shape, dataset.outputs) == ((32, 32, 3), 10)
+    assert (inputs_of(dataset, dataset.train).shape[0], inputs_of(dataset, dataset.test).shape[0]) == (15, 3)
     for image in range(15):
         record = cifar_records(1 + image // 3)[image % 3]
-        assert dataset.train_labels[image] == record[0]
+        assert targets_of(dataset.train)[image] == record[0]
         for y, x, channel in ((0, 0, 0), (0, 31, 1), (31, 0, 2), (17, 5, 1)):
-            assert dataset.train_images[image, y, x, channel] == record[1 + 1024 * channel + 32 * y + x]
-    np.testing.assert_array_equal(dataset.test_labels, cifar_records(6)[:, 0])
+            assert inputs_of(dataset, dataset.train)[image, y, x, channel] == record[1 + 1024 * channel + 32 * y + x]
+    np.testing.assert_array_equal(targets_of(dataset.test), cifar_records(6)[:, 0])
 
 
 def test_cifar_in_its_unpacked_folder(cifar: Path) -> None:
@@ -173,12 +175,12 @@ def test_cifar_in_its_unpacked_folder(cifar: Path) -> None:
     inner.mkdir()
     for file in cifar.glob("*.bin"):
         file.rename(inner / file.name)
-    assert len(load_cifar10(cifar, records=3).train_labels) == 15
+    assert len(load_cifar10(cifar, records=3).train) == 15
 
 
 def test_cifar_needs_a_folder() -> None:
     with pytest.raises(DataError, match=r"no folder given; unpack cifar-10-binary.*--data-path"):
-        load_dataset("cifar10")
+        load_dataset(DataSettings(name="cifar10"))
 
 
 def test_a_missing_cifar_file(cifar: Path) -> None:
@@ -195,7 +197,7 @@ def test_a_cifar_file_cut_between_two_images(cifar: Path) -> None:
 
 def test_the_full_cifar_size_is_required(cifar: Path) -> None:
     with pytest.raises(DataError, match=r"data_batch_1\.bin: truncated: expected 30730000 bytes .* found 9219"):
-        load_dataset("cifar10", cifar)
+        load_dataset(DataSettings(name="cifar10", path=cifar))
 
 
 def test_a_cifar_label_out_of_range(cifar: Path) -> None:

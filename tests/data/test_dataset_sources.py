@@ -9,66 +9,78 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from reading import inputs_of, targets_of
 
 from taihu.errors import DataError
-from worker.data.dataset import build_dataset, normalise
+from taihu.names import check_data_name, parse_synthetic
+from taihu.settings import DataSettings
+from worker.data.dataset import Dataset, Examples, build_dataset, standardise
 from worker.data.load import load_dataset
 from worker.data.sources import check_sources
+
+
+def normalised(dataset: Dataset, examples: Examples) -> NDArray[np.float32]:
+    inputs = inputs_of(dataset, examples)
+    standardise(dataset, inputs)
+    return inputs
 
 
 def test_digits_are_scikit_learns_digits() -> None:
     from sklearn.datasets import load_digits  # noqa: PLC0415 - takes a second to import
 
     source = load_digits()
-    dataset = load_dataset("digits")
-    assert (dataset.image_shape, dataset.classes) == ((8, 8, 1), 10)
-    assert (len(dataset.train_labels), len(dataset.test_labels)) == (1437, 360)
-    images = np.concatenate([dataset.train_images, dataset.test_images])
-    labels = np.concatenate([dataset.train_labels, dataset.test_labels])
+    dataset = load_dataset(DataSettings(name="digits"))
+    assert (dataset.input_shape, dataset.outputs) == ((8, 8, 1), 10)
+    assert (len(dataset.train), len(dataset.test)) == (1437, 360)
+    images = np.concatenate([inputs_of(dataset, dataset.train), inputs_of(dataset, dataset.test)])
+    labels = np.concatenate([targets_of(dataset.train), targets_of(dataset.test)])
     assert images.max() == 255
     back = np.rint(images[..., 0] * (16 / 255))
     ours = sorted(zip(map(bytes, back.astype(np.uint8)), labels.tolist(), strict=True))
     theirs = sorted(zip(map(bytes, source.images.astype(np.uint8)), source.target.tolist(), strict=True))
     assert ours == theirs
-    assert set(dataset.test_labels.tolist()) == set(range(10))
+    assert set(targets_of(dataset.test).tolist()) == set(range(10))
 
 
 def test_the_split_of_digits_is_fixed() -> None:
-    first, second = load_dataset("digits"), load_dataset("digits")
-    np.testing.assert_array_equal(first.train_images, second.train_images)
-    np.testing.assert_array_equal(first.test_labels, second.test_labels)
+    first, second = load_dataset(DataSettings(name="digits")), load_dataset(DataSettings(name="digits"))
+    np.testing.assert_array_equal(inputs_of(first, first.train), inputs_of(second, second.train))
+    np.testing.assert_array_equal(targets_of(first.test), targets_of(second.test))
 
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(DataError, match=r"^digits: needs scikit-learn; pip install taihu\[demo\]$"):
-        load_dataset("digits")
+        load_dataset(DataSettings(name="digits"))
 
 
 def test_synthetic_shape_and_options() -> None:
-    dataset = load_dataset("synthetic:3x7x5:classes=4:samples=40")
-    assert (dataset.image_shape, dataset.classes) == ((7, 5, 3), 4)
-    assert (dataset.train_images.shape, dataset.test_images.shape) == ((40, 7, 5, 3), (10, 7, 5, 3))
-    assert dataset.train_images.dtype == np.uint8
-    assert dataset.train_labels.dtype == np.int64
-    assert 0 <= dataset.train_labels.min() <= dataset.train_labels.max() < 4
+    dataset = load_dataset(DataSettings(name="synthetic:3x7x5:classes=4:samples=40"))
+    assert (dataset.input_shape, dataset.outputs) == ((7, 5, 3), 4)
+    assert (inputs_of(dataset, dataset.train).shape, inputs_of(dataset, dataset.test).shape) == (
+        (40, 7, 5, 3),
+        (10, 7, 5, 3),
+    )
+    assert targets_of(dataset.train).dtype == np.int64
+    assert 0 <= targets_of(dataset.train).min() <= targets_of(dataset.train).max() < 4
 
 
 def test_synthetic_defaults_and_repeatability() -> None:
-    first, second = load_dataset("synthetic:1x4x4"), load_dataset("synthetic:1x4x4")
-    assert (len(first.train_labels), len(first.test_labels), first.classes) == (2048, 512, 10)
-    np.testing.assert_array_equal(first.train_images, second.train_images)
-    np.testing.assert_array_equal(first.test_images, second.test_images)
-    assert len(np.unique(first.train_images.reshape(2048, -1), axis=0)) == 2048
+    first, second = (load_dataset(DataSettings(name="synthetic:1x4x4")) for _ in range(2))
+    assert (len(first.train), len(first.test), first.outputs) == (2048, 512, 10)
+    np.testing.assert_array_equal(inputs_of(first, first.train), inputs_of(second, second.train))
+    np.testing.assert_array_equal(inputs_of(first, first.test), inputs_of(second, second.test))
+    assert len(np.unique(inputs_of(first, first.train).reshape(2048, -1), axis=0)) == 2048
 
 
 def test_synthetic_classes_can_be_learned() -> None:
     """The nearest class mean of the training images names the class of most test images."""
-    dataset = load_dataset("synthetic:1x8x8")
-    train, test = (normalise(dataset, x).reshape(len(x), -1) for x in (dataset.train_images, dataset.test_images))
-    means = np.stack([train[dataset.train_labels == label].mean(axis=0) for label in range(10)])
+    dataset = load_dataset(DataSettings(name="synthetic:1x8x8"))
+    train, test = (normalised(dataset, part).reshape(len(part), -1) for part in (dataset.train, dataset.test))
+    means = np.stack([train[targets_of(dataset.train) == label].mean(axis=0) for label in range(10)])
     nearest = ((test[:, None] - means) ** 2).sum(axis=2).argmin(axis=1)
-    assert (nearest == dataset.test_labels).mean() > 0.95
+    assert (nearest == targets_of(dataset.test)).mean() > 0.95
 
 
 @pytest.mark.parametrize(
@@ -86,14 +98,14 @@ def test_synthetic_classes_can_be_learned() -> None:
 )
 def test_synthetic_names_that_are_none(name: str, fragment: str) -> None:
     with pytest.raises(DataError, match=fragment) as caught:
-        load_dataset(name)
+        parse_synthetic(name)
     assert str(caught.value).startswith(f"{name}: ")
     assert "synthetic:CxHxW[:classes=K][:samples=N]" in str(caught.value)
 
 
 def test_a_synthetic_set_that_would_fill_the_memory() -> None:
     with pytest.raises(DataError, match=r"MiB of images, at most 4096; try samples=\d+$"):
-        load_dataset("synthetic:3x2000x2000:classes=10:samples=2048")
+        parse_synthetic("synthetic:3x2000x2000:classes=10:samples=2048")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +120,7 @@ def test_a_synthetic_set_that_would_fill_the_memory() -> None:
 )
 def test_the_nearest_name_is_suggested(name: str, suggestion: str) -> None:
     with pytest.raises(DataError) as caught:
-        load_dataset(name)
+        check_data_name(name)
     message = str(caught.value)
     assert f"did you mean {suggestion}?" in message
     assert message.endswith("known: digits, fashion-mnist, cifar10, synthetic:CxHxW")
@@ -116,7 +128,7 @@ def test_the_nearest_name_is_suggested(name: str, suggestion: str) -> None:
 
 def test_a_name_near_to_nothing_lists_the_names() -> None:
     with pytest.raises(DataError, match=r"^unknown data set 'qqqq'; known: digits"):
-        load_dataset("qqqq")
+        check_data_name("qqqq")
 
 
 @settings(deadline=None, max_examples=40)
@@ -138,10 +150,9 @@ def test_statistics_and_normalise_follow_the_formula(count: int, channels: int, 
     np.testing.assert_allclose(dataset.mean, exact.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(dataset.scale, scale, rtol=1e-6)
     assert dataset.mean.dtype == dataset.scale.dtype == np.float32
-    normalised = normalise(dataset, images)
-    assert normalised.dtype == np.float32
-    assert normalised.flags.c_contiguous
-    np.testing.assert_allclose(normalised, (images - exact.mean(axis=0)) / scale, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        normalised(dataset, dataset.train), (images - exact.mean(axis=0)) / scale, rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["digits", "synthetic:1x4x4"])

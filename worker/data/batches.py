@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.errors import ConfigError, DataError
-from worker.data.dataset import Dataset, Labels, standardise
+from worker.data.dataset import Dataset, Rows, Targets, standardise
 
 __all__ = ["Augment", "Batches"]
 
@@ -29,7 +29,7 @@ class Batches:
 
     Raises:
         ConfigError: `batch` or `workers` is below 1, `rank` is not in 0..workers-1, or `augment` is unknown.
-        DataError: the training set has fewer than G images.
+        DataError: the training set has fewer than G examples, or what is no image is to be augmented.
     """
 
     def __init__(
@@ -42,57 +42,60 @@ class Batches:
         self._seed = seed
         self._augment = augment
         self._order: tuple[int, NDArray[np.int64]] | None = None
-        self._shape = (batch, *dataset.image_shape)
+        self._shape = (batch, *dataset.input_shape)
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of global batches in one pass over the training set."""
-        return len(self._dataset.train_labels) // self._global_batch
+        return len(self._dataset.train) // self._global_batch
 
-    def batch(self, step: int, out: NDArray[np.float32] | None = None) -> tuple[NDArray[np.float32], Labels]:
-        """Return this rank's normalised images (batch, H, W, C) float32 and labels (batch,) int64 of `step`.
+    def batch(self, step: int, out: NDArray[np.float32] | None = None) -> tuple[NDArray[np.float32], Targets]:
+        """Return this rank's normalised inputs (batch, *input_shape) float32 and the targets of `step`.
 
-        The images are written to `out` where it is given, which then is what is returned.
+        The inputs are written to `out` where it is given, which then is what is returned.
 
         Raises:
             ValueError: `step` is below 1, or `out` does not have this shape and dtype.
         """
         if step < 1:
             raise ValueError(f"step {step}: steps count from 1")
-        pixels = np.empty(self._shape, np.float32) if out is None else out
-        if pixels.shape != self._shape or pixels.dtype != np.float32:
-            raise ValueError(f"out is {pixels.dtype} {pixels.shape}, expected float32 {self._shape}")
+        inputs = np.empty(self._shape, np.float32) if out is None else out
+        if inputs.shape != self._shape or inputs.dtype != np.float32:
+            raise ValueError(f"out is {inputs.dtype} {inputs.shape}, expected float32 {self._shape}")
         rows = self._rows(step)
-        if self._augment == "none":
-            pixels[...] = self._dataset.train_images[rows]
-        else:
-            self._place(rows, step, pixels)
-        standardise(self._dataset, pixels)
-        return pixels, self._dataset.train_labels[rows]
+        self._dataset.train.read(rows, inputs)
+        if self._augment != "none":
+            self._move(step, inputs)
+        standardise(self._dataset, inputs)
+        return inputs, self._dataset.train.targets(rows)
 
-    def _rows(self, step: int) -> NDArray[np.int64]:
+    def _rows(self, step: int) -> Rows:
         epoch, index = divmod(step - 1, self.steps_per_epoch)
         # Read once and replaced as a whole: a thread that loads ahead may be in another epoch.
         known = self._order
         if known is None or known[0] != epoch:
-            samples = len(self._dataset.train_labels)
+            samples = len(self._dataset.train)
             known = self._order = epoch, np.random.default_rng([self._seed, epoch]).permutation(samples)
         first = index * self._global_batch
         return known[1][first : first + self._global_batch][self._share]
 
-    def _place(self, rows: NDArray[np.int64], step: int, pixels: NDArray[np.float32]) -> None:
-        """Write the images `rows` into `pixels`, each moved by up to 4 pixels and perhaps mirrored.
+    def _move(self, step: int, images: NDArray[np.float32]) -> None:
+        """Move each of the raw `images` by up to 4 pixels and perhaps mirror it, in place.
 
         Moving by (dy, dx) with black moving in is the crop at (4 + dy, 4 + dx) of the image padded by 4.
         """
         shifts, flips = self._parameters(step)
         _, height, width, _ = self._shape
-        pixels.fill(0)
-        for row, image, (dy, dx), flip in zip(rows, pixels, shifts.tolist(), flips.tolist(), strict=True):
+        source = np.empty(self._shape[1:], np.float32)
+        for image, (dy, dx), flip in zip(images, shifts.tolist(), flips.tolist(), strict=True):
+            if not (dy or dx or flip):
+                continue
+            source[...] = image
+            image.fill(0)
             target = image[:, ::-1] if flip else image
             from_y, to_y = _overlap(dy, height)
             from_x, to_x = _overlap(dx, width)
-            target[to_y, to_x] = self._dataset.train_images[row, from_y, from_x]
+            target[to_y, to_x] = source[from_y, from_x]
 
     def _parameters(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Shifts (batch, 2) in -4..4 and flips (batch,), this rank's rows of those of the global batch."""
@@ -120,11 +123,17 @@ def _check(dataset: Dataset, batch: int, workers: int, rank: int, augment: str) 
         raise ConfigError(f"rank {rank}: must be in 0..{workers - 1} with {workers} workers")
     if augment not in get_args(Augment):
         raise ConfigError(f"augment {augment!r}: must be one of {', '.join(get_args(Augment))}")
-    samples = len(dataset.train_labels)
+    if augment != "none" and len(dataset.input_shape) != 3:
+        shape = "x".join(map(str, dataset.input_shape))
+        raise DataError(
+            f"{dataset.name}: data.augment '{augment}' moves images of (height, width, channels), its inputs are "
+            f"vectors of {shape}; set data.augment = 'none'"
+        )
+    samples = len(dataset.train)
     if batch * workers > samples:
         largest = samples // workers
         remedy = f"the largest batch that fits is {largest}" if largest else f"use at most {samples} workers"
         raise DataError(
-            f"{dataset.name}: batch {batch} of {workers} workers needs {batch * workers} images, "
+            f"{dataset.name}: batch {batch} of {workers} workers needs {batch * workers} samples, "
             f"the training set has {samples}; {remedy}"
         )

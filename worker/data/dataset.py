@@ -1,51 +1,117 @@
-"""What a data set is: two sets of uint8 images with labels, and the statistics that normalise them."""
+"""What a data set is: two sets of examples that are read row by row, and the statistics that normalise them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.errors import DataError
+from worker.data.statistics import image_statistics
 
-__all__ = ["Dataset", "Images", "Labels", "build_dataset", "check_labels", "normalise", "standardise"]
+__all__ = [
+    "ArrayExamples",
+    "Dataset",
+    "Examples",
+    "Images",
+    "Labels",
+    "Rows",
+    "TargetKind",
+    "Targets",
+    "build_dataset",
+    "check_labels",
+    "read_normalised",
+    "standardise",
+    "testing_batches",
+]
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
+Rows = NDArray[np.int64]
+Targets = NDArray[Any]
+TargetKind = Literal["classes", "values"]
 
-# The statistics widen the pixels to 8 bytes; in portions of this many images that stays small.
-_CHUNK = 1024
+
+class Examples(Protocol):
+    """Inputs of one shape with their targets; they may lie in memory, in a file, or in many files."""
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        ...
+
+    def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
+        """Write the raw inputs of `rows` (n,) into `out` (n, *input_shape), float32, not yet normalised.
+
+        Rows may come in any order and more than once. Several threads may call this at the same time.
+
+        Raises:
+            DataError: one of them cannot be read; the message names its file or its number.
+        """
+        ...
+
+    def targets(self, rows: Rows) -> Targets:
+        """The targets of `rows` (n,): int64 (n,) classes, or float32 (n, outputs) values."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayExamples:
+    """Examples of one array, in memory or mapped from a file.
+
+    `inputs` (n, ...) is of any real dtype, `values` int64 (n,) classes or float32 (n, outputs) values.
+    """
+
+    inputs: NDArray[Any]
+    values: Targets
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
+        """See `Examples.read`."""
+        out[...] = self.inputs[rows]
+
+    def targets(self, rows: Rows) -> Targets:
+        """See `Examples.targets`."""
+        found: Targets = self.values[rows]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images (n, H, W, C) uint8 with labels (n,) int64 in 0..classes-1, for training and for testing.
+    """Examples for training and for testing.
 
-    `mean` and `scale` (C,) are the mean and standard deviation of the training images per channel, in units of
-    0..255; `scale` is 1 for a channel that is constant.
+    Attributes:
+        name: as in the job.
+        train: what is learned from.
+        test: what accuracy is measured on.
+        input_shape: of one example: (height, width, channels) of an image, or (features,).
+        outputs: what a model has to compute for an example: one logit per class, or so many values.
+        targets: whether targets are the numbers of classes, 0 to outputs - 1, or values to come near to.
+        mean: of the training inputs, float32 (channels,) or (features,), in the units of the raw inputs.
+        scale: standard deviation, like `mean`; 1 where all inputs are the same.
+        class_names: names of the classes in the order of their numbers; empty where they have none.
     """
 
     name: str
-    train_images: Images
-    train_labels: Labels
-    test_images: Images
-    test_labels: Labels
-    classes: int
+    train: Examples
+    test: Examples
+    input_shape: tuple[int, ...]
+    outputs: int
+    targets: TargetKind
     mean: NDArray[np.float32]
     scale: NDArray[np.float32]
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of one image."""
-        _, height, width, channels = self.train_images.shape
-        return height, width, channels
+    class_names: tuple[str, ...] = ()
 
 
 def build_dataset(name: str, train: tuple[Images, Labels], test: tuple[Images, Labels], classes: int) -> Dataset:
-    """Put a data set together from checked (images, labels) pairs and compute its statistics."""
-    mean, scale = _statistics(train[0])
-    return Dataset(name, train[0], train[1], test[0], test[1], classes, mean, scale)
+    """Put a data set of classes together from checked (images, labels) pairs, and compute its statistics."""
+    mean, scale = image_statistics(train[0])
+    shape = train[0].shape[1:]
+    return Dataset(name, ArrayExamples(*train), ArrayExamples(*test), shape, classes, "classes", mean, scale)
 
 
 def check_labels(labels: NDArray[np.integer], images: int, classes: int, source: str, remedy: str) -> Labels:
@@ -65,30 +131,27 @@ def check_labels(labels: NDArray[np.integer], images: int, classes: int, source:
     return labels.astype(np.int64)
 
 
-def normalise(dataset: Dataset, images: Images) -> NDArray[np.float32]:
-    """Return `images` (n, H, W, C) as float32, (x - mean) / scale per channel; pass chunks of a large set."""
-    normalised = images.astype(np.float32)
-    standardise(dataset, normalised)
-    return normalised
+def standardise(dataset: Dataset, inputs: NDArray[np.float32]) -> None:
+    """Turn raw `inputs` (n, *input_shape) into (x - mean) / scale per channel or feature, in place."""
+    np.subtract(inputs, dataset.mean, out=inputs)
+    np.divide(inputs, dataset.scale, out=inputs)
 
 
-def standardise(dataset: Dataset, pixels: NDArray[np.float32]) -> None:
-    """Turn `pixels` (n, H, W, C) from units of 0..255 into (x - mean) / scale, in place."""
-    np.subtract(pixels, dataset.mean, out=pixels)
-    np.divide(pixels, dataset.scale, out=pixels)
+def read_normalised(dataset: Dataset, examples: Examples, rows: Rows, out: NDArray[np.float32]) -> None:
+    """Write the normalised inputs of `rows` (n,) into `out` (n, *input_shape)."""
+    examples.read(rows, out)
+    standardise(dataset, out)
 
 
-def _statistics(images: Images) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and standard deviation per channel, from exact counts of the 256 values."""
-    channels = images.shape[-1]
-    counts = np.zeros((channels, 256), np.int64)
-    for start in range(0, len(images), _CHUNK):
-        chunk = images[start : start + _CHUNK]
-        for channel in range(channels):
-            counts[channel] += np.bincount(chunk[..., channel].ravel(), minlength=256)
-    values = np.arange(256.0)
-    weights = counts / counts.sum(axis=1, keepdims=True)
-    mean = weights @ values
-    deviation = np.sqrt((weights * (values - mean[:, None]) ** 2).sum(axis=1))
-    constant = counts.max(axis=1) == counts.sum(axis=1)
-    return mean.astype(np.float32), np.where(constant, 1.0, deviation).astype(np.float32)
+def testing_batches(dataset: Dataset, batch: int) -> Iterator[tuple[NDArray[np.float32], Targets]]:
+    """All test examples in order, normalised, `batch` or at the end fewer at a time, with their targets.
+
+    The inputs (n, *input_shape) lie in one buffer, which the next batch overwrites.
+    """
+    samples = len(dataset.test)
+    buffer = np.empty((min(batch, samples), *dataset.input_shape), np.float32)
+    for start in range(0, samples, batch):
+        rows = np.arange(start, min(start + batch, samples))
+        inputs = buffer[: len(rows)]
+        read_normalised(dataset, dataset.test, rows, inputs)
+        yield inputs, dataset.test.targets(rows)

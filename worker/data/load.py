@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from taihu.names import check_data_name
+from taihu.settings import DataSettings
 from worker.data.cifar10 import load_cifar10
 from worker.data.dataset import Dataset
 from worker.data.digits import load_digits
@@ -14,15 +12,15 @@ from worker.data.synthetic import load_synthetic
 __all__ = ["load_dataset"]
 
 
-def load_dataset(name: str, path: Path | None = None) -> Dataset:
+def load_dataset(settings: DataSettings) -> Dataset:
     """Load `digits`, `fashion-mnist`, `cifar10` or `synthetic:CxHxW[:classes=K][:samples=N]`.
 
-    `path` is the folder of the files of `fashion-mnist` and `cifar10`; the others need none and ignore it.
+    `settings.path` is the folder of the files of `fashion-mnist` and `cifar10`; the others need none and ignore it.
 
     Raises:
-        DataError: the name is unknown, or the data set is missing or damaged.
+        DataError: the data set is missing or damaged.
     """
-    check_data_name(name)
+    name, path = settings.name, settings.path
     if name == "digits":
         return load_digits()
     if name == "fashion-mnist":
