@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -28,6 +28,8 @@ from taihu.settings import (
     Section,
     TrainSettings,
 )
+from taihu.settings.base import Form
+from taihu.settings.words import expected, expected_of, written
 
 __all__ = [
     "Job",
@@ -40,11 +42,17 @@ __all__ = [
 
 Overrides = Mapping[str, Mapping[str, object]]
 
+_NAME: Final = Form(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+    "at most 100 letters, digits, dots, dashes and underscores that begin with a letter or a digit",
+    "fashion-2",
+)
+
 
 class Job(Section):
     """A whole job; every key has a default, so that an empty file is a job."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "taihu"
+    name: Annotated[str, _NAME] = Field(default="taihu", description="the run's name, the same in all its processes")
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
@@ -235,7 +243,7 @@ def parse_value(text: str) -> object:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"job file {path}: not found; give the path of a TOML file, or none for the demo") from None
     except tomllib.TOMLDecodeError as error:
@@ -249,9 +257,34 @@ def _describe(error: ValidationError, source: str) -> str:
     where = _one_line(".".join(str(part) for part in first["loc"]))
     if first["type"] == "extra_forbidden":
         return f"{source}: unknown key {where}{_suggestion(first['loc'])}"
-    seen = "" if first["type"] == "value_error" else f", got {first['input']!r}"
     prefix = f"{source}: {where}: " if where else f"{source}: "
-    return f"{prefix}{first['msg'].removeprefix('Value error, ')}{seen}"
+    if first["type"] == "value_error":
+        return f"{prefix}{first['msg'].removeprefix('Value error, ')}"
+    wanted = _wanted(first["loc"])
+    return f"{prefix}expected {wanted}, got {written(first['input'])}{_remedy(where, wanted, first['input'])}"
+
+
+def _wanted(location: tuple[int | str, ...]) -> str:
+    """What the key at `location` takes, or one value of its list."""
+    field = Job.model_fields[str(location[0])]
+    for part in location[1:]:
+        table = field.annotation
+        if isinstance(part, int) or not (isinstance(table, type) and issubclass(table, Section)):
+            return expected_of(get_args(table)[0])
+        field = table.model_fields[part]
+    return expected(field)
+
+
+def _remedy(key: str, wanted: str, given: object) -> str:
+    """How a value that only looks right is written."""
+    if isinstance(given, str) and wanted.startswith(("an integer", "a number", "a boolean")):
+        value = parse_value(given)
+        return "" if isinstance(value, str) else f"; write it without quotes: {key} = {given.strip()}"
+    if isinstance(given, float) and wanted.startswith("an integer") and given.is_integer():
+        return f"; write it without a point: {key} = {int(given)}"
+    if isinstance(given, int | float) and "string" in wanted:
+        return f'; write it in quotes: {key} = "{written(given)}"'
+    return ""
 
 
 def _suggestion(location: tuple[int | str, ...]) -> str:

@@ -34,7 +34,7 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         (["--set", "train.learning_rate=1"], ["train.learning_rate", "optimizer.learning_rate"]),
         (["--set", "steps"], ["--set steps", "section.key=value"]),
         (["--steps", "many"], ["--steps", "integer", "--help"]),
-        (["--steps", "0"], ["train.steps", "greater than 0"]),
+        (["--steps", "0"], ["train.steps", "from 1 to"]),
         (["--set", "exchange.kind=star"], ["exchange.kind", "server", "ring"]),
         (["--set", "optimizer.schedule=step"], ["optimizer.milestones"]),
         (["no-such-job.toml"], ["no-such-job.toml", "not found"]),

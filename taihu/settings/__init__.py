@@ -1,0 +1,22 @@
+"""The tables of a job file: typed, with defaults and descriptions, checked each on its own."""
+
+from taihu.settings.base import Section
+from taihu.settings.cluster import ClusterSettings
+from taihu.settings.compression import CompressionSettings
+from taihu.settings.data import DataSettings
+from taihu.settings.exchange import ExchangeSettings, Transport
+from taihu.settings.model import ModelSettings
+from taihu.settings.optimizer import OptimizerSettings
+from taihu.settings.train import TrainSettings
+
+__all__ = [
+    "ClusterSettings",
+    "CompressionSettings",
+    "DataSettings",
+    "ExchangeSettings",
+    "ModelSettings",
+    "OptimizerSettings",
+    "Section",
+    "TrainSettings",
+    "Transport",
+]

@@ -1,0 +1,56 @@
+"""`[optimizer]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from taihu.settings.base import Count, Section
+
+__all__ = ["OptimizerSettings"]
+
+Rate = Annotated[float, Field(gt=0, le=10_000)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Steps = Annotated[int, Field(ge=0, le=10**9)]
+
+
+class OptimizerSettings(Section):
+    """`[optimizer]`: the update rule and its learning-rate schedule. Steps count from 1."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="the update rule")
+    learning_rate: Rate = Field(default=0.05, description="the full learning rate, before the schedule lowers it")
+    momentum: Fraction = Field(default=0.9, description="sgd: the share of the last update that goes on")
+    nesterov: bool = Field(default=False, description="sgd: Nesterov's momentum")
+    weight_decay: Annotated[float, Field(ge=0, le=100)] = Field(
+        default=0.0, description="L2 penalty; adamw: decay of the parameters themselves"
+    )
+    beta1: Fraction = Field(default=0.9, description="adam, adamw: decay of the mean of gradients")
+    beta2: Fraction = Field(default=0.999, description="adam, adamw: decay of the mean of squared gradients")
+    epsilon: Annotated[float, Field(ge=1e-30, le=1)] = Field(
+        default=1e-8, description="adam, adamw: added to the root of the mean square"
+    )
+    schedule: Literal["constant", "step", "cosine"] = Field(
+        default="constant", description="how the learning rate falls"
+    )
+    milestones: Annotated[tuple[Count, ...], Field(strict=False)] = Field(
+        default=(), description="schedule step: the steps after which the rate is multiplied by gamma"
+    )
+    gamma: Annotated[float, Field(gt=0, le=10)] = Field(
+        default=0.1, description="schedule step: the factor at a milestone"
+    )
+    decay_steps: Steps = Field(default=0, description="schedule cosine: the step at which it ends")
+    final_learning_rate: Annotated[float, Field(ge=0, le=10_000)] = Field(
+        default=0.0, description="schedule cosine: the rate at its end"
+    )
+    warmup_steps: Steps = Field(default=0, description="steps in which the rate rises to its full value")
+
+    @model_validator(mode="after")
+    def _schedule_is_complete(self) -> OptimizerSettings:
+        if self.schedule == "step" and not self.milestones:
+            raise ValueError("schedule 'step' needs optimizer.milestones, for example [800, 1200]")
+        if self.schedule == "cosine" and not self.decay_steps:
+            raise ValueError("schedule 'cosine' needs optimizer.decay_steps, the step at which it ends")
+        if self.nesterov and (self.name != "sgd" or not self.momentum):
+            raise ValueError("nesterov needs optimizer.name = 'sgd' and a momentum above 0")
+        return self

@@ -1,0 +1,55 @@
+"""`[train]`."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from taihu.settings.base import Count, Section
+
+__all__ = ["TrainSettings"]
+
+
+class TrainSettings(Section):
+    """`[train]`: how much is trained, how precisely, and what is kept in memory meanwhile.
+
+    With `checkpoint` recompute only the inputs of `checkpoint_segments` segments of the model are kept in forward, by
+    default at most as many as the square root of its layers, and the rest is computed again in backward; with spill
+    the inputs wait in a temporary file. Results are the same bits.
+
+    With `precision` bf16 or fp16 workers keep and exchange parameters and gradients in 16 bits, computing in fp32,
+    and the optimizer state lies beside an fp32 master of the parameters. fp16 needs its loss scaled: by `loss_scale`
+    at first, a power of two, by half of that after every step whose gradients overflow, which all workers skip, and
+    by twice as much after `loss_scale_growth_steps` steps in a row that do not.
+    """
+
+    batch: Annotated[int, Field(ge=1, le=10**6)] = Field(default=32, description="samples of each worker in a step")
+    epochs: Annotated[int, Field(ge=1, le=10**6)] = Field(default=10, description="passes over the training data")
+    steps: Count | None = Field(default=None, description="steps of the run; when given, instead of epochs")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=1, description="seed of everything random")
+    evaluate: bool = Field(default=True, description="test the model after every epoch and at the end")
+    checkpoint: Literal["none", "recompute", "spill"] = Field(
+        default="none",
+        description="what becomes of activations: kept, computed again in backward, or put into a file",
+    )
+    checkpoint_segments: Annotated[int, Field(ge=1, le=10**5)] | None = Field(
+        default=None, description="segments of the model with checkpoint; by default the square root of its layers"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="what workers keep and exchange parameters and gradients in"
+    )
+    loss_scale: Annotated[float, Field(ge=1, le=2.0**32)] = Field(
+        default=65536.0, description="with fp16: the factor of the loss at first, a power of two"
+    )
+    loss_scale_growth_steps: Count = Field(
+        default=2000, description="with fp16: steps without overflow after which the loss scale is doubled"
+    )
+
+    @field_validator("loss_scale")
+    @classmethod
+    def _is_a_power_of_two(cls, scale: float) -> float:
+        if math.frexp(scale)[0] != 0.5:
+            raise ValueError("loss_scale must be a power of two, so that it changes no digit: for example 65536")
+        return scale
