@@ -4,6 +4,7 @@ from taihu.layout import Layout
 from worker.engine.batch_norm import BatchNorm
 from worker.engine.containers import PaddedShortcut, Residual, Sequential
 from worker.engine.convolution import Conv2d
+from worker.engine.definition import build_from_definition
 from worker.engine.dense import Dropout, Flatten, Linear, ReLU
 from worker.engine.layer import Array, Layer, ParameterLayer, Run, StepContext
 from worker.engine.loading import build_model
@@ -36,6 +37,7 @@ __all__ = [
     "StepContext",
     "StepHooks",
     "Workspace",
+    "build_from_definition",
     "build_model",
     "softmax_cross_entropy",
 ]

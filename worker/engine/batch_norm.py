@@ -12,6 +12,7 @@ from kernels.nn.batch_norm import (
     row_blocks,
     scale_and_shift,
 )
+from taihu.errors import ModelError
 from taihu.layout import TensorSpec
 from worker.engine.layer import Array, ParameterLayer, Run, Shape
 
@@ -35,6 +36,11 @@ class BatchNorm(ParameterLayer):
 
     def __init__(self, momentum: float = 0.9, epsilon: float = 1e-5) -> None:
         super().__init__()
+        if not 0.0 <= momentum <= 1.0 or epsilon < 0.0:
+            raise ModelError(
+                f"BatchNorm: expected a momentum of 0 to 1 and an epsilon of at least 0, seen momentum={momentum}, "
+                f"epsilon={epsilon}"
+            )
         self._momentum, self._epsilon = momentum, epsilon
         self._running_mean = self._running_variance = np.empty(0, np.float32)
         self._input = self._mean = self._deviation_inverse = np.empty(0)
@@ -49,9 +55,14 @@ class BatchNorm(ParameterLayer):
         self.name = name
         channels = input_shape[-1]
         self.tensors = (TensorSpec("scale", (channels,)), TensorSpec("shift", (channels,)))
-        self._running_mean = np.zeros(channels, np.float32)
-        self._running_variance = np.ones(channels, np.float32)
         return input_shape
+
+    def bind(self, parameters: Array, gradients: Array) -> None:
+        """Also make the running moments, of the size of a bound layer."""
+        super().bind(parameters, gradients)
+        channels = self.parameters["scale"].size
+        if self._running_mean.size != channels:
+            self._running_mean, self._running_variance = np.zeros(channels, np.float32), np.ones(channels, np.float32)
 
     def fill(self, generator: np.random.Generator) -> None:
         """Scale 1, shift 0, and running moments of a standard normal input."""

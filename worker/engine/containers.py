@@ -144,6 +144,11 @@ class PaddedShortcut(Layer):
 
     def __init__(self, channels: int, stride: int = 1) -> None:
         super().__init__()
+        if min(channels, stride) < 1:
+            raise ModelError(
+                f"PaddedShortcut: expected at least 1 channel and a stride of at least 1, seen channels={channels}, "
+                f"stride={stride}"
+            )
         self._channels, self._stride = channels, stride
         self._input_shape: Shape = ()
         self._output_shape: Shape = ()

@@ -66,9 +66,10 @@ class Conv2d(ParameterLayer):
             raise ModelError(
                 f'Conv2d: padding="same" needs an odd kernel, seen {kernel}; give the padding as a number'
             )
-        self._window = Window(kernel, stride, (kernel - 1) // 2 if padding == "same" else padding)
-        self._filters, self._groups = filters, groups
-        self._has_bias = bias
+        self._padding = (kernel - 1) // 2 if padding == "same" else padding
+        self._filters, self._kernel, self._stride = filters, kernel, stride
+        self._bias, self._groups = bias, groups
+        self._window = Window(kernel, stride, self._padding)
         self._input = np.empty(0)
         self._output_shape: Shape = ()
         self._image: tuple[int, int] = (0, 0)
@@ -105,7 +106,7 @@ class Conv2d(ParameterLayer):
             expected = f"channels divisible by groups={self._groups}"
             raise shape_error(name, expected, input_shape, "change groups or the filters of the layer before")
         weight = TensorSpec("weight", (size, size, channels // self._groups, self._filters))
-        bias = (TensorSpec("bias", (self._filters,)),) if self._has_bias else ()
+        bias = (TensorSpec("bias", (self._filters,)),) if self._bias else ()
         self.tensors = (weight, *bias)
         self._image, self._channels = (height, width), channels // self._groups
         positions = ((side + 2 * padding - size) // stride + 1 for side in (height, width))
@@ -116,7 +117,7 @@ class Conv2d(ParameterLayer):
         """He initialisation (He et al. 2015, section 2.2) for a rectifier behind the layer; zero bias."""
         weight = self.parameters["weight"]
         fill_normal(weight, generator, math.sqrt(2.0 / math.prod(weight.shape[:3])))
-        if self._has_bias:
+        if self._bias:
             self.parameters["bias"][...] = 0
 
     def compute(self, x: Array, run: Run) -> Array:
@@ -131,7 +132,7 @@ class Conv2d(ParameterLayer):
             run.team.run(pack_weight, tiles_of(filters.number, x.dtype), weight, filters, packed)
             start = run.scratch.take("start", (padded_filters(filters.number, x.dtype),), x.dtype)
             start[:] = 0
-            if self._has_bias:
+            if self._bias:
                 start[: filters.number] = self.parameters["bias"][filters.first : filters.first + filters.number]
             self._convolve(x, source, packed, start, y, filters, run)
         return y
@@ -139,7 +140,7 @@ class Conv2d(ParameterLayer):
     def differentiate(self, dy: Array, run: Run) -> Array:
         """The bias' gradient, and of every group those of the weight and of the input."""
         x = self._input
-        if self._has_bias:
+        if self._bias:
             rows = dy.reshape(-1, self._filters)
             totals = run.scratch.take("totals", (row_blocks(rows), 1, self._filters), np.float64)
             run.team.run(blocked_column_sums, len(totals), rows, totals)

@@ -32,7 +32,9 @@ class Linear(ParameterLayer):
         super().__init__()
         if units < 1:
             raise ModelError(f"Linear: expected at least 1 unit, seen {units}")
-        self._units, self._has_bias, self._gain = units, bias, gain
+        if gain < 0:
+            raise ModelError(f"Linear: expected a gain of at least 0, seen {gain}")
+        self._units, self._bias, self._gain = units, bias, gain
         self._input = np.empty(0)
 
     @property
@@ -45,7 +47,7 @@ class Linear(ParameterLayer):
         self.name = name
         if len(input_shape) != 1:
             raise shape_error(name, "(features,)", input_shape, "put Flatten or GlobalAvgPool before Linear")
-        bias = (TensorSpec("bias", (self._units,)),) if self._has_bias else ()
+        bias = (TensorSpec("bias", (self._units,)),) if self._bias else ()
         self.tensors = (TensorSpec("weight", (input_shape[0], self._units)), *bias)
         return (self._units,)
 
@@ -53,7 +55,7 @@ class Linear(ParameterLayer):
         """Normal weights of the variance gain / inputs; zero bias."""
         weight = self.parameters["weight"]
         fill_normal(weight, generator, math.sqrt(self._gain / len(weight)))
-        if self._has_bias:
+        if self._bias:
             self.parameters["bias"][...] = 0
 
     def compute(self, x: Array, run: Run) -> Array:
@@ -61,7 +63,7 @@ class Linear(ParameterLayer):
         self._input = x
         y = self.workspace.take("output", (len(x), self._units), x.dtype)
         multiply(run.team, x, self.parameters["weight"], y)
-        if self._has_bias:
+        if self._bias:
             add_bias(y, self.parameters["bias"])
         return y
 
@@ -69,7 +71,7 @@ class Linear(ParameterLayer):
         """DW = x^T dy, db = column sums of dy, dx = dy W^T."""
         x = self._input
         multiply(run.team, x.T, dy, self.gradients["weight"])
-        if self._has_bias:
+        if self._bias:
             sums = run.scratch.take("sums", (self._units,), np.float64)
             column_sums(dy, sums)
             self.gradients["bias"][...] = sums

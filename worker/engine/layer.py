@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -30,6 +31,7 @@ __all__ = [
 
 Shape = tuple[int, ...]
 Rectification = Literal["none", "forward", "step"]
+_BUILT_IN: Final = f"{__package__}."
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,17 @@ class Layer(ABC):
         """State that is saved with the parameters but not trained, by name within the layer."""
         return {}
 
+    def definition(self) -> dict[str, Any] | None:
+        """What makes this layer again, as JSON: its class and arguments; see `build_from_definition`.
+
+        None for a layer of the user's own, and for one that holds such a layer. The built-in ones keep every argument
+        of their constructor as an attribute of the same name behind an underscore.
+        """
+        if not all(type(layer).__module__.startswith(_BUILT_IN) for layer in self.tree()):
+            return None
+        arguments = inspect.signature(type(self)).parameters
+        return {"layer": type(self).__name__, **{name: _plain(getattr(self, f"_{name}")) for name in arguments}}
+
 
 class ParameterLayer(Layer):
     """A layer with parameters; subclasses write `compute` and `differentiate`, and `tensors` in `build`.
@@ -231,6 +244,15 @@ class ParameterLayer(Layer):
     @abstractmethod
     def differentiate(self, dy: Array, run: Run) -> Array:
         """Overwrite `gradients` and return the gradient of the input."""
+
+
+def _plain(argument: object) -> object:
+    """A constructor's argument as JSON has it."""
+    if isinstance(argument, Layer):
+        return argument.definition()
+    if isinstance(argument, tuple):
+        return [_plain(each) for each in argument]
+    return argument.item() if isinstance(argument, np.generic) else argument
 
 
 def fill_normal(target: Array, generator: np.random.Generator, deviation: float) -> None:

@@ -30,8 +30,9 @@ class _Pool2d(Layer):
 
     def __init__(self, kernel: int, stride: int | None = None, padding: int = 0, *, ceil_mode: bool = False) -> None:
         super().__init__()
-        self._window = Window(kernel, kernel if stride is None else stride, padding)
+        self._kernel, self._stride, self._padding = kernel, kernel if stride is None else stride, padding
         self._ceil_mode = ceil_mode
+        self._window = Window(self._kernel, self._stride, self._padding)
         if min(kernel, self._window.stride) < 1 or not 0 <= padding < kernel:
             raise ModelError(
                 f"{type(self).__name__}: expected kernel and stride of at least 1 and a padding of 0 to kernel - 1, "

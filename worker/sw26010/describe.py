@@ -108,9 +108,9 @@ def describe(layer: Layer) -> Description:  # noqa: PLR0911 - one line for each 
     """
     match layer:
         case Conv2d():
-            return Convolution(layer._window, layer._filters, layer._groups, layer._has_bias)
+            return Convolution(layer._window, layer._filters, layer._groups, layer._bias)
         case Linear():
-            return FullyConnected(layer._units, layer._has_bias)
+            return FullyConnected(layer._units, layer._bias)
         case BatchNorm():
             return Norm(layer._epsilon, layer._momentum)
         case MaxPool2d() | AvgPool2d():

@@ -1,0 +1,120 @@
+"""From the definitions in a file to layers: nothing is executed but the constructors of the built-in layers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+from taihu.errors import ModelError
+from worker.engine.batch_norm import BatchNorm
+from worker.engine.containers import PaddedShortcut, Residual, Sequential
+from worker.engine.convolution import Conv2d
+from worker.engine.dense import Dropout, Flatten, Linear, ReLU
+from worker.engine.layer import Layer
+from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+
+__all__ = ["BUILT_IN", "build_from_definition"]
+
+BUILT_IN: Final[Mapping[str, type[Layer]]] = MappingProxyType(
+    {
+        layer.__name__: layer
+        for layer in (
+            AvgPool2d,
+            BatchNorm,
+            Conv2d,
+            Dropout,
+            Flatten,
+            GlobalAvgPool,
+            Linear,
+            MaxPool2d,
+            PaddedShortcut,
+            ReLU,
+            Residual,
+            Sequential,
+        )
+    }
+)
+_KIND: Final = "layer"
+_MOST_LAYERS: Final = 10_000
+_DEEPEST: Final = 50
+_LARGEST: Final = 1 << 24
+
+
+def build_from_definition(definition: object) -> Layer:
+    """Make the layer that `Layer.definition` described.
+
+    Args:
+        definition: of a layer, as JSON has it: whatever a file holds.
+
+    Raises:
+        ModelError: it does not describe a built-in layer: an unknown kind or argument, a value of another type or
+            beyond 2**24, more than 10,000 layers, or more than 50 inside of each other.
+    """
+    return _Builder().build(definition, 0)
+
+
+class _Builder:
+    """Counts layers while it makes them."""
+
+    def __init__(self) -> None:
+        self._layers = 0
+
+    def build(self, definition: object, depth: int) -> Layer:
+        self._layers += 1
+        if self._layers > _MOST_LAYERS or depth > _DEEPEST:
+            raise ModelError(
+                f"layer definitions: expected at most {_MOST_LAYERS} layers, {_DEEPEST} inside of each other; seen "
+                "more"
+            )
+        if not isinstance(definition, dict) or not isinstance(definition.get(_KIND), str):
+            raise ModelError("layer definitions: expected a table that names a layer, seen something else")
+        kind = definition[_KIND]
+        if kind not in BUILT_IN:
+            raise ModelError(f"layer definitions: unknown layer {kind[:40]!r}; known are {', '.join(BUILT_IN)}")
+        given = {name: value for name, value in definition.items() if name != _KIND}
+        return self._make(BUILT_IN[kind], given, depth)
+
+    def _make(self, kind: type[Layer], given: Mapping[str, object], depth: int) -> Layer:
+        hints = get_type_hints(kind.__init__)
+        parameters = inspect.signature(kind).parameters
+        if given.keys() != parameters.keys():
+            name = sorted(given.keys() ^ parameters.keys())[0]
+            where = "missing" if name in parameters else "unknown"
+            raise ModelError(f"layer definitions: argument {name[:40]!r} of {kind.__name__} is {where}")
+        arguments: dict[str, Any] = {}
+        for name, value in given.items():
+            arguments[name] = self._resolved(value, depth + 1)
+            if not _fits(arguments[name], hints[name]):
+                raise ModelError(
+                    f"layer definitions: {kind.__name__}: {name} is {_shown(value)}; expected what its constructor "
+                    "takes"
+                )
+        return kind(**arguments)
+
+    def _resolved(self, value: object, depth: int) -> object:
+        if isinstance(value, dict):
+            return self.build(value, depth)
+        if isinstance(value, list):
+            return [self.build(each, depth) for each in value]
+        return value
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value from JSON is what the constructor's annotation says."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in get_args(hint))
+    if origin is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if origin is Sequence:
+        return isinstance(value, list) and all(_fits(each, get_args(hint)[0]) for each in value)
+    if hint in (int, float, bool):
+        number = isinstance(value, (int, float) if hint is float else int) and abs(value) <= _LARGEST
+        return number and (hint is not bool or value in (0, 1))
+    return hint in (NoneType, Layer) and isinstance(value, hint)
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:40]
