@@ -32,7 +32,9 @@ def train(job: Path, method: str, density: float, seed: int, extra: Sequence[str
         result = Path(folder) / "result.json"
         flags = [*compression, "--seed", str(seed), *extra, "--json", str(result)]
         subprocess.run(
-            [sys.executable, "-m", "taihu", "train", str(job), *flags], check=True, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "taihu", "train", str(job), *flags, "--run-dir", "none"],
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
         results = json.loads(result.read_text())
     if seed > 1:  # one seed's are drawn, and they are long

@@ -39,7 +39,11 @@ def train(way: str, workers: int, batch: int, common: list[str]) -> dict[str, An
     command = [sys.executable, "-m", "taihu", "train", "--workers", str(count), "--batch", str(batch // count)]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        subprocess.run([*command, *WAYS[way], *common, "--json", str(result)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [*command, *WAYS[way], *common, "--json", str(result), "--run-dir", "none"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         results: dict[str, Any] = json.loads(result.read_text())
     return results
 

@@ -50,7 +50,7 @@ def main() -> int:
 
 def _local(job: Path, sets: list[str], folder: Path) -> str:
     result = folder / "local.json"
-    command = [sys.executable, "-m", "taihu", "train", str(job), *sets, "--json", str(result)]
+    command = [sys.executable, "-m", "taihu", "train", str(job), *sets, "--json", str(result), "--run-dir", "none"]
     subprocess.run(command, check=True, timeout=_TIMEOUT_S, stdout=subprocess.DEVNULL)
     return str(json.loads(result.read_text())["parameters_sha256"])
 

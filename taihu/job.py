@@ -25,6 +25,7 @@ from taihu.settings import (
     ExchangeSettings,
     ModelSettings,
     OptimizerSettings,
+    RunSettings,
     Section,
     TrainSettings,
 )
@@ -60,6 +61,7 @@ class Job(Section):
     exchange: ExchangeSettings = ExchangeSettings()
     compression: CompressionSettings = CompressionSettings()
     cluster: ClusterSettings = ClusterSettings()
+    run: RunSettings = RunSettings()
 
     @model_validator(mode="after")
     def _compression_fits(self) -> Job:
@@ -190,7 +192,7 @@ class Job(Section):
         if self.servers or self.zero < 3:
             # Where workers gather parameters from each other, they must do so equally often.
             own["train"] |= {"checkpoint", "checkpoint_segments"}
-        return hashlib.sha256(self.model_dump_json(exclude=own).encode()).hexdigest()
+        return hashlib.sha256(self.model_dump_json(exclude={**own, "run": True}).encode()).hexdigest()
 
 
 def load_job(path: Path | None, *overrides: Overrides) -> Job:
@@ -308,12 +310,12 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def job_to_toml(job: Job) -> str:
-    """The job as a file, all ASCII, that `load_job` reads back to an equal job."""
-    tables = job.model_dump(mode="json", exclude_none=True)
+def job_to_toml(job: Job, *, given: bool = False) -> str:
+    """The job as a file, all ASCII, that `load_job` reads back to an equal job; with `given`, without defaults."""
+    tables = job.model_dump(mode="json", exclude_none=True, exclude_unset=given)
     lines = [f"{key} = {_to_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
     for section, values in tables.items():
-        if isinstance(values, dict):
+        if isinstance(values, dict) and values:
             lines += ["", f"[{section}]", *(f"{key} = {_to_toml(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"
 

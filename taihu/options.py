@@ -25,6 +25,8 @@ __all__ = [
     "LingerOption",
     "LogFormatOption",
     "MetricsPortOption",
+    "RunDirOption",
+    "SaveOption",
     "ServersOption",
     "SetOption",
     "StopWithStdinOption",
@@ -32,6 +34,7 @@ __all__ = [
     "TraceStepsOption",
     "VerboseOption",
     "WorkersOption",
+    "from_here",
     "make_tracer",
     "stop_with_stdin",
 ]
@@ -88,6 +91,18 @@ LingerOption = Annotated[
     ),
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")]
+RunDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--run-dir",
+        metavar="DIR|none",
+        help="A new folder for settings, results, steps, model; {name} and {time} in it are filled in.",
+    ),
+]
+SaveOption = Annotated[
+    Path | None,
+    typer.Option("--save", metavar="FILE.safetensors|none", help="Where worker 0 saves the model at the end."),
+]
 LogFormatOption = Annotated[
     Literal["auto", "text", "json"],
     typer.Option("--log-format", metavar="auto|text|json", help="Form of the log lines on stderr."),
@@ -103,6 +118,13 @@ StopWithStdinOption = Annotated[
     bool,
     typer.Option("--stop-with-stdin", hidden=True, help="End when stdin closes: with the process that started it."),
 ]
+
+
+def from_here(path: Path | None) -> Path | None:
+    """A file that a flag names, in the current folder if it is relative; `none` stays, `-` is no file."""
+    if path is None or str(path) == "-":
+        return None
+    return path if str(path) == "none" else path.absolute()
 
 
 def make_tracer(path: Path | None, steps: str | None) -> Tracer:

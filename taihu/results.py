@@ -13,9 +13,9 @@ __all__ = ["check_writable", "read_json", "write_json"]
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Raise ConfigError for a file that cannot be written, before hours of work depend on it."""
+    """Raise ConfigError for a file that cannot be written, before hours of work depend on it; `none` is none."""
     for path in paths:
-        if path is None:
+        if path is None or str(path) in {"none", "-"}:
             continue
         if path.is_dir():
             raise ConfigError(f"cannot write {path}: it is a folder; give a file in it")

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,6 +22,8 @@ from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.local import LocalProcesses
 from taihu.results import read_json
+from taihu.run_folder import RunFiles
+from taihu.settings import RunSettings
 from taihu.trace import merge_parts
 
 __all__ = ["LocalTraining"]
@@ -46,11 +48,11 @@ _FIRST_WORKERS = (
 class LocalTraining:
     """`taihu train`: the job's servers, if it has any, and workers on this machine.
 
-    Logs go to `logs`, or to a temporary folder that is kept only when the run fails.
+    Logs go to `logs`, else into the run's folder, else to a temporary one that is kept only when the run fails.
     """
 
     job: Job
-    save: Path | None = None
+    files: RunFiles = field(default_factory=RunFiles)
     logs: Path | None = None
     trace: Path | None = None
     trace_steps: str | None = None
@@ -61,9 +63,10 @@ class LocalTraining:
         Raises:
             DaemonFailedError: a daemon ended before its time; all others have been ended.
         """
-        with self._log_folder() as folder:
+        with self._log_folder() as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
+            folder = Path(name)
             try:
-                with LocalProcesses(folder) as processes:
+                with LocalProcesses(logs) as processes:
                     coordinator = self._start(processes, folder)
                     self._watch(processes, coordinator, display)
             finally:
@@ -88,13 +91,18 @@ class LocalTraining:
         threads = self.job.cluster.threads or max(1, (os.cpu_count() or 1) // self.job.cluster.workers)
         local = self.job.cluster.model_copy(update={"coordinator": None, "threads": threads})
         job_file = folder / "job.toml"
-        job_file.write_text(job_to_toml(self.job.model_copy(update={"cluster": local})))
+        job_file.write_text(job_to_toml(self.job.model_copy(update={"cluster": local, "run": self._run_settings()})))
         common = [str(job_file), "--log-format", "json"]
         (first, module, arguments), *others = self._members(folder)
         coordinator = processes.start_listening(first, module, [*common, *arguments])
         for name, module, arguments in others:
             processes.start(name, module, [*common, "--coordinator", coordinator, *arguments])
         return coordinator
+
+    def _run_settings(self) -> RunSettings:
+        """What worker 0 writes; the results of all workers together are written here."""
+        folder, model = (path.absolute() if path else Path("none") for path in (self.files.folder, self.files.model))
+        return self.job.run.model_copy(update={"dir": folder, "save": model, "results": Path("none")})
 
     def _members(self, folder: Path) -> Iterator[tuple[str, str, list[str]]]:
         """Name, module and arguments of every process; the first one is the coordinator."""
@@ -105,8 +113,8 @@ class LocalTraining:
         for rank, result in enumerate(self._result_files(folder)):
             name = f"worker {rank}"
             arguments = ["--rank", str(rank), "--json", str(result), *self._trace_arguments(folder, name)]
-            if self.save is not None and rank == 0:
-                arguments += ["--save", str(self.save.absolute())]
+            if rank == 0 and self.files.folder is not None:
+                arguments.append("--run-dir-is-made")
             yield name, "worker", [*arguments, *bind] if self.job.workers_meet else arguments
 
     def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
@@ -156,14 +164,15 @@ class LocalTraining:
 
     @contextmanager
     def _log_folder(self) -> Iterator[Path]:
-        if self.logs is not None:
+        logs = self.logs or (self.files.folder and self.files.folder / "logs")
+        if logs is not None:
             try:
-                self.logs.mkdir(parents=True, exist_ok=True)
+                logs.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ConfigError(f"cannot write logs to {self.logs}: {error.strerror}") from None
-            yield self.logs
+                raise ConfigError(f"cannot write logs to {logs}: {error.strerror}") from None
+            yield logs
             return
-        folder = Path(tempfile.mkdtemp(prefix="taihu-"))
+        folder = Path(tempfile.mkdtemp(prefix="taihu-logs-"))
         try:
             yield folder
         except InterruptedRunError:  # whose message names no log

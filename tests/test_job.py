@@ -21,6 +21,7 @@ from taihu.settings import (
     ExchangeSettings,
     ModelSettings,
     OptimizerSettings,
+    RunSettings,
     TrainSettings,
 )
 
@@ -36,6 +37,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "exchange": ExchangeSettings,
     "compression": CompressionSettings,
     "cluster": ClusterSettings,
+    "run": RunSettings,
 }
 KEYS = [(section, key) for section, model in SECTIONS.items() for key in model.model_fields]
 
@@ -122,7 +124,14 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "compute": st.sampled_from(["cpu", "sw26010", "sw26010-functional"]),
         "core_groups": st.integers(1, 4),
     },
+    "run": {
+        "dir": TEXT.filter(lambda text: not {"{", "}"} & set(text)) | st.just("runs/{name}-{time}"),
+        "save": TEXT,
+        "results": TEXT,
+        "events": st.sampled_from(["none", "tensorboard"]),
+    },
 }
+PATHS = {"path", "dir", "save", "results"}
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True)
 
 
@@ -222,9 +231,7 @@ def test_a_job_survives_its_file(given_tables: Tables) -> None:
     for section, values in given_tables.items():
         if isinstance(values, dict):
             shown = getattr(again, section).model_dump()
-            expected = {
-                k: Path(v) if k == "path" else tuple(v) if k == "milestones" else v for k, v in values.items()
-            }
+            expected = {k: Path(v) if k in PATHS else tuple(v) if k == "milestones" else v for k, v in values.items()}
             assert {key: shown[key] for key in values} == expected
 
 
@@ -524,6 +531,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "compute": "sw26010",
         "core_groups": 2,
     },
+    "run": {"dir": "elsewhere", "save": "m.safetensors", "results": "r.json", "events": "tensorboard"},
 }
 LOCAL = {
     ("data", "path"),
@@ -534,6 +542,10 @@ LOCAL = {
     ("cluster", "connect_timeout_s"),
     ("cluster", "threads"),
     ("cluster", "reflection"),
+    ("run", "dir"),
+    ("run", "save"),
+    ("run", "results"),
+    ("run", "events"),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +20,8 @@ from taihu.options import (
     LingerOption,
     LogFormatOption,
     MetricsPortOption,
+    RunDirOption,
+    SaveOption,
     ServersOption,
     SetOption,
     StopWithStdinOption,
@@ -28,6 +29,7 @@ from taihu.options import (
     TraceStepsOption,
     VerboseOption,
     WorkersOption,
+    from_here,
     make_tracer,
     stop_with_stdin,
 )
@@ -51,7 +53,8 @@ def worker(
     bind: BindOption = "",
     advertise: AdvertiseOption = "",
     assignments: SetOption = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="Worker 0 saves the model.")] = None,
+    run_dir: RunDirOption = None,
+    save: SaveOption = None,
     metrics_port: MetricsPortOption = 0,
     linger: LingerOption = 0.0,
     json_file: JsonOption = None,
@@ -60,6 +63,7 @@ def worker(
     log_format: LogFormatOption = "auto",
     verbose: VerboseOption = False,
     stop_with_parent: StopWithStdinOption = False,
+    run_dir_is_made: Annotated[bool, typer.Option("--run-dir-is-made", hidden=True)] = False,
 ) -> None:
     """Run one worker until its run has ended.
 
@@ -74,6 +78,7 @@ def worker(
     from allreduce.rendezvous import ListenOptions, listen_for_peers
     from taihu.discovery import find_coordinator, find_rank
     from taihu.environment import resolve_job
+    from taihu.run_folder import RunFiles, prepare_run
     from taihu.wire.log import configure_logs
     from taihu.wire.server import RpcServer
     from worker.daemon import WorkerDaemon, WorkerOptions
@@ -81,6 +86,7 @@ def worker(
     flags: dict[str, dict[str, object]] = {
         "cluster": {"coordinator": coordinator, "servers": servers, "workers": workers, "compute": compute},
         "exchange": {"kind": exchange},
+        "run": {"dir": run_dir, "save": from_here(save)},
     }
     job = resolve_job(job_file, assignments or (), flags)
     check_writable(json_file, save, trace)
@@ -89,6 +95,7 @@ def worker(
     place = find_rank(rank, os.environ, "worker", job)
     if place is None:
         raise ConfigError("rank unknown: give --rank, or RANK in the environment")
+    files = prepare_run(job, job_file, made=run_dir_is_made) if place == 0 else RunFiles()
     configure_logs(log_format, verbose=verbose, role="worker", rank=place)
     if stop_with_parent:
         stop_with_stdin()
@@ -106,10 +113,10 @@ def worker(
         linger_s=linger,
         health=health,
         listener=listener,
-        save=save,
+        files=files,
         trace=trace,
         tracer=make_tracer(trace, trace_steps),
     )
     results = WorkerDaemon(job, options).run()
-    if json_file is not None:
-        write_json(json_file, results)
+    for path in dict.fromkeys((*files.results, *([] if json_file is None else [json_file]))):
+        write_json(path, results)

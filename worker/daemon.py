@@ -22,6 +22,7 @@ from taihu.coordination.service import Coordinator
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.planner.groups import group_of_layer
+from taihu.run_folder import RunFiles
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
@@ -49,7 +50,7 @@ class WorkerOptions:
     """What differs between the workers of a job.
 
     `listener` is where peers reach a worker without servers, `health` where others may ask whether it lives; the page
-    of metrics stays for `linger_s` after the end; `save` is honoured by worker 0; `trace` is where this
+    of metrics stays for `linger_s` after the end; `files` are those that worker 0 writes; `trace` is where this
     process's part of the trace is written at the end.
     """
 
@@ -58,7 +59,7 @@ class WorkerOptions:
     linger_s: float = 0.0
     listener: Listener | None = None
     health: RpcServer | None = None
-    save: Path | None = None
+    files: RunFiles = field(default_factory=RunFiles)
     trace: Path | None = None
     tracer: Tracer = field(default_factory=Tracer.off)
 
@@ -130,7 +131,7 @@ class WorkerDaemon:
             self._modelled.export(self._metrics.registry, options.rank)
         reporting = Reporting(observer.progress, observer.compressed, options.tracer, self._hosting)
         test_images = len(self._dataset.test)
-        uses = Uses(tests=job.train.evaluate, saves=options.save is not None, test_images=test_images)
+        uses = Uses(tests=job.train.evaluate, saves=options.files.model is not None, test_images=test_images)
         if job.exchange.fc == "data":
             whole = WholeReplica(model, job, options.rank, uses)
             with take_part(job, options.rank, whole.exchanged, reporting, listener=options.listener) as session:
@@ -249,8 +250,8 @@ class WorkerDaemon:
             session.exchange.recall(group_of[layer])
 
         def write(whole: Model, read_layer: Callable[[int], None]) -> None:
-            if self._options.save is not None:
-                save_model(self._options.save, whole, saved, read_layer)
+            if self._options.files.model is not None:
+                save_model(self._options.files.model, whole, saved, read_layer)
 
         replica.save(write, read_layer)
 

@@ -18,11 +18,14 @@ from taihu.options import (
     ExchangeOption,
     JobArgument,
     JsonOption,
+    RunDirOption,
+    SaveOption,
     ServersOption,
     SetOption,
     TraceOption,
     TraceStepsOption,
     WorkersOption,
+    from_here,
     make_tracer,
 )
 from taihu.results import check_writable, write_json
@@ -70,7 +73,8 @@ def train(
     ] = None,
     compute: ComputeOption = None,
     assignments: SetOption = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE.safetensors", help="Save the trained model.")] = None,
+    run_dir: RunDirOption = None,
+    save: SaveOption = None,
     logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the daemons' logs here.")] = None,
     trace: TraceOption = None,
     trace_steps: TraceStepsOption = None,
@@ -93,6 +97,7 @@ def train(
       taihu train --set optimizer.name=adam --set optimizer.learning_rate=0.001
     """  # noqa: D301
     from taihu.environment import resolve_job
+    from taihu.run_folder import prepare_run
     from taihu.training import LocalTraining
     from worker.inputs import check_inputs
 
@@ -103,6 +108,7 @@ def train(
         "exchange": {"kind": exchange, "plan": plan, "fc": fc, "zero": zero},
         "compression": {"method": compression, "density": density},
         "train": {"batch": batch, "epochs": epochs, "steps": steps, "seed": seed, "precision": precision},
+        "run": {"dir": run_dir, "save": from_here(save), "results": from_here(json_file)},
     }
     job = resolve_job(job_file, assignments or (), flags)
     # All that can be known to be wrong is said before anything starts.
@@ -113,17 +119,25 @@ def train(
     check_inputs(job)
     check_writable(json_file, save, trace)
     make_tracer(trace, trace_steps)
+    files = prepare_run(job, job_file, default=Path("runs/{name}-{time}"))
     raise_on_terminate()
     start = time.monotonic()
     with make_display(Console()) as display:
         display.say(_opening(job))
-        results = LocalTraining(job, save, logs, trace, trace_steps).run(display)
+        if files.folder is not None:
+            display.say(f"run folder      {_shown(files.folder)}")
+        results = LocalTraining(job, files, logs, trace, trace_steps).run(display)
+        for file in files.results:
+            write_json(file, results)
         _summarise(display, results, time.monotonic() - start)
-        for name, path in {"saved": save, "trace": trace}.items():
+        for name, path in {"run folder": files.folder, "saved": files.model, "trace": trace}.items():
             if path is not None:
-                display.say(f"{name:<15} {path}")
-    if json_file is not None:
-        write_json(json_file, results)
+                display.say(f"{name:<15} {_shown(path)}")
+
+
+def _shown(path: Path) -> str:
+    """The path, from the current folder if it lies in it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _opening(job: Job) -> str:

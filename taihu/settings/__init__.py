@@ -7,6 +7,7 @@ from taihu.settings.data import DataSettings
 from taihu.settings.exchange import ExchangeSettings, Transport
 from taihu.settings.model import ModelSettings
 from taihu.settings.optimizer import OptimizerSettings
+from taihu.settings.run import RunSettings
 from taihu.settings.train import TrainSettings
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "ExchangeSettings",
     "ModelSettings",
     "OptimizerSettings",
+    "RunSettings",
     "Section",
     "TrainSettings",
     "Transport",

@@ -20,12 +20,13 @@ ENDLESS = ("--steps", "1000000", "--set", "train.evaluate=false")
 
 @contextmanager
 def endless_training(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run that is under way: every worker has made a step. Its logs are in a folder in `folder`."""
+    """A run that is under way: every worker has made a step. Its run folder is in `folder`."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "taihu", "train", *ENDLESS],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=folder,
         env={**without_settings(os.environ), "TMPDIR": str(folder)},
     )
     assert process.stdout is not None
@@ -61,9 +62,10 @@ def test_a_killed_daemon_ends_the_run_and_is_named(tmp_path: Path, victim: str) 
         assert errors.count("\n") == 1
         assert "was killed by SIGKILL" in errors
         assert victim.removeprefix("ps_") in errors
-        log = Path(errors.strip().partition("log: ")[2])
+        log = tmp_path / errors.strip().partition("log: ")[2]
         assert log.is_file()
-        assert log.is_relative_to(tmp_path)
+        assert log.parent.name == "logs"
+        assert (log.parents[1] / "settings.toml").is_file()
         wait_until_gone(list(daemons))
 
 
@@ -76,7 +78,7 @@ def test_ctrl_c_ends_all_daemons(tmp_path: Path, number: signal.Signals, code: i
         assert process.returncode == code
         assert errors == f"error: interrupted by {number.name}\n"
         wait_until_gone(daemons)
-        assert not list(tmp_path.iterdir()), "logs were left that no message names"
+        assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 def test_daemons_do_not_outlive_the_process_that_started_them(tmp_path: Path) -> None:
@@ -94,6 +96,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_names_layer_and_step(tmp
         text=True,
         timeout=90,
         check=False,
+        cwd=tmp_path,
         env=without_settings(os.environ),
     )
     assert done.returncode == 1

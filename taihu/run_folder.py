@@ -1,0 +1,158 @@
+"""What stays of a run: the folder that holds it, and where its files lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from taihu.errors import ConfigError
+from taihu.job import Job, job_to_toml
+from taihu.results import check_writable
+from taihu.settings import RunSettings
+
+__all__ = ["RunFiles", "prepare_run", "run_files", "run_folder", "run_name"]
+
+_NONE = Path("none")
+_MODEL = "model.safetensors"
+_RESULTS = "results.json"
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where a run's files go.
+
+    Attributes:
+        folder: of the run; None where nobody asked for one.
+        model: what is saved at the end; None where nothing is.
+        results: every file that gets the results.
+    """
+
+    folder: Path | None = None
+    model: Path | None = None
+    results: tuple[Path, ...] = ()
+
+    def check_writable(self) -> None:
+        """Raise ConfigError for a file outside of the folder that cannot be written."""
+        inside = [path for path in self._all() if self.folder is not None and path.is_relative_to(self.folder)]
+        check_writable(*(path for path in self._all() if path not in inside))
+
+    def make_parents(self) -> None:
+        """Make the folders in the run's folder, which is there, that its files need."""
+        for path in self._all():
+            if self.folder is not None and path.is_relative_to(self.folder):
+                path.parent.mkdir(parents=True, exist_ok=True)
+
+    def _all(self) -> list[Path]:
+        return [*self.results, *([] if self.model is None else [self.model])]
+
+
+def run_files(settings: RunSettings, folder: Path | None) -> RunFiles:
+    """The files that `settings` ask for; `folder` is what `run.dir` led to."""
+    model = _located(settings.save, folder)
+    if settings.save is None and folder is not None:
+        model = folder / _MODEL
+    results = _located(settings.results, folder)
+    usual = None if folder is None or settings.results == _NONE else folder / _RESULTS
+    return RunFiles(folder, model, tuple(dict.fromkeys(path for path in (usual, results) if path is not None)))
+
+
+def _located(path: Path | None, folder: Path | None) -> Path | None:
+    if path is None or path == _NONE:
+        return None
+    return path if folder is None else folder / path
+
+
+def run_folder(job: Job, now: datetime, default: Path | None = None) -> Path | None:
+    """The folder that `run.dir`, or else `default`, stands for at this time; None for none."""
+    asked = job.run.dir if job.run.dir is not None else default
+    if asked is None or asked == _NONE:
+        return None
+    return Path(str(asked).replace("{name}", run_name(job)).replace("{time}", now.strftime("%Y%m%d-%H%M%S")))
+
+
+def run_name(job: Job) -> str:
+    """The job's name, or model and data where it has none, as part of a file's name."""
+    if job.name != Job.model_fields["name"].default:
+        return job.name
+    return _NO_NAME.sub("-", f"{_short(job.model.name)}-on-{_short(job.data.name)}")
+
+
+def _short(name: str) -> str:
+    """The name of a model or data set; of one of the user's own, that of its file."""
+    file, separator, _ = name.partition(".py:")
+    return Path(file if separator else name).stem
+
+
+def prepare_run(job: Job, job_file: Path | None, *, default: Path | None = None, made: bool = False) -> RunFiles:
+    """Make the run's folder, if it gets one, with its settings; returns where the run's files go.
+
+    Args:
+        job: all settings.
+        job_file: that it was read from.
+        default: the folder where `run.dir` is not given.
+        made: whether another process has prepared the folder.
+
+    Raises:
+        ConfigError: the folder holds something, or a file could not be written.
+    """
+    folder = run_folder(job, datetime.now(), default)
+    files = run_files(job.run, folder)
+    files.check_writable()
+    if folder is None or made:
+        return files
+    files = run_files(job.run, _make(folder, anew="{time}" in str(job.run.dir or default)))
+    files.make_parents()
+    _describe(files.folder or folder, job, job_file)
+    return files
+
+
+def _make(folder: Path, *, anew: bool) -> Path:
+    """Make the folder of a run and return it.
+
+    Args:
+        folder: its path.
+        anew: whether it gets another name, a number at its end, where it is there already.
+
+    Raises:
+        ConfigError: it holds something, or cannot be made.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for path in _names(folder) if anew else ():
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return path
+        folder.mkdir(exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(
+                f"run folder {folder}: it is not empty, and two runs do not share one; give a new --run-dir"
+            )
+    except OSError as error:
+        raise ConfigError(f"run folder {folder}: cannot be made: {error.strerror}; give another --run-dir") from None
+    return folder
+
+
+def _names(folder: Path) -> Iterator[Path]:
+    """`folder`, and then with 2, 3, ... at its end."""
+    yield folder
+    for number in range(2, 1000):
+        yield folder.with_name(f"{folder.name}-{number}")
+
+
+def _describe(folder: Path, job: Job, job_file: Path | None) -> None:
+    """Write the job file as it was given, or what was given in its place, and all settings that it led to.
+
+    The settings are a job file too, which begins the run again in another folder.
+    """
+    if job_file is not None:
+        (folder / "job.toml").write_bytes(job_file.read_bytes())
+    else:
+        (folder / "job.toml").write_text(job_to_toml(job, given=True))
+    settings = job.model_copy(update={"run": job.run.model_copy(update={"dir": None})})
+    (folder / "settings.toml").write_text(job_to_toml(settings))
