@@ -32,7 +32,7 @@ def train(job: Path, method: str, density: float, seed: int, extra: Sequence[str
         result = Path(folder) / "result.json"
         flags = [*compression, "--seed", str(seed), *extra, "--json", str(result)]
         subprocess.run(
-            [sys.executable, "-m", "taihu", "train", str(job), *flags, "--run-dir", "none"],
+            [sys.executable, "-P", "-m", "taihu", "train", str(job), *flags, "--run-dir", "none"],
             check=True,
             stdout=subprocess.DEVNULL,
         )

@@ -22,7 +22,7 @@ __all__ = ["measure"]
 
 def measure(rate: str, ranks: int, sizes: str, rounds: int, extra: list[str]) -> list[dict[str, Any]]:
     """Rows of all sizes; `rate` is that of the links, or `loopback` or `same-host`, both on this machine."""
-    command = [sys.executable, "-m", "taihu", "bench", "allreduce", "--sizes", sizes, "--ranks", str(ranks)]
+    command = [sys.executable, "-P", "-m", "taihu", "bench", "allreduce", "--sizes", sizes, "--ranks", str(ranks)]
     command += ["--rounds", str(rounds), *extra]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"

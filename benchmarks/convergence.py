@@ -36,7 +36,7 @@ WAYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def train(way: str, workers: int, batch: int, common: list[str]) -> dict[str, Any]:
     """The results of one way; `batch` is that of all workers together."""
     count = 1 if way == "one worker" else workers
-    command = [sys.executable, "-m", "taihu", "train", "--workers", str(count), "--batch", str(batch // count)]
+    command = [sys.executable, "-P", "-m", "taihu", "train", "--workers", str(count), "--batch", str(batch // count)]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         subprocess.run(

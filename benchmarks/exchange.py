@@ -26,7 +26,7 @@ def measure(model: str, size: tuple[int, int], rate: str, rounds: int, extra: li
     """One row: all roles on hosts of their own, links at `rate`; or on this one, by `loopback` or `same-host`."""
     servers, workers = size
     flags = ["--model", model, "--servers", str(servers), "--workers", str(workers), "--rounds", str(rounds), *extra]
-    command = [sys.executable, "-m", "taihu", "bench", "exchange", *flags]
+    command = [sys.executable, "-P", "-m", "taihu", "bench", "exchange", *flags]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command.append(f"--set=exchange.transport={'same-host' if rate == 'same-host' else 'tcp'}")

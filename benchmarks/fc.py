@@ -24,7 +24,7 @@ _VGG16 = "25088x4096,4096x4096,4096x1000"
 
 def measure(rate: str, ranks: int, arguments: list[str], trace: Path | None = None) -> list[dict[str, Any]]:
     """Rows of `taihu bench fc` between hosts whose links have this rate."""
-    command = [sys.executable, "-m", "taihu", "bench", "fc", "--ranks", str(ranks), *arguments]
+    command = [sys.executable, "-P", "-m", "taihu", "bench", "fc", "--ranks", str(ranks), *arguments]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         traced = ["--trace", str(trace.absolute())] if trace is not None else []

@@ -101,11 +101,11 @@ def _run(assignments: Sequence[str], options: argparse.Namespace, *, limited: bo
     with tempfile.TemporaryDirectory() as name:
         result = Path(name) / "worker-0.json"
         commands = [
-            [sys.executable, "-m", "ps_server", *common, "--index", str(index)] for index in range(job.servers)
+            [sys.executable, "-P", "-m", "ps_server", *common, "--index", str(index)] for index in range(job.servers)
         ]
         for rank in range(job.cluster.workers):
             extra = ["--json", str(result)] if rank == 0 else []
-            commands.append([sys.executable, "-m", "worker", *common, "--rank", str(rank), *extra])
+            commands.append([sys.executable, "-P", "-m", "worker", *common, "--rank", str(rank), *extra])
         with _limits(len(commands), options.limit_mb if limited else None) as prefixes:
             quiet = subprocess.DEVNULL
             processes = [

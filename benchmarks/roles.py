@@ -37,12 +37,12 @@ def run_job(
         assignments = [*(f"{key}={value}" for key, value in settings.items()), *extra]
         common = [*(f"--set={item}" for item in assignments), "--coordinator", address, "--log-format", "json"]
         commands = [
-            network.command(index, sys.executable, "-m", "ps_server", *common, "--index", str(index))
+            network.command(index, sys.executable, "-P", "-m", "ps_server", *common, "--index", str(index))
             for index in range(servers)
         ]
         files = [Path(name) / f"worker-{rank}.json" for rank in range(workers)]
         for rank, file in enumerate(files):
-            worker = [sys.executable, "-m", "worker", *common, "--rank", str(rank), "--json", str(file)]
+            worker = [sys.executable, "-P", "-m", "worker", *common, "--rank", str(rank), "--json", str(file)]
             commands.append(network.command(first_worker + rank, *worker))
         run_together(commands)
         return [json.loads(file.read_text()) for file in files]

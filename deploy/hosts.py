@@ -50,7 +50,19 @@ def main() -> int:
 
 def _local(job: Path, sets: list[str], folder: Path) -> str:
     result = folder / "local.json"
-    command = [sys.executable, "-m", "taihu", "train", str(job), *sets, "--json", str(result), "--run-dir", "none"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "taihu",
+        "train",
+        str(job),
+        *sets,
+        "--json",
+        str(result),
+        "--run-dir",
+        "none",
+    ]
     subprocess.run(command, check=True, timeout=_TIMEOUT_S, stdout=subprocess.DEVNULL)
     return str(json.loads(result.read_text())["parameters_sha256"])
 
@@ -62,7 +74,7 @@ def _apart(job: list[str], folder: Path, hosts: int, cluster: ClusterSettings) -
     def start(host: int, name: str, arguments: list[str]) -> None:
         log = folder / f"{name}.log"
         with log.open("wb") as file:
-            command = ["ip", "netns", "exec", f"{_PREFIX}{host}", sys.executable, "-m", "taihu", *arguments]
+            command = ["ip", "netns", "exec", f"{_PREFIX}{host}", sys.executable, "-P", "-m", "taihu", *arguments]
             started.append((name, subprocess.Popen(command, stdout=file, stderr=file), log))
         print(f"{name} on {_address(host)}", flush=True)
 

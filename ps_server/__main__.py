@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 
-import typer
-
-from taihu.entry import run_app
+from taihu.guard import check_installation
 from taihu.process import prepare_process
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command; the process is prepared before NumPy and gRPC are imported."""
+    """Check whose packages these are and prepare the process, before anything else is imported; run the command."""
+    check_installation()
     prepare_process(os.environ)
+    import typer  # noqa: PLC0415
+
     from ps_server.command import server  # noqa: PLC0415
+    from taihu.entry import run_app  # noqa: PLC0415
 
     app = typer.Typer(add_completion=False)
     app.command()(server)

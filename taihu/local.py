@@ -62,7 +62,7 @@ class LocalProcesses:
         log = self.log_dir / f"{name.replace(' ', '-')}.log"
         log_file = log.open("wb")
         process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", module, *arguments, "--stop-with-stdin"],
+            [sys.executable, "-P", "-m", module, *arguments, "--stop-with-stdin"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log_file,

@@ -25,7 +25,7 @@ def taihu(tmp_path: Path) -> Taihu:
 
     def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "taihu", *arguments],
+            [sys.executable, "-P", "-m", "taihu", *arguments],
             cwd=tmp_path,
             env={**without_settings(os.environ), **(environment or {})},
             capture_output=True,

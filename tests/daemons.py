@@ -27,7 +27,7 @@ def daemons(folder: Path) -> Iterator[Start]:
     def launch(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
         with (folder / f"{len(processes)}.log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
+                [sys.executable, "-P", "-m", *arguments],
                 cwd=folder,
                 env={**without_settings(os.environ), **(environment or {})},
                 stdout=subprocess.PIPE,

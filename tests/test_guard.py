@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,22 +11,30 @@ from types import ModuleType
 
 import pytest
 
-from taihu.guard import PACKAGES, foreign_packages
+from taihu.environment import without_settings
+from taihu.guard import PACKAGES, foreign_packages, leave_starting_folder
 
+ROOT = Path(__file__).parents[1]
 OURS = [name for name in PACKAGES if name != "taihu"]
 
 
-def python(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python with `path` before everything that is installed."""
+def python(path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Python in `path`, which lies before everything that is installed, unless PYTHONPATH is given."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=path,
-        env={**os.environ, "PYTHONPATH": str(path)},
+        env={**os.environ, "PYTHONPATH": str(path), **variables},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def spoil(folder: Path, *names: str) -> None:
+    """Files of these names that leave a mark, NAME.ran, when they are executed."""
+    for name in names:
+        (folder / f"{name}.py").write_text("from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n")
 
 
 def package(name: str, distribution: str | None) -> ModuleType:
@@ -48,22 +57,71 @@ def test_a_package_that_does_not_say_it_is_ours_is_foreign(name: str, owner: str
     assert foreign_packages({**ours, name: package(name, owner)}) == [name]
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_the_command_names_the_package_and_its_place(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text("")
-    done = python(tmp_path, "-m", "taihu", "--version")
+@pytest.mark.parametrize(
+    ("module", "name"), [*(("taihu", name) for name in OURS), ("worker", "kernels"), ("ps_server", "kernels")]
+)
+def test_the_command_names_what_pythonpath_puts_in_the_place_of_a_package(
+    tmp_path: Path, module: str, name: str
+) -> None:
+    spoil(tmp_path, name)
+    done = python(tmp_path, "-m", module, "--help")
     assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    for word in ("error: another distribution owns", name, str(tmp_path), "virtual environment"):
-        assert word in done.stderr
+    assert done.stderr == (
+        f"error: PYTHONPATH puts {name} ({tmp_path / name}.py) in the place of taihu's own; take that folder out of "
+        "PYTHONPATH\n"
+    )
+    assert not list(tmp_path.glob("*.ran"))
 
 
-def test_all_foreign_packages_are_named_in_one_line(tmp_path: Path) -> None:
-    for name in OURS:
-        (tmp_path / name).mkdir()
-    done = python(tmp_path, "-c", "from taihu.guard import check_installation; check_installation()")
+def test_another_distribution_in_the_same_environment_is_named(tmp_path: Path) -> None:
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*_pb2*"))
+    (tmp_path / "kernels" / "__init__.py").write_text("")
+    (tmp_path / "protos" / "__init__.py").write_text("")
+    done = python(tmp_path, "-P", "-m", "taihu", "--help", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    for name in OURS:
-        assert f"{name} (" in done.stderr
+    places = f"protos ({tmp_path}/protos/__init__.py), kernels ({tmp_path}/kernels/__init__.py)"
+    assert places in done.stderr
+
+
+@pytest.mark.parametrize("module", ["taihu", "worker", "ps_server"])
+def test_files_in_the_current_folder_are_not_executed(tmp_path: Path, module: str) -> None:
+    spoil(tmp_path, *(name for name in (*OURS, "typer", "numpy", "rich") if name != module))
+    done = python(tmp_path, "-m", module, "--help", PYTHONPATH="")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not list(tmp_path.glob("*.ran"))
+
+
+def test_a_run_in_a_folder_of_such_names_executes_none_of_them(tmp_path: Path) -> None:
+    spoil(tmp_path, *PACKAGES, "typer", "numpy", "grpc", "json")
+    (tmp_path / "protos").mkdir()
+    (tmp_path / "mine.py").write_text(
+        "import helper\nfrom worker.engine import Flatten, Linear, Sequential\n"
+        "def build(shape, outputs):\n    return Sequential([Flatten(), Linear(helper.WIDTH), Linear(outputs)])\n"
+    )
+    (tmp_path / "helper.py").write_text("WIDTH = 7\n")
+    arguments = ("--model", "mine.py:build", "--steps", "2", "--servers", "1", "--workers", "1")
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("taihu")), "train", *arguments],
+        cwd=tmp_path,
+        env=without_settings(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "done in" in done.stdout
+    assert not list(tmp_path.glob("*.ran"))
+
+
+def test_the_current_folder_stays_where_taihu_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "script")])
+    for first, rest in ((str(tmp_path), []), (str(ROOT), [str(ROOT)]), ("/other", ["/other"])):
+        path = [first]
+        monkeypatch.chdir(ROOT if first == str(ROOT) else tmp_path)
+        leave_starting_folder(path)
+        assert path == rest
+    empty: list[str] = []
+    leave_starting_folder(empty)
+    assert not empty

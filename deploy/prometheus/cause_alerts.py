@@ -88,7 +88,7 @@ class Run:
                 port = self._ports[name] = _free_port()
                 place = ["--index" if role == "server" else "--rank", rank, "--coordinator", coordinator]
                 metrics = ["--metrics-port", str(port), "--linger", str(_LINGER_S)]
-                self._start(name, [sys.executable, "-m", "taihu", role, *sets, *place, *metrics])
+                self._start(name, [sys.executable, "-P", "-m", "taihu", role, *sets, *place, *metrics])
             self._start_prometheus()
             yield self
         finally:
@@ -126,7 +126,7 @@ class Run:
         self._processes[name].wait()
         role, _, rank = name.partition("-")
         place = ["--index", rank, "--coordinator", "127.0.0.1:1", "--bind", "127.0.0.1:0"]
-        daemon = [sys.executable, "-m", "taihu", role, *place, "--metrics-port", str(self._ports[name])]
+        daemon = [sys.executable, "-P", "-m", "taihu", role, *place, "--metrics-port", str(self._ports[name])]
         mounted = f'mount --bind {limit.parent} /sys/fs/cgroup && exec "$@"'
         self._start(name, ["unshare", "--mount", "sh", "-c", mounted, "sh", *daemon])
 

@@ -22,7 +22,7 @@ ENDLESS = ("--steps", "1000000", "--set", "train.evaluate=false")
 def endless_training(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A run that is under way: every worker has made a step. Its run folder is in `folder`."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "taihu", "train", *ENDLESS],
+        [sys.executable, "-P", "-u", "-m", "taihu", "train", *ENDLESS],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -91,7 +91,7 @@ def test_daemons_do_not_outlive_the_process_that_started_them(tmp_path: Path) ->
 
 def test_a_gradient_that_is_not_finite_ends_the_run_and_names_layer_and_step(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "taihu", "train", "--steps", "500", "--set", "optimizer.learning_rate=1e6"],
+        [sys.executable, "-P", "-m", "taihu", "train", "--steps", "500", "--set", "optimizer.learning_rate=1e6"],
         capture_output=True,
         text=True,
         timeout=90,

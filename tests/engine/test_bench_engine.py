@@ -52,7 +52,20 @@ def test_steps_train(model: str) -> None:
 
 def test_the_command_measures_every_row(model: str, tmp_path: Path) -> None:
     file = tmp_path / "engine.json"
-    command = [sys.executable, "-m", "taihu", "bench", "engine", "--model", model, "--threads", "1,2", "--batch", "3"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "taihu",
+        "bench",
+        "engine",
+        "--model",
+        model,
+        "--threads",
+        "1,2",
+        "--batch",
+        "3",
+    ]
     options = ["--rounds", "2", "--against", "none", "--layers", "--json", str(file)]
     done = subprocess.run([*command, *options], capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 0, done.stderr
@@ -69,7 +82,7 @@ def test_the_command_measures_every_row(model: str, tmp_path: Path) -> None:
 
 
 def test_an_unknown_model_is_told_in_one_line() -> None:
-    command = [sys.executable, "-m", "taihu", "bench", "engine", "--model", "resnet21", "--against", "none"]
+    command = [sys.executable, "-P", "-m", "taihu", "bench", "engine", "--model", "resnet21", "--against", "none"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 2
     assert "did you mean resnet20?" in done.stderr.splitlines()[-1]
