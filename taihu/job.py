@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from taihu.errors import ConfigError
+from taihu.names import shared_data_name
 from taihu.settings import (
     ClusterSettings,
     CompressionSettings,
@@ -186,13 +187,18 @@ class Job(Section):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the settings that all members of a run must share (not paths or addresses)."""
+        """SHA-256 over the settings that all members of a run must share (not paths or addresses).
+
+        Of data of the user's own that is the name of the file or folder, which may lie elsewhere on every host.
+        """
         local = {"coordinator", "connect_timeout_s", "threads", "reflection"}
         own = {"data": {"path"}, "train": {"evaluate"}, "cluster": local}
         if self.servers or self.zero < 3:
             # Where workers gather parameters from each other, they must do so equally often.
             own["train"] |= {"checkpoint", "checkpoint_segments"}
-        return hashlib.sha256(self.model_dump_json(exclude={**own, "run": True}).encode()).hexdigest()
+        data = self.data.model_copy(update={"name": shared_data_name(self.data.name)})
+        shared = self.model_copy(update={"data": data})
+        return hashlib.sha256(shared.model_dump_json(exclude={**own, "run": True}).encode()).hexdigest()
 
 
 def load_job(path: Path | None, *overrides: Overrides) -> Job:

@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from taihu.errors import DataError, ModelError
 
 __all__ = [
     "DATA_NAMES",
     "MODEL_NAMES",
+    "OwnData",
     "SyntheticData",
     "check_data_name",
     "check_model_name",
+    "own_data",
     "own_model",
     "parse_synthetic",
+    "shared_data_name",
 ]
 
 MODEL_NAMES: Final = ("small_cnn", "cifar10_quick", "resnet20", "vgg16_cifar", "alexnet")
@@ -31,6 +35,8 @@ DATA_NAMES: Final = ("digits", "fashion-mnist", "cifar10", f"{_SYNTHETIC}:CxHxW"
 _OWN_MODEL: Final = "path/to/file.py:function"
 _FORM: Final = "synthetic:CxHxW[:classes=K][:samples=N], for example synthetic:3x32x32:classes=10:samples=2048"
 _MOST_BYTES: Final = 4 << 30
+_OWN_DATA: Final = "FILE.npz, FILE.csv, FILE.parquet, ./FOLDER or FILE.py:function"
+_DATA_FILES: Final = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,19 @@ class SyntheticData:
     def test_samples(self) -> int:
         """Number of test images."""
         return max(1, self.samples // 4)
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """Where data of the user's own lie: a function, a file of arrays, a table, or a folder of any of them.
+
+    `path` is relative to the current folder as long as the name was; `~` is expanded. `function` is empty but for
+    functions.
+    """
+
+    kind: Literal["function", "arrays", "table", "folder"]
+    path: Path
+    function: str = ""
 
 
 def check_model_name(name: str) -> None:
@@ -75,17 +94,57 @@ def own_model(name: str) -> tuple[Path, str] | None:
 
 
 def check_data_name(name: str) -> None:
-    """Accept a data set whose loader is known, and a synthetic one that can be made.
+    """Accept a data set whose loader is known, a synthetic one that can be made, and what names a file or folder.
 
     Raises:
-        DataError: it is neither; the nearest name is suggested.
+        DataError: it is none of them; the nearest name is suggested.
     """
     if name.partition(":")[0] == _SYNTHETIC:
         parse_synthetic(name)
-    elif name not in DATA_NAMES:
+    elif name not in DATA_NAMES and own_data(name) is None:
         near = _nearest(name.lower(), DATA_NAMES)
         hint = f": did you mean {near}?" if near else ""
-        raise DataError(f"unknown data set {name!r}{hint}; known: {', '.join(DATA_NAMES)}")
+        if Path(name).is_dir():
+            hint = f": is the folder meant? then write ./{name}"
+        raise DataError(f"unknown data set {name!r}{hint}; known: {', '.join(DATA_NAMES)}; your own: {_OWN_DATA}")
+
+
+def own_data(name: str) -> OwnData | None:
+    """What a name says of data of the user's own, by its form alone; None for names of other forms.
+
+    `path/to/file.py:function` is a function, what ends in .npz holds arrays, in .csv, .tsv (perhaps with .gz) or
+    .parquet a table, and every other name with a slash is a folder, as are `.`, `..` and `~`.
+    """
+    if not name.isprintable():
+        return None
+    file, separator, function = name.rpartition(":")
+    if separator and file.endswith(".py") and function.isidentifier():
+        return OwnData("function", _expanded(file), function)
+    kind = _DATA_FILES.get(Path(name.removesuffix(".gz")).suffix.lower())
+    if kind == "arrays":
+        return OwnData("arrays", _expanded(name))
+    if kind == "table":
+        return OwnData("table", _expanded(name))
+    if name in {".", "..", "~"} or ("/" in name and not separator):
+        return OwnData("folder", _expanded(name))
+    return None
+
+
+def shared_data_name(name: str) -> str:
+    """What the members of a run must have in common of `data.name`: of a file or folder its own name.
+
+    It may lie elsewhere on every host.
+    """
+    own = own_data(name)
+    if own is None:
+        return name
+    last = own.path.name
+    return f"{last}:{own.function}" if own.kind == "function" else f"{own.kind} {last}"
+
+
+def _expanded(path: str) -> Path:
+    # Not `expanduser`: it fails where there is no home.
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def parse_synthetic(name: str) -> SyntheticData:

@@ -52,9 +52,15 @@ FRACTION = st.floats(0, 1, exclude_max=True)
 VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
     "model": {"name": st.sampled_from(MODEL_NAMES) | TEXT.map("{}:build".format)},
     "data": {
-        "name": st.sampled_from(["digits", "cifar10", "synthetic:3x8x8:classes=4"]),
+        "name": st.sampled_from(["digits", "cifar10", "synthetic:3x8x8:classes=4", "mine.npz", "./pictures"]),
         "path": TEXT,
         "augment": st.sampled_from(["none", "flip", "crop-flip"]),
+        "resize": st.builds("{}x{}".format, st.integers(1, 9999), st.integers(1, 9999)),
+        "normalise": st.sampled_from(["auto", "none"]),
+        "test_share": st.floats(0, 1, exclude_min=True, exclude_max=True),
+        "split_seed": st.integers(0, 2**63 - 1),
+        "target": TEXT,
+        "task": st.sampled_from(["auto", "classes", "values"]),
     },
     "train": {
         "batch": MANY,
@@ -462,7 +468,17 @@ def test_any_file_is_a_job_or_one_line(content: bytes) -> None:
 
 OTHER_VALUES: dict[str, dict[str, object]] = {
     "model": {"name": "resnet20"},
-    "data": {"name": "cifar10", "path": "/elsewhere", "augment": "flip"},
+    "data": {
+        "name": "cifar10",
+        "path": "/elsewhere",
+        "augment": "flip",
+        "resize": "16x24",
+        "normalise": "none",
+        "test_share": 0.7,
+        "split_seed": 7,
+        "target": "price",
+        "task": "values",
+    },
     "train": {
         "batch": 7,
         "epochs": 7,
@@ -569,6 +585,20 @@ def test_workers_that_gather_from_each_other_must_agree_on_what_they_compute_aga
     recompute = {"train": {"checkpoint": "recompute"}}
     assert load_job(None, ring).digest != load_job(None, ring, recompute).digest
     assert load_job(None).digest == load_job(None, recompute).digest
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "other"),
+    [
+        ("mine.py:load", "/data/host7/mine.py:load", "mine.py:load2"),
+        ("./train.npz", "~/train.npz", "./other.npz"),
+        ("sets/table.csv", "table.csv", "table.parquet"),
+        ("./flowers", "/mnt/flowers/", "/mnt/flowers2"),
+    ],
+)
+def test_own_data_may_lie_elsewhere_on_every_host(here: str, there: str, other: str) -> None:
+    digests = [load_job(None, {"data": {"name": name}}).digest for name in (here, there, other)]
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_the_digest_covers_the_name() -> None:

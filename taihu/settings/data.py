@@ -7,18 +7,59 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from taihu.names import check_data_name
-from taihu.settings.base import FilePath, Section, accepted_by
+from taihu.settings.base import FilePath, Form, Section, accepted_by
 
 __all__ = ["DataSettings"]
 
 
+_Size = Annotated[
+    str, Form(r"[1-9][0-9]{0,3}x[1-9][0-9]{0,3}", "HEIGHTxWIDTH in pixels, each from 1 to 9999", "64x64")
+]
+
+
 class DataSettings(Section):
-    """`[data]`: the data set, where its files lie, and how training images are augmented."""
+    """`[data]`: the data set, where its files lie, and what is done to its inputs.
+
+    `name` may be a file or folder of the user's own (docs/data.md): arrays (.npz, or a folder of .npy), a table (.csv
+    or .parquet), a folder of images by class, or a function in a Python file. Where such data have no part for
+    testing, `test_share` of them, drawn by `split_seed`, becomes that part. Images are brought to the size `resize`.
+    With `normalise` auto the mean of the training inputs is taken away, and they are divided by their standard
+    deviation, per channel of images and per feature of vectors. `target` is the column of a table that is to be
+    predicted, the last one by default; `task` says whether targets are classes or values where their type, whole
+    numbers and texts or floating-point numbers, does not.
+    """
 
     name: Annotated[str, accepted_by(check_data_name)] = Field(
-        default="digits", description="the data set: digits, fashion-mnist, cifar10, synthetic:CxHxW"
+        default="digits",
+        description="the data set: digits, fashion-mnist, cifar10, synthetic:CxHxW, or a file or folder of your own: "
+        "FILE.npz, FILE.csv, FILE.parquet, ./FOLDER, FILE.py:function",
     )
     path: FilePath | None = Field(default=None, description="the folder of the data set's files")
     augment: Literal["none", "flip", "crop-flip"] = Field(
         default="none", description="what is done to training images at random: mirrored, or shifted and mirrored"
     )
+    resize: _Size | None = Field(
+        default=None, description="HEIGHTxWIDTH to which images are resized, for example 64x64"
+    )
+    normalise: Literal["auto", "none"] = Field(
+        default="auto",
+        description="whether inputs are brought to mean 0 and deviation 1, per channel of images or per feature",
+    )
+    test_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.2, description="share of your own data that is set apart for testing where they have no such part"
+    )
+    split_seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        default=0, description="draws the part for testing: the same in every run, whatever train.seed is"
+    )
+    target: str | None = Field(default=None, description="the column of a table to predict; by default its last one")
+    task: Literal["auto", "classes", "values"] = Field(
+        default="auto", description="what targets are; auto: whole numbers and texts are classes, others values"
+    )
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width that `resize` asks for."""
+        if self.resize is None:
+            return None
+        height, _, width = self.resize.partition("x")
+        return int(height), int(width)

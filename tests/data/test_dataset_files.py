@@ -159,7 +159,7 @@ def cifar(tmp_path: Path) -> Path:
 
 
 def test_cifar_planes_become_channels(cifar: Path) -> None:
-    dataset = load_cifar10(cifar, records=3)
+    dataset = load_cifar10(cifar)
     assert (dataset.input_shape, dataset.outputs) == ((32, 32, 3), 10)
     assert (inputs_of(dataset, dataset.train).shape[0], inputs_of(dataset, dataset.test).shape[0]) == (15, 3)
     for image in range(15):
@@ -175,7 +175,7 @@ def test_cifar_in_its_unpacked_folder(cifar: Path) -> None:
     inner.mkdir()
     for file in cifar.glob("*.bin"):
         file.rename(inner / file.name)
-    assert len(load_cifar10(cifar, records=3).train) == 15
+    assert len(load_cifar10(cifar).train) == 15
 
 
 def test_cifar_needs_a_folder() -> None:
@@ -186,18 +186,32 @@ def test_cifar_needs_a_folder() -> None:
 def test_a_missing_cifar_file(cifar: Path) -> None:
     (cifar / "test_batch.bin").unlink()
     with pytest.raises(DataError, match=r"test_batch\.bin: not found; unpack"):
-        load_cifar10(cifar, records=3)
+        load_cifar10(cifar)
 
 
-def test_a_cifar_file_cut_between_two_images(cifar: Path) -> None:
-    (cifar / "data_batch_4.bin").write_bytes(cifar_records(4)[:2].tobytes())
-    with pytest.raises(DataError, match=r"data_batch_4\.bin: truncated: expected 9219 bytes .* found 6146"):
-        load_cifar10(cifar, records=3)
+@pytest.mark.parametrize("lengths", [(1, 2, 3, 4, 5), (7, 1, 1, 1, 1)])
+def test_cifar_files_of_any_length(cifar: Path, lengths: tuple[int, ...]) -> None:
+    for number, length in enumerate(lengths, 1):
+        (cifar / f"data_batch_{number}.bin").write_bytes(cifar_records(number, length).tobytes())
+    dataset = load_cifar10(cifar)
+    expected = [cifar_records(number, length)[:, 0] for number, length in enumerate(lengths, 1)]
+    np.testing.assert_array_equal(targets_of(dataset.train), np.concatenate(expected))
 
 
-def test_the_full_cifar_size_is_required(cifar: Path) -> None:
-    with pytest.raises(DataError, match=r"data_batch_1\.bin: truncated: expected 30730000 bytes .* found 9219"):
-        load_dataset(DataSettings(name="cifar10", path=cifar))
+@pytest.mark.parametrize("bytes_left", [3072, 3074, 9218])
+def test_a_cifar_file_cut_within_an_image(cifar: Path, bytes_left: int) -> None:
+    (cifar / "data_batch_4.bin").write_bytes(cifar_records(4).tobytes()[:bytes_left])
+    whole = -(-bytes_left // 3073) * 3073
+    with pytest.raises(
+        DataError, match=rf"data_batch_4\.bin: truncated: expected {whole} bytes .* found {bytes_left};"
+    ):
+        load_cifar10(cifar)
+
+
+def test_an_empty_cifar_file(cifar: Path) -> None:
+    (cifar / "data_batch_3.bin").write_bytes(b"")
+    with pytest.raises(DataError, match=r"data_batch_3\.bin: holds no images"):
+        load_cifar10(cifar)
 
 
 def test_a_cifar_label_out_of_range(cifar: Path) -> None:
@@ -205,4 +219,4 @@ def test_a_cifar_label_out_of_range(cifar: Path) -> None:
     table[1, 0] = 99
     (cifar / "data_batch_2.bin").write_bytes(table.tobytes())
     with pytest.raises(DataError, match=r"data_batch_2\.bin: label 99 of image 1 is not in 0\.\.9"):
-        load_cifar10(cifar, records=3)
+        load_cifar10(cifar)

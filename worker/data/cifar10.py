@@ -15,25 +15,27 @@ __all__ = ["load_cifar10"]
 _RECORD_BYTES = 1 + 3 * 32 * 32
 
 
-def load_cifar10(path: Path | None, records: int = 10_000) -> Dataset:
+def load_cifar10(path: Path | None) -> Dataset:
     """Read CIFAR-10, (32, 32, 3) and 10 classes, from the folder `path` or its `cifar-10-batches-bin`.
 
-    Each of the six files must hold exactly `records` images: the format has no header that would tell a file
-    cut off between two images from a whole one.
+    Each of the six files may hold any number of images.
 
     Raises:
-        DataError: no folder was given, or a file is missing, of the wrong size, or has a label above 9.
+        DataError: no folder was given, or a file is missing, does not hold whole records, or has a label above 9.
     """
     folder = cifar10_folder(path)
-    parts = [_read_batch(folder / name, records) for name in CIFAR10_TRAIN]
+    parts = [_read_batch(folder / name) for name in CIFAR10_TRAIN]
     train = np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
-    return build_dataset("cifar10", train, _read_batch(folder / CIFAR10_TEST, records), classes=10)
+    return build_dataset("cifar10", train, _read_batch(folder / CIFAR10_TEST), classes=10)
 
 
-def _read_batch(path: Path, records: int) -> tuple[Images, Labels]:
+def _read_batch(path: Path) -> tuple[Images, Labels]:
     content = read_file(path, CIFAR10_REMEDY)
-    meaning = f"{records} records of {_RECORD_BYTES}"
-    check_size(path, len(content), records * _RECORD_BYTES, meaning, CIFAR10_REMEDY)
+    records, rest = divmod(len(content), _RECORD_BYTES)
+    if rest:
+        expected = (records + 1) * _RECORD_BYTES
+        meaning = f"{records + 1} records of {_RECORD_BYTES}"
+        check_size(path, len(content), expected, meaning, CIFAR10_REMEDY)
     table = np.frombuffer(content, np.uint8).reshape(records, _RECORD_BYTES)
     planes = table[:, 1:].reshape(records, 3, 32, 32)
     labels = check_labels(table[:, 0], records, 10, str(path), CIFAR10_REMEDY)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
+from taihu.errors import DataError
 from taihu.settings import DataSettings
 from worker.data.cifar10 import load_cifar10
 from worker.data.dataset import Dataset
 from worker.data.digits import load_digits
 from worker.data.fashion_mnist import load_fashion_mnist
+from worker.data.resize import ResizedExamples
 from worker.data.synthetic import load_synthetic
 
 __all__ = ["load_dataset"]
@@ -20,6 +26,15 @@ def load_dataset(settings: DataSettings) -> Dataset:
     Raises:
         DataError: the data set is missing or damaged.
     """
+    dataset = _load(settings)
+    if settings.normalise == "none":
+        dataset = replace(dataset, mean=np.zeros_like(dataset.mean), scale=np.ones_like(dataset.scale))
+    if settings.size is not None and settings.size != dataset.input_shape[:2]:
+        dataset = _resized(dataset, settings.size)
+    return dataset
+
+
+def _load(settings: DataSettings) -> Dataset:
     name, path = settings.name, settings.path
     if name == "digits":
         return load_digits()
@@ -28,3 +43,15 @@ def load_dataset(settings: DataSettings) -> Dataset:
     if name == "cifar10":
         return load_cifar10(path)
     return load_synthetic(name)
+
+
+def _resized(dataset: Dataset, size: tuple[int, int]) -> Dataset:
+    """The data set with images of another size; the statistics stay those of its own images."""
+    shape = dataset.input_shape
+    if len(shape) != 3:
+        raise DataError(
+            f"{dataset.name}: data.resize is for images of (height, width, channels), the inputs are vectors of "
+            f"{shape[0]}; leave it out"
+        )
+    train, test = (ResizedExamples(part, shape, size) for part in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test, input_shape=(*size, shape[2]))
