@@ -72,7 +72,7 @@ def server(
 
     cluster = {"coordinator": coordinator, "servers": servers, "workers": workers, "compute": compute}
     flags = {"cluster": cluster}
-    job = resolve_job(job_file, assignments or (), flags)
+    job = resolve_job(job_file, assignments or (), flags, launched=True)
     check_writable(trace)
     raise_on_terminate()
     job = find_coordinator(job)

@@ -8,16 +8,17 @@ from pathlib import Path
 
 from taihu.errors import ConfigError
 from taihu.job import Job, Overrides, load_job, parse_assignments, parse_value
+from taihu.variables import PREFIX, check_variables
 
 __all__ = [
     "coordinator_from_environment",
     "environment_overrides",
+    "launcher_overrides",
     "rank_from_environment",
     "resolve_job",
     "without_settings",
 ]
 
-_PREFIX = "TAIHU_"
 _WORKERS = ("WORLD_SIZE", "DMLC_NUM_WORKER", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 _SERVERS = ("DMLC_NUM_SERVER",)
 _RANKS = ("RANK", "DMLC_WORKER_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
@@ -25,26 +26,32 @@ _INDICES = ("DMLC_SERVER_ID", "JOB_COMPLETION_INDEX")
 _COORDINATORS = (("MASTER_ADDR", "MASTER_PORT"), ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"))
 
 
-def environment_overrides(environment: Mapping[str, str]) -> dict[str, dict[str, object]]:
-    """`TAIHU_SECTION__KEY=value` as overrides; before them the sizes that a launcher's aliases give."""
-    overrides: dict[str, dict[str, object]] = {}
+def launcher_overrides(environment: Mapping[str, str]) -> dict[str, dict[str, object]]:
+    """The sizes, and the coordinator, that a launcher's variables give."""
+    cluster: dict[str, object] = {}
     for key, aliases in (("workers", _WORKERS), ("servers", _SERVERS)):
         value = _first_number(environment, aliases)
         if value is not None:
-            overrides.setdefault("cluster", {})[key] = value
+            cluster[key] = value
     address = coordinator_from_environment(environment)
     if address is not None:
-        overrides.setdefault("cluster", {})["coordinator"] = address
+        cluster["coordinator"] = address
+    return {"cluster": cluster} if cluster else {}
+
+
+def environment_overrides(environment: Mapping[str, str]) -> dict[str, dict[str, object]]:
+    """`TAIHU_SECTION__KEY=value` as overrides."""
+    overrides: dict[str, dict[str, object]] = {}
     for name, text in environment.items():
-        section, separator, key = name.removeprefix(_PREFIX).lower().partition("__")
-        if name.startswith(_PREFIX) and separator:
+        section, separator, key = name.removeprefix(PREFIX).lower().partition("__")
+        if name.startswith(PREFIX) and separator:
             overrides.setdefault(section, {})[key] = parse_value(text)
     return overrides
 
 
 def rank_from_environment(environment: Mapping[str, str], role: str) -> int | None:
     """The rank of a worker, or index of a server, by a launcher's variable; None when no launcher set one."""
-    own = _first_number(environment, (f"{_PREFIX}RANK",))
+    own = _first_number(environment, (f"{PREFIX}RANK",))
     return own if own is not None else _first_number(environment, _RANKS if role == "worker" else _INDICES)
 
 
@@ -68,15 +75,27 @@ def _first_number(environment: Mapping[str, str], names: tuple[str, ...]) -> int
     return None
 
 
-def resolve_job(path: Path | None, assignments: Iterable[str], flags: Overrides) -> Job:
-    """The job of this process: the file, the environment, `--set` and flags, in rising precedence."""
+def resolve_job(path: Path | None, assignments: Iterable[str], flags: Overrides, *, launched: bool = False) -> Job:
+    """The job of this process: the file, the environment, `--set` and flags, in rising precedence.
+
+    With `launched` this is one process of several that a launcher started, whose sizes then come after the file's.
+    A command that starts a whole run by itself takes no heed of them: it may run inside of another launcher's job.
+
+    Raises:
+        ConfigError: see `load_job`; or a `TAIHU_...` variable means nothing.
+    """
+    check_variables(os.environ)
     given = {section: {k: v for k, v in values.items() if v is not None} for section, values in flags.items()}
-    return load_job(path, environment_overrides(os.environ), parse_assignments(assignments), given)
+    layers = {
+        "launcher": launcher_overrides(os.environ) if launched else {},
+        "environment variable {variable}": environment_overrides(os.environ),
+        "--set": parse_assignments(assignments),
+        "command line": given,
+    }
+    return load_job(path, *layers.values(), sources=tuple(layers))
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` without everything that could change a job: for processes that get a resolved job file."""
     aliases = {*_WORKERS, *_SERVERS, *_RANKS, *_INDICES, *(name for pair in _COORDINATORS for name in pair)}
-    return {
-        name: value for name, value in environment.items() if name not in aliases and not name.startswith(_PREFIX)
-    }
+    return {name: value for name, value in environment.items() if name not in aliases and not name.startswith(PREFIX)}

@@ -1,7 +1,8 @@
 """The job file: what one run is, the same on a laptop and on a hundred machines.
 
-Every key can be given, in rising precedence, by the file, by an alias that a launcher sets (`RANK`,
-`DMLC_NUM_WORKER`, ...; see `taihu.environment`), by `TAIHU_SECTION__KEY`, by `--set section.key=value`, by a flag.
+Every key can be given, in rising precedence, by the file, for one process of several by what its launcher sets
+(`WORLD_SIZE`, `DMLC_NUM_WORKER`, ...; see `taihu.environment`), by `TAIHU_SECTION__KEY`, by `--set
+section.key=value`, by a flag.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from taihu.errors import ConfigError
 from taihu.names import shared_data_name
@@ -40,6 +42,7 @@ __all__ = [
     "load_job",
     "parse_assignments",
     "parse_value",
+    "setting_keys",
 ]
 
 Overrides = Mapping[str, Mapping[str, object]]
@@ -201,8 +204,10 @@ class Job(Section):
         return hashlib.sha256(shared.model_dump_json(exclude={**own, "run": True}).encode()).hexdigest()
 
 
-def load_job(path: Path | None, *overrides: Overrides) -> Job:
+def load_job(path: Path | None, *overrides: Overrides, sources: Sequence[str] = ()) -> Job:
     """Read the job file (or none) and lay `overrides` over it, later ones on top.
+
+    `sources` names where each of `overrides` is from; `{variable}` in a name stands for the key's variable.
 
     Raises:
         ConfigError: the file is missing or no TOML, a key is unknown (the nearest is suggested), or a value is
@@ -219,7 +224,9 @@ def load_job(path: Path | None, *overrides: Overrides) -> Job:
     try:
         return Job.model_validate(tables)
     except ValidationError as error:
-        raise ConfigError(_describe(error, source)) from None
+        location = error.errors(include_url=False)[0]["loc"]
+        setter = _setter(location, overrides, sources)
+        raise ConfigError(_describe(error, setter or source)) from None
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, dict[str, object]]:
@@ -260,6 +267,15 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"job file {path}: cannot be read: {error}") from None
 
 
+def _setter(location: tuple[int | str, ...], overrides: Sequence[Overrides], sources: Sequence[str]) -> str | None:
+    """Which of `sources` set the value at `location` last; None when it is the file's."""
+    section, key = (*map(str, location[:2]), "", "")[:2]
+    for layer, source in zip(reversed(overrides), reversed(sources), strict=False):
+        if key in layer.get(section, {}):
+            return source.format(variable=f"TAIHU_{section}__{key}".upper())
+    return None
+
+
 def _describe(error: ValidationError, source: str) -> str:
     first = error.errors(include_url=False)[0]
     where = _one_line(".".join(str(part) for part in first["loc"]))
@@ -295,17 +311,25 @@ def _remedy(key: str, wanted: str, given: object) -> str:
     return ""
 
 
+def setting_keys() -> dict[str, FieldInfo]:
+    """Every key of a job file but `name`, as `section.key`."""
+    return {
+        f"{section}.{key}": field for section, table in _tables().items() for key, field in table.model_fields.items()
+    }
+
+
+def _tables() -> dict[str, type[Section]]:
+    kinds = {name: field.annotation for name, field in Job.model_fields.items()}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}
+
+
 def _suggestion(location: tuple[int | str, ...]) -> str:
     """The nearest known key; a key that is right but in the wrong section is found too."""
-    sections = {name: field.annotation for name, field in Job.model_fields.items()}
-    tables = {n: s for n, s in sections.items() if isinstance(s, type) and issubclass(s, Section)}
     wrong = str(location[-1])
+    everywhere = list(setting_keys())
     home = (
-        [f"{location[0]}.{key}" for key in tables[str(location[0])].model_fields]
-        if len(location) > 1
-        else list(sections)
+        [key for key in everywhere if key.startswith(f"{location[0]}.")] if len(location) > 1 else [*Job.model_fields]
     )
-    everywhere = [f"{name}.{key}" for name, table in tables.items() for key in table.model_fields]
     exact = [key for key in everywhere if key.rpartition(".")[2] == wrong]
     full = ".".join(map(str, location))
     near = exact or difflib.get_close_matches(full, home, n=1) or difflib.get_close_matches(full, everywhere, n=1)

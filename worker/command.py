@@ -88,7 +88,7 @@ def worker(
         "exchange": {"kind": exchange},
         "run": {"dir": run_dir, "save": from_here(save)},
     }
-    job = resolve_job(job_file, assignments or (), flags)
+    job = resolve_job(job_file, assignments or (), flags, launched=True)
     check_writable(json_file, save, trace)
     raise_on_terminate()
     job = find_coordinator(job)

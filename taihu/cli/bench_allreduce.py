@@ -73,14 +73,13 @@ def allreduce(
         "cluster": {"workers": ranks, "coordinator": coordinator},
         "exchange": {"kind": "ring"},
     }
-    job = resolve_job(None, assignments or (), flags)
+    rank = rank if rank is not None else rank_from_environment(os.environ, "worker")
+    job = resolve_job(None, assignments or (), flags, launched=rank is not None)
     megabytes = _parse_sizes(sizes)
     check_writable(json_file)
     raise_on_terminate()
     if stop_with_parent:
         stop_with_stdin()
-    if rank is None:
-        rank = rank_from_environment(os.environ, "worker")
     if rank is None:
         arguments = ["--sizes", sizes, "--ranks", str(ranks), "--rounds", str(rounds), "--path", path]
         arguments += [f"--against={against}"] if against is not None else []

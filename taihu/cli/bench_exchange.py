@@ -67,7 +67,7 @@ def exchange(
         "cluster": {"servers": servers, "workers": workers, "coordinator": coordinator},
         "optimizer": {"momentum": 0.0, "learning_rate": 1e-3},
     }
-    job = resolve_job(None, [_PLAN, *(assignments or ())], flags)
+    job = resolve_job(None, [_PLAN, *(assignments or ())], flags, launched=role != "all")
     check_writable(json_file)
     raise_on_terminate()
     if stop_with_parent:

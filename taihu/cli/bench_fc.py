@@ -71,14 +71,13 @@ def fc(
         "cluster": {"workers": ranks, "coordinator": coordinator},
         "exchange": {"kind": "ring", "fc": "shard", "transport": "tcp"},
     }
-    job = resolve_job(None, assignments or (), flags)
+    rank = rank if rank is not None else rank_from_environment(os.environ, "worker")
+    job = resolve_job(None, assignments or (), flags, launched=rank is not None)
     shapes, sizes = _parse_layers(layers), _parse_batches(batches)
     check_writable(json_file, trace)
     raise_on_terminate()
     if stop_with_parent:
         stop_with_stdin()
-    if rank is None:
-        rank = rank_from_environment(os.environ, "worker")
     if rank is None:
         arguments = ["--layers", layers, "--batches", batches, "--ranks", str(ranks), "--rounds", str(rounds)]
         arguments += ["--compute"] if compute else []

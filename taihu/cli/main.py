@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+import os
+from typing import Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -75,6 +76,18 @@ _BENCHES: Final = (
 )
 
 
+class _Commands(TyperGroup):
+    """All commands; none runs beside a variable of ours that means nothing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """See `click.Group`."""
+        if any(name.startswith("TAIHU_") for name in os.environ):
+            from taihu.variables import check_variables  # noqa: PLC0415 - costs the time to import all settings
+
+            check_variables(os.environ)
+        return super().invoke(ctx)
+
+
 def make_app() -> TyperGroup:
     """All commands, none of which has been imported yet."""
     bench = TyperGroup(
@@ -83,7 +96,7 @@ def make_app() -> TyperGroup:
         no_args_is_help=True,
         commands=[LazyCommand(*command) for command in _BENCHES],
     )
-    return TyperGroup(
+    return _Commands(
         name="taihu",
         help="Train neural networks on many ordinary machines over ordinary networks.",
         no_args_is_help=True,
