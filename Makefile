@@ -4,10 +4,10 @@ BIN := $(VENV)/bin
 PACKAGES := protos kernels taihu allreduce ps_server worker
 JOB ?=
 
-.PHONY: train test check protos bench clean help
+.PHONY: train test test-deploy check protos bench clean help
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,10 @@ train: $(VENV)/installed ## train on this machine (JOB=file.toml for your own jo
 # Hundreds of processes start in the tests: they find bytecode even where the environment says not to write it.
 test: $(VENV)/installed ## run the test suite
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist loadgroup
+
+# What needs more than Python: promtool (Debian's prometheus), mpirun (openmpi-bin), ip (iproute2), root for namespaces.
+test-deploy: $(VENV)/installed ## run the tests that need programs of Debian's, as root
+	$(BIN)/pytest tests/programs
 
 check: $(VENV)/installed ## style, types, layers, generated code
 	$(BIN)/ruff check .
