@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from protos import tensor_pb2 as protos_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/coordinator.proto\x12\x08taihu.v1\x1a\x13protos/tensor.proto\"I\n\x06Member\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.taihu.v1.Role\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\x88\x01\n\x0bJoinRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12 \n\x06member\x18\x02 \x01(\x0b\x32\x10.taihu.v1.Member\x12\x17\n\x0fsettings_digest\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12 \n\x06layout\x18\x05 \x01(\x0b\x32\x10.taihu.v1.Layout\"B\n\x0cJoinResponse\x12\x18\n\x10server_addresses\x18\x01 \x03(\t\x12\x18\n\x10worker_addresses\x18\x02 \x03(\t\"e\n\x12\x42ringLayoutRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12 \n\x06member\x18\x02 \x01(\x0b\x32\x10.taihu.v1.Member\x12 \n\x06layout\x18\x03 \x01(\x0b\x32\x10.taihu.v1.Layout\"\x15\n\x13\x42ringLayoutResponse\"\xf4\x02\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04loss\x18\x02 \x01(\x02\x12\x15\n\rtest_accuracy\x18\x03 \x01(\x02\x12\x1a\n\x12samples_per_second\x18\x04 \x01(\x02\x12\x14\n\x0cstep_seconds\x18\x05 \x01(\x02\x12\x17\n\x0f\x63ompute_seconds\x18\x06 \x01(\x02\x12\x18\n\x10\x65xchange_seconds\x18\x07 \x01(\x02\x12\x14\n\x0cwait_seconds\x18\x08 \x01(\x02\x12\x1b\n\x13\x62ytes_sent_per_step\x18\t \x01(\x04\x12\x1f\n\x17\x62ytes_received_per_step\x18\n \x01(\x04\x12\x13\n\x0btotal_steps\x18\x0b \x01(\x04\x12\x18\n\x10\x63ompress_seconds\x18\x0c \x01(\x02\x12\x16\n\x0eselected_ratio\x18\r \x01(\x02\x12\x1d\n\x15threshold_drift_ratio\x18\x0e \x01(\x02\x12\x16\n\x0eupdate_seconds\x18\x0f \x01(\x02\"g\n\x10HeartbeatRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12 \n\x06member\x18\x02 \x01(\x0b\x32\x10.taihu.v1.Member\x12$\n\x08progress\x18\x03 \x01(\x0b\x32\x12.taihu.v1.Progress\"W\n\x11HeartbeatResponse\x12!\n\x05state\x18\x01 \x01(\x0e\x32\x12.taihu.v1.RunState\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07\x63lock_s\x18\x03 \x01(\x01\"\x1d\n\x0eGetPlanRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"0\n\x05Group\x12\x13\n\x0b\x66irst_layer\x18\x01 \x01(\r\x12\x12\n\nlast_layer\x18\x02 \x01(\r\"\xcc\x01\n\x0fGetPlanResponse\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x11\n\tfrom_step\x18\x02 \x01(\x04\x12\x1f\n\x06groups\x18\x03 \x03(\x0b\x32\x0f.taihu.v1.Group\x12 \n\x06layout\x18\x04 \x01(\x0b\x32\x10.taihu.v1.Layout\x12\x19\n\x11predicted_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x66rame_elements\x18\x06 \x01(\r\x12\x1f\n\x06routes\x18\x07 \x03(\x0e\x32\x0f.taihu.v1.Route\"\xba\x01\n\x10GroupMeasurement\x12\x10\n\x08\x65lements\x18\x01 \x01(\x04\x12\x18\n\x10\x63ompress_seconds\x18\x02 \x01(\x01\x12\x11\n\trefreshed\x18\x03 \x01(\x08\x12\x10\n\x08\x62ytes_up\x18\x04 \x01(\x04\x12\x12\n\nbytes_down\x18\x05 \x01(\x04\x12\x12\n\nup_seconds\x18\x06 \x01(\x01\x12\x14\n\x0c\x64own_seconds\x18\x07 \x01(\x01\x12\x17\n\x0foverlap_seconds\x18\x08 \x01(\x01\"\x8e\x01\n\x0fStepMeasurement\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06serial\x18\x02 \x01(\x08\x12\x17\n\x0f\x66orward_seconds\x18\x03 \x01(\x01\x12\x18\n\x10\x62\x61\x63kward_seconds\x18\x04 \x03(\x01\x12*\n\x06groups\x18\x05 \x03(\x0b\x32\x1a.taihu.v1.GroupMeasurement\"{\n\x12ReportStepsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12 \n\x06member\x18\x02 \x01(\x0b\x32\x10.taihu.v1.Member\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12(\n\x05steps\x18\x04 \x03(\x0b\x32\x19.taihu.v1.StepMeasurement\"\x13\n\x11GetProfileRequest\"S\n\x12GetProfileResponse\x12\x14\n\x0cprofile_json\x18\x01 \x01(\t\x12\'\n\x04plan\x18\x02 \x01(\x0b\x32\x19.taihu.v1.GetPlanResponse\"\x12\n\x10GetStatusRequest\"\x9a\x01\n\x0cMemberStatus\x12 \n\x06member\x18\x01 \x01(\x0b\x32\x10.taihu.v1.Member\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12$\n\x08progress\x18\x03 \x01(\x0b\x32\x12.taihu.v1.Progress\x12\x1f\n\x17seconds_since_heartbeat\x18\x04 \x01(\x02\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\"\x9e\x01\n\x11GetStatusResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12!\n\x05state\x18\x02 \x01(\x0e\x32\x12.taihu.v1.RunState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\'\n\x07members\x18\x04 \x03(\x0b\x32\x16.taihu.v1.MemberStatus\x12\x0f\n\x07servers\x18\x05 \x01(\r\x12\x0f\n\x07workers\x18\x06 \x01(\r\"\x90\x01\n\rFinishRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12 \n\x06member\x18\x02 \x01(\x0b\x32\x10.taihu.v1.Member\x12$\n\x08progress\x18\x03 \x01(\x0b\x32\x12.taihu.v1.Progress\x12\x19\n\x11parameters_sha256\x18\x04 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x05 \x01(\t\"3\n\x0e\x46inishResponse\x12!\n\x05state\x18\x01 \x01(\x0e\x32\x12.taihu.v1.RunState*>\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SERVER\x10\x01\x12\x0f\n\x0bROLE_WORKER\x10\x02*\x81\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_WAITING\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x16\n\x12RUN_STATE_FINISHED\x10\x03\x12\x14\n\x10RUN_STATE_FAILED\x10\x04*^\n\x05Route\x12\x15\n\x11ROUTE_UNSPECIFIED\x10\x00\x12\x13\n\x0fROUTE_ALLGATHER\x10\x01\x12\x18\n\x14ROUTE_REDUCE_SCATTER\x10\x02\x12\x0f\n\x0bROUTE_GTOPK\x10\x03\x32\xb1\x04\n\x12\x43oordinatorService\x12\x35\n\x04Join\x12\x15.taihu.v1.JoinRequest\x1a\x16.taihu.v1.JoinResponse\x12J\n\x0b\x42ringLayout\x12\x1c.taihu.v1.BringLayoutRequest\x1a\x1d.taihu.v1.BringLayoutResponse\x12\x44\n\tHeartbeat\x12\x1a.taihu.v1.HeartbeatRequest\x1a\x1b.taihu.v1.HeartbeatResponse\x12>\n\x07GetPlan\x12\x18.taihu.v1.GetPlanRequest\x1a\x19.taihu.v1.GetPlanResponse\x12\x46\n\x0bReportSteps\x12\x1c.taihu.v1.ReportStepsRequest\x1a\x19.taihu.v1.GetPlanResponse\x12G\n\nGetProfile\x12\x1b.taihu.v1.GetProfileRequest\x1a\x1c.taihu.v1.GetProfileResponse\x12\x44\n\tGetStatus\x12\x1a.taihu.v1.GetStatusRequest\x1a\x1b.taihu.v1.GetStatusResponse\x12;\n\x06\x46inish\x12\x17.taihu.v1.FinishRequest\x1a\x18.taihu.v1.FinishResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/coordinator.proto\x12\x08taihu.v1\x1a\x13protos/tensor.proto\"I\n\x06Member\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.taihu.v1.Role\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\x88\x01\n\x0bJoinRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12 \n\x06member\x18\x02 \x01(\x0b\x32\x10.taihu.v1.Member\x12\x17\n\x0fsettings_digest\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12 \n\x06layout\x18\x05 \x01(\x0b\x32\x10.taihu.v1.Layout\"B\n\x0cJoinResponse\x12\x18\n\x10server_addresses\x18\x01 \x03(\t\x12\x18\n\x10worker_addresses\x18\x02 \x03(\t\"e\n\x12\x42ringLayoutRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12 \n\x06member\x18\x02 \x01(\x0b\x32\x10.taihu.v1.Member\x12 \n\x06layout\x18\x03 \x01(\x0b\x32\x10.taihu.v1.Layout\"\x15\n\x13\x42ringLayoutResponse\"\x9d\x03\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04loss\x18\x02 \x01(\x02\x12\x15\n\rtest_accuracy\x18\x03 \x01(\x02\x12\x1a\n\x12samples_per_second\x18\x04 \x01(\x02\x12\x14\n\x0cstep_seconds\x18\x05 \x01(\x02\x12\x17\n\x0f\x63ompute_seconds\x18\x06 \x01(\x02\x12\x18\n\x10\x65xchange_seconds\x18\x07 \x01(\x02\x12\x14\n\x0cwait_seconds\x18\x08 \x01(\x02\x12\x1b\n\x13\x62ytes_sent_per_step\x18\t \x01(\x04\x12\x1f\n\x17\x62ytes_received_per_step\x18\n \x01(\x04\x12\x13\n\x0btotal_steps\x18\x0b \x01(\x04\x12\x18\n\x10\x63ompress_seconds\x18\x0c \x01(\x02\x12\x16\n\x0eselected_ratio\x18\r \x01(\x02\x12\x1d\n\x15threshold_drift_ratio\x18\x0e \x01(\x02\x12\x16\n\x0eupdate_seconds\x18\x0f \x01(\x02\x12\x13\n\x0btest_metric\x18\x10 \x01(\t\x12\x12\n\ntest_value\x18\x11 \x01(\x02\"g\n\x10HeartbeatRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12 \n\x06member\x18\x02 \x01(\x0b\x32\x10.taihu.v1.Member\x12$\n\x08progress\x18\x03 \x01(\x0b\x32\x12.taihu.v1.Progress\"W\n\x11HeartbeatResponse\x12!\n\x05state\x18\x01 \x01(\x0e\x32\x12.taihu.v1.RunState\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07\x63lock_s\x18\x03 \x01(\x01\"\x1d\n\x0eGetPlanRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"0\n\x05Group\x12\x13\n\x0b\x66irst_layer\x18\x01 \x01(\r\x12\x12\n\nlast_layer\x18\x02 \x01(\r\"\xcc\x01\n\x0fGetPlanResponse\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x11\n\tfrom_step\x18\x02 \x01(\x04\x12\x1f\n\x06groups\x18\x03 \x03(\x0b\x32\x0f.taihu.v1.Group\x12 \n\x06layout\x18\x04 \x01(\x0b\x32\x10.taihu.v1.Layout\x12\x19\n\x11predicted_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x66rame_elements\x18\x06 \x01(\r\x12\x1f\n\x06routes\x18\x07 \x03(\x0e\x32\x0f.taihu.v1.Route\"\xba\x01\n\x10GroupMeasurement\x12\x10\n\x08\x65lements\x18\x01 \x01(\x04\x12\x18\n\x10\x63ompress_seconds\x18\x02 \x01(\x01\x12\x11\n\trefreshed\x18\x03 \x01(\x08\x12\x10\n\x08\x62ytes_up\x18\x04 \x01(\x04\x12\x12\n\nbytes_down\x18\x05 \x01(\x04\x12\x12\n\nup_seconds\x18\x06 \x01(\x01\x12\x14\n\x0c\x64own_seconds\x18\x07 \x01(\x01\x12\x17\n\x0foverlap_seconds\x18\x08 \x01(\x01\"\x8e\x01\n\x0fStepMeasurement\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06serial\x18\x02 \x01(\x08\x12\x17\n\x0f\x66orward_seconds\x18\x03 \x01(\x01\x12\x18\n\x10\x62\x61\x63kward_seconds\x18\x04 \x03(\x01\x12*\n\x06groups\x18\x05 \x03(\x0b\x32\x1a.taihu.v1.GroupMeasurement\"{\n\x12ReportStepsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12 \n\x06member\x18\x02 \x01(\x0b\x32\x10.taihu.v1.Member\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12(\n\x05steps\x18\x04 \x03(\x0b\x32\x19.taihu.v1.StepMeasurement\"\x13\n\x11GetProfileRequest\"S\n\x12GetProfileResponse\x12\x14\n\x0cprofile_json\x18\x01 \x01(\t\x12\'\n\x04plan\x18\x02 \x01(\x0b\x32\x19.taihu.v1.GetPlanResponse\"\x12\n\x10GetStatusRequest\"\x9a\x01\n\x0cMemberStatus\x12 \n\x06member\x18\x01 \x01(\x0b\x32\x10.taihu.v1.Member\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12$\n\x08progress\x18\x03 \x01(\x0b\x32\x12.taihu.v1.Progress\x12\x1f\n\x17seconds_since_heartbeat\x18\x04 \x01(\x02\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\"\x9e\x01\n\x11GetStatusResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12!\n\x05state\x18\x02 \x01(\x0e\x32\x12.taihu.v1.RunState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\'\n\x07members\x18\x04 \x03(\x0b\x32\x16.taihu.v1.MemberStatus\x12\x0f\n\x07servers\x18\x05 \x01(\r\x12\x0f\n\x07workers\x18\x06 \x01(\r\"\x90\x01\n\rFinishRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12 \n\x06member\x18\x02 \x01(\x0b\x32\x10.taihu.v1.Member\x12$\n\x08progress\x18\x03 \x01(\x0b\x32\x12.taihu.v1.Progress\x12\x19\n\x11parameters_sha256\x18\x04 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x05 \x01(\t\"3\n\x0e\x46inishResponse\x12!\n\x05state\x18\x01 \x01(\x0e\x32\x12.taihu.v1.RunState*>\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SERVER\x10\x01\x12\x0f\n\x0bROLE_WORKER\x10\x02*\x81\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_WAITING\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x16\n\x12RUN_STATE_FINISHED\x10\x03\x12\x14\n\x10RUN_STATE_FAILED\x10\x04*^\n\x05Route\x12\x15\n\x11ROUTE_UNSPECIFIED\x10\x00\x12\x13\n\x0fROUTE_ALLGATHER\x10\x01\x12\x18\n\x14ROUTE_REDUCE_SCATTER\x10\x02\x12\x0f\n\x0bROUTE_GTOPK\x10\x03\x32\xb1\x04\n\x12\x43oordinatorService\x12\x35\n\x04Join\x12\x15.taihu.v1.JoinRequest\x1a\x16.taihu.v1.JoinResponse\x12J\n\x0b\x42ringLayout\x12\x1c.taihu.v1.BringLayoutRequest\x1a\x1d.taihu.v1.BringLayoutResponse\x12\x44\n\tHeartbeat\x12\x1a.taihu.v1.HeartbeatRequest\x1a\x1b.taihu.v1.HeartbeatResponse\x12>\n\x07GetPlan\x12\x18.taihu.v1.GetPlanRequest\x1a\x19.taihu.v1.GetPlanResponse\x12\x46\n\x0bReportSteps\x12\x1c.taihu.v1.ReportStepsRequest\x1a\x19.taihu.v1.GetPlanResponse\x12G\n\nGetProfile\x12\x1b.taihu.v1.GetProfileRequest\x1a\x1c.taihu.v1.GetProfileResponse\x12\x44\n\tGetStatus\x12\x1a.taihu.v1.GetStatusRequest\x1a\x1b.taihu.v1.GetStatusResponse\x12;\n\x06\x46inish\x12\x17.taihu.v1.FinishRequest\x1a\x18.taihu.v1.FinishResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=2427
-  _globals['_ROLE']._serialized_end=2489
-  _globals['_RUNSTATE']._serialized_start=2492
-  _globals['_RUNSTATE']._serialized_end=2621
-  _globals['_ROUTE']._serialized_start=2623
-  _globals['_ROUTE']._serialized_end=2717
+  _globals['_ROLE']._serialized_start=2468
+  _globals['_ROLE']._serialized_end=2530
+  _globals['_RUNSTATE']._serialized_start=2533
+  _globals['_RUNSTATE']._serialized_end=2662
+  _globals['_ROUTE']._serialized_start=2664
+  _globals['_ROUTE']._serialized_end=2758
   _globals['_MEMBER']._serialized_start=59
   _globals['_MEMBER']._serialized_end=132
   _globals['_JOINREQUEST']._serialized_start=135
@@ -49,37 +49,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BRINGLAYOUTRESPONSE']._serialized_start=444
   _globals['_BRINGLAYOUTRESPONSE']._serialized_end=465
   _globals['_PROGRESS']._serialized_start=468
-  _globals['_PROGRESS']._serialized_end=840
-  _globals['_HEARTBEATREQUEST']._serialized_start=842
-  _globals['_HEARTBEATREQUEST']._serialized_end=945
-  _globals['_HEARTBEATRESPONSE']._serialized_start=947
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1034
-  _globals['_GETPLANREQUEST']._serialized_start=1036
-  _globals['_GETPLANREQUEST']._serialized_end=1065
-  _globals['_GROUP']._serialized_start=1067
-  _globals['_GROUP']._serialized_end=1115
-  _globals['_GETPLANRESPONSE']._serialized_start=1118
-  _globals['_GETPLANRESPONSE']._serialized_end=1322
-  _globals['_GROUPMEASUREMENT']._serialized_start=1325
-  _globals['_GROUPMEASUREMENT']._serialized_end=1511
-  _globals['_STEPMEASUREMENT']._serialized_start=1514
-  _globals['_STEPMEASUREMENT']._serialized_end=1656
-  _globals['_REPORTSTEPSREQUEST']._serialized_start=1658
-  _globals['_REPORTSTEPSREQUEST']._serialized_end=1781
-  _globals['_GETPROFILEREQUEST']._serialized_start=1783
-  _globals['_GETPROFILEREQUEST']._serialized_end=1802
-  _globals['_GETPROFILERESPONSE']._serialized_start=1804
-  _globals['_GETPROFILERESPONSE']._serialized_end=1887
-  _globals['_GETSTATUSREQUEST']._serialized_start=1889
-  _globals['_GETSTATUSREQUEST']._serialized_end=1907
-  _globals['_MEMBERSTATUS']._serialized_start=1910
-  _globals['_MEMBERSTATUS']._serialized_end=2064
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2067
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2225
-  _globals['_FINISHREQUEST']._serialized_start=2228
-  _globals['_FINISHREQUEST']._serialized_end=2372
-  _globals['_FINISHRESPONSE']._serialized_start=2374
-  _globals['_FINISHRESPONSE']._serialized_end=2425
-  _globals['_COORDINATORSERVICE']._serialized_start=2720
-  _globals['_COORDINATORSERVICE']._serialized_end=3281
+  _globals['_PROGRESS']._serialized_end=881
+  _globals['_HEARTBEATREQUEST']._serialized_start=883
+  _globals['_HEARTBEATREQUEST']._serialized_end=986
+  _globals['_HEARTBEATRESPONSE']._serialized_start=988
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1075
+  _globals['_GETPLANREQUEST']._serialized_start=1077
+  _globals['_GETPLANREQUEST']._serialized_end=1106
+  _globals['_GROUP']._serialized_start=1108
+  _globals['_GROUP']._serialized_end=1156
+  _globals['_GETPLANRESPONSE']._serialized_start=1159
+  _globals['_GETPLANRESPONSE']._serialized_end=1363
+  _globals['_GROUPMEASUREMENT']._serialized_start=1366
+  _globals['_GROUPMEASUREMENT']._serialized_end=1552
+  _globals['_STEPMEASUREMENT']._serialized_start=1555
+  _globals['_STEPMEASUREMENT']._serialized_end=1697
+  _globals['_REPORTSTEPSREQUEST']._serialized_start=1699
+  _globals['_REPORTSTEPSREQUEST']._serialized_end=1822
+  _globals['_GETPROFILEREQUEST']._serialized_start=1824
+  _globals['_GETPROFILEREQUEST']._serialized_end=1843
+  _globals['_GETPROFILERESPONSE']._serialized_start=1845
+  _globals['_GETPROFILERESPONSE']._serialized_end=1928
+  _globals['_GETSTATUSREQUEST']._serialized_start=1930
+  _globals['_GETSTATUSREQUEST']._serialized_end=1948
+  _globals['_MEMBERSTATUS']._serialized_start=1951
+  _globals['_MEMBERSTATUS']._serialized_end=2105
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2108
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2266
+  _globals['_FINISHREQUEST']._serialized_start=2269
+  _globals['_FINISHREQUEST']._serialized_end=2413
+  _globals['_FINISHRESPONSE']._serialized_start=2415
+  _globals['_FINISHRESPONSE']._serialized_end=2466
+  _globals['_COORDINATORSERVICE']._serialized_start=2761
+  _globals['_COORDINATORSERVICE']._serialized_end=3322
 # @@protoc_insertion_point(module_scope)

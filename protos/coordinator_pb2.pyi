@@ -237,10 +237,12 @@ class Progress(_message.Message):
     SELECTED_RATIO_FIELD_NUMBER: _builtins.int
     THRESHOLD_DRIFT_RATIO_FIELD_NUMBER: _builtins.int
     UPDATE_SECONDS_FIELD_NUMBER: _builtins.int
+    TEST_METRIC_FIELD_NUMBER: _builtins.int
+    TEST_VALUE_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     loss: _builtins.float
     test_accuracy: _builtins.float
-    """Test accuracy of the last evaluation, 0..1; negative before the first one."""
+    """Test accuracy of the last evaluation, 0..1; negative before the first one, and where there is none."""
     samples_per_second: _builtins.float
     step_seconds: _builtins.float
     """Means over the recent steps."""
@@ -256,6 +258,9 @@ class Progress(_message.Message):
     """Relative change of the threshold that was made anew last."""
     update_seconds: _builtins.float
     """Servers: mean time of summing and updating one frame."""
+    test_metric: _builtins.str
+    """What a run without accuracy is tested by, for example rmse; empty before the first evaluation."""
+    test_value: _builtins.float
     def __init__(
         self,
         *,
@@ -274,10 +279,12 @@ class Progress(_message.Message):
         selected_ratio: _builtins.float = ...,
         threshold_drift_ratio: _builtins.float = ...,
         update_seconds: _builtins.float = ...,
+        test_metric: _builtins.str = ...,
+        test_value: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received_per_step", b"bytes_received_per_step", "bytes_sent_per_step", b"bytes_sent_per_step", "compress_seconds", b"compress_seconds", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "loss", b"loss", "samples_per_second", b"samples_per_second", "selected_ratio", b"selected_ratio", "step", b"step", "step_seconds", b"step_seconds", "test_accuracy", b"test_accuracy", "threshold_drift_ratio", b"threshold_drift_ratio", "total_steps", b"total_steps", "update_seconds", b"update_seconds", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received_per_step", b"bytes_received_per_step", "bytes_sent_per_step", b"bytes_sent_per_step", "compress_seconds", b"compress_seconds", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "loss", b"loss", "samples_per_second", b"samples_per_second", "selected_ratio", b"selected_ratio", "step", b"step", "step_seconds", b"step_seconds", "test_accuracy", b"test_accuracy", "test_metric", b"test_metric", "test_value", b"test_value", "threshold_drift_ratio", b"threshold_drift_ratio", "total_steps", b"total_steps", "update_seconds", b"update_seconds", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

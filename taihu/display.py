@@ -22,6 +22,7 @@ from rich.progress import (
 from rich.table import Column
 
 from taihu.coordination.membership import Progress as WorkerProgress
+from taihu.scores import score_text
 
 __all__ = [
     "Display",
@@ -52,11 +53,18 @@ class RunView:
     wait_seconds: float
     sent_bytes: int
     received_bytes: int
+    test_metric: str = ""
+    test_value: float = 0.0
+
+    @property
+    def score(self) -> str:
+        """Of the last test, "" before the first one; see `score_text`."""
+        return score_text(self.test_accuracy, self.test_metric, self.test_value)
 
     def __str__(self) -> str:
-        accuracy = f"  test {self.test_accuracy:.2%}" if self.test_accuracy >= 0 else ""
+        score = f"  test {self.score}" if self.score else ""
         return (
-            f"loss {self.loss:.4f}{accuracy}  {self.samples_per_second:.0f} samples/s  "
+            f"loss {self.loss:.4f}{score}  {self.samples_per_second:.0f} samples/s  "
             f"step {self.step_seconds * 1e3:.1f} ms (compute {self.compute_seconds * 1e3:.1f}, "
             f"exchange {self.exchange_seconds * 1e3:.1f}, wait {self.wait_seconds * 1e3:.1f})  "
             f"up {human_bytes(self.sent_bytes)}  down {human_bytes(self.received_bytes)} a step"
@@ -67,6 +75,7 @@ def view_of(workers: Sequence[WorkerProgress]) -> RunView | None:
     """Put the workers' reports together; None until every one has made a step."""
     if not workers or any(worker.step == 0 for worker in workers):
         return None
+    tester = max(workers, key=lambda worker: bool(worker.test_metric))
     return RunView(
         step=min(worker.step for worker in workers),
         total_steps=max(worker.total_steps for worker in workers),
@@ -79,6 +88,8 @@ def view_of(workers: Sequence[WorkerProgress]) -> RunView | None:
         wait_seconds=fmean(worker.wait_seconds for worker in workers),
         sent_bytes=sum(worker.bytes_sent_per_step for worker in workers),
         received_bytes=sum(worker.bytes_received_per_step for worker in workers),
+        test_metric=tester.test_metric,
+        test_value=tester.test_value,
     )
 
 
@@ -113,7 +124,7 @@ class PlainDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last_s = 0.0
-        self._accuracy = -1.0
+        self._score: tuple[float, str, float] = (-1.0, "", 0.0)
 
     def __enter__(self) -> Self:
         return self
@@ -129,8 +140,9 @@ class PlainDisplay:
 
     def update(self, view: RunView, elapsed_s: float) -> None:
         """See `Display.update`."""
-        if view.test_accuracy != self._accuracy or elapsed_s - self._last_s >= _SECONDS_BETWEEN_LINES:
-            self._accuracy = view.test_accuracy
+        score = (view.test_accuracy, view.test_metric, view.test_value)
+        if score != self._score or elapsed_s - self._last_s >= _SECONDS_BETWEEN_LINES:
+            self._score = score
             self._last_s = elapsed_s
             self.say(f"{elapsed_s:6.1f} s  step {view.step}/{view.total_steps}  {view}")
 

@@ -138,6 +138,7 @@ class LocalTraining:
         evaluations = first["evaluations"]
         return {
             "test_accuracy": evaluations[-1]["test_accuracy"] if evaluations else None,
+            "test_metrics": evaluations[-1]["test_metrics"] if evaluations else None,
             "final_loss": fmean(worker["final_loss"] for worker in workers),
             "parameters_sha256": first["parameters_sha256"],
             "steps": first["steps"],

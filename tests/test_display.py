@@ -7,7 +7,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from taihu.display import RunView, TerminalDisplay, waiting
+from taihu.coordination.membership import Progress
+from taihu.display import PlainDisplay, RunView, TerminalDisplay, view_of, waiting
+from taihu.scores import score_lines
 
 
 def test_what_is_waited_for_is_named_on_a_terminal_and_gone_afterwards() -> None:
@@ -47,3 +49,23 @@ def test_a_narrow_terminal_shows_the_whole_view_beside_the_bar() -> None:
     assert "31/60" in last
     for word in str(view).split():
         assert word in last
+
+
+def test_a_run_without_accuracy_shows_its_metric() -> None:
+    workers = [
+        Progress(step=3, total_steps=9),
+        Progress(step=3, total_steps=9, test_metric="rmse", test_value=0.1234),
+    ]
+    for order in (workers, workers[::-1]):
+        view = view_of(order)
+        assert view is not None
+        assert view.score == "rmse 0.1234"
+        assert "loss 0.0000  test rmse 0.1234  " in str(view)
+        shown = StringIO()
+        PlainDisplay(Console(file=shown)).update(view, 1.0)
+        assert "test rmse 0.1234" in shown.getvalue()
+
+
+def test_scores_of_a_summary() -> None:
+    assert score_lines({"accuracy": 0.98889}) == [("test accuracy", "98.89%")]
+    assert score_lines({"rmse": 0.12345, "r2": -1.5}) == [("test rmse", "0.1235"), ("test r2", "-1.5")]

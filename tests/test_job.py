@@ -68,6 +68,8 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "steps": COUNT,
         "seed": st.integers(0, 2**63 - 1),
         "evaluate": st.booleans(),
+        "loss": st.sampled_from(["auto", "cross-entropy", "mse", "bce"]),
+        "label_smoothing": FRACTION,
         "checkpoint": st.sampled_from(["none", "recompute", "spill"]),
         "checkpoint_segments": MANY,
         "precision": st.sampled_from(["fp32", "bf16", "fp16"]),
@@ -157,6 +159,8 @@ def fits(job: Tables) -> bool:
     }
     whole = of["exchange.fc"] == "data" and of["train.checkpoint"] == "none"
     if of["cluster.lost_after_s"] <= of["cluster.heartbeat_s"]:
+        return False
+    if of["train.label_smoothing"] and of["train.loss"] in {"mse", "bce"}:
         return False
     return compression_fits(of) and zero_fits(of) and (whole or of["cluster.compute"] == "cpu")
 
@@ -485,6 +489,8 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "steps": 7,
         "seed": 7,
         "evaluate": False,
+        "loss": "cross-entropy",
+        "label_smoothing": 0.1,
         "checkpoint": "spill",
         "checkpoint_segments": 7,
         "precision": "bf16",

@@ -30,6 +30,7 @@ from taihu.wire.server import RpcServer
 from worker.data.batches import Batches
 from worker.data.load import load_dataset
 from worker.engine import Model, build_model
+from worker.engine.loss import make_loss, outputs_of_model
 from worker.measuring import Measuring
 from worker.observer import Observer
 from worker.plan_follower import PlanFollower
@@ -108,9 +109,12 @@ class WorkerDaemon:
         return self._job.cluster.threads or len(os.sched_getaffinity(0))
 
     def _build_model(self) -> Model:
-        model = build_model(self._job.model.name, self._dataset.input_shape, self._dataset.outputs)
+        train, data = self._job.train, self._dataset
+        loss = make_loss(train.loss, data.targets, data.outputs, train.label_smoothing)
+        outputs = outputs_of_model(loss, data.targets, data.outputs)
+        model = build_model(self._job.model.name, data.input_shape, outputs)
+        model.use_loss(loss)
         model.use_threads(self._threads)
-        train = self._job.train
         if train.checkpoint != "none":
             model.checkpoint(train.checkpoint_segments, spill=train.checkpoint == "spill")
         return model
@@ -242,8 +246,7 @@ class WorkerDaemon:
     def _save(self, session: Session, replica: Replica, steps: int) -> None:
         if not replica.uses.saves:
             return
-        data = self._dataset
-        saved = SavedModel(self._job.model.name, data.input_shape, data.outputs, data.name, steps)
+        name, data = self._job.model.name, self._dataset
         group_of = group_of_layer(session.exchange.groups)
 
         def read_layer(layer: int) -> None:
@@ -251,6 +254,7 @@ class WorkerDaemon:
 
         def write(whole: Model, read_layer: Callable[[int], None]) -> None:
             if self._options.files.model is not None:
+                saved = SavedModel(name, data.input_shape, whole.outputs, data.name, steps)
                 save_model(self._options.files.model, whole, saved, read_layer)
 
         replica.save(write, read_layer)

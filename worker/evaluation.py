@@ -1,24 +1,24 @@
-"""Testing a model on a data set's test images."""
+"""Testing a model on a data set's test samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from worker.data.dataset import Dataset, testing_batches
-from worker.engine import Model, StepContext, softmax_cross_entropy
+from worker.engine import Model, StepContext
 
-__all__ = ["Accuracy", "evaluate", "read_along"]
+__all__ = ["Scores", "evaluate", "read_along"]
 
 _EVALUATION_BATCH = 250
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """Mean loss and share of right answers on a test set."""
+class Scores:
+    """Mean loss on a test set, and what else the model's loss counts there: `accuracy`, or `rmse`, `mae` and `r2`."""
 
     loss: float
-    accuracy: float
+    metrics: Mapping[str, float]
 
 
 def evaluate(
@@ -26,19 +26,18 @@ def evaluate(
     dataset: Dataset,
     batch: int = _EVALUATION_BATCH,
     before_layer: Callable[[int], None] | None = None,
-) -> Accuracy:
-    """Test `model` on the whole test set.
+) -> Scores:
+    """Test `model` on the whole test set, by its loss.
 
     Its arenas hold its parameters, at least those of a layer when `before_layer` has been called with its index.
     """
     context = StepContext(training=False, seed=0, step=0, first_sample=0)
-    loss = right = 0.0
-    for images, labels in testing_batches(dataset, batch):
-        logits = model.forward(images, context, before_layer)
-        loss += softmax_cross_entropy(logits, labels)[0] * len(labels)
-        right += float((logits.argmax(axis=1) == labels).sum())
-    total = len(dataset.test)
-    return Accuracy(loss / total, right / total)
+    loss, tally = 0.0, model.loss.tally()
+    for inputs, targets in testing_batches(dataset, batch):
+        outputs = model.forward(inputs, context, before_layer)
+        loss += model.loss(outputs, targets)[0] * len(targets)
+        tally.add(outputs, targets)
+    return Scores(loss / len(dataset.test), tally.metrics())
 
 
 def read_along(images: int, layers: int, read_layer: Callable[[int], None], batch: int = _EVALUATION_BATCH) -> None:

@@ -13,7 +13,7 @@ from taihu.coordination.plan import Plan
 from taihu.planner.profile import Profile
 from taihu.wire.metrics import WorkerMetrics
 from worker.compression_log import CompressionLog
-from worker.evaluation import Accuracy
+from worker.evaluation import Scores
 from worker.progress import ProgressMeter
 from worker.step_record import StepRecord
 
@@ -71,12 +71,12 @@ class Observer:
         predicted_ms = round(plan.predicted_seconds * 1e3, 3)
         self._log.info("planned", version=plan.version, groups=len(plan.groups), predicted_ms=predicted_ms)
 
-    def evaluated(self, tested: Accuracy, *, epoch: int, seconds: float) -> None:
+    def evaluated(self, tested: Scores, *, epoch: int, seconds: float) -> None:
         """The replica was tested after the last step."""
         evaluation = self._meter.evaluated(
-            epoch=epoch, seconds=seconds, test_loss=tested.loss, test_accuracy=tested.accuracy
+            epoch=epoch, seconds=seconds, test_loss=tested.loss, test_metrics=tested.metrics
         )
-        self._metrics.test_accuracy.set(tested.accuracy)
+        self._metrics.tested(tested.loss, tested.metrics)
         self._log.info("evaluated", **asdict(evaluation))
 
     def results(self, plan: Plan, profile: Profile | None) -> dict[str, Any]:

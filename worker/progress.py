@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from taihu.coordination.membership import Progress
 from taihu.measure import spread
+from taihu.scores import ACCURACY
 
 __all__ = ["Evaluation", "ProgressMeter", "StepSample"]
 
@@ -48,14 +50,18 @@ class StepSample:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy on the test set after a step, with the mean training loss since the evaluation before."""
+    """Scores on the test set after a step, with the mean training loss since the evaluation before.
+
+    `test_accuracy` is that of `test_metrics`, None where a run has none.
+    """
 
     step: int
     epoch: int
     seconds: float
     train_loss: float
     test_loss: float
-    test_accuracy: float
+    test_accuracy: float | None
+    test_metrics: Mapping[str, float]
 
 
 class ProgressMeter:
@@ -97,8 +103,11 @@ class ProgressMeter:
             bytes_received_per_step=round(fmean(s.received_bytes for s in self._recent)),
         )
 
-    def evaluated(self, *, epoch: int, seconds: float, test_loss: float, test_accuracy: float) -> Evaluation:
-        """Note an evaluation after the last added step."""
+    def evaluated(
+        self, *, epoch: int, seconds: float, test_loss: float, test_metrics: Mapping[str, float]
+    ) -> Evaluation:
+        """Note an evaluation after the last added step; `test_metrics` are at least one, the most telling first."""
+        test_accuracy = test_metrics.get(ACCURACY)
         since = self.evaluations[-1].step if self.evaluations else 0
         evaluation = Evaluation(
             step=self.progress.step,
@@ -107,9 +116,14 @@ class ProgressMeter:
             train_loss=fmean(self._losses[since:]),
             test_loss=test_loss,
             test_accuracy=test_accuracy,
+            test_metrics=dict(test_metrics),
         )
         self.evaluations.append(evaluation)
-        self.progress = replace(self.progress, test_accuracy=test_accuracy)
+        if test_accuracy is not None:
+            self.progress = replace(self.progress, test_accuracy=test_accuracy)
+        else:
+            name, value = next(iter(test_metrics.items()))
+            self.progress = replace(self.progress, test_metric=name, test_value=value)
         return evaluation
 
     def results(self) -> dict[str, object]:

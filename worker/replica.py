@@ -24,7 +24,7 @@ from taihu.wire.codec import ValueType
 from worker.arenas import arenas_of
 from worker.data.dataset import Dataset
 from worker.engine import Array, Model, StepContext, StepHooks
-from worker.evaluation import Accuracy, evaluate, read_along
+from worker.evaluation import Scores, evaluate, read_along
 from worker.exchange import GradientExchange
 from worker.fc.hybrid import HybridModel, fully_connected_layers
 from worker.fc.mover import PeerMover
@@ -81,7 +81,7 @@ class Replica(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Accuracy | None:
+    def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Scores | None:
         """Test the model on rank 0; all ranks call this at the same time.
 
         `read_layer(i)` is called before the parameters of an exchanged layer i are read.
@@ -127,7 +127,7 @@ class WholeReplica(Replica):
             for layer in range(len(self._model.layout.layers)):
                 read_layer(layer)
 
-    def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Accuracy | None:
+    def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Scores | None:
         """See `Replica.evaluate`."""
         if self._rank == 0:
             return evaluate(self._model, dataset, before_layer=read_layer)
@@ -209,7 +209,7 @@ class HybridReplica(Replica):
         self._hybrid.collect(self._mover, self._whole)
         return self._whole
 
-    def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Accuracy | None:
+    def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Scores | None:
         """See `Replica.evaluate`."""
         whole = self._collected()
         return evaluate(whole, dataset) if whole is not None else None

@@ -11,6 +11,7 @@ from taihu.errors import ModelError
 from taihu.job import load_job
 from taihu.options import JsonOption
 from taihu.results import write_json
+from taihu.scores import ACCURACY, score_lines
 from worker.data.load import load_dataset
 from worker.evaluation import evaluate
 from worker.hashing import parameters_sha256
@@ -41,8 +42,14 @@ def evaluate_file(
         )
     tested = evaluate(loaded.model, dataset)
     digest = parameters_sha256(loaded.parameters)
-    typer.echo(f"{saved.model} after {saved.steps} steps on {dataset.name}: test accuracy {tested.accuracy:.2%}")
+    scores = ", ".join(" ".join(line) for line in score_lines(tested.metrics))
+    typer.echo(f"{saved.model} after {saved.steps} steps on {dataset.name}: {scores}")
     typer.echo(f"test loss {tested.loss:.4f}, parameters sha256 {digest}")
     if json_file is not None:
-        results = {"test_accuracy": tested.accuracy, "test_loss": tested.loss, "parameters_sha256": digest}
+        results = {
+            "test_accuracy": tested.metrics.get(ACCURACY),
+            "test_metrics": dict(tested.metrics),
+            "test_loss": tested.loss,
+            "parameters_sha256": digest,
+        }
         write_json(json_file, results)

@@ -140,7 +140,7 @@ def _step_bar(view: Overview) -> Text:
 def _numbers(view: Overview, losses: deque[float]) -> Text:
     lines = [
         f"loss {view.loss:.4f}  {_sparkline(losses)}"
-        + (f"  test accuracy {view.test_accuracy:.2%}" if view.test_accuracy >= 0 else ""),
+        + (f"  test {'accuracy ' if view.test_accuracy >= 0 else ''}{view.score}" if view.score else ""),
         f"up {human_bytes(view.sent_per_second)}/s  down {human_bytes(view.received_per_second)}/s  "
         f"{view.samples_per_second:.0f} samples/s",
         f"density {view.density:.3%}  threshold drift {view.drift:.1%}  skew of compute {view.skew:.2f}x",

@@ -29,6 +29,7 @@ from taihu.options import (
     make_tracer,
 )
 from taihu.results import check_writable, write_json
+from taihu.scores import score_lines
 
 if TYPE_CHECKING:
     from taihu.job import Job
@@ -159,10 +160,9 @@ def _summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> N
         results[name]["median"] * 1e3
         for name in ("seconds_per_step", "seconds_compute", "seconds_exchange", "seconds_wait")
     )
-    accuracy = results["test_accuracy"]
     display.say(f"done in {elapsed_s:.1f} s: {results['steps']} steps, final loss {results['final_loss']:.4f}")
-    if accuracy is not None:
-        display.say(f"test accuracy   {accuracy:.2%}")
+    for name, value in score_lines(results["test_metrics"] or {}):
+        display.say(f"{name:<15} {value}")
     display.say(
         f"time per step   {step:.1f} ms: compute {compute:.1f}, wait {wait:.1f} (exchange took {exchange:.1f})"
     )

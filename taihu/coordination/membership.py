@@ -42,6 +42,7 @@ class MemberId:
 class Progress:
     """Where a member is; times are means over its recent steps, `test_accuracy` is negative before the first test.
 
+    A run that is not tested by accuracy has the name and value of its first metric in `test_metric` and `test_value`.
     `threshold_drift_ratio` is the relative change of the threshold that was made anew last; `update_seconds` is a
     server's mean time of summing and updating one frame.
     """
@@ -61,6 +62,8 @@ class Progress:
     selected_ratio: float = 1.0
     threshold_drift_ratio: float = 0.0
     update_seconds: float = 0.0
+    test_metric: str = ""
+    test_value: float = 0.0
 
 
 @dataclass

@@ -9,6 +9,7 @@ from statistics import fmean, median
 from protos import coordinator_pb2 as pb
 from taihu.coordination.membership import Progress, Role, RunState
 from taihu.coordination.messages import member_from_message, progress_from_message
+from taihu.scores import score_text
 
 __all__ = ["MemberView", "Overview", "overview_of"]
 
@@ -56,13 +57,21 @@ class Overview:
     drift: float = 0.0
     skew: float = 1.0
     update_seconds: float = 0.0
+    test_metric: str = ""
+    test_value: float = 0.0
+
+    @property
+    def score(self) -> str:
+        """Of the last test, "" before the first one; see `score_text`."""
+        return score_text(self.test_accuracy, self.test_metric, self.test_value)
 
     def __str__(self) -> str:
         if not self.step:
             return f"{self.job} {self.state.value}{f': {self.reason}' if self.reason else ''}"
         accuracy = f" accuracy {self.test_accuracy:.4f}" if self.test_accuracy >= 0 else ""
+        score = accuracy or (f" {self.score}" if self.score else "")
         return (
-            f"{self.job} {self.state.value} step {self.step}/{self.total_steps} loss {self.loss:.4f}{accuracy} "
+            f"{self.job} {self.state.value} step {self.step}/{self.total_steps} loss {self.loss:.4f}{score} "
             f"ms/step {self.step_seconds * 1e3:.1f} compute {self.compute_seconds * 1e3:.1f} "
             f"compress {self.compress_seconds * 1e3:.1f} exchange {self.exchange_seconds * 1e3:.1f} "
             f"wait {self.wait_seconds * 1e3:.1f} up {self.sent_per_second:.0f} B/s down "
@@ -78,6 +87,7 @@ def overview_of(answer: pb.GetStatusResponse, state: RunState) -> Overview:
     training = [member.progress for member in workers if member.progress.step]
     if not training:
         return Overview(answer.job, state, answer.reason, workers, servers)
+    tester = max(training, key=lambda progress: bool(progress.test_metric))
     usual = median(progress.compute_seconds for progress in training)
     return Overview(
         job=answer.job,
@@ -101,6 +111,8 @@ def overview_of(answer: pb.GetStatusResponse, state: RunState) -> Overview:
         drift=fmean(progress.threshold_drift_ratio for progress in training),
         skew=max(progress.compute_seconds for progress in training) / usual if usual else 1.0,
         update_seconds=fmean(member.progress.update_seconds for member in servers) if servers else 0.0,
+        test_metric=tester.test_metric,
+        test_value=tester.test_value,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from taihu.settings.base import Count, Section
 
@@ -14,6 +14,9 @@ __all__ = ["TrainSettings"]
 
 class TrainSettings(Section):
     """`[train]`: how much is trained, how precisely, and what is kept in memory meanwhile.
+
+    The `loss` bce, binary cross-entropy of the outputs' sigmoid, is for values of 0 and 1, and for two classes, which
+    one output tells apart.
 
     With `checkpoint` recompute only the inputs of `checkpoint_segments` segments of the model are kept in forward, by
     default at most as many as the square root of its layers, and the rest is computed again in backward; with spill
@@ -30,6 +33,12 @@ class TrainSettings(Section):
     steps: Count | None = Field(default=None, description="steps of the run; when given, instead of epochs")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=1, description="seed of everything random")
     evaluate: bool = Field(default=True, description="test the model after every epoch and at the end")
+    loss: Literal["auto", "cross-entropy", "mse", "bce"] = Field(
+        default="auto", description="what is minimised; auto: cross-entropy of classes, mean squared error of values"
+    )
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="cross-entropy: the share of a target that all classes get alike"
+    )
     checkpoint: Literal["none", "recompute", "spill"] = Field(
         default="none",
         description="what becomes of activations: kept, computed again in backward, or put into a file",
@@ -53,3 +62,12 @@ class TrainSettings(Section):
         if math.frexp(scale)[0] != 0.5:
             raise ValueError("loss_scale must be a power of two, so that it changes no digit: for example 65536")
         return scale
+
+    @model_validator(mode="after")
+    def _smoothing_fits_the_loss(self) -> TrainSettings:
+        if self.label_smoothing and self.loss in {"mse", "bce"}:
+            raise ValueError(
+                f"label_smoothing {self.label_smoothing:g} is for cross-entropy, not for train.loss '{self.loss}': "
+                "leave it out"
+            )
+        return self

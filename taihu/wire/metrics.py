@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from taihu.entry import InterruptedRunError
 from taihu.errors import ConfigError
+from taihu.scores import ACCURACY
 from taihu.wire.memory_limit import memory_limit_bytes
 
 __all__ = ["MetricsPage", "ServerMetrics", "WorkerMetrics", "export_modelled_layers"]
@@ -80,6 +81,20 @@ class WorkerMetrics:
         self.test_accuracy = _gauge(
             self.registry, "taihu_test_accuracy_ratio", "Accuracy of the last evaluation on the test set.", labels
         )
+        self._test_score = Gauge(
+            "taihu_test_score",
+            "Of the last evaluation on the test set: loss, accuracy, rmse, mae, r2, in the units of the targets.",
+            (*labels, "metric"),
+            registry=self.registry,
+        )
+        self._labels = labels
+
+    def tested(self, loss: float, metrics: Mapping[str, float]) -> None:
+        """The model was tested; `metrics` are few, and always the same ones."""
+        if ACCURACY in metrics:
+            self.test_accuracy.set(metrics[ACCURACY])
+        for name, value in {"loss": loss, **metrics}.items():
+            self._test_score.labels(**self._labels, metric=name).set(value)
 
 
 class ServerMetrics:

@@ -210,7 +210,7 @@ def test_a_loss_refuses_labels_that_do_not_fit() -> None:
             lambda: [ReLU(), Residual(Sequential([Conv2d(2, 1), Conv2d(2, 7)]))],
             "residual1.body.conv2: expected an input of at least 7 x 7 pixels",
         ),
-        (lambda: [Flatten(), Linear(4)], "model: expected an output of (3,) for 3 classes, seen (4,)"),
+        (lambda: [Flatten(), Linear(4)], "model: expected an output of (3,) for 3 classes or values, seen (4,)"),
         (lambda: [GlobalAvgPool(), *[Linear(3)] * 2], "a layer object occurs twice"),
         (list, "Sequential: expected at least one layer"),
         (lambda: [Flatten], "Sequential: expected layers, seen ABCMeta"),

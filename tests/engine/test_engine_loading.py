@@ -78,7 +78,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         ("not_a_layer", "expected a Layer, seen list; return Sequential([...])"),
         ("fails", "my:model.py line 16: RuntimeError: no such width"),
         ("refuses", "Sequential: expected at least one layer"),
-        ("leaf", "model: expected an output of (3,) for 3 classes, seen (4,)"),
+        ("leaf", "model: expected an output of (3,) for 3 classes or values, seen (4,)"),
     ],
 )
 def test_every_mistake_in_a_file_has_its_line(file: Path, function: str, message: str) -> None:

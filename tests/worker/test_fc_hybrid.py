@@ -28,6 +28,7 @@ from worker.engine import (
     StepContext,
     StepHooks,
 )
+from worker.engine.loss import BinaryCrossEntropy, CrossEntropy, Loss, MeanSquaredError
 from worker.fc.hybrid import HybridModel, fully_connected_layers
 from worker.fc.passes import Scheme, plan_passes
 
@@ -54,13 +55,16 @@ class Case:
     scheme: Scheme
     sharded: tuple[str, ...]
     bias: bool = True
+    loss: Loss = field(default_factory=CrossEntropy)
     images: NDArray[Any] = field(init=False)
-    labels: NDArray[np.int64] = field(init=False)
+    targets: NDArray[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.batch)
         self.images = rng.standard_normal((self.ranks * self.batch, 3, 4, 2))
-        self.labels = rng.integers(0, CLASSES, self.ranks * self.batch)
+        self.targets = rng.integers(0, CLASSES, self.ranks * self.batch)
+        if self.loss.name != "cross-entropy":
+            self.targets = rng.random((self.ranks * self.batch, CLASSES))
 
 
 @dataclass
@@ -82,9 +86,10 @@ def cases(draw: st.DrawFn) -> Case:
     units = tuple(draw(st.lists(st.integers(ranks, 9), max_size=3)))
     names = [f"fc{number}" for number in range(1, len(units) + 2)]
     sharded = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
-    return Case(
-        ranks, draw(st.integers(1, 6)), units, draw(st.sampled_from(SCHEMES)), tuple(sharded), draw(st.booleans())
-    )
+    scheme, batch, bias = draw(st.sampled_from(SCHEMES)), draw(st.integers(1, 6)), draw(st.booleans())
+    losses: tuple[Loss, ...] = (CrossEntropy(), CrossEntropy(0.2), MeanSquaredError(), BinaryCrossEntropy())
+    loss = draw(st.sampled_from(losses))
+    return Case(ranks, batch, units, scheme, tuple(sharded), bias, loss)
 
 
 def context(first_sample: int) -> StepContext:
@@ -94,10 +99,11 @@ def context(first_sample: int) -> StepContext:
 def in_one_process(case: Case) -> tuple[float, dict[str, NDArray[Any]]]:
     """Loss and gradients, by tensor, of the whole batch."""
     model = network(case.units, bias=case.bias)
+    model.use_loss(case.loss)
     parameters, gradients = np.zeros((2, model.layout.elements))
     model.bind(parameters, gradients)
     model.initialize(1)
-    loss = model.train(case.images, case.labels, context(0), StepHooks())
+    loss = model.train(case.images, case.targets, context(0), StepHooks())
     by_name = {
         f"{layer.name}/{name}": gradient
         for layer in model.parameter_layers
@@ -108,6 +114,7 @@ def in_one_process(case: Case) -> tuple[float, dict[str, NDArray[Any]]]:
 
 def one_rank(case: Case, mover: MemoryMover) -> tuple[float, HybridModel, dict[str, NDArray[Any]], Recorder]:
     model = network(case.units, bias=case.bias)
+    model.use_loss(case.loss)
     hybrid = HybridModel(model, case.sharded, rank=mover.rank, size=case.ranks, dtype=np.float64)
     parameters, gradients = np.zeros((2, hybrid.layout.elements))
     hybrid.bind(parameters, gradients)
@@ -119,7 +126,7 @@ def one_rank(case: Case, mover: MemoryMover) -> tuple[float, HybridModel, dict[s
     ready: list[int] = []
     read: list[int] = []
     hooks = StepHooks(read.append, lambda loss: read.append(-1), ready.append)
-    loss = hybrid.train(case.images[mine], case.labels[mine], context(mine.start), hooks)
+    loss = hybrid.train(case.images[mine], case.targets[mine], context(mine.start), hooks)
     layers = len(hybrid.layout.layers)
     assert ready == list(range(layers))
     assert read == [*reversed(range(layers)), -1]
@@ -204,7 +211,7 @@ def test_an_update_after_each_pass_is_one_by_the_mean_of_its_examples(scheme: Sc
             recorders.append(Recorder())
             hybrid.attach(mover, recorders[-1], scheme=scheme, update_each_pass=each_pass)
             mine = slice(mover.rank * 4, mover.rank * 4 + 4)
-            hybrid.train(case.images[mine], case.labels[mine], context(mine.start), StepHooks())
+            hybrid.train(case.images[mine], case.targets[mine], context(mine.start), StepHooks())
         return recorders[0], recorders[1]
 
     for once, each in MemoryNetwork(2).run(work):
@@ -292,7 +299,7 @@ def test_shards_are_not_updated_by_what_is_not_finite() -> None:
             np.errstate(all="ignore"),
             pytest.raises(RunError, match="gradients of fc1 are not finite at step 7"),
         ):
-            hybrid.train(case.images[mine], case.labels[mine], context(mine.start), StepHooks())
+            hybrid.train(case.images[mine], case.targets[mine], context(mine.start), StepHooks())
         return recorder
 
     assert [recorder.gradients for recorder in MemoryNetwork(2).run(work)] == [[], []]

@@ -63,7 +63,16 @@ def test_an_evaluation_tells_the_training_loss_since_the_one_before() -> None:
     for step, loss in enumerate((4.0, 2.0, 1.0, 0.0), 1):
         meter.add(step, StepSample(loss, 1, 1, 0, 0, 1, 1, 0, 0))
         if step % 2 == 0:
-            meter.evaluated(epoch=step // 2, seconds=1, test_loss=1, test_accuracy=step / 10)
+            meter.evaluated(epoch=step // 2, seconds=1, test_loss=1, test_metrics={"accuracy": step / 10})
     assert [e.train_loss for e in meter.evaluations] == [3.0, 0.5]
     assert [e.step for e in meter.evaluations] == [2, 4]
-    assert meter.progress.test_accuracy == pytest.approx(0.4)
+    assert [e.test_accuracy for e in meter.evaluations] == [0.2, 0.4]
+    assert (meter.progress.test_accuracy, meter.progress.test_metric) == (0.4, "")
+
+
+def test_a_run_without_accuracy_reports_its_first_metric() -> None:
+    meter = ProgressMeter(total_steps=1, batch=1)
+    meter.add(1, StepSample(4.0, 1, 1, 0, 0, 1, 1, 0, 0))
+    evaluation = meter.evaluated(epoch=1, seconds=1, test_loss=1, test_metrics={"rmse": 0.5, "mae": 0.25})
+    assert (evaluation.test_accuracy, evaluation.test_metrics) == (None, {"rmse": 0.5, "mae": 0.25})
+    assert (meter.progress.test_accuracy, meter.progress.test_metric, meter.progress.test_value) == (-1, "rmse", 0.5)

@@ -1,30 +1,181 @@
-"""The training objective of a classifier."""
+"""The training objectives: of classes, of values, and of yes or no."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
 import numpy as np
 
-from kernels.nn.loss import cross_entropy
-from taihu.errors import DataError
+from kernels.nn.loss import binary_cross_entropy, cross_entropy, smoothed_cross_entropy, squared_error
+from taihu.errors import ConfigError, DataError
 from worker.engine.layer import Array
+from worker.engine.scores import Deviations, RightBits, RightClasses, Tally
 
-__all__ = ["softmax_cross_entropy"]
+__all__ = [
+    "BinaryCrossEntropy",
+    "CrossEntropy",
+    "Loss",
+    "LossName",
+    "MeanSquaredError",
+    "TargetKind",
+    "make_loss",
+    "outputs_of_model",
+    "softmax_cross_entropy",
+]
+
+LossName = Literal["auto", "cross-entropy", "mse", "bce"]
+TargetKind = Literal["classes", "values"]
+
+
+class Loss(Protocol):
+    """A mean over the samples of a batch.
+
+    The mean of a batch is that of its parts, each weighted by its number of samples: passes over parts of a batch add
+    up.
+    """
+
+    @property
+    def name(self) -> str:
+        """As in `train.loss`."""
+        ...
+
+    def __call__(self, outputs: Array, targets: Array) -> tuple[float, Array]:
+        """The mean loss over the batch, and its gradient.
+
+        Args:
+            outputs: (B, K), float32 or float64, what the model's last layer returned.
+            targets: (B,) integers, or (B, K) floats.
+
+        Returns:
+            The loss, and dloss/doutputs (already divided by B) like `outputs`, in a new array.
+
+        Raises:
+            DataError: the targets do not fit.
+        """
+        ...
+
+    def tally(self) -> Tally:
+        """A new count of what a test says beside the loss."""
+        ...
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Cross entropy of softmax(outputs) against classes, of which every one gets its part of `label_smoothing`."""
+
+    label_smoothing: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """`cross-entropy`."""
+        return "cross-entropy"
+
+    def __call__(self, outputs: Array, targets: Array) -> tuple[float, Array]:
+        """See `Loss`; `targets` are (B,), integers within 0..K-1."""
+        labels = _checked_labels(targets, *outputs.shape)
+        doutputs = np.empty_like(outputs)
+        if self.label_smoothing:
+            return float(smoothed_cross_entropy(outputs, labels, self.label_smoothing, doutputs)), doutputs
+        return float(cross_entropy(outputs, labels, doutputs)), doutputs
+
+    def tally(self) -> Tally:
+        """Accuracy."""
+        return RightClasses()
+
+
+@dataclass(frozen=True)
+class MeanSquaredError:
+    """Mean of (outputs - targets)^2 over samples and outputs."""
+
+    @property
+    def name(self) -> str:
+        """`mse`."""
+        return "mse"
+
+    def __call__(self, outputs: Array, targets: Array) -> tuple[float, Array]:
+        """See `Loss`; `targets` are (B, K) floats."""
+        values = _checked_values(targets, outputs)
+        doutputs = np.empty_like(outputs)
+        return float(squared_error(outputs, values, doutputs)), doutputs
+
+    def tally(self) -> Tally:
+        """Root of the mean squared error, mean absolute error, and R^2."""
+        return Deviations()
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """Mean over samples and outputs of the cross entropy of sigmoid(outputs) against 0 and 1, or between them."""
+
+    @property
+    def name(self) -> str:
+        """`bce`."""
+        return "bce"
+
+    def __call__(self, outputs: Array, targets: Array) -> tuple[float, Array]:
+        """See `Loss`; `targets` are (B, K) floats within 0..1, or (B,) integers 0 and 1 where K is 1."""
+        values = _checked_values(_as_column(targets, outputs), outputs)
+        low, high = values.min(), values.max()
+        if not (low >= 0 and high <= 1):
+            raise DataError(f"train.loss 'bce': expected targets of 0 to 1, seen {low:g} to {high:g}; use 'mse'")
+        doutputs = np.empty_like(outputs)
+        return float(binary_cross_entropy(outputs, values, doutputs)), doutputs
+
+    def tally(self) -> Tally:
+        """Accuracy of outputs above 0 against targets above a half."""
+        return RightBits()
+
+
+def make_loss(name: LossName, targets: TargetKind, outputs: int, label_smoothing: float = 0.0) -> Loss:
+    """The loss that `train.loss` names; `auto` is cross-entropy for classes and mse for values.
+
+    Args:
+        name: of the loss.
+        targets: what the data set has.
+        outputs: the number of its classes, or of the values of one sample.
+        label_smoothing: 0 or more, below 1.
+
+    Raises:
+        ConfigError: the loss, or label smoothing, does not suit the targets.
+    """
+    if name == "auto":
+        name = "cross-entropy" if targets == "classes" else "mse"
+    if label_smoothing and name != "cross-entropy":
+        raise ConfigError(
+            f"train.label_smoothing {label_smoothing:g}: only cross-entropy has it, this run's loss is {name}; "
+            "leave it out"
+        )
+    if targets == "values" and name == "cross-entropy":
+        raise ConfigError(
+            "train.loss 'cross-entropy': expected classes (integers), the data set's targets are values; use 'mse', "
+            "or 'bce' for values of 0 and 1"
+        )
+    if targets == "classes" and name == "mse":
+        raise ConfigError(
+            "train.loss 'mse': expected values (floats), the data set's targets are classes; use 'cross-entropy'"
+        )
+    if targets == "classes" and name == "bce" and outputs != 2:
+        raise ConfigError(
+            f"train.loss 'bce': expected 2 classes, or values of 0 and 1, the data set has {outputs} classes; "
+            "use 'cross-entropy'"
+        )
+    if name == "cross-entropy":
+        return CrossEntropy(label_smoothing)
+    return MeanSquaredError() if name == "mse" else BinaryCrossEntropy()
+
+
+def outputs_of_model(loss: Loss, targets: TargetKind, outputs: int) -> int:
+    """How many outputs a model has for a data set of `outputs` classes or values: one where bce tells two classes."""
+    return 1 if loss.name == "bce" and targets == "classes" else outputs
 
 
 def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[float, Array]:
-    """Mean cross entropy of softmax(logits) over the batch, and its gradient.
+    """`CrossEntropy()(logits, labels)`."""
+    return CrossEntropy()(logits, labels)
 
-    Args:
-        logits: (B, classes), float32 or float64.
-        labels: (B,), integers within 0..classes-1.
 
-    Returns:
-        The loss, and dloss/dlogits (already divided by B) like `logits`.
-
-    Raises:
-        DataError: a label is outside of the range, not an integer, or there are not B of them.
-    """
-    batch, classes = logits.shape
+def _checked_labels(labels: Array, batch: int, classes: int) -> Array:
     if labels.shape != (batch,) or batch == 0 or labels.dtype.kind not in "iu":
         raise DataError(
             f"expected one integer label for each of the {batch} samples of a batch, seen {labels.dtype} of shape "
@@ -33,6 +184,19 @@ def softmax_cross_entropy(logits: Array, labels: Array) -> tuple[float, Array]:
     low, high = labels.min(), labels.max()
     if low < 0 or high >= classes:
         raise DataError(f"expected labels of 0 to {classes - 1}, seen {low} to {high}; set the model's classes")
-    dlogits = np.empty_like(logits)
-    loss = cross_entropy(logits, labels.astype(np.int64, copy=False), dlogits)
-    return float(loss), dlogits
+    return labels.astype(np.int64, copy=False)
+
+
+def _as_column(targets: Array, outputs: Array) -> Array:
+    """Labels of two classes as values of one output."""
+    one_each = targets.dtype.kind in "iu" and targets.shape == (len(outputs),) and outputs.shape[1] == 1
+    return targets.astype(outputs.dtype).reshape(-1, 1) if one_each else targets
+
+
+def _checked_values(values: Array, outputs: Array) -> Array:
+    if values.shape != outputs.shape or not len(values) or values.dtype.kind != "f":
+        raise DataError(
+            f"expected {outputs.shape[1]} values for each of the {len(outputs)} samples of a batch, seen "
+            f"{values.dtype} of shape {values.shape}"
+        )
+    return values

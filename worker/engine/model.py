@@ -12,7 +12,7 @@ from taihu.layout import LayerSpec, Layout
 from worker.engine.checkpoint import CheckpointedChain, checkpointed
 from worker.engine.containers import Sequential
 from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, ignore_layer
-from worker.engine.loss import softmax_cross_entropy
+from worker.engine.loss import CrossEntropy, Loss
 from worker.engine.team import SOLO, Team
 from worker.engine.workspace import Workspace
 
@@ -45,12 +45,12 @@ class StepHooks:
 
 
 class Model:
-    """A classifier of NHWC images.
+    """A network for NHWC images or rows of features.
 
     Args:
         root: the layers; a chain or any other layer.
-        input_shape: (height, width, channels) of an image.
-        classes: number of logits that the last layer must have.
+        input_shape: of one sample: (height, width, channels) of an image, or (features,).
+        outputs: how many the last layer must have: one for each class, or the values that are predicted.
 
     Attributes:
         layout: the layers with parameters in backward order.
@@ -59,16 +59,19 @@ class Model:
         ModelError: shapes do not fit, or a layer object occurs twice.
     """
 
-    def __init__(self, root: Layer, input_shape: Shape, classes: int) -> None:
+    def __init__(self, root: Layer, input_shape: Shape, outputs: int) -> None:
         self._root = root if isinstance(root, Sequential) else Sequential([root])
         self._input_shape = tuple(input_shape)
-        if len(self._input_shape) != 3 or min(self._input_shape) < 1:
-            raise ModelError(f"expected images of (height, width, channels), seen {self._input_shape}")
-        output = self._root.build("", self._input_shape)
-        if output != (classes,):
+        self._outputs = outputs
+        if len(self._input_shape) not in {1, 3} or min(self._input_shape) < 1:
             raise ModelError(
-                f"model: expected an output of ({classes},) for {classes} classes, seen {output}; "
-                f"end it with Linear({classes})"
+                f"model: expected inputs of (height, width, channels) or (features,), seen {self._input_shape}"
+            )
+        output = self._root.build("", self._input_shape)
+        if output != (outputs,):
+            raise ModelError(
+                f"model: expected an output of ({outputs},) for {outputs} classes or values, seen {output}; "
+                f"end it with Linear({outputs})"
             )
         leaves = list(self._root.leaves())
         if len({id(leaf) for leaf in leaves}) != len(leaves):
@@ -84,6 +87,26 @@ class Model:
         self._dtype: np.dtype[np.floating] | None = None
         self._context: StepContext | None = None
         self._team = SOLO
+        self._loss: Loss = CrossEntropy()
+
+    def use_loss(self, loss: Loss) -> None:
+        """Train for `loss` from now on; a new model trains for cross-entropy."""
+        self._loss = loss
+
+    @property
+    def loss(self) -> Loss:
+        """What it is trained for, and tested by."""
+        return self._loss
+
+    @property
+    def input_shape(self) -> Shape:
+        """Of one sample."""
+        return self._input_shape
+
+    @property
+    def outputs(self) -> int:
+        """Of the last layer, for one sample."""
+        return self._outputs
 
     def use_threads(self, threads: int) -> None:
         """Compute with so many threads from now on, at least 1; results have the same bits with any number."""
@@ -160,36 +183,41 @@ class Model:
             layer.initialize(seed)
 
     def forward(
-        self, images: Array, context: StepContext, before_layer: Callable[[int], None] | None = None
+        self, inputs: Array, context: StepContext, before_layer: Callable[[int], None] | None = None
     ) -> Array:
-        """Compute the logits.
+        """Compute the outputs.
 
         Args:
-            images: (B, height, width, channels); converted to the dtype of the arenas, left alone until `backward`.
+            inputs: (B, *input_shape); converted to the dtype of the arenas, left alone until `backward`.
             context: the step.
             before_layer: called with i right before layout.layers[i] reads its parameters, for i = n-1, ..., 0.
 
         Returns:
-            (B, classes), valid until the next forward; that of a checkpointed model, until `backward`.
+            (B, outputs), valid until the next forward; that of a checkpointed model, until `backward`.
 
         Raises:
-            ModelError: no arena is bound, or the images have another shape.
+            ModelError: no arena is bound, or the inputs have another shape.
         """
-        x = self._checked(images)
+        x = self._checked(inputs)
         self._context = context
         return self._runner.forward(x, Run(context, self._scratch, before_layer or ignore_layer, team=self._team))
 
-    def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
-        """Forward, mean softmax cross entropy, and backward into the gradient arena; returns the loss."""
-        logits = self.forward(images, context, hooks.before_layer)
-        loss, dlogits = softmax_cross_entropy(logits, labels)
+    def train(self, inputs: Array, targets: Array, context: StepContext, hooks: StepHooks) -> float:
+        """Forward, mean loss, and backward into the gradient arena; returns the loss.
+
+        Raises:
+            ModelError: see `forward`.
+            DataError: the targets do not fit the loss, see `Loss`.
+        """
+        outputs = self.forward(inputs, context, hooks.before_layer)
+        loss, doutputs = self._loss(outputs, targets)
         hooks.forwarded(loss)
         if (scale := hooks.loss_scale()) != 1.0:
-            dlogits *= dlogits.dtype.type(scale)
-        self.backward(dlogits, hooks.gradient_ready, hooks.before_backward, hooks.before_recompute)
+            doutputs *= doutputs.dtype.type(scale)
+        self.backward(doutputs, hooks.gradient_ready, hooks.before_backward, hooks.before_recompute)
         return loss
 
-    def forward_until(self, stop: int, images: Array, context: StepContext, hooks: StepHooks) -> tuple[Array, Run]:
+    def forward_until(self, stop: int, inputs: Array, context: StepContext, hooks: StepHooks) -> tuple[Array, Run]:
         """The input of `chain[stop]` in a training step, and what the layers from there on may know of the step.
 
         Raises:
@@ -208,7 +236,7 @@ class Model:
             hooks.gradient_ready,
             team=self._team,
         )
-        x = self._checked(images)
+        x = self._checked(inputs)
         for layer in self.chain[:stop]:
             x = layer.forward(x, run)
         return x, run
@@ -218,17 +246,17 @@ class Model:
         for layer in reversed(self.chain[self._root.first_differentiated : stop]):
             dy = layer.backward(dy, run)
 
-    def _checked(self, images: Array) -> Array:
+    def _checked(self, inputs: Array) -> Array:
         if self._dtype is None:
             raise ModelError("model: expected bound arenas, seen none; call bind() first")
-        if images.shape[1:] != self._input_shape or not len(images):
+        if inputs.shape[1:] != self._input_shape or not len(inputs):
             expected = ", ".join(map(str, self._input_shape))
-            raise ModelError(f"model: expected images of (batch, {expected}), seen {images.shape}; convert the data")
-        return np.ascontiguousarray(images, dtype=self._dtype)
+            raise ModelError(f"model: expected inputs of (batch, {expected}), seen {inputs.shape}; convert the data")
+        return np.ascontiguousarray(inputs, dtype=self._dtype)
 
     def backward(
         self,
-        dlogits: Array,
+        doutputs: Array,
         gradient_ready: Callable[[int], None] | None = None,
         before_backward: Callable[[int], None] | None = None,
         before_recompute: Callable[[int], None] | None = None,
@@ -236,7 +264,7 @@ class Model:
         """Write the gradients of the latest forward, which must have been a training one, into the gradient arena.
 
         Args:
-            dlogits: (B, classes), gradient of the loss.
+            doutputs: (B, outputs), gradient of the loss.
             gradient_ready: called with i = 0, 1, 2, ... when the gradient of layout.layers[i] is complete and its
                 parameters are not needed any more in this step.
             before_backward: see `StepHooks`.
@@ -249,7 +277,7 @@ class Model:
         if context is None or not context.training:
             raise ModelError("model: expected a training forward before backward, seen none; run forward() first")
         self._context = None
-        dy = np.ascontiguousarray(dlogits, dtype=self._dtype)
+        dy = np.ascontiguousarray(doutputs, dtype=self._dtype)
         run = Run(
             context,
             self._scratch,

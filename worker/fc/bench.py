@@ -160,7 +160,7 @@ def _tail(mover: PeerMover, layer: FcLayer, scheme: Scheme) -> Tail:
     bias, bias_gradient = arena[2 * layer.inputs * width :].reshape(2, width)
     weight[...] = np.random.default_rng(mover.rank).standard_normal(weight.shape, dtype=np.float32)
     stage = Stage("fc", FcWeights(weight, bias, weight_gradient, bias_gradient), columns, ())
-    return Tail([stage], mover, scheme=scheme, loss=_no_loss, tracer=mover.tracer)
+    return Tail([stage], mover, _no_loss, scheme=scheme, tracer=mover.tracer)
 
 
 def _no_loss(logits: Array, labels: Array) -> tuple[float, Array]:

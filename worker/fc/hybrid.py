@@ -154,22 +154,23 @@ class HybridModel:
         self._tail = Tail(
             list(self._stages()),
             mover,
+            self._model.loss,
             scheme=scheme,
             update_each_pass=update_each_pass,
             on_gradients=self._update,
             tracer=tracer,
         )
 
-    def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
+    def train(self, inputs: Array, targets: Array, context: StepContext, hooks: StepHooks) -> float:
         """One step's forward and backward, see `Model.train`; the shards are updated within."""
         if self._tail is None:
             raise ModelError("hybrid model: expected a way to the other workers, seen none; call attach() first")
         self._step = context.step
-        features, run = self._model.forward_until(self._start, images, context, hooks)
+        features, run = self._model.forward_until(self._start, inputs, context, hooks)
         for layer in reversed(self._kept_in_tail):
             hooks.before_layer(layer.index)
         hooks.forwarded(None)
-        result = self._tail.train(features, labels, run)
+        result = self._tail.train(features, targets, run)
         for layer in self._kept_in_tail:
             hooks.gradient_ready(layer.index)
         self._model.backward_from(self._start, result.feature_gradient, run)

@@ -26,13 +26,12 @@ from allreduce.shards import (
 from taihu.errors import DataError
 from taihu.trace import Tracer
 from worker.engine.layer import Array, Run
-from worker.engine.loss import softmax_cross_entropy
 from worker.fc.passes import Pass, Scheme, plan_passes
 from worker.fc.stage import Stage, StageMemory
 
 __all__ = ["Mover", "Tail", "TailResult"]
 
-Loss = Callable[[Array, Array], tuple[float, Array]]
+LossFunction = Callable[[Array, Array], tuple[float, Array]]
 
 
 class Mover(Protocol):
@@ -69,11 +68,11 @@ class Tail:
         self,
         stages: Sequence[Stage],
         mover: Mover,
+        loss: LossFunction,
         *,
         scheme: Scheme = "gather",
         update_each_pass: bool = False,
         on_gradients: Callable[[int], None] = lambda passes: None,
-        loss: Loss = softmax_cross_entropy,
         tracer: Tracer | None = None,
     ) -> None:
         self._stages = tuple(stages)
@@ -89,12 +88,12 @@ class Tail:
         self._memory: list[StageMemory] = []
         self._logits = self._feature_gradient = np.empty((0, 0))
 
-    def train(self, features: Array, labels: Array, run: Run) -> TailResult:
+    def train(self, features: Array, targets: Array, run: Run) -> TailResult:
         """Forward, loss and backward of all passes; writes the gradients of every stage.
 
         Args:
             features: (batch, K), the own examples; every rank has as many.
-            labels: (batch,).
+            targets: of the own examples, as the loss takes them.
             run: of the step.
 
         Raises:
@@ -111,7 +110,7 @@ class Tail:
                 arriving = self._send_features(features, self._passes[number + 1])
             with self._tracer.span(f"pass {number}", track="fc compute", step=run.context.step):
                 logits = self._forward(features, one, run)
-                loss, dlogits = self._own_loss(logits, labels, one)
+                loss, dlogits = self._own_loss(logits, targets, one)
                 total += loss
                 returning.append(self._backward(dlogits, gradient, one, run))
             if self._update_each_pass:
@@ -185,11 +184,11 @@ class Tail:
         else:
             self._move("gather", gather_columns(self._rank, before.columns, own, x))
 
-    def _own_loss(self, logits: Array, labels: Array, one: Pass) -> tuple[float, Array]:
+    def _own_loss(self, logits: Array, targets: Array, one: Pass) -> tuple[float, Array]:
         """This pass's part of the mean loss over the batch, and its gradient."""
         if not len(logits):
             return 0.0, logits
-        loss, dlogits = self._loss(logits, labels[self._own(one)])
+        loss, dlogits = self._loss(logits, targets[self._own(one)])
         share = len(logits) / self._batch
         if share != 1.0:
             dlogits *= dlogits.dtype.type(share)

@@ -12,7 +12,6 @@ from kernels.sw26010.ledger import Ledger
 from kernels.sw26010.machine import CORE_GROUPS
 from kernels.sw26010.passes import sgd_update
 from worker.engine.layer import Array, Run, StepContext
-from worker.engine.loss import softmax_cross_entropy
 from worker.engine.model import Model, StepHooks
 from worker.sw26010.layers import ProcessorLayer, on_processor
 from worker.sw26010.times import LayerTime
@@ -37,15 +36,16 @@ class ProcessorModel:
     def __init__(self, model: Model, core_groups: int = CORE_GROUPS) -> None:
         self._layers = tuple(on_processor(layer, core_groups) for layer in model.chain)
         self._core_groups = core_groups
+        self._loss = model.loss
         # Backward ends with the first layer that has parameters.
         self._first = next(i for i, layer in enumerate(model.chain) if not layer.needs_input_gradient)
 
-    def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
-        """As `Model.train`: forward, loss, and backward into the gradient arena.
+    def train(self, inputs: Array, targets: Array, context: StepContext, hooks: StepHooks) -> float:
+        """As `Model.train`: forward, the model's loss, and backward into the gradient arena.
 
         Args:
-            images: (B, height, width, channels).
-            labels: (B,), integers.
+            inputs: (B, *input_shape).
+            targets: as the loss takes them.
             context: the step; training.
             hooks: what is told.
         """
@@ -55,10 +55,10 @@ class ProcessorModel:
             before_backward=hooks.before_backward,
             gradient_ready=hooks.gradient_ready,
         )
-        x = np.ascontiguousarray(images, np.float32)
+        x = np.ascontiguousarray(inputs, np.float32)
         for layer in self._layers:
             x = layer.forward(x, run)
-        loss, dy = softmax_cross_entropy(x, labels)
+        loss, dy = self._loss(x, targets)
         hooks.forwarded(loss)
         if (scale := hooks.loss_scale()) != 1.0:
             dy *= dy.dtype.type(scale)
