@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 from taihu.errors import ConfigError
@@ -97,9 +98,10 @@ def prepare_run(job: Job, job_file: Path | None, *, default: Path | None = None,
         made: whether another process has prepared the folder.
 
     Raises:
-        ConfigError: the folder holds something, or a file could not be written.
+        ConfigError: the folder holds something, a file could not be written, or what `run.events` needs is missing.
     """
     folder = run_folder(job, datetime.now(), default)
+    _check_events(job.run.events, folder)
     files = run_files(job.run, folder)
     files.check_writable()
     if folder is None or made:
@@ -108,6 +110,18 @@ def prepare_run(job: Job, job_file: Path | None, *, default: Path | None = None,
     files.make_parents()
     _describe(files.folder or folder, job, job_file)
     return files
+
+
+def _check_events(events: str, folder: Path | None) -> None:
+    if events == "none":
+        return
+    if folder is None:
+        raise ConfigError(f"run.events {events!r}: without a run folder there is no place for them; give --run-dir")
+    if find_spec("tensorboardX") is None:
+        raise ConfigError(
+            f"run.events {events!r}: tensorboardX is not installed; pip install 'taihu[tensorboard]', "
+            "or set run.events = 'none'"
+        )
 
 
 def _make(folder: Path, *, anew: bool) -> Path:
@@ -134,7 +148,9 @@ def _make(folder: Path, *, anew: bool) -> Path:
                 f"run folder {folder}: it is not empty, and two runs do not share one; give a new --run-dir"
             )
     except OSError as error:
-        raise ConfigError(f"run folder {folder}: cannot be made: {error.strerror}; give another --run-dir") from None
+        raise ConfigError(
+            f"run folder {folder}: cannot be made: {error.filename}: {error.strerror}; give another --run-dir"
+        ) from None
     return folder
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import Coordinator
 from taihu.errors import ConfigError
 from taihu.job import Job
+from taihu.optimization.schedule import learning_rate
 from taihu.planner.groups import group_of_layer
 from taihu.run_folder import RunFiles
 from taihu.trace import Tracer
@@ -35,6 +37,7 @@ from worker.measuring import Measuring
 from worker.observer import Observer
 from worker.plan_follower import PlanFollower
 from worker.replica import Replica, Uses, WholeReplica, prepare_hybrid
+from worker.run_log import RunLog, open_writers
 from worker.saving import SavedModel, save_model
 from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from worker.step_record import StepRecord
@@ -99,6 +102,7 @@ class WorkerDaemon:
                 self._log.info("metrics", port=page.port)
             self._dataset = load_dataset(self._job.data)
             self._batches = self._make_batches()
+            self._run_log = stack.enter_context(self._make_run_log())
             return self._take_part()
 
     def _metrics_page(self, port: int) -> MetricsPage:
@@ -162,7 +166,7 @@ class WorkerDaemon:
         """From joining to finishing."""
         train, rank = self._job.train, self._options.rank
         total = train.steps or train.epochs * self._batches.steps_per_epoch
-        observer = Observer(rank, total_steps=total, batch=train.batch, metrics=self._metrics)
+        observer = Observer(rank, total_steps=total, batch=train.batch, metrics=self._metrics, run_log=self._run_log)
         self._metrics.last_step.set(total)
         with self._joined(observer) as (session, replica):
             replica.uses = replica.uses.agreed(session.exchange.agree)
@@ -258,6 +262,13 @@ class WorkerDaemon:
                 save_model(self._options.files.model, whole, saved, read_layer)
 
         replica.save(write, read_layer)
+
+    def _make_run_log(self) -> RunLog:
+        return RunLog(
+            open_writers(self._options.files.folder, self._job.run.events),
+            steps_per_epoch=self._batches.steps_per_epoch,
+            learning_rate=partial(learning_rate, self._job.optimizer),
+        )
 
     def _make_batches(self) -> Batches:
         return Batches(

@@ -15,6 +15,7 @@ from taihu.wire.metrics import WorkerMetrics
 from worker.compression_log import CompressionLog
 from worker.evaluation import Scores
 from worker.progress import ProgressMeter
+from worker.run_log import RunLog
 from worker.step_record import StepRecord
 
 __all__ = ["Observer"]
@@ -23,10 +24,11 @@ __all__ = ["Observer"]
 class Observer:
     """Takes in steps, compressed groups, plans and evaluations as they happen."""
 
-    def __init__(self, rank: int, *, total_steps: int, batch: int, metrics: WorkerMetrics) -> None:
+    def __init__(self, rank: int, *, total_steps: int, batch: int, metrics: WorkerMetrics, run_log: RunLog) -> None:
         self._meter = ProgressMeter(total_steps=total_steps, batch=batch)
         self._thresholds = CompressionLog()
         self._metrics = metrics
+        self._run_log = run_log
         self._batch = batch
         self._skipped_steps = 0
         self._drift = 0.0
@@ -47,6 +49,7 @@ class Observer:
         """A step and its exchange have ended."""
         sample = record.sample()
         self._meter.add(record.step, sample)
+        self._run_log.stepped(record.step, sample, record.loss_scale)
         metrics = self._metrics
         metrics.step_seconds.observe(sample.step_seconds)
         metrics.compute_seconds.observe(sample.compute_seconds)
@@ -76,6 +79,7 @@ class Observer:
         evaluation = self._meter.evaluated(
             epoch=epoch, seconds=seconds, test_loss=tested.loss, test_metrics=tested.metrics
         )
+        self._run_log.evaluated(evaluation)
         self._metrics.tested(tested.loss, tested.metrics)
         self._log.info("evaluated", **asdict(evaluation))
 

@@ -29,7 +29,7 @@ def test_workers_may_start_before_servers_and_be_found_by_a_launchers_environmen
     start: Start, tmp_path: Path
 ) -> None:
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    world |= {"WORLD_SIZE": "2", "TAIHU_CLUSTER__SERVERS": "2"}
+    world |= {"WORLD_SIZE": "2", "TAIHU_CLUSTER__SERVERS": "2", "TAIHU_RUN__DIR": "kept/{name}"}
     workers = [
         start("worker", *STEPS, "--json", f"{rank}.json", environment={**world, "RANK": str(rank)}) for rank in (0, 1)
     ]
@@ -38,6 +38,14 @@ def test_workers_may_start_before_servers_and_be_found_by_a_launchers_environmen
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert results[0]["parameters_sha256"] == results[1]["parameters_sha256"]
     assert results[0]["steps"] == 60
+    # Worker 0 alone keeps what stays.
+    (folder,) = (tmp_path / "kept").iterdir()
+    assert folder.name == "small_cnn-on-digits"
+    assert json.loads((folder / "results.json").read_text()) == results[0]
+    assert len((folder / "steps.csv").read_text().splitlines()) == 1 + 60
+    assert {path.name for path in folder.iterdir()} == {
+        *("job.toml", "settings.toml", "steps.csv", "results.json", "model.safetensors"),
+    }
 
 
 def test_a_run_can_be_watched_from_outside(start: Start, taihu: Taihu, tmp_path: Path) -> None:

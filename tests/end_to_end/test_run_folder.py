@@ -1,0 +1,100 @@
+"""What `taihu train` leaves behind, from one run: all of it in one folder, and each file says the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from taihu.environment import without_settings
+from taihu.job import load_job
+
+JOB = "name = 'kept'\n# As it was given.\n[optimizer]\nschedule = 'cosine'\ndecay_steps = 40\nwarmup_steps = 5\n"
+STEPS = 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended: what it printed, its folder, and where it was started."""
+
+    output: str
+    folder: Path
+    home: Path
+
+    @property
+    def results(self) -> dict[str, Any]:
+        results: dict[str, Any] = json.loads((self.folder / "results.json").read_text())
+        return results
+
+    def table(self, name: str) -> list[dict[str, str]]:
+        with (self.folder / name).open(newline="") as file:
+            return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    home = tmp_path_factory.mktemp("home")
+    (home / "job.toml").write_text(JOB)
+    size = ("--servers", "1", "--workers", "2", "--steps", str(STEPS))
+    done = subprocess.run(
+        [sys.executable, "-m", "taihu", "train", "job.toml", *size, "--json", "mine.json"],
+        cwd=home,
+        env=without_settings(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    (folder,) = (home / "runs").iterdir()
+    return Run(done.stdout, folder, home)
+
+
+def test_the_folder_is_told_and_complete(run: Run) -> None:
+    assert run.folder.name.startswith("kept-20")
+    assert run.output.count(f"runs/{run.folder.name}\n") == 2
+    assert f"runs/{run.folder.name}/model.safetensors" in run.output
+    assert {path.name for path in run.folder.iterdir()} == {
+        *("job.toml", "settings.toml", "results.json", "steps.csv", "epochs.csv", "model.safetensors", "logs"),
+    }
+    logs = {path.name for path in (run.folder / "logs").iterdir()}
+    assert logs == {"server-0.log", "worker-0.log", "worker-1.log"}
+    assert sorted(path.name for path in run.home.iterdir()) == ["job.toml", "mine.json", "runs"]
+
+
+def test_job_and_settings_are_those_of_the_run(run: Run) -> None:
+    assert (run.folder / "job.toml").read_text() == JOB
+    job = load_job(run.folder / "settings.toml")
+    assert (job.name, job.train.steps, job.cluster.workers, job.optimizer.warmup_steps) == ("kept", STEPS, 2, 5)
+    assert json.loads((run.home / "mine.json").read_text()) == run.results
+
+
+def test_the_table_of_steps_is_that_of_the_run(run: Run) -> None:
+    table = run.table("steps.csv")
+    assert [int(row["step"]) for row in table] == list(range(1, STEPS + 1))
+    rates = [float(row["learning_rate"]) for row in table]
+    assert rates[:5] == sorted(rates[:5])
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert all(float(row["step_seconds"]) >= float(row["wait_seconds"]) for row in table)
+    # The mean of the workers' final losses is told; worker 0's is one of two that are not negative.
+    assert 0 < float(table[-1]["worker_0_loss"]) <= 2 * run.results["final_loss"]
+    assert int(table[-1]["sent_bytes"]) == pytest.approx(run.results["bytes_sent_per_step"] / 2, rel=0.05)
+
+
+def test_the_table_of_tests_is_that_of_the_results(run: Run) -> None:
+    table = run.table("epochs.csv")
+    told = run.results["evaluations"]
+    assert [int(row["step"]) for row in table] == [each["step"] for each in told]
+    assert [float(row["test_accuracy"]) for row in table] == [each["test_accuracy"] for each in told]
+    assert float(table[-1]["test_accuracy"]) == run.results["test_accuracy"]
+
+
+def test_the_model_is_saved(run: Run) -> None:
+    assert sum(values.size for values in load_file(run.folder / "model.safetensors").values()) > 30_000

@@ -1,0 +1,166 @@
+"""Steps and tests as files: each number is found again where it belongs, while the run goes on and after."""
+
+from __future__ import annotations
+
+import csv
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
+
+from taihu.errors import RunError
+from taihu.optimization.schedule import learning_rate
+from taihu.settings import OptimizerSettings
+from worker.progress import Evaluation, StepSample
+from worker.run_events import EventFile
+from worker.run_log import CsvTables, RunLog, ScalarWriter, open_writers
+from worker.run_rows import STEP_COLUMNS, Scalars
+
+SECONDS = st.floats(0, 1000)
+SAMPLES = st.builds(
+    StepSample,
+    loss=st.floats(-5, 5) | st.just(float("inf")),
+    step_seconds=SECONDS,
+    compute_seconds=SECONDS,
+    compress_seconds=SECONDS,
+    compress_wait_seconds=SECONDS,
+    exchange_seconds=SECONDS,
+    wait_seconds=SECONDS,
+    sent_bytes=st.integers(0, 10**12),
+    received_bytes=st.integers(0, 10**12),
+    selected_ratio=st.floats(0, 1),
+    steady=st.booleans(),
+)
+SAMPLE = StepSample(0.5, 0.02, 0.01, 0.0, 0.0, 0.005, 0.001, 100, 200)
+STEP_DECAY = OptimizerSettings(learning_rate=0.1, schedule="step", milestones=(2, 4), gamma=0.5)
+PER_EPOCH = 3
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def events(folder: Path) -> Iterator[Event]:
+    """What is in the one event file, by the format of TFRecord: length, its checksum, data, its checksum."""
+    (path,) = folder.glob("events.out.tfevents.*")
+    content = path.read_bytes()
+    while content:
+        (length,) = struct.unpack_from("<Q", content)
+        data = content[12 : 12 + length]
+        assert struct.unpack_from("<I", content, 8) == (masked_crc32c(content[:8]),)
+        assert struct.unpack_from("<I", content, 12 + length) == (masked_crc32c(data),)
+        yield Event.FromString(data)
+        content = content[16 + length :]
+
+
+def run_log(*writers: ScalarWriter, interval_s: float = 1000.0) -> RunLog:
+    return RunLog(
+        writers,
+        steps_per_epoch=PER_EPOCH,
+        learning_rate=partial(learning_rate, STEP_DECAY),
+        interval_s=interval_s,
+    )
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(SAMPLES, st.sampled_from([1.0, 65536.0])), max_size=8))
+def test_every_step_is_a_row_and_an_event(notes: list[tuple[StepSample, float]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with run_log(CsvTables(folder), EventFile(folder)) as log:
+            for step, (sample, scale) in enumerate(notes, 1):
+                log.stepped(step, sample, scale)
+        table = rows(folder / "steps.csv")
+        assert (folder / "steps.csv").read_text().splitlines()[0] == ",".join(STEP_COLUMNS)
+        assert [int(row["step"]) for row in table] == list(range(1, len(notes) + 1))
+        told = {event.step: {v.tag: v.simple_value for v in event.summary.value} for event in events(folder)}
+        for step, ((sample, scale), row) in enumerate(zip(notes, table, strict=True), 1):
+            assert int(row["epoch"]) == (step - 1) // PER_EPOCH + 1
+            rate = 0.1 * 0.5 ** ((step > 2) + (step > 4))
+            assert float(row["learning_rate"]) == pytest.approx(rate)
+            assert float(row["worker_0_loss"]) == sample.loss
+            assert (int(row["sent_bytes"]), int(row["received_bytes"])) == (sample.sent_bytes, sample.received_bytes)
+            assert (float(row["selected_ratio"]), float(row["loss_scale"])) == (sample.selected_ratio, scale)
+            for part in ("step", "compute", "compress", "exchange", "wait"):
+                seconds = getattr(sample, f"{part}_seconds")
+                assert float(row[f"{part}_seconds"]) == pytest.approx(seconds, abs=1e-6)
+                assert told[step][f"seconds/{part}"] == pytest.approx(seconds)
+            assert told[step]["loss/worker_0"] == pytest.approx(sample.loss)
+            assert told[step]["learning_rate"] == pytest.approx(rate)
+            assert told[step]["exchange/sent_bytes"] == pytest.approx(sample.sent_bytes)
+
+
+def test_every_test_is_a_row_and_an_event(tmp_path: Path) -> None:
+    tested = [
+        Evaluation(3, 1, 0.25, 1.5, 1.25, None, {"rmse": 0.5}),
+        Evaluation(6, 2, 0.25, 0.75, 0.5, None, {"rmse": 0.875}),
+    ]
+    with run_log(CsvTables(tmp_path), EventFile(tmp_path)) as log:
+        for evaluation in tested:
+            log.evaluated(evaluation)
+    table = rows(tmp_path / "epochs.csv")
+    assert [(row["epoch"], row["step"]) for row in table] == [("1", "3"), ("2", "6")]
+    assert [(float(row["train_loss"]), float(row["test_loss"])) for row in table] == [(1.5, 1.25), (0.75, 0.5)]
+    assert [float(row["test_rmse"]) for row in table] == [0.5, 0.875]
+    told = {event.step: {v.tag: v.simple_value for v in event.summary.value} for event in events(tmp_path)}
+    assert told[6] == {"epoch": 2, "loss/train_mean": 0.75, "test/loss": 0.5, "test/rmse": 0.875}
+
+
+class Waking(CsvTables):
+    """Tells when others can read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.flushed = threading.Event()
+
+    def flush(self) -> None:
+        super().flush()
+        self.flushed.set()
+
+
+def test_the_table_is_read_while_the_run_goes_on(tmp_path: Path) -> None:
+    tables = Waking(tmp_path)
+    with run_log(tables, interval_s=0.01) as log:
+        log.stepped(1, SAMPLE, 1.0)
+        assert tables.flushed.wait(30)
+        assert [row["step"] for row in rows(tmp_path / "steps.csv")] == ["1"]
+
+
+def test_a_full_disk_ends_the_table_and_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Full(CsvTables):
+        def add_step(self, row: Scalars) -> None:
+            raise OSError(28, "No space left on device")
+
+    (tmp_path / "other").mkdir()
+    with run_log(Full(tmp_path), CsvTables(tmp_path / "other")) as log:
+        log.stepped(1, SAMPLE, 1.0)
+    assert len(rows(tmp_path / "other" / "steps.csv")) == 1
+    assert "No space left on device" in "".join(capsys.readouterr())
+
+
+def test_what_fails_in_the_run_leaves_the_rows_until_then(tmp_path: Path) -> None:
+    def fail() -> None:
+        with run_log(*open_writers(tmp_path, "none")) as log:
+            log.stepped(1, SAMPLE, 1.0)
+            raise RunError("a worker was lost")
+
+    with pytest.raises(RunError):
+        fail()
+    assert len(rows(tmp_path / "steps.csv")) == 1
+    assert not (tmp_path / "epochs.csv").exists()
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    assert open_writers(None, "tensorboard") == []
+    with run_log() as log:
+        log.stepped(1, SAMPLE, 1.0)
+        assert not log.pending
