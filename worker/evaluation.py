@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from worker.data.dataset import Dataset, testing_batches
+from worker.data.dataset import Dataset, evaluation_batches
 from worker.engine import Model, StepContext
 
 __all__ = ["Scores", "evaluate", "read_along"]
@@ -33,7 +33,7 @@ def evaluate(
     """
     context = StepContext(training=False, seed=0, step=0, first_sample=0)
     loss, tally = 0.0, model.loss.tally()
-    for inputs, targets in testing_batches(dataset, batch):
+    for inputs, targets in evaluation_batches(dataset, batch):
         outputs = model.forward(inputs, context, before_layer)
         loss += model.loss(outputs, targets)[0] * len(targets)
         tally.add(outputs, targets)

@@ -23,9 +23,9 @@ __all__ = [
     "Targets",
     "build_dataset",
     "check_labels",
+    "evaluation_batches",
     "read_normalised",
     "standardise",
-    "testing_batches",
 ]
 
 Images = NDArray[np.uint8]
@@ -143,7 +143,7 @@ def read_normalised(dataset: Dataset, examples: Examples, rows: Rows, out: NDArr
     standardise(dataset, out)
 
 
-def testing_batches(dataset: Dataset, batch: int) -> Iterator[tuple[NDArray[np.float32], Targets]]:
+def evaluation_batches(dataset: Dataset, batch: int) -> Iterator[tuple[NDArray[np.float32], Targets]]:
     """All test examples in order, normalised, `batch` or at the end fewer at a time, with their targets.
 
     The inputs (n, *input_shape) lie in one buffer, which the next batch overwrites.

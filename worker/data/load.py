@@ -7,11 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from taihu.errors import DataError
+from taihu.names import OwnData, own_data
 from taihu.settings import DataSettings
 from worker.data.cifar10 import load_cifar10
 from worker.data.dataset import Dataset
 from worker.data.digits import load_digits
 from worker.data.fashion_mnist import load_fashion_mnist
+from worker.data.own_arrays import load_own_arrays
+from worker.data.own_function import load_own_function
 from worker.data.resize import ResizedExamples
 from worker.data.synthetic import load_synthetic
 
@@ -19,14 +22,16 @@ __all__ = ["load_dataset"]
 
 
 def load_dataset(settings: DataSettings) -> Dataset:
-    """Load `digits`, `fashion-mnist`, `cifar10` or `synthetic:CxHxW[:classes=K][:samples=N]`.
+    """Load `digits`, `fashion-mnist`, `cifar10`, `synthetic:CxHxW[:classes=K][:samples=N]`, or the user's own data.
 
-    `settings.path` is the folder of the files of `fashion-mnist` and `cifar10`; the others need none and ignore it.
+    `settings.path` is the folder of the files of `fashion-mnist` and `cifar10`, and is handed to a function of the
+    user's own; the others need none and ignore it.
 
     Raises:
         DataError: the data set is missing or damaged.
     """
-    dataset = _load(settings)
+    own = own_data(settings.name)
+    dataset = _load(settings) if own is None else _load_own(settings, own)
     if settings.normalise == "none":
         dataset = replace(dataset, mean=np.zeros_like(dataset.mean), scale=np.ones_like(dataset.scale))
     if settings.size is not None and settings.size != dataset.input_shape[:2]:
@@ -43,6 +48,12 @@ def _load(settings: DataSettings) -> Dataset:
     if name == "cifar10":
         return load_cifar10(path)
     return load_synthetic(name)
+
+
+def _load_own(settings: DataSettings, own: OwnData) -> Dataset:
+    if own.kind == "function":
+        return load_own_function(settings, own)
+    return load_own_arrays(settings, own)
 
 
 def _resized(dataset: Dataset, size: tuple[int, int]) -> Dataset:

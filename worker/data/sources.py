@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from taihu.errors import DataError
+from taihu.names import OwnData, own_data
+from taihu.user_code import split_function
 from worker.data.files import check_readable, exists
 
 __all__ = [
@@ -15,10 +17,13 @@ __all__ = [
     "CIFAR10_TEST",
     "CIFAR10_TRAIN",
     "FASHION_MNIST_REMEDY",
+    "TRAIN_TABLES",
+    "FolderKind",
     "check_sources",
     "cifar10_folder",
     "digits_file",
     "fashion_mnist_file",
+    "folder_kind",
 ]
 
 CIFAR10_REMEDY: Final = (
@@ -33,16 +38,22 @@ FASHION_MNIST_REMEDY: Final = (
 _FASHION_MNIST: Final = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
+TRAIN_TABLES: Final = ("train.csv", "train.tsv", "train.parquet", "train.csv.gz", "train.tsv.gz")
+_FOLDER_REMEDY: Final = "give a folder of .npy files, of tables train and test, or of images by class"
+FolderKind = Literal["arrays", "table", "images"]
 # Where Debian's package dataset-fashion-mnist puts the files.
 _DEBIAN_PATH: Final = Path("/usr/share/datasets/fashion-mnist")
 
 
 def check_sources(name: str, path: Path | None) -> None:
-    """Check that the files of the data set `name` are there, which may be one that needs none.
+    """Check that the files of the data set `name` are there, which may be one that needs none, and what reads them.
 
     Raises:
-        DataError: one is missing or cannot be read, or no folder was given where one is needed.
+        DataError: one is missing or cannot be read, no folder was given where one is needed, or a package is missing.
     """
+    own = own_data(name)
+    if own is not None:
+        _check_own(own)
     for file, remedy in _files(name, path):
         check_readable(file, remedy)
 
@@ -79,6 +90,34 @@ def cifar10_folder(path: Path | None) -> Path:
         raise DataError(f"cifar10: no folder given; {CIFAR10_REMEDY}")
     unpacked = path / "cifar-10-batches-bin"
     return unpacked if exists(unpacked) else path
+
+
+def folder_kind(folder: Path) -> FolderKind:
+    """What a folder of the user's own holds: .npy files, the tables `train` and `test`, or images.
+
+    Raises:
+        DataError: there is no such folder, or it cannot be read.
+    """
+    try:
+        names = {entry.name for entry in folder.iterdir()}
+    except OSError as error:
+        reason = "not found" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise DataError(f"data folder {folder}: {reason}; {_FOLDER_REMEDY}") from None
+    if any(name.endswith(".npy") for name in names):
+        return "arrays"
+    return "table" if names & set(TRAIN_TABLES) else "images"
+
+
+def _check_own(own: OwnData) -> None:
+    kind = folder_kind(own.path) if own.kind == "folder" else own.kind
+    if kind == "function":
+        file, _ = split_function(f"{own.path}:{own.function}", thing="data", error=DataError)
+        check_readable(file, "give path/to/file.py:function")
+    elif own.kind != "folder":
+        check_readable(own.path, f"give the path of a file {own.path.suffix}")
+    package, extra = {"table": ("pyarrow", "tables"), "images": ("PIL", "images")}.get(kind, ("numpy", ""))
+    if find_spec(package) is None:
+        raise DataError(f"data {own.path}: needs a package that is not installed; pip install taihu[{extra}]")
 
 
 def _files(name: str, path: Path | None) -> Iterator[tuple[Path, str]]:

@@ -1,0 +1,73 @@
+"""From inputs and targets of the user's own to a data set: understood, split, and with statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.errors import DataError
+from taihu.settings import DataSettings
+from worker.data.dataset import Dataset, Rows
+from worker.data.inputs import Inputs, Paired
+from worker.data.statistics import no_statistics
+from worker.data.targets import understand
+
+__all__ = ["Part", "assemble"]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Inputs with targets (n,) or (n, K) as they were given; `where` names them in messages."""
+
+    inputs: Inputs
+    targets: NDArray[Any]
+    where: str
+
+
+def assemble(settings: DataSettings, train: Part, test: Part | None, class_names: Sequence[str] = ()) -> Dataset:
+    """Make a data set of its parts; without a part for testing, a share of the training part becomes it.
+
+    Raises:
+        DataError: inputs and targets do not fit each other or the settings.
+    """
+    parts = [train] if test is None else [train, test]
+    for part in parts:
+        _check(part, train)
+    targets = understand([p.targets for p in parts], [p.where for p in parts], settings.task, len(class_names))
+    if test is None:
+        rows, kept_apart = _split(len(train.inputs), settings, train.where)
+        values = targets.parts[0]
+        training = Paired(train.inputs, values[rows], rows)
+        testing = Paired(train.inputs, values[kept_apart], kept_apart)
+    else:
+        rows = np.arange(len(train.inputs))
+        training = Paired(train.inputs, targets.parts[0])
+        testing = Paired(test.inputs, targets.parts[1])
+    shape = train.inputs.shape
+    mean, scale = train.inputs.statistics(rows) if settings.normalise == "auto" else no_statistics(shape)
+    names = tuple(class_names) if targets.kind == "classes" else ()
+    return Dataset(
+        settings.name, training, testing, shape, targets.outputs, targets.kind, mean, scale, class_names=names
+    )
+
+
+def _check(part: Part, train: Part) -> None:
+    if len(part.inputs) != len(part.targets):
+        raise DataError(f"{part.where}: {len(part.inputs)} inputs, but {len(part.targets)} targets")
+    if part.inputs.shape != train.inputs.shape:
+        raise DataError(
+            f"{part.where}: inputs of shape {part.inputs.shape}, expected {train.inputs.shape} as for training"
+        )
+
+
+def _split(samples: int, settings: DataSettings, where: str) -> tuple[Rows, Rows]:
+    """Rows for training and for testing, each in ascending order; the same for as many samples and one split_seed."""
+    if samples < 2:
+        raise DataError(f"{where}: {samples} sample, of which none can be set apart for testing; give at least 2")
+    testing = min(samples - 1, max(1, round(samples * settings.test_share)))
+    order = np.random.default_rng([settings.split_seed, samples]).permutation(samples)
+    return np.sort(order[testing:]), np.sort(order[:testing])

@@ -1,0 +1,191 @@
+"""Inputs of examples from arrays and from sequences of the user's own, checked and brought to one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.errors import DataError
+from taihu.user_code import explained
+from worker.data.dataset import Rows, Targets
+from worker.data.statistics import Statistics, image_statistics, read_statistics, spread_rows
+
+__all__ = ["ArrayInputs", "Inputs", "ItemInputs", "Paired", "array_inputs", "input_array"]
+
+_MOST_SAMPLED = 2048
+_FORMS = "(n, height, width, channels), (n, height, width) or (n, features)"
+
+
+class Inputs(Protocol):
+    """Inputs of one shape without their targets."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input: (height, width, channels) or (features,)."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of inputs."""
+        ...
+
+    def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
+        """See `Examples.read`."""
+        ...
+
+    def statistics(self, rows: Rows) -> Statistics:
+        """Mean and deviation of the inputs `rows`, or of some of them where all would take long."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Paired:
+    """Inputs with their targets; where `rows` are given, only those of the inputs, in this order."""
+
+    inputs: Inputs
+    values: Targets
+    rows: Rows | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
+        """See `Examples.read`."""
+        self.inputs.read(rows if self.rows is None else self.rows[rows], out)
+
+    def targets(self, rows: Rows) -> Targets:
+        """See `Examples.targets`."""
+        found: Targets = self.values[rows]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayInputs:
+    """The rows of an array (n, *shape), in memory or mapped from a file."""
+
+    array: NDArray[Any]
+    where: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See `Inputs`."""
+        return self.array.shape[1:]
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
+        """See `Inputs`."""
+        out[...] = self.array[rows]
+
+    def statistics(self, rows: Rows) -> Statistics:
+        """See `Inputs`; of a mapped array 2,048 rows."""
+        if _is_mapped(self.array):
+            rows = rows[spread_rows(len(rows), _MOST_SAMPLED)]
+        elif self.array.dtype == np.uint8 and self.array.ndim == 4 and len(rows) == len(self.array):
+            return image_statistics(self.array)
+        return read_statistics(self.read, rows, self.shape, self.where)
+
+
+@dataclass(frozen=True, eq=False)
+class ItemInputs:
+    """What `get(row)` of the user's code in `file` returns, read one by one when they are needed."""
+
+    get: Callable[[int], Any]
+    count: int
+    shape: tuple[int, ...]
+    file: Path
+    where: str
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
+        """See `Inputs`."""
+        for place, row in enumerate(rows.tolist()):
+            item = input_array(self.get, row, self.file, self.where)
+            if item.shape != self.shape:
+                raise DataError(
+                    f"{self.where}: sample {row} has shape {item.shape}, expected {self.shape}, that of sample 0"
+                )
+            out[place] = item
+
+    def statistics(self, rows: Rows) -> Statistics:
+        """See `Inputs`; of 2,048 rows."""
+        return read_statistics(self.read, rows[spread_rows(len(rows), _MOST_SAMPLED)], self.shape, self.where)
+
+
+def array_inputs(array: NDArray[Any], where: str) -> ArrayInputs:
+    """The inputs in `array` (n, H, W, C), (n, H, W), (n, F) or (n,), of any real dtype; `where` names it.
+
+    Raises:
+        DataError: it has another shape, is empty, or holds something else than finite numbers.
+    """
+    _check_numbers(array.dtype, where)
+    if not 1 <= array.ndim <= 4 or 0 in array.shape:
+        raise DataError(f"{where}: inputs of shape {array.shape}; expected {_FORMS}, none of them empty")
+    shaped = array[..., np.newaxis] if array.ndim in {1, 3} else array
+    _check_channels(shaped.shape[1:], where)
+    if array.dtype.kind == "f" and not _is_mapped(array):
+        _check_finite(array, where)
+    return ArrayInputs(shaped, where)
+
+
+def input_array(get: Callable[[int], Any], row: int, file: Path, where: str) -> NDArray[Any]:
+    """The input that the user's `get(row)` returns as (H, W, C) or (F,).
+
+    Raises:
+        DataError: `get` fails, or it returns something else than numbers of such a shape.
+    """
+    try:
+        with explained(file, thing="data", error=DataError):
+            item = np.asarray(get(row))
+    except DataError as error:
+        raise DataError(f"{where}: sample {row}: {error}") from None
+    _check_numbers(item.dtype, f"{where}: sample {row}")
+    if item.ndim > 3 or item.size == 0:
+        raise DataError(
+            f"{where}: sample {row} has shape {item.shape}; expected (height, width, channels), (height, width) or "
+            "(features,), not empty"
+        )
+    shaped = item[..., np.newaxis] if item.ndim in {0, 2} else item
+    _check_channels(shaped.shape, where)
+    return shaped
+
+
+def _is_mapped(array: NDArray[Any]) -> bool:
+    """Whether an array, or what it is a view of, lies in a file."""
+    base: Any = array
+    while base is not None:
+        if isinstance(base, np.memmap):
+            return True
+        base = getattr(base, "base", None)
+    return False
+
+
+def _check_numbers(dtype: np.dtype[Any], where: str) -> None:
+    if dtype.kind not in "uifb":
+        raise DataError(f"{where}: inputs of {dtype}; expected numbers: uint8, float32, ...")
+
+
+def _check_channels(shape: tuple[int, ...], where: str) -> None:
+    """Refuse images with channels first where nothing else can be meant."""
+    if len(shape) == 3 and shape[0] in {1, 3} and shape[1] == shape[2] > 4:
+        raise DataError(
+            f"{where}: inputs of shape {shape} look like (channels, height, width); expected (height, width, "
+            "channels): transpose them, for example with x.transpose(0, 2, 3, 1)"
+        )
+
+
+def _check_finite(array: NDArray[Any], where: str) -> None:
+    rows = max(1, (1 << 20) * len(array) // array.size)
+    for start in range(0, len(array), rows):
+        part = array[start : start + rows]
+        finite = np.isfinite(part.reshape(len(part), -1)).all(axis=1)
+        if not finite.all():
+            row = start + int(finite.argmin())
+            raise DataError(f"{where}: the input of sample {row} is not finite; replace or drop it")

@@ -1,0 +1,107 @@
+"""Arrays of the user's own: an .npz file, read into memory, or a folder of .npy files, mapped into it."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.errors import DataError
+from taihu.names import OwnData
+from taihu.settings import DataSettings
+from worker.data.assemble import Part, assemble
+from worker.data.dataset import Dataset
+from worker.data.inputs import array_inputs
+
+__all__ = ["load_own_arrays"]
+
+# Pairs of names for training and testing, as Keras, MedMNIST and scikit-learn call them.
+_TRAIN: Final = (
+    ("x_train", "y_train"),
+    ("train_images", "train_labels"),
+    ("train_inputs", "train_targets"),
+    ("images", "labels"),
+    ("inputs", "targets"),
+    ("x", "y"),
+)
+_TEST: Final = (("x_test", "y_test"), ("test_images", "test_labels"), ("test_inputs", "test_targets"))
+_CLASS_NAMES: Final = "class_names"
+
+Get = Callable[[str], NDArray[Any]]
+
+
+def load_own_arrays(settings: DataSettings, own: OwnData) -> Dataset:
+    """Load `x_train`, `y_train`, and where they are there `x_test`, `y_test` and `class_names`.
+
+    Names may be in upper case, and `train_images`, `train_labels` and the like.
+
+    Raises:
+        DataError: a file is damaged, an array is missing, pickled or of another shape.
+    """
+    if own.kind == "folder":
+        return _from_folder(settings, own.path)
+    try:
+        with own.path.open("rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise DataError(f"{own.path}: one array, not an .npz file of several; save it with numpy.savez")
+            return _dataset(settings, file.files, lambda name: _read(file, name, own.path))
+    except (OSError, zipfile.BadZipFile, ValueError, EOFError) as error:
+        raise DataError(f"{own.path}: not a readable .npz file: {_cause(error)}") from None
+
+
+def _from_folder(settings: DataSettings, folder: Path) -> Dataset:
+    def read(name: str) -> NDArray[Any]:
+        path = folder / f"{name}.npy"
+        try:
+            found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path}: not a readable .npy file: {_cause(error)}") from None
+        return found
+
+    return _dataset(settings, sorted(path.stem for path in folder.glob("*.npy")), read)
+
+
+def _dataset(settings: DataSettings, names: Iterable[str], read: Get) -> Dataset:
+    known = {name.lower(): name for name in names}
+    where = f"data {settings.name}"
+    train = _part(_TRAIN, known, read, where)
+    if train is None:
+        found = ", ".join(known.values()) or "nothing"
+        raise DataError(f"{where}: no arrays x_train and y_train; it holds {found}")
+    class_names: list[str] = []
+    if _CLASS_NAMES in known:
+        class_names = list(map(str, read(known[_CLASS_NAMES]).ravel()))
+    return assemble(settings, train, _part(_TEST, known, read, where), class_names)
+
+
+def _part(pairs: Iterable[tuple[str, str]], known: dict[str, str], read: Get, where: str) -> Part | None:
+    for inputs, targets in pairs:
+        if inputs in known and targets in known:
+            place = f"{where}: {known[inputs]}"
+            return Part(array_inputs(read(known[inputs]), place), np.asarray(read(known[targets])), place)
+        if inputs in known or targets in known:
+            missing = targets if inputs in known else inputs
+            raise DataError(f"{where}: array {missing} is missing beside {inputs if inputs in known else targets}")
+    return None
+
+
+def _read(file: Any, name: str, path: Path) -> NDArray[Any]:
+    try:
+        found: NDArray[Any] = file[name]
+    except (OSError, zipfile.BadZipFile, zlib.error, ValueError, EOFError) as error:
+        raise DataError(f"{path}: array {name} cannot be read: {_cause(error)}") from None
+    return found
+
+
+def _cause(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "allow_pickle" not in text:
+        return text
+    pickled = text.startswith("Object arrays")
+    return "pickled objects are not loaded, save plain arrays" if pickled else "its content has another format"

@@ -1,0 +1,167 @@
+"""Data that a function of the user's own returns: arrays, sequences, and map-style data sets."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.errors import DataError
+from taihu.names import OwnData
+from taihu.settings import DataSettings
+from taihu.user_code import explained, load_function
+from worker.data.assemble import Part, assemble
+from worker.data.dataset import Dataset
+from worker.data.inputs import Inputs, ItemInputs, array_inputs, input_array
+
+__all__ = ["dataset_of", "load_own_function"]
+
+_FORM = (
+    "expected (train, test), each a pair (inputs, targets) or an object whose items are such pairs, and perhaps the "
+    "names of classes"
+)
+_IN_MEMORY = ("__array_interface__", "__dlpack__", "to_numpy")
+
+
+def load_own_function(settings: DataSettings, own: OwnData) -> Dataset:
+    """Call the function, with `data.path` where it has a parameter `path`, and make a data set of what it returns.
+
+    Raises:
+        DataError: it fails, or returns something else than data; the message has file and line, or the sample.
+    """
+    spec = f"{own.path}:{own.function}"
+    function = load_function(spec, thing="data", error=DataError, signature="function() -> (train, test)")
+    return dataset_of(_call(function, settings), settings, own.path)
+
+
+def dataset_of(returned: Any, settings: DataSettings, file: Path) -> Dataset:
+    """The data set of (train, test) or (train, test, class names), which code in `file` made.
+
+    Raises:
+        DataError: see `load_own_function`.
+    """
+    name = settings.name
+    if not isinstance(returned, tuple | list) or len(returned) not in {2, 3}:
+        raise DataError(f"data {name}: seen {_described(returned)}; {_FORM}")
+    train = _part(returned[0], file, f"data {name}: training set")
+    test = None if returned[1] is None else _part(returned[1], file, f"data {name}: test set")
+    names = returned[2] if len(returned) == 3 else _class_names(returned[0])
+    return assemble(settings, train, test, _texts(names, name))
+
+
+def _call(function: Callable[..., Any], settings: DataSettings) -> Any:
+    parameters = inspect.signature(function).parameters
+    if "path" not in parameters:
+        return function()
+    if settings.path is not None:
+        return function(path=settings.path)
+    if parameters["path"].default is inspect.Parameter.empty:
+        raise DataError(f"data {settings.name}: its function takes a path; give it with --data-path")
+    return function()
+
+
+def _part(given: Any, file: Path, where: str) -> Part:
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return Part(_inputs(given[0], file, where), _targets(given[1], file, where), where)
+    if _in_memory(given) or not _is_sequence(given):
+        raise DataError(f"{where}: seen {_described(given)}; {_FORM}")
+    return _pairs(given, file, where)
+
+
+def _inputs(given: Any, file: Path, where: str) -> Inputs:
+    if _in_memory(given):
+        with explained(file, thing="data", error=DataError):
+            array = given if isinstance(given, np.ndarray) else np.asarray(given)
+        return array_inputs(array, where)
+    if not _is_sequence(given):
+        raise DataError(f"{where}: inputs are {_described(given)}; expected an array or a sequence")
+    return _items(given.__getitem__, _length(given, file, where), file, where)
+
+
+def _targets(given: Any, file: Path, where: str) -> NDArray[Any]:
+    if not _in_memory(given) and not _is_sequence(given):
+        raise DataError(f"{where}: targets are {_described(given)}; expected an array or a sequence")
+    with explained(file, thing="data", error=DataError):
+        return np.asarray(given if _in_memory(given) else [given[row] for row in range(len(given))])
+
+
+def _pairs(given: Any, file: Path, where: str) -> Part:
+    """A map-style data set: its items are (input, target)."""
+
+    def pair(row: int) -> tuple[Any, Any]:
+        item = given[row]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise DataError(f"expected a pair (input, target), seen {_described(item)}")
+        return item[0], item[1]
+
+    inputs = _items(lambda row: pair(row)[0], _length(given, file, where), file, where)
+    return Part(inputs, _targets_of_pairs(given, pair, len(inputs), file, where), where)
+
+
+def _items(get: Callable[[int], Any], count: int, file: Path, where: str) -> ItemInputs:
+    return ItemInputs(get, count, input_array(get, 0, file, where).shape, file, where)
+
+
+def _targets_of_pairs(
+    given: Any, pair: Callable[[int], tuple[Any, Any]], count: int, file: Path, where: str
+) -> NDArray[Any]:
+    """All targets: as the attribute `targets` where that is what the items say, else item by item."""
+    with explained(file, thing="data", error=DataError):
+        listed = getattr(given, "targets", None)
+        if listed is not None and len(listed) == count:
+            array = np.asarray(listed)
+            if all(np.array_equal(array[row], np.asarray(pair(row)[1])) for row in (0, count - 1)):
+                return array
+    found = []
+    for row in range(count):
+        try:
+            with explained(file, thing="data", error=DataError):
+                found.append(np.asarray(pair(row)[1]))
+        except DataError as error:
+            raise DataError(f"{where}: sample {row}: {error}") from None
+        if found[row].shape != found[0].shape:
+            raise DataError(
+                f"{where}: the target of sample {row} has shape {found[row].shape}, that of sample 0 {found[0].shape}"
+            )
+    return np.stack(found)
+
+
+def _length(given: Any, file: Path, where: str) -> int:
+    with explained(file, thing="data", error=DataError):
+        count = len(given)
+    if not count:
+        raise DataError(f"{where}: it is empty")
+    return count
+
+
+def _class_names(train: Any) -> Any:
+    """Names of classes where a data set knows them: `class_names`, or `classes` as torchvision calls it."""
+    for attribute in ("class_names", "classes"):
+        names = getattr(train, attribute, None)
+        if isinstance(names, tuple | list):
+            return names
+    return ()
+
+
+def _texts(names: Any, name: str) -> tuple[str, ...]:
+    if isinstance(names, str) or not (_is_sequence(names) or isinstance(names, np.ndarray)):
+        raise DataError(f"data {name}: class names are {_described(names)}; expected a list of texts")
+    return tuple(map(str, names))
+
+
+def _in_memory(given: Any) -> bool:
+    return any(hasattr(given, mark) for mark in _IN_MEMORY)
+
+
+def _is_sequence(given: Any) -> bool:
+    return hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, str | bytes | dict)
+
+
+def _described(thing: Any) -> str:
+    if isinstance(thing, tuple | list):
+        return f"a {type(thing).__name__} of {len(thing)}"
+    return "None" if thing is None else f"{type(thing).__name__}"
