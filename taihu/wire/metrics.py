@@ -83,7 +83,7 @@ class WorkerMetrics:
         )
         self._test_score = Gauge(
             "taihu_test_score",
-            "Of the last evaluation on the test set: loss, accuracy, rmse, mae, r2, in the units of the targets.",
+            "Scores of the last evaluation on the test set, in their own units: loss, accuracy, rmse, mae, r2.",
             (*labels, "metric"),
             registry=self.registry,
         )

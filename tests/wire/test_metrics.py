@@ -17,7 +17,7 @@ from taihu.errors import ConfigError
 from taihu.wire.metrics import MetricsPage, ServerMetrics, WorkerMetrics
 
 UNITS = ("_seconds", "_bytes", "_total", "_ratio")
-DIMENSIONLESS = {"taihu_step", "taihu_last_step", "taihu_loss", "taihu_connected_workers"}
+DIMENSIONLESS = {"taihu_step", "taihu_last_step", "taihu_loss", "taihu_test_score", "taihu_connected_workers"}
 ROLES: list[tuple[str, Callable[[int], WorkerMetrics | ServerMetrics]]] = [
     ("worker", WorkerMetrics),
     ("server", ServerMetrics),
@@ -94,6 +94,17 @@ def test_the_page_shows_what_was_measured(times: list[float], sent: int, loss: f
     buckets = {s.labels["le"]: s.value for s in families["taihu_wait_seconds"].samples if "le" in s.labels}
     for bound, below in buckets.items():
         assert below == sum(seconds <= float(bound) for seconds in times)
+
+
+def test_every_score_of_a_test_has_its_label() -> None:
+    metrics = WorkerMetrics(2)
+    metrics.tested(0.5, {"rmse": 0.25, "r2": -1.0})
+    families = families_of(metrics.registry)
+    shown = {s.labels["metric"]: (s.labels["rank"], s.value) for s in families["taihu_test_score"].samples}
+    assert shown == {"loss": ("2", 0.5), "rmse": ("2", 0.25), "r2": ("2", -1.0)}
+    assert samples(families)["taihu_test_accuracy_ratio"] == 0
+    metrics.tested(0.5, {"accuracy": 0.75})
+    assert samples(families_of(metrics.registry))["taihu_test_accuracy_ratio"] == 0.75
 
 
 def test_metrics_of_two_daemons_in_one_process_are_apart() -> None:
