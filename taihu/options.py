@@ -25,6 +25,7 @@ __all__ = [
     "LingerOption",
     "LogFormatOption",
     "MetricsPortOption",
+    "OwnModelOption",
     "RunDirOption",
     "SaveOption",
     "ServersOption",
@@ -91,6 +92,14 @@ LingerOption = Annotated[
     ),
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")]
+OwnModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="FILE:FUNCTION",
+        help="What builds the model, for one with layers of your own: this file is executed, the model's is not.",
+    ),
+]
 RunDirOption = Annotated[
     Path | None,
     typer.Option(

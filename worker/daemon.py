@@ -38,7 +38,7 @@ from worker.observer import Observer
 from worker.plan_follower import PlanFollower
 from worker.replica import Replica, Uses, WholeReplica, prepare_hybrid
 from worker.run_log import RunLog, open_writers
-from worker.saving import SavedModel, save_model
+from worker.saved.writing import describe_model, save_model
 from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from worker.step_record import StepRecord
 from worker.trainer import Trainer
@@ -140,6 +140,8 @@ class WorkerDaemon:
         reporting = Reporting(observer.progress, observer.compressed, options.tracer, self._hosting)
         test_images = len(self._dataset.test)
         uses = Uses(tests=job.train.evaluate, saves=options.files.model is not None, test_images=test_images)
+        if uses.saves:
+            describe_model(job, self._dataset, model, 0)  # what cannot be saved is said before hours of training
         if job.exchange.fc == "data":
             whole = WholeReplica(model, job, options.rank, uses)
             with take_part(job, options.rank, whole.exchanged, reporting, listener=options.listener) as session:
@@ -250,7 +252,6 @@ class WorkerDaemon:
     def _save(self, session: Session, replica: Replica, steps: int) -> None:
         if not replica.uses.saves:
             return
-        name, data = self._job.model.name, self._dataset
         group_of = group_of_layer(session.exchange.groups)
 
         def read_layer(layer: int) -> None:
@@ -258,8 +259,8 @@ class WorkerDaemon:
 
         def write(whole: Model, read_layer: Callable[[int], None]) -> None:
             if self._options.files.model is not None:
-                saved = SavedModel(name, data.input_shape, whole.outputs, data.name, steps)
-                save_model(self._options.files.model, whole, saved, read_layer)
+                said = describe_model(self._job, self._dataset, whole, steps)
+                save_model(self._options.files.model, whole, said, read_layer)
 
         replica.save(write, read_layer)
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from taihu.errors import ModelError
 from taihu.job import load_job
-from taihu.options import JsonOption
+from taihu.names import DATA_NAMES
+from taihu.options import JsonOption, OwnModelOption
 from taihu.results import write_json
 from taihu.scores import ACCURACY, score_lines
+from worker.data.dataset import Dataset
 from worker.data.load import load_dataset
 from worker.evaluation import evaluate
 from worker.hashing import parameters_sha256
-from worker.saving import load_model
+from worker.saved.metadata import SavedModel
+from worker.saved.reading import load_model
 
 __all__ = ["evaluate_file"]
 
 
 def evaluate_file(
     file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="What `taihu train --save` wrote.")],
+    model: OwnModelOption = None,
     data: Annotated[str | None, typer.Option(metavar="D", help="Data set; by default the one trained on.")] = None,
     data_path: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data set's files lie.")] = None,
     json_file: JsonOption = None,
@@ -29,17 +35,15 @@ def evaluate_file(
     """Test a saved model on the test set of its data.
 
     \b
-    Example:
+    Examples:
       taihu evaluate model.safetensors
+      taihu evaluate model.safetensors --data fashion-mnist --data-path DIR
+      taihu evaluate model.safetensors --model my_model.py:build      of layers of your own
     """  # noqa: D301
-    loaded = load_model(file)
+    loaded = load_model(file, model)
     saved = loaded.saved
-    dataset = load_dataset(load_job(None, {"data": {"name": data or saved.data, "path": data_path}}).data)
-    if (dataset.input_shape, dataset.outputs) != (saved.input_shape, saved.classes):
-        raise ModelError(
-            f"{file}: the model takes images {saved.input_shape} of {saved.classes} classes, "
-            f"{dataset.name} has {dataset.input_shape} of {dataset.outputs}; give --data what it was trained on"
-        )
+    settings = load_job(None, {"data": {"name": data or _known_data(saved, file), "path": data_path}}).data
+    dataset = _as_trained(load_dataset(settings), saved, file)
     tested = evaluate(loaded.model, dataset)
     digest = parameters_sha256(loaded.parameters)
     scores = ", ".join(" ".join(line) for line in score_lines(tested.metrics))
@@ -53,3 +57,27 @@ def evaluate_file(
             "parameters_sha256": digest,
         }
         write_json(json_file, results)
+
+
+def _known_data(saved: SavedModel, file: Path) -> str:
+    """The data set that the file names, if it is one of taihu's own: a file of anybody's else may be code."""
+    if saved.data.partition(":")[0] not in {name.partition(":")[0] for name in DATA_NAMES}:
+        raise ModelError(f"{file}: was trained on {saved.data}; give --data what it is to be tested on")
+    return saved.data
+
+
+def _as_trained(dataset: Dataset, saved: SavedModel, file: Path) -> Dataset:
+    """`dataset` with the normalisation of the one that the model was trained on.
+
+    Raises:
+        ModelError: the model takes other inputs, or tells other things.
+    """
+    outputs = saved.classes or saved.outputs
+    if (dataset.input_shape, dataset.targets, dataset.outputs) != (saved.input_shape, saved.targets, outputs):
+        raise ModelError(
+            f"{file}: the model takes inputs {saved.input_shape} and tells {outputs} {saved.targets}, {dataset.name} "
+            f"has {dataset.input_shape} and {dataset.outputs} {dataset.targets}; give --data what it was trained on"
+        )
+    if not saved.mean:
+        return dataset
+    return replace(dataset, mean=np.array(saved.mean, np.float32), scale=np.array(saved.scale, np.float32))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -166,6 +167,14 @@ class Model:
     def chain(self) -> tuple[Layer, ...]:
         """The outermost layers, in forward order."""
         return self._root.children
+
+    def tree(self) -> Iterator[Layer]:
+        """All layers, containers before what they hold."""
+        return self._root.tree()
+
+    def definition(self) -> dict[str, Any] | None:
+        """See `Layer.definition`."""
+        return self._root.definition()
 
     @property
     def leaves(self) -> tuple[Layer, ...]:

@@ -1,0 +1,126 @@
+"""What a saved model's file says about the model: data, never code."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from taihu.errors import ModelError
+
+__all__ = ["LARGEST_SAMPLE", "LONGEST_TEXT", "SavedModel", "parse_metadata"]
+
+LARGEST_SAMPLE: Final = 1 << 26
+_FORMAT: Final = 2
+LONGEST_TEXT: Final = 4096
+_LARGEST_SIDE: Final = 1 << 24
+_FIRST_FORMAT: Final = ("model", "input_shape", "classes", "data", "steps")
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("text with control characters")
+    return text
+
+
+_Text = Annotated[str, Field(max_length=LONGEST_TEXT), AfterValidator(_printable)]
+_Side = Annotated[int, Field(ge=1, le=_LARGEST_SIDE)]
+
+
+class SavedModel(BaseModel):
+    """What a file says about the model in it.
+
+    Attributes:
+        format: version of this table.
+        model: what built it, a name of the zoo or `path/to/file.py:function`; told, and never executed.
+        definition: the layers, see `Layer.definition`; None where some are of the user's own.
+        input_shape: of one sample: (height, width, channels) or (features,).
+        outputs: of the last layer.
+        targets: whether it tells classes or values.
+        loss: that it was trained for: cross-entropy, mse, bce.
+        mean: of the training inputs by channel or feature, in units of the raw inputs; empty if not known.
+        scale: standard deviation, like `mean`: the first layer gets (x - mean) / scale.
+        class_names: in the order of the outputs; may be empty.
+        data: the name of the data set that it was trained on.
+        steps: that it was trained for.
+        job: the tables of the job.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+    format: Literal[2] = _FORMAT
+    model: _Text
+    definition: dict[str, Any] | None = None
+    input_shape: Annotated[tuple[_Side, ...], Field(min_length=1, max_length=3)]
+    outputs: _Side
+    targets: Literal["classes", "values"] = "classes"
+    loss: Literal["cross-entropy", "mse", "bce"] = "cross-entropy"
+    mean: tuple[float, ...] = ()
+    scale: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    class_names: tuple[_Text, ...] = ()
+    data: _Text
+    steps: Annotated[int, Field(ge=0, lt=2**63)]
+    job: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if math.prod(self.input_shape) > LARGEST_SAMPLE:
+            raise ValueError(f"input_shape {self.input_shape}: expected at most {LARGEST_SAMPLE} values for a sample")
+        if len(self.mean) != len(self.scale) or len(self.mean) not in (0, self.input_shape[-1]):
+            raise ValueError(
+                f"mean and scale: expected {self.input_shape[-1]} values each, seen {len(self.mean)} and "
+                f"{len(self.scale)}"
+            )
+        if len(self.class_names) not in (0, self.classes):
+            raise ValueError(f"class_names: expected {self.classes} names, seen {len(self.class_names)}")
+        return self
+
+    @property
+    def classes(self) -> int:
+        """The number of classes that the outputs tell apart; 0 for values. One output tells two."""
+        if self.targets == "values":
+            return 0
+        return 2 if self.loss == "bce" else self.outputs
+
+    def to_metadata(self) -> str:
+        """The text that `parse_metadata` reads."""
+        return json.dumps(self.model_dump(mode="json"), allow_nan=False)
+
+
+def parse_metadata(text: str) -> SavedModel:
+    """Read the text of `SavedModel.to_metadata`, or of the first format, which had no definitions.
+
+    Raises:
+        ModelError: it says something else; nothing that it says is larger than a model can be.
+    """
+    try:
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise ModelError("its metadata is no table")
+        known = fields.get("format", 1)
+        if isinstance(known, int) and known > _FORMAT:
+            raise ModelError(f"written by a newer taihu (format {known}, this one reads up to {_FORMAT}); update it")
+        if "format" not in fields:
+            text = json.dumps(_from_first_format(fields))
+        return SavedModel.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"][:2])
+        raise ModelError(f"its metadata is damaged: {where} {first['msg']}".replace("  ", " ")) from None
+    except (ValueError, RecursionError):
+        raise ModelError("its metadata is damaged: not JSON") from None
+
+
+def _from_first_format(fields: Mapping[str, object]) -> dict[str, object]:
+    if missing := sorted(set(_FIRST_FORMAT) - fields.keys()):
+        raise ModelError(f"its metadata lacks {missing[0]}")
+    return {
+        "model": fields["model"],
+        "input_shape": fields["input_shape"],
+        "outputs": fields["classes"],
+        "data": fields["data"],
+        "steps": fields["steps"],
+    }

@@ -1,0 +1,170 @@
+"""From a safetensors file to a model: checked before memory is taken, and nothing that the file names is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from taihu.errors import ConfigError, ModelError
+from taihu.names import MODEL_NAMES
+from worker.engine import Model, build_from_definition, build_model
+from worker.engine.loss import make_loss
+from worker.saved.metadata import LARGEST_SAMPLE, SavedModel, parse_metadata
+from worker.saved.writing import BUFFER_PREFIX, METADATA_KEY
+
+__all__ = ["ModelFile", "StoredModel", "load_model", "open_model"]
+
+# All activations of one sample, in values: 1 GiB.
+_LARGEST_ACTIVATIONS: Final = 4 * LARGEST_SAMPLE
+_NOT_OURS: Final = "not written by `taihu train --save`"
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """An open file: what it says, and its tensors, which are read one at a time.
+
+    Attributes:
+        path: of the file.
+        saved: what it says about the model.
+        shapes: of the tensors by name, "layer/tensor"; running statistics are "buffers/layer/buffer".
+    """
+
+    path: Path
+    saved: SavedModel
+    shapes: Mapping[str, tuple[int, ...]]
+    handle: Any
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """One tensor, float32."""
+        tensor: NDArray[np.float32] = self.handle.get_tensor(name)
+        return tensor
+
+    def buffers(self) -> dict[str, NDArray[np.float32]]:
+        """The running statistics by name within the model, "layer/buffer"."""
+        names = [name for name in self.shapes if name.startswith(BUFFER_PREFIX)]
+        return {name.removeprefix(BUFFER_PREFIX): self.read(name) for name in names}
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model with its parameters in place; `parameters` is the arena that it is bound to."""
+
+    model: Model
+    parameters: NDArray[np.float32]
+    saved: SavedModel
+
+
+@contextmanager
+def open_model(path: Path) -> Iterator[ModelFile]:
+    """Open a saved model during the block; its tensors are mapped, not read.
+
+    Raises:
+        ModelError: the file is missing, damaged, or none of taihu's.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            names = list(file.keys())
+            slices = {name: file.get_slice(name) for name in names}
+            metadata = file.metadata() or {}
+            if METADATA_KEY not in metadata:
+                raise ModelError(f"{path}: {_NOT_OURS}; its metadata lacks the model")
+            foreign = [name for name, each in slices.items() if each.get_dtype() != "F32"]
+            if foreign:
+                raise ModelError(f"{path}: {_NOT_OURS}; tensor {foreign[0]!r} is not float32")
+            shapes = {name: tuple(each.get_shape()) for name, each in slices.items()}
+            yield ModelFile(path, _said_by(path, metadata[METADATA_KEY]), shapes, file)
+    except FileNotFoundError:
+        raise ModelError(f"{path}: not found; give the file that `taihu train --save` wrote") from None
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
+
+
+def load_model(path: Path, own: str | None = None) -> StoredModel:
+    """Build the model of a file again, with its parameters and buffers in place.
+
+    Args:
+        path: what `taihu train --save` wrote.
+        own: a name of the zoo or `path/to/file.py:function` that builds the model, which is executed. By default it
+            is built from the file's definitions, and no code is executed.
+
+    Raises:
+        ModelError: the file cannot be read, it has no definitions and `own` is not given, or its tensors do not fit.
+    """
+    with open_model(path) as file:
+        model = _build(file, own)
+        _compare(file, model)
+        arena = np.zeros(model.layout.elements, dtype=np.float32)
+        model.bind(arena, np.zeros_like(arena))
+        for name, target in model.parameters_by_name().items():
+            target[...] = file.read(name)
+        model.load_buffers(file.buffers())
+        return StoredModel(model, arena, file.saved)
+
+
+def _said_by(path: Path, text: str) -> SavedModel:
+    try:
+        return parse_metadata(text)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def _build(file: ModelFile, own: str | None) -> Model:
+    saved = file.saved
+    model = _network(file, own)
+    try:
+        model.use_loss(make_loss(saved.loss, saved.targets, saved.classes or saved.outputs))
+    except ConfigError as error:
+        raise ModelError(f"{file.path}: its metadata is damaged: {error}") from None
+    return model
+
+
+def _network(file: ModelFile, own: str | None) -> Model:
+    saved = file.saved
+    if own is not None:
+        return build_model(own, saved.input_shape, saved.outputs)
+    if saved.definition is None:
+        if saved.model in MODEL_NAMES:
+            return build_model(saved.model, saved.input_shape, saved.outputs)
+        raise ModelError(
+            f"{file.path}: its layers were made by {saved.model}, which is not in the file and is not executed "
+            "unasked; give --model path/to/file.py:function if you have that code and trust it"
+        )
+    try:
+        model = Model(build_from_definition(saved.definition), saved.input_shape, saved.outputs)
+    except ModelError as error:
+        raise ModelError(f"{file.path}: {error}") from None
+    activations = sum(layer.output_elements for layer in model.tree())
+    if activations > _LARGEST_ACTIVATIONS:
+        raise ModelError(
+            f"{file.path}: its layers have {activations:.3g} activations for one sample, at most "
+            f"{_LARGEST_ACTIVATIONS} are computed; no model that was trained has so many"
+        )
+    return model
+
+
+def _compare(file: ModelFile, model: Model) -> None:
+    """Check that the file has the model's tensors, before memory is taken for them.
+
+    Raises:
+        ModelError: a tensor is missing, has another shape, or is not the model's.
+    """
+    path, shapes = file.path, dict(file.shapes)
+    for layer in model.layout.layers:
+        for tensor in layer.tensors:
+            name = f"{layer.name}/{tensor.name}"
+            found = shapes.pop(name, None)
+            if found != tensor.shape:
+                seen = "nothing" if found is None else found
+                raise ModelError(
+                    f"{path}: tensor {name}: expected shape {tensor.shape}, seen {seen}; the model was built by "
+                    f"{file.saved.model}: give the same one"
+                )
+    if strange := [name for name in shapes if not name.startswith(BUFFER_PREFIX)]:
+        raise ModelError(f"{path}: tensor {strange[0]!r} is not in the model, which was built by {file.saved.model}")

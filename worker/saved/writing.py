@@ -1,0 +1,115 @@
+"""Models become safetensors files: parameters and buffers by name, and what builds the model again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from taihu.errors import ModelError
+from taihu.job import Job
+from worker.data.dataset import Dataset
+from worker.engine import Model
+from worker.saved.metadata import LONGEST_TEXT, SavedModel
+
+__all__ = ["BUFFER_PREFIX", "METADATA_KEY", "describe_model", "save_model"]
+
+METADATA_KEY = "taihu"
+BUFFER_PREFIX = "buffers/"
+_LENGTH_BYTES = 8
+_ALIGNMENT = 8
+
+
+def describe_model(job: Job, dataset: Dataset, model: Model, steps: int) -> SavedModel:
+    """What the file of `model`, trained by `job` on `dataset` for so many steps, will say.
+
+    Raises:
+        ModelError: the model is larger than a file may say.
+    """
+    try:
+        return SavedModel.model_validate(
+            {
+                "model": _one_line(job.model.name),
+                "definition": model.definition(),
+                "input_shape": dataset.input_shape,
+                "outputs": model.outputs,
+                "targets": dataset.targets,
+                "loss": model.loss.name,
+                "mean": tuple(map(float, dataset.mean)),
+                "scale": tuple(map(float, dataset.scale)),
+                "class_names": tuple(map(_one_line, dataset.class_names)),
+                "data": _one_line(dataset.name),
+                "steps": steps,
+                "job": job.model_dump(mode="json", exclude_none=True),
+            }
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ModelError(f"the model cannot be saved: {first['loc']} {first['msg']}") from None
+
+
+def _one_line(text: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in text)[:LONGEST_TEXT]
+
+
+def save_model(
+    path: Path, model: Model, saved: SavedModel, read_layer: Callable[[int], None] = lambda layer: None
+) -> None:
+    """Write parameters and buffers, all of them float32; the file appears whole or not at all.
+
+    `read_layer(i)` is called before the parameters of layer i are read, in the order of the layout: a model need not
+    be in memory all at once.
+
+    Raises:
+        ModelError: the file cannot be written.
+    """
+    buffers = {f"{BUFFER_PREFIX}{name}": values for name, values in model.buffers().items()}
+    header = _header({**model.parameters_by_name(), **buffers}, saved)
+    with _new_file(path) as file:
+        file.write(header)
+        for index, layer in enumerate(model.parameter_layers):
+            read_layer(index)
+            for values in layer.parameters.values():
+                _write(file, values)
+        for values in buffers.values():
+            _write(file, values)
+
+
+def _header(tensors: Mapping[str, NDArray[np.float32]], saved: SavedModel) -> bytes:
+    """The beginning of a safetensors file with `tensors` in this order, whose values may come later."""
+    fields: dict[str, object] = {"__metadata__": {METADATA_KEY: saved.to_metadata()}}
+    offset = 0
+    for name, values in tensors.items():
+        end = offset + values.nbytes
+        fields[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(fields).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def _write(file: BinaryIO, values: NDArray[np.float32]) -> None:
+    file.write(np.ascontiguousarray(values, dtype="<f4").data)
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """What is written takes the place of `path` when the block ends, or is gone."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise ModelError(f"cannot save {path}: {error}") from None
+        raise
