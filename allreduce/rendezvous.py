@@ -20,6 +20,7 @@ from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_inc
 from taihu.errors import RunError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
+from taihu.run_length import RunLength
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.server import RpcServer
 
@@ -74,13 +75,14 @@ def meet(
     layout: Layout | None,
     listener: Listener,
     *,
+    length: RunLength | None = None,
     progress: Callable[[], Progress] = Progress,
     hosting: Callable[[Coordinator], None] = lambda _: None,
 ) -> Iterator[Meeting]:
     """Take part in `job`'s run as worker `rank` during the block, which ends with `client.finish`.
 
-    The listener is stopped at the end. The worker that hosts the coordinator tells `hosting`. Without a layout, the
-    block brings it (`client.bring_layout`).
+    The listener is stopped at the end. `length` is the run's, where there are data. The worker that hosts the
+    coordinator tells `hosting`. Without a layout, the block brings it (`client.bring_layout`).
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
@@ -106,7 +108,7 @@ def meet(
         coordinator = address if hosts else coordinator_address(job)
         client = stack.enter_context(CoordinatorClient(coordinator, job, MemberId(Role.WORKER, rank), incarnation))
 
-        addresses = client.join(address=address, layout=layout)
+        addresses = client.join(address=address, layout=layout, length=length)
         meeting = Meeting(client, communicator, identity, addresses[: job.servers])
 
         def on_end(state: RunState, reason: str) -> None:

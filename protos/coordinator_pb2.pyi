@@ -110,14 +110,62 @@ class Member(_message.Message):
 Global___Member: _TypeAlias = Member  # noqa: Y015
 
 @_typing.final
+class RunLength(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    STEPS_PER_EPOCH_FIELD_NUMBER: _builtins.int
+    TOTAL_STEPS_FIELD_NUMBER: _builtins.int
+    samples: _builtins.int
+    """Training samples."""
+    steps_per_epoch: _builtins.int
+    total_steps: _builtins.int
+    def __init__(
+        self,
+        *,
+        samples: _builtins.int = ...,
+        steps_per_epoch: _builtins.int = ...,
+        total_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples", "steps_per_epoch", b"steps_per_epoch", "total_steps", b"total_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunLength: _TypeAlias = RunLength  # noqa: Y015
+
+@_typing.final
 class JoinRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SettingsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     JOB_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
     SETTINGS_DIGEST_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     settings_digest: _builtins.str
     """SHA-256 over the settings that all members must share."""
@@ -129,6 +177,14 @@ class JoinRequest(_message.Message):
     def layout(self) -> _tensor_pb2.Layout:
         """Workers: the layers that they exchange; absent when BringLayout follows."""
 
+    @_builtins.property
+    def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The same settings by key, each value as JSON: to tell which differ."""
+
+    @_builtins.property
+    def length(self) -> Global___RunLength:
+        """Workers: how long the run is, by their data; absent where there are no data."""
+
     def __init__(
         self,
         *,
@@ -137,10 +193,12 @@ class JoinRequest(_message.Message):
         settings_digest: _builtins.str = ...,
         address: _builtins.str = ...,
         layout: _tensor_pb2.Layout | None = ...,
+        settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        length: Global___RunLength | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "member", b"member"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "length", b"length", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "job", b"job", "layout", b"layout", "member", b"member", "settings_digest", b"settings_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "job", b"job", "layout", b"layout", "length", b"length", "member", b"member", "settings", b"settings", "settings_digest", b"settings_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -397,6 +455,7 @@ class GetPlanResponse(_message.Message):
     PREDICTED_SECONDS_FIELD_NUMBER: _builtins.int
     FRAME_ELEMENTS_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     from_step: _builtins.int
     """First step that uses this plan."""
@@ -412,6 +471,10 @@ class GetPlanResponse(_message.Message):
     def routes(self) -> _containers.RepeatedScalarFieldContainer[Global___Route.ValueType]:
         """Without servers, when gradients are compressed: how each group is summed."""
 
+    @_builtins.property
+    def length(self) -> Global___RunLength:
+        """What the workers brought."""
+
     def __init__(
         self,
         *,
@@ -422,10 +485,11 @@ class GetPlanResponse(_message.Message):
         predicted_seconds: _builtins.float = ...,
         frame_elements: _builtins.int = ...,
         routes: _abc.Iterable[Global___Route.ValueType] | None = ...,
+        length: Global___RunLength | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "length", b"length"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_elements", b"frame_elements", "from_step", b"from_step", "groups", b"groups", "layout", b"layout", "predicted_seconds", b"predicted_seconds", "routes", b"routes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_elements", b"frame_elements", "from_step", b"from_step", "groups", b"groups", "layout", b"layout", "length", b"length", "predicted_seconds", b"predicted_seconds", "routes", b"routes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

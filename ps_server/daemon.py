@@ -150,6 +150,7 @@ class ServerDaemon:
                         self._incarnation,
                         job=self._job.name,
                         digest=self._job.digest,
+                        settings=self._job.shared_settings,
                         now=now,
                         address=self.address,
                     )

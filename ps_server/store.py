@@ -26,7 +26,7 @@ from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, ModelError, PeerUnreachableError, SharedMemoryError, StaleError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
-from taihu.optimization import OptimizerShard, SumShard
+from taihu.optimization import OptimizerShard, SumShard, in_steps
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE, Frame, FrameHeader, ValueType, encode_frame
@@ -106,7 +106,7 @@ class ParameterStore:
         """Make complete initial parameters this shard's; returns their number of values."""
         initial.check_complete()
         optimizer = (
-            OptimizerShard(self._job.server_optimizer, initial.parameters)
+            OptimizerShard(in_steps(self._job.server_optimizer, initial.plan.length), initial.parameters)
             if self._job.zero
             else SumShard(initial.parameters)
         )

@@ -190,7 +190,12 @@ class Job(Section):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the settings that all members of a run must share (not paths or addresses).
+        """SHA-256 over `shared_settings`."""
+        return hashlib.sha256(json.dumps(self.shared_settings, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def shared_settings(self) -> dict[str, str]:
+        """The settings that all members of a run must share (not paths or addresses): key to value, as JSON.
 
         Of data of the user's own that is the name of the file or folder, which may lie elsewhere on every host.
         """
@@ -201,7 +206,9 @@ class Job(Section):
             own["train"] |= {"checkpoint", "checkpoint_segments"}
         data = self.data.model_copy(update={"name": shared_data_name(self.data.name)})
         shared = self.model_copy(update={"data": data})
-        return hashlib.sha256(shared.model_dump_json(exclude={**own, "run": True}).encode()).hexdigest()
+        tables = shared.model_dump(mode="json", exclude={**own, "name": True, "run": True})
+        values = {f"{table}.{key}": json.dumps(value) for table, of in tables.items() for key, value in of.items()}
+        return {"name": json.dumps(self.name), **values}
 
 
 def load_job(path: Path | None, *overrides: Overrides, sources: Sequence[str] = ()) -> Job:

@@ -87,10 +87,12 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "epsilon": st.floats(1e-30, 1),
         "schedule": st.sampled_from(["constant", "step", "cosine"]),
         "milestones": st.lists(COUNT, max_size=4),
+        "milestone_epochs": st.lists(st.floats(0, 10**6, exclude_min=True), max_size=4),
         "gamma": st.floats(0, 10, exclude_min=True),
-        "decay_steps": WHOLE,
+        "decay_steps": COUNT,
         "final_learning_rate": st.floats(0, 10_000),
         "warmup_steps": WHOLE,
+        "warmup_epochs": st.floats(0, 10**6),
     },
     "exchange": {
         "kind": st.sampled_from(["server", "ring"]),
@@ -145,10 +147,11 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True)
 
 def is_consistent(optimizer: Tables) -> bool:
     """Whether the optimizer's settings belong together, by the words of the error messages."""
-    complete = OptimizerSettings.model_fields
-    of = {key: optimizer.get(key, complete[key].default) for key in complete}
-    schedule = {"constant": True, "step": bool(of["milestones"]), "cosine": of["decay_steps"] > 0}
-    return schedule[of["schedule"]] and (not of["nesterov"] or (of["name"] == "sgd" and of["momentum"] > 0))
+    fields = OptimizerSettings.model_fields
+    of = {key: optimizer.get(key, fields[key].default) for key in fields}
+    complete = of["schedule"] != "step" or of["milestones"] or of["milestone_epochs"]
+    once = not (of["milestones"] and of["milestone_epochs"]) and not (of["warmup_steps"] and of["warmup_epochs"])
+    return bool(complete) and once and (not of["nesterov"] or (of["name"] == "sgd" and of["momentum"] > 0))
 
 
 def fits(job: Tables) -> bool:
@@ -241,7 +244,8 @@ def test_a_job_survives_its_file(given_tables: Tables) -> None:
     for section, values in given_tables.items():
         if isinstance(values, dict):
             shown = getattr(again, section).model_dump()
-            expected = {k: Path(v) if k in PATHS else tuple(v) if k == "milestones" else v for k, v in values.items()}
+            expected = {k: Path(v) if k in PATHS else v for k, v in values.items()}
+            expected |= {k: tuple(v) for k, v in values.items() if k.startswith("milestone")}
             assert {key: shown[key] for key in values} == expected
 
 
@@ -380,7 +384,10 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
         ("[cluster]\ncompute = 'gpu'", ["cluster.compute", "'cpu', 'sw26010' or 'sw26010-functional'", "'gpu'"]),
         ("[cluster]\nheartbeat_s = 20", ["cluster.lost_after_s 15", "more than cluster.heartbeat_s, 20"]),
         ("[optimizer]\nschedule = 'step'", ["optimizer.milestones"]),
-        ("[optimizer]\nschedule = 'cosine'", ["optimizer.decay_steps"]),
+        ("[optimizer]\nschedule = 'step'", ["optimizer.milestone_epochs"]),
+        ("[optimizer]\ndecay_steps = 0", ["optimizer.decay_steps", "from 1"]),
+        ("[optimizer]\nmilestones = [9]\nmilestone_epochs = [5]", ["optimizer.milestones", "give one of the two"]),
+        ("[optimizer]\nwarmup_steps = 9\nwarmup_epochs = 0.5", ["optimizer.warmup_steps", "give one of the two"]),
         ("[optimizer]\nname = 'adam'\nnesterov = true", ["nesterov", "sgd"]),
         ("[optimizer]\nmomentum = 0\nnesterov = true", ["nesterov", "momentum"]),
         ("name = 'two words'", ["name: expected at most 100 letters", "for example 'fashion-2'", "got 'two words'"]),
@@ -512,6 +519,8 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "decay_steps": 7,
         "final_learning_rate": 0.7,
         "warmup_steps": 7,
+        "milestone_epochs": [7],
+        "warmup_epochs": 0.7,
     },
     "exchange": {
         "plan": "single",
@@ -578,7 +587,7 @@ def test_every_key_is_checked_for_the_digest() -> None:
 
 @pytest.mark.parametrize(("section", "key"), KEYS)
 def test_the_digest_covers_what_members_share_and_nothing_local(section: str, key: str) -> None:
-    base: dict[str, dict[str, object]] = {"optimizer": {"milestones": [800]}}
+    base: dict[str, dict[str, object]] = {} if "milestone" in key else {"optimizer": {"milestones": [800]}}
     if section == "compression":
         base["compression"] = {"method": "dlgs"}
     changed = load_job(None, base, {section: {key: OTHER_VALUES[section][key]}})

@@ -22,9 +22,10 @@ from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import Coordinator
 from taihu.errors import ConfigError
 from taihu.job import Job
-from taihu.optimization.schedule import learning_rate
+from taihu.optimization import in_steps, learning_rate
 from taihu.planner.groups import group_of_layer
 from taihu.run_folder import RunFiles
+from taihu.run_length import RunLength
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
@@ -142,9 +143,10 @@ class WorkerDaemon:
         uses = Uses(tests=job.train.evaluate, saves=options.files.model is not None, test_images=test_images)
         if uses.saves:
             describe_model(job, self._dataset, model, 0)  # what cannot be saved is said before hours of training
+        joining: dict[str, Any] = {"listener": options.listener, "length": self._length}
         if job.exchange.fc == "data":
             whole = WholeReplica(model, job, options.rank, uses)
-            with take_part(job, options.rank, whole.exchanged, reporting, listener=options.listener) as session:
+            with take_part(job, options.rank, whole.exchanged, reporting, **joining) as session:
                 yield session, whole
             return
         made: list[Replica] = []
@@ -153,21 +155,27 @@ class WorkerDaemon:
             made.append(self._prepare(communicator, model, uses))
             return made[0].exchanged
 
-        with take_part_after_meeting(job, options.rank, prepare, reporting, listener=options.listener) as session:
+        with take_part_after_meeting(job, options.rank, prepare, reporting, **joining) as session:
             yield session, made[0]
 
     def _hosting(self, coordinator: Coordinator) -> None:
         self._metrics.registry.register(CoordinatorMetrics(coordinator, MemberId(Role.WORKER, self._options.rank)))
 
     def _prepare(self, communicator: Communicator, model: Model, uses: Uses) -> Replica:
-        return prepare_hybrid(
-            self._job, communicator, model, self._build_model, uses, self._clock, self._options.tracer
-        )
+        # Sharded layers are updated here, by the same schedule as the servers' shards.
+        optimizer = in_steps(self._job.optimizer, self._length)
+        job = self._job.model_copy(update={"optimizer": optimizer})
+        return prepare_hybrid(job, communicator, model, self._build_model, uses, self._clock, self._options.tracer)
+
+    @property
+    def _length(self) -> RunLength:
+        train, per_epoch = self._job.train, self._batches.steps_per_epoch
+        return RunLength(len(self._dataset.train), per_epoch, train.steps or train.epochs * per_epoch)
 
     def _take_part(self) -> dict[str, Any]:
         """From joining to finishing."""
         train, rank = self._job.train, self._options.rank
-        total = train.steps or train.epochs * self._batches.steps_per_epoch
+        total = self._length.total_steps
         observer = Observer(rank, total_steps=total, batch=train.batch, metrics=self._metrics, run_log=self._run_log)
         self._metrics.last_step.set(total)
         with self._joined(observer) as (session, replica):
@@ -268,7 +276,7 @@ class WorkerDaemon:
         return RunLog(
             open_writers(self._options.files.folder, self._job.run.events),
             steps_per_epoch=self._batches.steps_per_epoch,
-            learning_rate=partial(learning_rate, self._job.optimizer),
+            learning_rate=partial(learning_rate, in_steps(self._job.optimizer, self._length)),
         )
 
     def _make_batches(self) -> Batches:

@@ -16,7 +16,7 @@ from kernels.reduce import all_finite
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError
 from taihu.job import Job
-from taihu.optimization import OptimizerShard
+from taihu.optimization import OptimizerShard, in_steps
 from taihu.planner.partition import FrameSpec
 from taihu.process import give_back_freed_memory
 from taihu.trace import Tracer
@@ -58,7 +58,9 @@ class RingExchange(MemoryExchange):
         self._prepare_optimizer()
 
     def _prepare_optimizer(self) -> None:
-        self._optimizer = OptimizerShard(self._job.server_optimizer, self._arenas.parameters)
+        self._optimizer = OptimizerShard(
+            in_steps(self._job.server_optimizer, self.plan.length), self._arenas.parameters
+        )
         self._optimizer.warm_up()
 
     def start(self) -> None:

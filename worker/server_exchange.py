@@ -9,7 +9,7 @@ from taihu.compression import UnitReport
 from taihu.coordination.plan import Plan
 from taihu.errors import ConfigError, ExchangeError, TaihuError
 from taihu.job import Job
-from taihu.optimization import OptimizerShard
+from taihu.optimization import OptimizerShard, in_steps
 from taihu.planner.groups import group_bounds
 from taihu.process import give_back_freed_memory
 from taihu.trace import Tracer
@@ -56,7 +56,8 @@ class ServerExchange(MemoryExchange):
         self._guard = self._changed = threading.Condition()
         self._failure: TaihuError | None = None
         self._step = 0
-        self._optimizer = OptimizerShard(job.optimizer, arenas.parameters) if job.zero == 0 else None
+        own = in_steps(job.optimizer, plan.length)
+        self._optimizer = OptimizerShard(own, arenas.parameters) if job.zero == 0 else None
         destination = self._destination()
         self._links = [
             ServerLink(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from taihu.coordination.service import Coordinator, new_incarnation
 from taihu.errors import RunError
 from taihu.job import Job
 from taihu.layout import Layout
+from taihu.run_length import RunLength
 from taihu.trace import Tracer
 from taihu.wire.identity import WorkerIdentity
 from worker.arenas import Arenas
@@ -67,22 +68,28 @@ class Reporting:
 
 @contextmanager
 def take_part(
-    job: Job, rank: int, exchanged: Exchanged, reporting: Reporting, *, listener: Listener | None = None
+    job: Job,
+    rank: int,
+    exchanged: Exchanged,
+    reporting: Reporting,
+    *,
+    listener: Listener | None = None,
+    length: RunLength | None = None,
 ) -> Iterator[Session]:
     """Take part in `job`'s run as worker `rank` during the block, which ends by finishing with `client.finish`.
 
     Worker 0 brings its parameters, the others get theirs. In a run without servers `listener` is where the other
-    workers reach this one.
+    workers reach this one. `length` is the run's by this worker's data, which all must have alike.
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
     """
     if job.servers:
-        with _through_servers(job, rank, exchanged, reporting) as session:
+        with _through_servers(job, rank, exchanged, reporting, length) as session:
             yield session
     else:
         listener = listener or listen_for_peers(job, rank, ListenOptions())
-        met = meet(job, rank, exchanged.layout, listener, progress=reporting.progress, hosting=reporting.hosting)
+        met = _meet(job, rank, exchanged.layout, reporting, listener=listener, length=length)
         with met as meeting:
             plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
             with _between_workers(job, plan, meeting, exchanged, reporting) as session:
@@ -97,10 +104,11 @@ def take_part_after_meeting(
     reporting: Reporting,
     *,
     listener: Listener | None = None,
+    length: RunLength | None = None,
 ) -> Iterator[Session]:
     """Like `take_part`, where what is exchanged is known only once the workers have met, and `prepare`."""
     listener = listener or listen_for_peers(job, rank, ListenOptions())
-    met = meet(job, rank, None, listener, progress=reporting.progress, hosting=reporting.hosting)
+    met = _meet(job, rank, None, reporting, listener=listener, length=length)
     with met as meeting:
         exchanged = prepare(meeting.communicator)
         meeting.client.bring_layout(exchanged.layout)
@@ -115,6 +123,18 @@ def take_part_after_meeting(
         with exchange, failure_reported(meeting.client):
             exchange.start()
             yield Session(meeting.client, exchange)
+
+
+def _meet(
+    job: Job,
+    rank: int,
+    layout: Layout | None,
+    reporting: Reporting,
+    *,
+    listener: Listener,
+    length: RunLength | None,
+) -> AbstractContextManager[Meeting]:
+    return meet(job, rank, layout, listener, length=length, progress=reporting.progress, hosting=reporting.hosting)
 
 
 @contextmanager
@@ -141,10 +161,12 @@ def _between_workers(
 
 
 @contextmanager
-def _through_servers(job: Job, rank: int, exchanged: Exchanged, reporting: Reporting) -> Iterator[Session]:
+def _through_servers(
+    job: Job, rank: int, exchanged: Exchanged, reporting: Reporting, length: RunLength | None
+) -> Iterator[Session]:
     incarnation = new_incarnation()
     with CoordinatorClient(coordinator_address(job), job, MemberId(Role.WORKER, rank), incarnation) as client:
-        addresses = client.join(layout=exchanged.layout)
+        addresses = client.join(layout=exchanged.layout, length=length)
         with failure_reported(client):
             plan = client.get_plan(job.cluster.connect_timeout_s)
         identity = WorkerIdentity(job.name, rank, incarnation)

@@ -19,7 +19,7 @@ from allreduce.operation import Operation, OperationKey
 from allreduce.ring import Ring, summed_by
 from kernels.half import from_half, to_half
 from taihu.coordination.plan import Plan
-from taihu.optimization import OptimizerState
+from taihu.optimization import OptimizerState, in_steps
 from taihu.planner.groups import group_bounds
 from taihu.planner.partition import FrameSpec, Piece, Shard
 from taihu.wire.codec import ValueType
@@ -50,7 +50,7 @@ class ShardedRingExchange(RingExchange):
         size = self._communicator.size
         self._chunk = summed_by(self._communicator.rank, size)
         elements = Shard(self.plan.layout, size, self._chunk).elements
-        self._state = OptimizerState(self._job.server_optimizer, elements)
+        self._state = OptimizerState(in_steps(self._job.server_optimizer, self.plan.length), elements)
         self._state.warm_up()
         # In other stages they lie in the arena that holds all parameters.
         self._own: Values = np.zeros(elements if self._memory.fetches else 0, dtype=np.float32)

@@ -25,6 +25,7 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.profile import Profile
+from taihu.run_length import RunLength
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import layout_to_message
@@ -64,10 +65,13 @@ class CoordinatorClient:
     ) -> None:
         self._channel.close()
 
-    def join(self, *, address: str = "", layout: Layout | None = None) -> tuple[str, ...]:
+    def join(
+        self, *, address: str = "", layout: Layout | None = None, length: RunLength | None = None
+    ) -> tuple[str, ...]:
         """Announce this member; a worker gets its peers' addresses as soon as all of them are there.
 
-        The peers are the servers by index and, where workers exchange with each other, all workers by rank.
+        A worker with data brings the run's `length`. The peers are the servers by index and, where workers exchange
+        with each other, all workers by rank.
 
         Raises:
             PeerUnreachableError: the coordinator did not answer, or peers did not join, in time.
@@ -79,6 +83,8 @@ class CoordinatorClient:
             settings_digest=self._job.digest,
             address=address,
             layout=layout_to_message(layout) if layout is not None else None,
+            settings=self._job.shared_settings,
+            length=messages.length_to_message(length),
         )
         try:
             response = call_until_reachable(

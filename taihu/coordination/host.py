@@ -12,6 +12,7 @@ from taihu.coordination.membership import Membership
 from taihu.coordination.planning import Planning
 from taihu.coordination.service import Coordinator, CoordinatorServicer
 from taihu.job import Job
+from taihu.layout import Layout
 from taihu.wire.address import advertised_host, is_loopback, join_address, split_address
 from taihu.wire.clock import SystemClock
 from taihu.wire.server import RpcServer
@@ -29,6 +30,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer) -> Iterator[Coordinator]:
     membership = Membership(
         job=job.name,
         digest=job.digest,
+        settings=job.shared_settings,
         servers=job.servers,
         workers=cluster.workers,
         lost_after_s=cluster.lost_after_s,
@@ -38,9 +40,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer) -> Iterator[Coordinator]:
     )
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
     threading.Thread(target=merge_search.warm_up, name="warm-up", daemon=True).start()
-    coordinator = Coordinator(
-        membership, lambda layout: Planning(job, layout, one_host=_on_one_host(membership)), SystemClock()
-    )
+    coordinator = Coordinator(membership, lambda layout: _planning(job, layout, membership), SystemClock())
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), rpc.grpc_server)
     closed = threading.Event()
     watch = threading.Thread(target=_let_time_pass, args=(coordinator, closed), name="membership", daemon=True)
@@ -51,6 +51,10 @@ def hosted_coordinator(job: Job, rpc: RpcServer) -> Iterator[Coordinator]:
         coordinator.wait_for(Membership.over, _FAREWELL_S + cluster.heartbeat_s)
         closed.set()
         watch.join()
+
+
+def _planning(job: Job, layout: Layout, membership: Membership) -> Planning:
+    return Planning(job, layout, one_host=_on_one_host(membership), length=membership.length)
 
 
 def _on_one_host(membership: Membership) -> bool:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
+from typing import Final
 
 from taihu.errors import ConfigError, ModelError, StaleError
 from taihu.layout import Layout
+from taihu.run_length import RunLength
 
 __all__ = ["MemberId", "MemberRecord", "Membership", "Progress", "Role", "RunState"]
+
+_MOST_SHOWN: Final = 3
 
 
 class Role(Enum):
@@ -92,6 +98,7 @@ class Membership:
         *,
         job: str,
         digest: str,
+        settings: Mapping[str, str] = MappingProxyType({}),
         servers: int,
         workers: int,
         lost_after_s: float,
@@ -105,7 +112,9 @@ class Membership:
         self.reason = ""
         self.members: dict[MemberId, MemberRecord] = {}
         self.layout: Layout | None = None
+        self.length: RunLength | None = None
         self._digest = digest
+        self._settings = settings
         self._lost_after_s = lost_after_s
         self._join_timeout_s = join_timeout_s
         self._first_join_s: float | None = None
@@ -127,23 +136,29 @@ class Membership:
         now: float,
         address: str = "",
         layout: Layout | None = None,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        length: RunLength | None = None,
     ) -> None:
-        """Admit a member; the first worker's layout becomes the run's. The same incarnation may join again.
+        """Admit a member; the first worker's layout and length become the run's. The same incarnation may join again.
+
+        `settings` are those behind `digest`, by key, to say which differ.
 
         Raises:
-            ConfigError: the rank is outside the world, or the member's settings differ.
+            ConfigError: the rank is outside the world, or the member's settings or data differ.
             ModelError: the worker's layers differ from the run's.
             StaleError: another job, or the rank is taken by another live process.
         """
         self._check(member, job)
         if digest != self._digest:
             raise ConfigError(
-                f"{member} was started with other settings than {self._host}; give every process the same job file, "
-                "--set and flags"
+                f"{member} was started with other settings than {self._host}"
+                f"{_differences(self._settings, settings)}; give every process the same job file, --set and flags"
             )
         known = self.members.get(member)
         if known is not None and known.incarnation != incarnation:
             raise StaleError(f"{member} has already joined job {self.job!r}; give every process a rank of its own")
+        if length is not None:
+            self._check_length(member, length)
         if member.role is Role.WORKER and (layout is not None or not self._layout_follows):
             self._check_layout(member, layout)
         if known is None:
@@ -292,6 +307,20 @@ class Membership:
                 f"expected 0 to {size - 1}, or raise cluster.{member.role.value}s"
             )
 
+    def _check_length(self, member: MemberId, length: RunLength) -> None:
+        if self.length is None:
+            self.length = length
+        if length.samples != self.length.samples:
+            raise ConfigError(
+                f"{member}'s data has {length.samples} training samples, that of the others {self.length.samples}; "
+                "give every worker the same data: data.name and data.path"
+            )
+        if length != self.length:
+            raise ConfigError(
+                f"{member} takes {length.total_steps} steps, {length.steps_per_epoch} an epoch, the others "
+                f"{self.length.total_steps} and {self.length.steps_per_epoch}; give every worker the same job"
+            )
+
     def _check_layout(self, member: MemberId, layout: Layout | None) -> None:
         if layout is None or not layout.elements:
             raise ModelError(f"{member} joined without a model that has parameters")
@@ -303,3 +332,13 @@ class Membership:
                 f"{member}'s model differs from the one the servers hold: {difference}; "
                 "give every worker the same model and data"
             )
+
+
+def _differences(own: Mapping[str, str], others: Mapping[str, str]) -> str:
+    """Which settings a member has otherwise than its coordinator, as `: train.batch 8, expected 32`."""
+    if not own or not others:
+        return ""
+    keys = [key for key in sorted({*own, *others}) if own.get(key) != others.get(key)]
+    shown = [f"{key} {others.get(key, 'unknown')}, expected {own.get(key, 'none')}" for key in keys[:_MOST_SHOWN]]
+    more = f", and {len(keys) - _MOST_SHOWN} more" if len(keys) > _MOST_SHOWN else ""
+    return f": {'; '.join(shown)}{more}"

@@ -9,8 +9,11 @@ from protos import coordinator_pb2 as pb
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.errors import FrameError
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.run_length import RunLength
 
 __all__ = [
+    "length_from_message",
+    "length_to_message",
     "member_from_message",
     "member_to_message",
     "progress_from_message",
@@ -33,6 +36,19 @@ def member_from_message(message: pb.Member) -> tuple[MemberId, int]:
         raise FrameError(f"member role {message.role}: expected ROLE_SERVER or ROLE_WORKER")
     role = Role.SERVER if message.role == pb.ROLE_SERVER else Role.WORKER
     return MemberId(role, message.rank), message.incarnation
+
+
+def length_to_message(length: RunLength | None) -> pb.RunLength | None:
+    """Convert the length of a run, as far as it is known."""
+    return None if length is None else pb.RunLength(**asdict(length))
+
+
+def length_from_message(message: pb.RunLength) -> RunLength:
+    """Convert the length of a run; raises FrameError for one without samples or steps."""
+    length = RunLength(message.samples, message.steps_per_epoch, message.total_steps)
+    if min(asdict(length).values()) < 1:
+        raise FrameError(f"{length}: expected at least one of each")
+    return length
 
 
 def progress_to_message(progress: Progress) -> pb.Progress:

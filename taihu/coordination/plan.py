@@ -8,6 +8,7 @@ from taihu.errors import ConfigError
 from taihu.layout import Layout
 from taihu.planner.groups import Group, check_groups
 from taihu.planner.sparse_route import Route
+from taihu.run_length import RunLength
 
 __all__ = ["Plan"]
 
@@ -18,7 +19,7 @@ class Plan:
 
     `routes` has the sparse allreduce of every group, where there are no servers and gradients are compressed. A frame
     covers at most `frame_elements` values. `predicted_seconds` is what a step should take, 0 as long as
-    nothing has been measured.
+    nothing has been measured. `length` is the run's, where its workers have data.
     """
 
     version: int
@@ -28,6 +29,7 @@ class Plan:
     frame_elements: int
     routes: tuple[Route, ...] = ()
     predicted_seconds: float = 0.0
+    length: RunLength | None = None
 
     def __post_init__(self) -> None:
         check_groups(self.layout, self.groups)

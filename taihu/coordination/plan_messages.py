@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protos import coordinator_pb2 as pb
+from taihu.coordination.messages import length_from_message, length_to_message
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError
 from taihu.planner.groups import Group
@@ -22,6 +23,7 @@ def plan_to_message(plan: Plan) -> pb.GetPlanResponse:
         frame_elements=plan.frame_elements,
         routes=[pb.Route.Value(f"ROUTE_{route.name}") for route in plan.routes],
         predicted_seconds=plan.predicted_seconds,
+        length=length_to_message(plan.length),
     )
 
 
@@ -35,6 +37,7 @@ def plan_from_message(message: pb.GetPlanResponse) -> Plan:
         frame_elements=message.frame_elements,
         routes=tuple(_route_from_message(route) for route in message.routes),
         predicted_seconds=message.predicted_seconds,
+        length=length_from_message(message.length) if message.HasField("length") else None,
     )
 
 

@@ -20,6 +20,7 @@ from taihu.planner.measurement import StepMeasurement
 from taihu.planner.partition import SPARSE_FRAME_ELEMENTS
 from taihu.planner.profile import Compression, LinkCost, Profile
 from taihu.planner.sparse_route import SPARSE_ROUTES, Route, SparseWorkload, choose
+from taihu.run_length import RunLength
 from taihu.wire.codec import BYTES_PER_VALUE
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 
@@ -95,9 +96,9 @@ def _frame_elements(job: Job, *, one_host: bool) -> int:
 class Planning:
     """`plan` is what holds now, `profile` the costs that it was made from, None before the first report."""
 
-    def __init__(self, job: Job, layout: Layout, *, one_host: bool = False) -> None:
+    def __init__(self, job: Job, layout: Layout, *, one_host: bool = False, length: RunLength | None = None) -> None:
         self._job = job
-        self.plan = first_plan(job, layout, one_host=one_host)
+        self.plan = replace(first_plan(job, layout, one_host=one_host), length=length)
         self.profile: Profile | None = None
         self._decided_after = 0
         self._reports: dict[int, Sequence[StepMeasurement]] = {}

@@ -39,7 +39,7 @@ def new_incarnation() -> int:
 class Coordinator:
     """A `Membership` and the run's `Planning` that threads may share.
 
-    `make_planning` is called once, when the run's layout is known.
+    `make_planning` is called once, when the run's layout, and its length where it has one, are known.
     """
 
     def __init__(self, membership: Membership, make_planning: Callable[[Layout], Planning], clock: Clock) -> None:
@@ -119,6 +119,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         with _errors_as_status(context):
             member, incarnation = messages.member_from_message(request.member)
             layout = layout_from_message(request.layout) if request.HasField("layout") else None
+            length = messages.length_from_message(request.length) if request.HasField("length") else None
             with self._coordinator.changing() as (membership, now):
                 membership.join(
                     member,
@@ -128,6 +129,8 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     now=now,
                     address=request.address,
                     layout=layout,
+                    settings=request.settings,
+                    length=length,
                 )
             if member.role is Role.WORKER:
                 self._await_peers(context)

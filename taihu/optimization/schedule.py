@@ -4,13 +4,47 @@ from __future__ import annotations
 
 import math
 
+from taihu.errors import ConfigError
+from taihu.run_length import RunLength
 from taihu.settings import OptimizerSettings
 
-__all__ = ["learning_rate"]
+__all__ = ["in_steps", "learning_rate"]
+
+
+def in_steps(settings: OptimizerSettings, length: RunLength | None) -> OptimizerSettings:
+    """`settings` with everything that is by the run's length in steps: what `learning_rate` takes.
+
+    Epochs become the nearest number of steps, at least 1; cosine ends with the run unless `decay_steps` says
+    otherwise.
+
+    Raises:
+        ConfigError: the schedule is by the run's length, and there is none.
+    """
+    by_length = [key for key in ("milestone_epochs", "warmup_epochs") if getattr(settings, key)]
+    if settings.schedule == "cosine" and settings.decay_steps is None:
+        by_length.append("decay_steps")
+    if not by_length:
+        return settings
+    if length is None:
+        key = f"optimizer.{by_length[0]}"
+        raise ConfigError(f"{key}: nobody brought the length of the run; give the schedule in steps")
+    return settings.model_copy(
+        update={
+            "milestones": settings.milestones or tuple(_steps(e, length) for e in settings.milestone_epochs),
+            "milestone_epochs": (),
+            "decay_steps": settings.decay_steps or length.total_steps,
+            "warmup_steps": settings.warmup_steps or _steps(settings.warmup_epochs, length),
+            "warmup_epochs": 0.0,
+        }
+    )
+
+
+def _steps(epochs: float, length: RunLength) -> int:
+    return max(1, round(epochs * length.steps_per_epoch)) if epochs else 0
 
 
 def learning_rate(settings: OptimizerSettings, step: int) -> float:
-    """The rate of step `step`, counted from 1: `warmup(step) * rate(step - 1)`.
+    """The rate of step `step`, counted from 1, by settings `in_steps`: `warmup(step) * rate(step - 1)`.
 
     With t = step - 1, the number of steps taken before, as PyTorch's schedulers count:
 
@@ -41,5 +75,6 @@ def _scheduled(settings: OptimizerSettings, elapsed: int) -> float:
             return settings.learning_rate * settings.gamma**passed
         case "cosine":
             final = settings.final_learning_rate
+            assert settings.decay_steps is not None, "a schedule that is not in steps"  # noqa: S101
             progress = min(elapsed / settings.decay_steps, 1.0)
             return final + (settings.learning_rate - final) * (1.0 + math.cos(math.pi * progress)) / 2.0

@@ -12,11 +12,16 @@ __all__ = ["OptimizerSettings"]
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Epochs = Annotated[float, Field(gt=0, le=10**6)]
 Steps = Annotated[int, Field(ge=0, le=10**9)]
 
 
 class OptimizerSettings(Section):
-    """`[optimizer]`: the update rule and its learning-rate schedule. Steps count from 1."""
+    """`[optimizer]`: the update rule and its learning-rate schedule. Steps count from 1.
+
+    Where a schedule is by the length of the run, in epochs or to its end, that is taken from the workers' data when
+    the run starts.
+    """
 
     name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="the update rule")
     learning_rate: Rate = Field(default=0.05, description="the full learning rate, before the schedule lowers it")
@@ -36,21 +41,31 @@ class OptimizerSettings(Section):
     milestones: Annotated[tuple[Count, ...], Field(strict=False)] = Field(
         default=(), description="schedule step: the steps after which the rate is multiplied by gamma"
     )
+    milestone_epochs: Annotated[tuple[Epochs, ...], Field(strict=False)] = Field(
+        default=(), description="schedule step: the same in epochs, for example [80, 120]"
+    )
     gamma: Annotated[float, Field(gt=0, le=10)] = Field(
         default=0.1, description="schedule step: the factor at a milestone"
     )
-    decay_steps: Steps = Field(default=0, description="schedule cosine: the step at which it ends")
+    decay_steps: Count | None = Field(
+        default=None, description="schedule cosine: the step at which it ends; by default that of the run"
+    )
     final_learning_rate: Annotated[float, Field(ge=0, le=10_000)] = Field(
         default=0.0, description="schedule cosine: the rate at its end"
     )
     warmup_steps: Steps = Field(default=0, description="steps in which the rate rises to its full value")
+    warmup_epochs: Annotated[float, Field(ge=0, le=10**6)] = Field(default=0.0, description="the same in epochs")
 
     @model_validator(mode="after")
     def _schedule_is_complete(self) -> OptimizerSettings:
-        if self.schedule == "step" and not self.milestones:
-            raise ValueError("schedule 'step' needs optimizer.milestones, for example [800, 1200]")
-        if self.schedule == "cosine" and not self.decay_steps:
-            raise ValueError("schedule 'cosine' needs optimizer.decay_steps, the step at which it ends")
+        if self.schedule == "step" and not (self.milestones or self.milestone_epochs):
+            raise ValueError(
+                "schedule 'step' needs optimizer.milestones, for example [800, 1200], or optimizer.milestone_epochs"
+            )
+        if self.milestones and self.milestone_epochs:
+            raise ValueError("optimizer.milestones are in steps, milestone_epochs in epochs: give one of the two")
+        if self.warmup_steps and self.warmup_epochs:
+            raise ValueError("optimizer.warmup_steps and warmup_epochs are the same: give one of the two")
         if self.nesterov and (self.name != "sgd" or not self.momentum):
             raise ValueError("nesterov needs optimizer.name = 'sgd' and a momentum above 0")
         return self

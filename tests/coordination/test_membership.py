@@ -11,10 +11,11 @@ from scenarios import check_scenario, parse_options, scenario_paths
 
 from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.run_length import RunLength
 
 _RUN = {"servers": "1", "workers": "1", "lost-after": "5", "join-timeout": "30", "workers-meet": "no"}
 _MEMBER = {"incarnation": "1", "job": "demo"}
-_JOIN = {**_MEMBER, "settings": "same", "address": "", "model": "fc1:3x2 fc2:2"}
+_JOIN = {**_MEMBER, "settings": "same", "address": "", "model": "fc1:3x2 fc2:2", "with": "", "length": ""}
 _FINISH = {**_MEMBER, "parameters": "", "step": ""}
 
 
@@ -42,6 +43,7 @@ class Interpreter:
         self._membership = Membership(
             job="demo",
             digest="same",
+            settings={"train.batch": "32", "train.seed": "1", "model.name": '"small_cnn"', "data.name": '"digits"'},
             servers=int(options["servers"]),
             workers=int(options["workers"]),
             lost_after_s=float(options["lost-after"]),
@@ -101,6 +103,8 @@ class Interpreter:
             now=now,
             address=options["address"],
             layout=layout_from_text(options["model"]) if member.role is Role.WORKER else None,
+            settings=dict(item.split("=") for item in options["with"].split()),
+            length=RunLength(*map(int, options["length"].split())) if options["length"] else None,
         )
 
     def _finish(self, now: float, member: MemberId, options: Mapping[str, str], failure: str) -> None:

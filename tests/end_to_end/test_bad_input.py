@@ -173,7 +173,8 @@ def test_a_worker_with_another_model_is_told_which_layer_differs(taihu: Taihu, t
 def test_a_worker_with_another_job_is_refused(taihu: Taihu, tmp_path: Path) -> None:
     with Cluster(make_job(1, 2)) as cluster:
         (tmp_path / "job.toml").write_text(job_to_toml(cluster.job))
-        refused(taihu("worker", "job.toml", "--rank", "1", "--set", "train.batch=8"), "worker 1", "other settings")
+        done = taihu("worker", "job.toml", "--rank", "1", "--set", "train.batch=8")
+        refused(done, "worker 1 ", "other settings than server 0: train.batch 8, expected 32;", "--set")
 
 
 @pytest.mark.parametrize(

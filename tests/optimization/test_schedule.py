@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.optimization.schedule import learning_rate
+from taihu.errors import ConfigError
+from taihu.optimization.schedule import in_steps, learning_rate
+from taihu.run_length import RunLength
 from taihu.settings import OptimizerSettings
 
 schedules = st.one_of(
@@ -78,3 +80,47 @@ def test_warmup_multiplies_any_schedule(settings: OptimizerSettings, warmup_step
 def test_steps_count_from_one(step: int) -> None:
     with pytest.raises(ValueError, match="steps count from 1"):
         learning_rate(OptimizerSettings(), step)
+
+
+LENGTH = RunLength(samples=1437, steps_per_epoch=14, total_steps=140)
+
+
+def test_cosine_ends_with_the_run_unless_it_is_told_otherwise() -> None:
+    settings = OptimizerSettings(learning_rate=1.0, schedule="cosine")
+    given = OptimizerSettings(learning_rate=1.0, schedule="cosine", decay_steps=140)
+    by_run = in_steps(settings, LENGTH)
+    assert [learning_rate(by_run, step) for step in range(1, 150)] == [learning_rate(given, s) for s in range(1, 150)]
+    assert learning_rate(by_run, 140) > 0
+    assert learning_rate(by_run, 141) == 0
+    longer = OptimizerSettings(schedule="cosine", decay_steps=500)
+    assert in_steps(longer, LENGTH).decay_steps == 500
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [((2, 5), (28, 70)), ((0.5,), (7,)), ((0.01,), (1,)), ((0.25,), (4,))])
+def test_epochs_are_the_nearest_number_of_steps(epochs: tuple[float, ...], steps: tuple[int, ...]) -> None:
+    settings = in_steps(OptimizerSettings(schedule="step", milestone_epochs=epochs), LENGTH)
+    assert settings == OptimizerSettings(schedule="step", milestones=steps, decay_steps=140)
+    warming = in_steps(OptimizerSettings(warmup_epochs=epochs[0]), LENGTH)
+    assert (warming.warmup_steps, warming.warmup_epochs) == (steps[0], 0.0)
+
+
+def test_a_schedule_in_steps_needs_no_length() -> None:
+    for settings in (
+        OptimizerSettings(),
+        OptimizerSettings(schedule="cosine", decay_steps=5, warmup_steps=2),
+        OptimizerSettings(schedule="step", milestones=(5,)),
+    ):
+        assert in_steps(settings, None) is in_steps(settings, LENGTH) is settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (OptimizerSettings(schedule="cosine"), "decay_steps"),
+        (OptimizerSettings(schedule="step", milestone_epochs=(2,)), "milestone_epochs"),
+        (OptimizerSettings(warmup_epochs=2), "warmup_epochs"),
+    ],
+)
+def test_a_schedule_by_the_runs_length_is_refused_without_one(settings: OptimizerSettings, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"optimizer.{key}: nobody brought the length"):
+        in_steps(settings, None)
