@@ -50,9 +50,16 @@ def environment_overrides(environment: Mapping[str, str]) -> dict[str, dict[str,
 
 
 def rank_from_environment(environment: Mapping[str, str], role: str) -> int | None:
-    """The rank of a worker, or index of a server, by a launcher's variable; None when no launcher set one."""
+    """The rank of a worker, or index of a server, by a launcher's variable; None when no launcher set one.
+
+    `TAIHU_RANK_OFFSET` is added to what a launcher counts: it may have been told of some of the workers alone.
+    """
     own = _first_number(environment, (f"{PREFIX}RANK",))
-    return own if own is not None else _first_number(environment, _RANKS if role == "worker" else _INDICES)
+    if own is not None:
+        return own
+    counted = _first_number(environment, _RANKS if role == "worker" else _INDICES)
+    offset = _first_number(environment, (f"{PREFIX}RANK_OFFSET",)) or 0
+    return None if counted is None else counted + offset
 
 
 def coordinator_from_environment(environment: Mapping[str, str]) -> str | None:

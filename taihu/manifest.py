@@ -1,8 +1,9 @@
 """A job as Kubernetes objects: pure, plain dictionaries as the API takes them.
 
-Servers are a StatefulSet and workers an Indexed Job, or both are the replicated jobs of one JobSet, whose success is
-the workers'. The job file goes into a ConfigMap as it is; what was set beside it goes into a second one, as
-`TAIHU_SECTION__KEY`, so that an overlay can change it.
+Servers are a StatefulSet and workers two Jobs, or all are the replicated jobs of one JobSet, whose success is the
+workers'. Worker 0, which writes what stays of the run, has a Job of its own: its pod alone mounts the volume for it,
+which a single node can do with every kind of storage. The job file goes into a ConfigMap as it is; what was set
+beside it goes into a second one, as `TAIHU_SECTION__KEY`, so that an overlay can change it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from taihu.errors import ConfigError
@@ -25,7 +27,7 @@ METRICS_PORT = 9400
 _USER = 65532
 _CONFIG = "/etc/taihu"
 _DATA = "/data"
-_STATE = "/var/lib/taihu"
+_RUNS = "/runs"
 _PARAMETER_SERVER = "taihu.v1.ParameterServerService"
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _SCRAPE_S = 15
@@ -51,7 +53,8 @@ class ManifestOptions:
         namespace: by default the one that kubectl is set to.
         jobset: one JobSet instead of StatefulSet and Job.
         server, worker: resources of one process.
-        storage: size of the volume of one server.
+        storage: size of the volume for results, where the manifest asks for one.
+        run_claim: PersistentVolumeClaim for results; by default the manifest has one.
         data_claim: PersistentVolumeClaim with the data set's files.
         files: what goes beside the job file, text by name: a model of the user's own.
     """
@@ -63,6 +66,7 @@ class ManifestOptions:
     server: Resources = Resources(1, "1Gi")
     worker: Resources = Resources(2, "2Gi")
     storage: str = "10Gi"
+    run_claim: str | None = None
     data_claim: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -111,11 +115,11 @@ class _Manifest:
         self.name = object_name(job, options.name)
 
     def objects(self) -> list[Object]:
-        shared = [self.job_file(), self.environment()]
+        shared = [self.job_file(), self.environment(), *self.claims()]
         if self.options.jobset:
             return [*shared, self.jobset(), self.pod_monitor()]
         servers = [self.stateful_set()] if self.job.servers else []
-        return [*shared, self.service(), *servers, self.worker_job(), self.pod_monitor()]
+        return [*shared, self.service(), *servers, *self.worker_jobs(), self.pod_monitor()]
 
     def job_file(self) -> Object:
         data = {"job.toml": self.text, **self.options.files}
@@ -135,6 +139,8 @@ class _Manifest:
             own["TAIHU_CLUSTER__SERVERS"] = self.job.servers
         if self.options.data_claim is not None:
             own["TAIHU_DATA__PATH"] = _DATA
+        if self.keeps:
+            own["TAIHU_RUN__DIR"] = f"{_RUNS}/{{name}}-{{time}}"
         given = {
             f"TAIHU_{section}__{key}".upper(): value
             for section, values in self.settings.items()
@@ -145,7 +151,7 @@ class _Manifest:
 
     def coordinator(self) -> str:
         """Server 0, or worker 0 where there are no servers, by the name that the cluster's DNS gives its pod."""
-        role = "server" if self.job.servers else "worker"
+        role = "server" if self.job.servers else "first"
         pod = f"{self.name}-{role}-0-0" if self.options.jobset else f"{self.name}-{role}-0"
         return f"{pod}.{self.name}:{GRPC_PORT}"
 
@@ -160,24 +166,40 @@ class _Manifest:
         return self.object("v1", "Service", self.name, spec=spec)
 
     def stateful_set(self) -> Object:
-        claim = {"metadata": {"name": "state"}, "spec": self.claim()}
         spec = {
             "serviceName": self.name,
             "replicas": self.job.servers,
             "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": self.labels("server")},
             "template": self.server_pod(),
-            "volumeClaimTemplates": [claim],
         }
         return self.object("apps/v1", "StatefulSet", f"{self.name}-server", "server", spec=spec)
 
-    def claim(self) -> Object:
-        storage = {"requests": {"storage": self.options.storage}}
-        return {"accessModes": ["ReadWriteOnce"], "resources": storage}
+    @property
+    def keeps(self) -> bool:
+        """Whether results are kept on a volume."""
+        return self.job.run.dir != Path("none")
 
-    def worker_job(self) -> Object:
-        spec = self.indexed(self.job.cluster.workers, self.worker_pod())
-        return self.object("batch/v1", "Job", f"{self.name}-worker", "worker", spec=spec)
+    def claims(self) -> list[Object]:
+        """Of a volume for results, where none was named; one node mounts it, which every kind of storage can do."""
+        if not self.keeps or self.options.run_claim is not None:
+            return []
+        storage = {"requests": {"storage": self.options.storage}}
+        spec = {"accessModes": ["ReadWriteOnce"], "resources": storage}
+        return [self.object("v1", "PersistentVolumeClaim", f"{self.name}-runs", spec=spec)]
+
+    def workers(self) -> dict[str, Object]:
+        """The specifications of the Jobs of worker 0 and of the others, if there are any, by name."""
+        jobs = {"first": self.indexed(1, self.worker_pod(first=True))}
+        if self.job.cluster.workers > 1:
+            jobs["worker"] = self.indexed(self.job.cluster.workers - 1, self.worker_pod(first=False))
+        return jobs
+
+    def worker_jobs(self) -> list[Object]:
+        return [
+            self.object("batch/v1", "Job", f"{self.name}-{name}", "worker", spec=spec)
+            for name, spec in self.workers().items()
+        ]
 
     def indexed(self, count: int, pod: Object) -> Object:
         """The specification of a Job whose pods know their index; a pod that fails fails the run, and so the Job."""
@@ -190,23 +212,21 @@ class _Manifest:
         }
 
     def jobset(self) -> Object:
-        worker = self.replicated("worker", self.indexed(self.job.cluster.workers, self.worker_pod()))
-        replicated = [worker]
+        workers = self.workers()
+        replicated = [self.replicated(name, "worker", spec) for name, spec in workers.items()]
         if self.job.servers:
-            pod = self.server_pod()
-            state: Object = {"volumeClaimTemplate": {"spec": self.claim()}}
-            pod["spec"]["volumes"].append({"name": "state", "ephemeral": state})
-            replicated = [self.replicated("server", self.indexed(self.job.servers, pod)), worker]
+            servers = self.indexed(self.job.servers, self.server_pod())
+            replicated.insert(0, self.replicated("server", "server", servers))
         spec = {
             "network": {"enableDNSHostnames": True, "subdomain": self.name, "publishNotReadyAddresses": True},
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["worker"]},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": list(workers)},
             "failurePolicy": {"maxRestarts": 0},
             "replicatedJobs": replicated,
         }
         return self.object("jobset.x-k8s.io/v1alpha2", "JobSet", self.name, spec=spec)
 
-    def replicated(self, role: str, spec: Object) -> Object:
-        return {"name": role, "replicas": 1, "template": {"metadata": {"labels": self.labels(role)}, "spec": spec}}
+    def replicated(self, name: str, role: str, spec: Object) -> Object:
+        return {"name": name, "replicas": 1, "template": {"metadata": {"labels": self.labels(role)}, "spec": spec}}
 
     def server_pod(self) -> Object:
         """Of a StatefulSet: started again when it ends, so a server that has finished stays."""
@@ -214,13 +234,17 @@ class _Manifest:
         environment = [_from_pod("TAIHU_RANK", "metadata.labels['apps.kubernetes.io/pod-index']")] if in_set else []
         container = self.container("server", self.options.server, environment, service=_PARAMETER_SERVER)
         container["args"] += ["--hold"] if in_set else []
-        container["volumeMounts"].append({"name": "state", "mountPath": _STATE})
         return self.pod("server", container, [], restart="Always" if in_set else "Never")
 
-    def worker_pod(self) -> Object:
-        """Its rank is the completion index, which Kubernetes puts into the environment."""
-        container = self.container("worker", self.options.worker, [])
+    def worker_pod(self, *, first: bool) -> Object:
+        """Of worker 0, or of the others: their rank follows the completion index, which Kubernetes gives them."""
+        others = [] if first else [{"name": "TAIHU_RANK_OFFSET", "value": "1"}]
+        container = self.container("worker", self.options.worker, others)
         volumes: list[Object] = []
+        if first and self.keeps:
+            runs = {"claimName": self.options.run_claim or f"{self.name}-runs"}
+            volumes.append({"name": "runs", "persistentVolumeClaim": runs})
+            container["volumeMounts"].append({"name": "runs", "mountPath": _RUNS})
         if self.options.data_claim is not None:
             claim = {"claimName": self.options.data_claim, "readOnly": True}
             volumes.append({"name": "data", "persistentVolumeClaim": claim})

@@ -76,6 +76,10 @@ def test_a_rank_is_no_setting_of_the_job() -> None:
 @pytest.mark.parametrize("role", ["worker", "server"])
 def test_our_own_variable_wins_over_a_launchers(role: str) -> None:
     assert rank_from_environment({"TAIHU_RANK": "4", **dict.fromkeys(ALIASES, "9")}, role) == 4
+    offset = {"TAIHU_RANK_OFFSET": "2"}
+    assert rank_from_environment({"TAIHU_RANK": "4", **offset}, role) == 4
+    assert rank_from_environment({"JOB_COMPLETION_INDEX": "3", **offset}, role) == 5
+    assert rank_from_environment(offset, role) is None
     environment = {"TAIHU_CLUSTER__WORKERS": "4", "WORLD_SIZE": "9", "DMLC_NUM_SERVER": "2"}
     with patch.dict(os.environ, environment, clear=True):
         cluster = resolve_job(None, [], {}, launched=True).cluster

@@ -57,9 +57,15 @@ def main() -> int:
     finally:
         for name in pods:
             subprocess.run(["podman", "pod", "rm", "--force", "--time", "5", name], check=False, capture_output=True)
-            claim = ["podman", "volume", "rm", "--force", f"state-{name}", f"{name}-state"]
-            subprocess.run(claim, check=False, capture_output=True)
+        for volume in _claims(pods):
+            subprocess.run(["podman", "volume", "rm", "--force", volume], check=False, capture_output=True)
         subprocess.run(["podman", "network", "rm", "--force", _NETWORK], check=False, capture_output=True)
+
+
+def _claims(pods: dict[str, tuple[IPv4Address, dict[str, Any]]]) -> list[str]:
+    """The volumes that pods keep things on; this engine makes one of a claim's name."""
+    volumes = [volume for _, pod in pods.values() for volume in pod["spec"]["volumes"]]
+    return [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume]
 
 
 def _own(volume: str, pod: dict[str, Any]) -> str:
@@ -74,8 +80,8 @@ class _Run:
     pods: dict[str, tuple[IPv4Address, dict[str, Any]]]
 
     def run(self) -> int:
-        servers = [name for name in self.pods if "-server-" in name]
-        workers = [name for name in self.pods if "-worker-" in name]
+        servers = [name for name in self.pods if self.role(name) == "server"]
+        workers = [name for name in self.pods if self.role(name) == "worker"]
         for name in workers:
             self.play(name)
         print(f"{len(workers)} workers started; servers follow in {_SERVERS_LATER_S:g} s", flush=True)
@@ -100,9 +106,22 @@ class _Run:
         # What is started again when it ends must not end by itself.
         held = [name for name in servers if self.pods[name][1]["spec"]["restartPolicy"] == "Always"]
         well = probed and not any(codes.values()) and len(hashes) == 1 and set(held) <= set(alive)
-        well = well and all(self.finished(name).get("rank") == int(name.rpartition("-")[2]) for name in self.pods)
+        ranks = [self.finished(name).get("rank") for name in (*servers, *workers)]
+        well = well and ranks == [*range(len(servers)), *range(len(workers))]
+        kept = self.kept()
+        print(f"on the volume: {', '.join(kept) or 'nothing'}")
+        well = well and any(path.endswith("/model.safetensors") for path in kept)
         print("all is well" if well else "something is wrong")
         return int(not well)
+
+    def role(self, name: str) -> str:
+        return str(self.pods[name][1]["metadata"]["labels"]["app.kubernetes.io/component"])
+
+    def kept(self) -> list[str]:
+        """The files that the run left on its volumes."""
+        inspect = ("podman", "volume", "inspect", "-f", "{{.Mountpoint}}")
+        mounts = [Path(_output(*inspect, name).strip()) for name in _claims(self.pods)]
+        return sorted(str(path.relative_to(mount)) for mount in mounts for path in mount.rglob("*") if path.is_file())
 
     def play(self, name: str) -> None:
         address, pod = self.pods[name]
@@ -135,13 +154,13 @@ class _Run:
             time.sleep(0.5)
 
     def state(self, name: str) -> dict[str, Any]:
-        role = "server" if "-server-" in name else "worker"
+        role = self.role(name)
         state: dict[str, Any] = json.loads(_output("podman", "inspect", f"{name}-{role}"))[0]["State"]
         return state
 
     def finished(self, name: str) -> dict[str, Any]:
         """The log line with which a process that did its part ends."""
-        role = "server" if "-server-" in name else "worker"
+        role = self.role(name)
         done = subprocess.run(["podman", "logs", f"{name}-{role}"], check=True, capture_output=True, text=True)
         lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines() if line.startswith("{")]
         return next((line for line in lines if line["event"] == "finished"), {})

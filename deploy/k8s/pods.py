@@ -1,6 +1,6 @@
 """The pods that Kubernetes' controllers make of a manifest, for engines that know pods only (`podman play kube`).
 
-A StatefulSet's controller numbers its pods and their volumes, a Job's gives each its completion index, a JobSet's
+A StatefulSet's controller numbers its pods, a Job's gives each its completion index, a JobSet's
 makes Jobs, the kubelet gives addresses, and the cluster's DNS gives names; nothing else of a pod is changed.
 """
 
@@ -61,10 +61,6 @@ def _of_stateful_set(item: Object) -> Iterator[Object]:
         pod = _pod(name, spec["template"])
         pod["metadata"]["labels"][_POD_INDEX] = str(index)
         pod["spec"]["subdomain"] = spec["serviceName"]
-        for claim in spec.get("volumeClaimTemplates", ()):
-            volume = claim["metadata"]["name"]
-            of_pod = {"claimName": f"{volume}-{name}"}
-            pod["spec"]["volumes"].append({"name": volume, "persistentVolumeClaim": of_pod})
         yield pod
 
 
@@ -79,9 +75,6 @@ def _of_job(name: str, spec: Object) -> Iterator[Object]:
 
 def _pod(name: str, template: Object) -> Object:
     template = copy.deepcopy(template)
-    for volume in template["spec"]["volumes"]:
-        if volume.pop("ephemeral", None) is not None:
-            volume["persistentVolumeClaim"] = {"claimName": f"{name}-{volume['name']}"}
     template["spec"]["hostname"] = name
     return {
         "apiVersion": "v1",

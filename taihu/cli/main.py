@@ -38,7 +38,7 @@ _COMMANDS: Final = (
     (
         "manifest",
         "taihu.cli.manifest:manifest_command",
-        "Write a job as Kubernetes objects: ConfigMaps, Service, StatefulSet, Indexed Job (or a JobSet), PodMonitor.",
+        "Write a job as Kubernetes objects: ConfigMaps, Service, volume, StatefulSet, Jobs or a JobSet, PodMonitor.",
     ),
     ("version", "taihu.cli.main:version", "Print the version."),
 )

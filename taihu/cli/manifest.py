@@ -36,7 +36,10 @@ def manifest_command(
     server_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of a server.")] = "1Gi",
     worker_cpus: Annotated[int, typer.Option(metavar="C", min=1, help="Processors of a worker.")] = 2,
     worker_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of a worker.")] = "2Gi",
-    storage: Annotated[str, typer.Option(metavar="SIZE", help="Volume of a server.")] = "10Gi",
+    storage: Annotated[str, typer.Option(metavar="SIZE", help="Volume for results, if none is named.")] = "10Gi",
+    run_claim: Annotated[
+        str | None, typer.Option(metavar="CLAIM", help="PersistentVolumeClaim for results, instead of a new one.")
+    ] = None,
     data_claim: Annotated[
         str | None, typer.Option(metavar="CLAIM", help="PersistentVolumeClaim with the data set's files.")
     ] = None,
@@ -44,12 +47,13 @@ def manifest_command(
         Path | None, typer.Option(metavar="DIR", help="Write a folder for kustomize instead of one text.")
     ] = None,
 ) -> None:
-    """Write a job as Kubernetes objects: ConfigMaps, Service, StatefulSet, Indexed Job (or a JobSet), PodMonitor.
+    """Write a job as Kubernetes objects: ConfigMaps, Service, volume, StatefulSet, Jobs or a JobSet, PodMonitor.
 
     \b
     Examples:
       taihu manifest job.toml --workers 64 --servers 8 --image registry.example/taihu:0.1 | kubectl apply -f -
       taihu manifest job.toml --jobset --out k8s/ && kubectl apply -k k8s/
+      taihu manifest job.toml --run-claim results --name second
       taihu manifest job.toml --data-claim fashion-mnist --worker-cpus 4 --worker-memory 8Gi
     """  # noqa: D301
     settings = _merge(parse_assignments(assignments or ()), {"workers": workers, "servers": servers})
@@ -67,6 +71,7 @@ def manifest_command(
         server=Resources(server_cpus, server_memory),
         worker=Resources(worker_cpus, worker_memory),
         storage=storage,
+        run_claim=run_claim,
         data_claim=data_claim,
         files=files,
     )

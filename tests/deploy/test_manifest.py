@@ -59,6 +59,25 @@ def by_kind(objects: list[Object], kind: str) -> Object:
     return found
 
 
+def jobs_of(objects: list[Object]) -> list[Object]:
+    """The specifications of the workers' Jobs."""
+    if any(item["kind"] == "JobSet" for item in objects):
+        replicated = by_kind(objects, "JobSet")["spec"]["replicatedJobs"]
+        return [each["template"]["spec"] for each in replicated if each["name"] != "server"]
+    return [item["spec"] for item in objects if item["kind"] == "Job"]
+
+
+def ranks_of(objects: list[Object]) -> list[int | None]:
+    """The ranks that the pods of all Jobs find in their environment."""
+    ranks = []
+    for job in jobs_of(objects):
+        (container,) = job["template"]["spec"]["containers"]
+        own = {item["name"]: item["value"] for item in container["env"] if "value" in item}
+        indices = range(job["completions"])
+        ranks += [rank_from_environment({**own, "JOB_COMPLETION_INDEX": str(index)}, "worker") for index in indices]
+    return ranks
+
+
 def settings_of(objects: list[Object]) -> dict[str, str]:
     (found,) = [item for item in objects if item["metadata"]["name"].endswith("-settings")]
     data: dict[str, str] = found["data"]
@@ -85,9 +104,10 @@ def test_every_manifest_is_valid_and_means_the_job(
     assert problems(objects) == []
     understood = Job.model_validate({**tomllib.loads(text), **environment_overrides(settings_of(objects))})
     assert understood.cluster.workers == workers
+    assert ranks_of(objects) == list(range(workers))
     assert understood.servers == (0 if ring else servers)
     name = object_name(job, None)
-    first = f"{name}-{'worker' if ring else 'server'}-0" + ("-0" if jobset else "")
+    first = f"{name}-{'first' if ring else 'server'}-0" + ("-0" if jobset else "")
     assert understood.cluster.coordinator == f"{first}.{name}:7070"
     kinds = [item["kind"] for item in objects]
     assert ("StatefulSet" in kinds) == (not jobset and not ring)
@@ -98,13 +118,9 @@ def test_counts_reach_objects_and_pods(write: Write, tmp_path: Path) -> None:
     objects = objects_of(write("job.toml", "--workers", "64", "--servers", "8", "--set", "train.batch=16"))
     assert problems(objects) == []
     assert by_kind(objects, "StatefulSet")["spec"]["replicas"] == 8
-    job = by_kind(objects, "Job")["spec"]
-    assert (job["completions"], job["parallelism"], job["completionMode"], job["backoffLimit"]) == (
-        64,
-        64,
-        "Indexed",
-        0,
-    )
+    for count, job in zip((1, 63), jobs_of(objects), strict=True):
+        shown = (job["completions"], job["parallelism"], job["completionMode"], job["backoffLimit"])
+        assert shown == (count, count, "Indexed", 0)
     data = settings_of(objects)
     assert (data["TAIHU_CLUSTER__WORKERS"], data["TAIHU_CLUSTER__SERVERS"], data["TAIHU_TRAIN__BATCH"]) == (
         "64",
@@ -116,14 +132,44 @@ def test_counts_reach_objects_and_pods(write: Write, tmp_path: Path) -> None:
     assert (seen.train.steps, seen.train.batch, seen.cluster.workers) == (7, 16, 64)
 
 
+@pytest.mark.parametrize("flags", [(), ("--jobset",), ("--run-claim", "mine")], ids=" ".join)
+def test_worker_0_alone_mounts_the_volume_that_keeps_the_results(
+    flags: tuple[str, ...], write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "job.toml").write_text("")
+    objects = objects_of(write("job.toml", *flags))
+    claims = [item for item in objects if item["kind"] == "PersistentVolumeClaim"]
+    name = "mine" if "mine" in flags else "taihu-runs"
+    assert [(claim["metadata"]["name"], claim["spec"]["accessModes"]) for claim in claims] == (
+        [] if "mine" in flags else [("taihu-runs", ["ReadWriteOnce"])]
+    )
+    first, others = (job["template"]["spec"] for job in jobs_of(objects))
+    volumes = {volume["name"]: volume for volume in first["volumes"]}
+    assert volumes["runs"] == {"name": "runs", "persistentVolumeClaim": {"claimName": name}}
+    (mount,) = [each for each in first["containers"][0]["volumeMounts"] if each["name"] == "runs"]
+    assert settings_of(objects)["TAIHU_RUN__DIR"] == f"{mount['mountPath']}/{{name}}-{{time}}"
+    assert "runs" not in {volume["name"] for volume in others["volumes"]}
+    assert all("volumeClaimTemplates" not in item.get("spec", {}) for item in objects)
+
+
+def test_a_job_that_keeps_nothing_has_no_volume(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("[run]\ndir = 'none'\n")
+    text = write("job.toml", "--workers", "1")
+    assert "PersistentVolumeClaim" not in text
+    assert "TAIHU_RUN__DIR" not in text
+    assert problems(objects_of(text)) == []
+    assert [job["completions"] for job in jobs_of(objects_of(text))] == [1]
+
+
 def test_a_jobset_succeeds_with_its_workers(write: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("")
     objects = objects_of(write("job.toml", "--jobset"))
     spec = by_kind(objects, "JobSet")["spec"]
-    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["worker"]}
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["first", "worker"]}
     assert [(each["name"], each["template"]["spec"]["completions"]) for each in spec["replicatedJobs"]] == [
         ("server", 2),
-        ("worker", 3),
+        ("first", 1),
+        ("worker", 2),
     ]
 
 
