@@ -16,6 +16,7 @@ from worker.data.fashion_mnist import load_fashion_mnist
 from worker.data.own_arrays import load_own_arrays
 from worker.data.own_function import load_own_function
 from worker.data.resize import ResizedExamples
+from worker.data.sources import folder_kind, missing_package
 from worker.data.synthetic import load_synthetic
 
 __all__ = ["load_dataset"]
@@ -51,9 +52,22 @@ def _load(settings: DataSettings) -> Dataset:
 
 
 def _load_own(settings: DataSettings, own: OwnData) -> Dataset:
-    if own.kind == "function":
+    kind = folder_kind(own.path) if own.kind == "folder" else own.kind
+    if kind == "function":
         return load_own_function(settings, own)
-    return load_own_arrays(settings, own)
+    if kind == "arrays":
+        return load_own_arrays(settings, own)
+    try:
+        # Their packages are extras.
+        if kind == "images":
+            from worker.data.own_images import load_own_images  # noqa: PLC0415
+
+            return load_own_images(settings, own)
+        from worker.data.own_table import load_own_table  # noqa: PLC0415
+
+        return load_own_table(settings, own)
+    except ImportError:
+        raise missing_package(own.path, kind) from None
 
 
 def _resized(dataset: Dataset, size: tuple[int, int]) -> Dataset:

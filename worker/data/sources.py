@@ -17,13 +17,14 @@ __all__ = [
     "CIFAR10_TEST",
     "CIFAR10_TRAIN",
     "FASHION_MNIST_REMEDY",
-    "TRAIN_TABLES",
     "FolderKind",
     "check_sources",
     "cifar10_folder",
     "digits_file",
     "fashion_mnist_file",
     "folder_kind",
+    "missing_package",
+    "table_files",
 ]
 
 CIFAR10_REMEDY: Final = (
@@ -38,8 +39,10 @@ FASHION_MNIST_REMEDY: Final = (
 _FASHION_MNIST: Final = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
-TRAIN_TABLES: Final = ("train.csv", "train.tsv", "train.parquet", "train.csv.gz", "train.tsv.gz")
+_TABLES: Final = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
 _FOLDER_REMEDY: Final = "give a folder of .npy files, of tables train and test, or of images by class"
+# Module, project and extra of what reads a kind of data.
+_PACKAGES: Final = {"images": ("PIL", "Pillow", "images"), "table": ("pyarrow", "PyArrow", "tables")}
 FolderKind = Literal["arrays", "table", "images"]
 # Where Debian's package dataset-fashion-mnist puts the files.
 _DEBIAN_PATH: Final = Path("/usr/share/datasets/fashion-mnist")
@@ -105,7 +108,24 @@ def folder_kind(folder: Path) -> FolderKind:
         raise DataError(f"data folder {folder}: {reason}; {_FOLDER_REMEDY}") from None
     if any(name.endswith(".npy") for name in names):
         return "arrays"
-    return "table" if names & set(TRAIN_TABLES) else "images"
+    return "table" if names & {f"train{suffix}" for suffix in _TABLES} else "images"
+
+
+def table_files(own: OwnData) -> tuple[Path, Path | None]:
+    """The tables for training and, where there is one, for testing."""
+    if own.kind != "folder":
+        return own.path, None
+    train, test = (
+        [own.path / f"{part}{suffix}" for suffix in _TABLES if exists(own.path / f"{part}{suffix}")]
+        for part in ("train", "test")
+    )
+    return train[0], test[0] if test else None
+
+
+def missing_package(path: Path, kind: str) -> DataError:
+    """The error where the package that reads data of this kind is not installed."""
+    _, project, extra = _PACKAGES[kind]
+    return DataError(f"data {path}: needs {project}, which is not installed; pip install taihu[{extra}]")
 
 
 def _check_own(own: OwnData) -> None:
@@ -115,9 +135,8 @@ def _check_own(own: OwnData) -> None:
         check_readable(file, "give path/to/file.py:function")
     elif own.kind != "folder":
         check_readable(own.path, f"give the path of a file {own.path.suffix}")
-    package, extra = {"table": ("pyarrow", "tables"), "images": ("PIL", "images")}.get(kind, ("numpy", ""))
-    if find_spec(package) is None:
-        raise DataError(f"data {own.path}: needs a package that is not installed; pip install taihu[{extra}]")
+    if kind in _PACKAGES and find_spec(_PACKAGES[kind][0]) is None:
+        raise missing_package(own.path, kind)
 
 
 def _files(name: str, path: Path | None) -> Iterator[tuple[Path, str]]:
