@@ -13,20 +13,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from taihu.coordination.membership import Role
-from taihu.coordination.messages import member_from_message, progress_from_message
-from taihu.coordination.status import fetch_status
-from taihu.display import Display, view_of
+from taihu.display import Display
 from taihu.entry import InterruptedRunError
-from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
+from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.local import LocalProcesses
 from taihu.results import read_json
 from taihu.run_folder import RunFiles
 from taihu.settings import RunSettings
 from taihu.trace import merge_parts
+from taihu.watching import show_status
 
-__all__ = ["LocalTraining"]
+__all__ = ["LocalTraining", "results_of"]
 
 _LOOK_S = 0.1
 _STATUS_S = 0.5
@@ -71,7 +69,7 @@ class LocalTraining:
                     self._watch(processes, coordinator, display)
             finally:
                 self._merge_trace(folder)
-            return self._results([read_json(path) for path in self._result_files(folder)])
+            return results_of(self.job, [read_json(path) for path in self._result_files(folder)])
 
     def _trace_arguments(self, folder: Path, name: str) -> list[str]:
         if self.trace is None:
@@ -124,7 +122,7 @@ class LocalTraining:
                 time.sleep(_LOOK_S)
                 if time.monotonic() - looked > _STATUS_S:
                     looked = time.monotonic()
-                    _show(coordinator, display, looked - start)
+                    show_status(coordinator, display, looked - start)
         except InterruptedRunError:
             raise
         except TaihuError:
@@ -132,33 +130,6 @@ class LocalTraining:
             processes.wait(_CONSEQUENCES_S)
             processes.check()
             raise
-
-    def _results(self, workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        first = workers[0]
-        evaluations = first["evaluations"]
-        return {
-            "test_accuracy": evaluations[-1]["test_accuracy"] if evaluations else None,
-            "test_metrics": evaluations[-1]["test_metrics"] if evaluations else None,
-            "final_loss": fmean(worker["final_loss"] for worker in workers),
-            "parameters_sha256": first["parameters_sha256"],
-            "steps": first["steps"],
-            "servers": self.job.servers,
-            "workers": self.job.cluster.workers,
-            "exchange": self.job.exchange.kind,
-            "compression": self.job.compression.method,
-            "density": 1.0 if self.job.compression.method == "none" else self.job.compression.density,
-            "downlink": self.job.downlink,
-            "precision": self.job.train.precision,
-            "compute": self.job.cluster.compute,
-            "modelled": first["modelled"],
-            "skipped_steps": first["skipped_steps"],
-            "bytes_sent_per_step": sum(worker["bytes_sent_per_step"] for worker in workers),
-            "bytes_received_per_step": sum(worker["bytes_received_per_step"] for worker in workers),
-            **{name: value for name, value in first.items() if name.startswith("seconds_")},
-            **{name: first[name] for name in _FIRST_WORKERS},
-            "evaluations": evaluations,
-            "fc": first.get("fc"),
-        }
 
     def _result_files(self, folder: Path) -> list[Path]:
         return [folder / f"worker-{rank}.json" for rank in range(self.job.cluster.workers)]
@@ -186,17 +157,30 @@ def _trace_part(folder: Path, name: str) -> Path:
     return folder / f"trace-{name.replace(' ', '-')}.json"
 
 
-def _show(coordinator: str, display: Display, elapsed_s: float) -> None:
-    """Show the run's status, when its coordinator still answers."""
-    try:
-        status = fetch_status(coordinator, timeout_s=_STATUS_S)
-    except PeerUnreachableError:
-        return
-    workers = [
-        progress_from_message(member.progress)
-        for member in status.members
-        if member_from_message(member.member)[0].role is Role.WORKER
-    ]
-    view = view_of(workers) if len(workers) == status.workers else None
-    if view is not None:
-        display.update(view, elapsed_s)
+def results_of(job: Job, workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The results of a run, from those that its workers wrote."""
+    first = workers[0]
+    evaluations = first["evaluations"]
+    return {
+        "test_accuracy": evaluations[-1]["test_accuracy"] if evaluations else None,
+        "test_metrics": evaluations[-1]["test_metrics"] if evaluations else None,
+        "final_loss": fmean(worker["final_loss"] for worker in workers),
+        "parameters_sha256": first["parameters_sha256"],
+        "steps": first["steps"],
+        "servers": job.servers,
+        "workers": job.cluster.workers,
+        "exchange": job.exchange.kind,
+        "compression": job.compression.method,
+        "density": 1.0 if job.compression.method == "none" else job.compression.density,
+        "downlink": job.downlink,
+        "precision": job.train.precision,
+        "compute": job.cluster.compute,
+        "modelled": first["modelled"],
+        "skipped_steps": first["skipped_steps"],
+        "bytes_sent_per_step": sum(worker["bytes_sent_per_step"] for worker in workers),
+        "bytes_received_per_step": sum(worker["bytes_received_per_step"] for worker in workers),
+        **{name: value for name, value in first.items() if name.startswith("seconds_")},
+        **{name: first[name] for name in _FIRST_WORKERS},
+        "evaluations": evaluations,
+        "fc": first.get("fc"),
+    }

@@ -23,6 +23,11 @@ _COMMANDS: Final = (
     ),
     ("server", "ps_server.command:server", "Run one parameter server until its run has ended."),
     ("worker", "worker.command:worker", "Run one worker until its run has ended."),
+    (
+        "node",
+        "taihu.cli.node:node",
+        "Take one role of a run, a server's or a worker's, by the rank that mpirun, srun or torchrun gave.",
+    ),
     ("status", "taihu.cli.status:status", "Show the members of a running job and where each of them is."),
     (
         "top",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from taihu.job import Job
     from taihu.settings import ClusterSettings
 
-__all__ = ["train"]
+__all__ = ["opening", "summarise", "train"]
 
 
 def train(
@@ -124,13 +124,13 @@ def train(
     raise_on_terminate()
     start = time.monotonic()
     with make_display(Console()) as display:
-        display.say(_opening(job))
+        display.say(opening(job))
         if files.folder is not None:
             display.say(f"run folder      {_shown(files.folder)}")
         results = LocalTraining(job, files, logs, trace, trace_steps).run(display)
         for file in files.results:
             write_json(file, results)
-        _summarise(display, results, time.monotonic() - start)
+        summarise(display, results, time.monotonic() - start)
         for name, path in {"run folder": files.folder, "saved": files.model, "trace": trace}.items():
             if path is not None:
                 display.say(f"{name:<15} {_shown(path)}")
@@ -141,7 +141,8 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _opening(job: Job) -> str:
+def opening(job: Job) -> str:
+    """The line that a run begins with."""
     workers = _count(job.cluster.workers, "worker")
     members = f"{_count(job.servers, 'server')}, {workers}" if job.servers else f"a ring of {workers}"
     modelled = f", planned for an {_chip(job.cluster)}" if job.models_compute else ""
@@ -155,7 +156,8 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> None:
+def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> None:
+    """Show what a run led to; see `LocalTraining.run` for `results`."""
     step, compute, exchange, wait = (
         results[name]["median"] * 1e3
         for name in ("seconds_per_step", "seconds_compute", "seconds_exchange", "seconds_wait")

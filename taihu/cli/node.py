@@ -1,0 +1,218 @@
+"""`taihu node`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from taihu.entry import InterruptedRunError
+from taihu.errors import ConfigError, RunError, TaihuError
+from taihu.options import (
+    ExchangeOption,
+    JobArgument,
+    JsonOption,
+    LogFormatOption,
+    RunDirOption,
+    SaveOption,
+    ServersOption,
+    SetOption,
+    VerboseOption,
+    WorkersOption,
+)
+
+if TYPE_CHECKING:
+    from taihu.job import Job
+    from taihu.launch import Launch, NodeRole
+
+__all__ = ["node"]
+
+_USUAL_PORT = 7070
+
+
+def node(
+    job_file: JobArgument = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(metavar="HOST[:PORT]", help="Where rank 0 is, for a launcher that does not say."),
+    ] = None,
+    servers: ServersOption = None,
+    workers: WorkersOption = None,
+    exchange: ExchangeOption = None,
+    assignments: SetOption = None,
+    run_dir: RunDirOption = None,
+    save: SaveOption = None,
+    json_file: JsonOption = None,
+    log_format: LogFormatOption = "text",
+    verbose: VerboseOption = False,
+) -> None:
+    """Take one role of a run, a server's or a worker's, by the rank that mpirun, srun or torchrun gave.
+
+    The first ranks are the servers, the others the workers; in a ring all are workers. A number of workers that is
+    not set follows from the number of processes. Worker 0 shows progress and writes what is saved.
+
+    \b
+    Examples:
+      mpirun -n 5 taihu node job.toml
+      mpirun -n 5 -H host1,host2:2,host3:2 taihu node job.toml --save model.safetensors
+      srun -n 5 taihu node job.toml --exchange ring
+      torchrun --no-python --nproc-per-node 5 taihu node job.toml
+    """  # noqa: D301
+    from taihu.environment import resolve_job
+    from taihu.launch import find_launch, fit_to_size, role_of
+
+    launch = find_launch(os.environ)
+    flags: dict[str, dict[str, object]] = {
+        "cluster": {"servers": servers, "workers": workers},
+        "exchange": {"kind": exchange},
+    }
+    job = resolve_job(job_file, assignments or (), flags)
+    job = fit_to_size(job, launch)
+    role = role_of(launch.rank, job.servers)
+    with _told_by(role):
+        meeting = _find_meeting(coordinator or job.cluster.coordinator, launch, job)
+        settings = [*(assignments or ()), *_settings(job, launch, meeting)]
+        if role.name == "server":
+            from ps_server.command import server
+
+            with _silent_stdout():
+                server(
+                    job_file=job_file,
+                    index=str(role.place),
+                    bind=meeting.bind(first=launch.rank == 0),
+                    advertise=meeting.host if launch.rank == 0 else "",
+                    assignments=settings,
+                    log_format=log_format,
+                    verbose=verbose,
+                )
+            return
+        from worker.command import worker
+
+        with _shown(job, meeting, json_file, role) as results:
+            worker(
+                job_file=job_file,
+                rank=str(role.place),
+                bind=meeting.bind(first=launch.rank == 0) if job.workers_meet else "",
+                advertise=meeting.host if launch.rank == 0 else "",
+                assignments=settings,
+                run_dir=run_dir,
+                save=save,
+                json_file=results,
+                log_format=log_format,
+                verbose=verbose,
+            )
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """Where the coordinator of the run listens: with rank 0."""
+
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        from taihu.wire.address import join_address
+
+        return join_address(self.host, self.port)
+
+    def bind(self, *, first: bool) -> str:
+        """Where a process listens: on one machine, only that machine reaches it."""
+        from taihu.wire.address import is_loopback, join_address
+
+        everywhere = "::" if ":" in self.host else "0.0.0.0"  # noqa: S104
+        return join_address(self.host if is_loopback(self.address) else everywhere, self.port if first else 0)
+
+
+def _find_meeting(given: str | None, launch: Launch, job: Job) -> _Meeting:
+    from taihu.interfaces import own_interfaces
+    from taihu.launch import choose_address, coordinator_at
+    from taihu.mpi import gather
+
+    host, port = coordinator_at(given, launch)
+    if host is None and launch.launcher == "mpirun":
+        record = {"interfaces": own_interfaces(), "port": _free_port()}
+        records = gather(record, job.cluster.connect_timeout_s)
+        host, port = choose_address([each["interfaces"] for each in records]), records[0]["port"]
+    if host is None:
+        raise ConfigError(f"{launch.launcher} does not say where rank 0 is; give --coordinator HOST:PORT of its host")
+    return _Meeting(host, _USUAL_PORT if port is None else port)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _settings(job: Job, launch: Launch, meeting: _Meeting) -> Iterator[str]:
+    """What the launch decides, as assignments."""
+    yield f"cluster.workers={job.cluster.workers}"
+    yield f"cluster.servers={job.cluster.servers}"
+    yield f'cluster.coordinator="{meeting.address}"'
+    yield f"exchange.kind={job.exchange.kind}"
+    neighbours = job.cluster.workers if launch.one_host else launch.local_size
+    if job.cluster.threads is None and neighbours is not None:
+        # Processes that a launcher binds to cores of their own share nothing.
+        share = max(1, (os.cpu_count() or 1) // neighbours)
+        yield f"cluster.threads={min(share, len(os.sched_getaffinity(0)))}"
+
+
+@contextmanager
+def _shown(job: Job, meeting: _Meeting, json_file: Path | None, role: NodeRole) -> Iterator[Path | None]:
+    """Show the run during the block, and its results at the end, if this is worker 0; yields where they go."""
+    if role.place:
+        with _silent_stdout():
+            yield None
+        return
+    from rich.console import Console
+
+    from taihu.cli.train import opening, summarise
+    from taihu.display import PlainDisplay
+    from taihu.results import read_json
+    from taihu.training import results_of
+    from taihu.watching import watching
+
+    start = time.monotonic()
+    # mpirun gives terminals to the processes, but their lines are mixed in one log.
+    console = Console(file=sys.stdout, force_terminal=False)
+    with tempfile.TemporaryDirectory(prefix="taihu-") as folder, PlainDisplay(console) as display:
+        display.say(opening(job))
+        file = json_file or Path(folder) / "results.json"
+        with _silent_stdout(), watching(meeting.address, display) as watched:
+            yield file
+        results = results_of(job, [read_json(file)])
+        if watched.view is not None:
+            sums = {"sent": watched.view.sent_bytes, "received": watched.view.received_bytes}
+            results |= {f"bytes_{way}_per_step": count for way, count in sums.items()}
+        summarise(display, results, time.monotonic() - start)
+
+
+@contextmanager
+def _silent_stdout() -> Iterator[None]:
+    """Only worker 0 has something to say; what all others print would stand between its lines."""
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+@contextmanager
+def _told_by(role: NodeRole) -> Iterator[None]:
+    """Begin the messages of errors with the role, since all processes share one log."""
+    try:
+        yield
+    except InterruptedRunError:
+        raise
+    except TaihuError as error:
+        words = str(error)
+        told = RunError(words if words.startswith(f"{role}: ") else f"{role}: {words}")
+        told.exit_code = error.exit_code
+        raise told from error
