@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PACKAGES := protos kernels taihu allreduce ps_server worker
 JOB ?=
 
-.PHONY: train test test-deploy check protos bench clean help
+.PHONY: train test test-deploy test-torch check protos bench clean help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -25,6 +25,10 @@ test: $(VENV)/installed ## run the test suite
 # What needs more than Python: promtool (Debian's prometheus), mpirun (openmpi-bin), ip (iproute2), root for namespaces.
 test-deploy: $(VENV)/installed ## run the tests that need programs of Debian's, as root
 	$(BIN)/pytest tests/programs
+
+test-torch: $(VENV)/installed ## install torch beside everything else, and run the tests of models exported to it
+	$(BIN)/pip install --quiet --editable '.[demo,dev,torch]'
+	$(BIN)/pytest tests/with_torch
 
 check: $(VENV)/installed ## style, types, layers, generated code
 	$(BIN)/ruff check .

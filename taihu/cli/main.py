@@ -41,6 +41,11 @@ _COMMANDS: Final = (
     ),
     ("evaluate", "taihu.cli.evaluate:evaluate_file", "Test a saved model on the test set of its data."),
     (
+        "export",
+        "taihu.cli.export:export",
+        "Write a saved model for another library; both take raw inputs, as the data had them, channels last.",
+    ),
+    (
         "manifest",
         "taihu.cli.manifest:manifest_command",
         "Write a job as Kubernetes objects: ConfigMaps, Service, volume, StatefulSet, Jobs or a JobSet, PodMonitor.",

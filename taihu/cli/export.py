@@ -1,0 +1,45 @@
+"""`taihu export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from taihu.errors import ConfigError
+from taihu.export.to_torch import write_torch
+from taihu.options import OwnModelOption
+from taihu.results import check_writable
+from worker.saved.prediction import LoadedModel, load
+
+__all__ = ["export"]
+
+
+def export(
+    file: Annotated[Path, typer.Argument(metavar="MODEL.safetensors", help="What `taihu train --save` wrote.")],
+    to: Annotated[Literal["onnx", "torch"], typer.Option(metavar="onnx|torch", help="The format.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="What is written; torch: a .py file of that name too.")],
+    model: OwnModelOption = None,
+) -> None:
+    """Write a saved model for another library; both take raw inputs, as the data had them, channels last.
+
+    \b
+    Examples:
+      taihu export model.safetensors --to onnx --out model.onnx
+      taihu export model.safetensors --to torch --out torch_model.safetensors      and torch_model.py beside it
+    """  # noqa: D301
+    if out.exists() and file.exists() and out.samefile(file):
+        raise ConfigError(f"--out {out}: is the model that is exported; give another name")
+    check_writable(out)
+    loaded = load(file, model)
+    written = _write_onnx(loaded, out) if to == "onnx" else write_torch(loaded, out)
+    typer.echo(f"written: {', '.join(map(str, written))}")
+
+
+def _write_onnx(loaded: LoadedModel, out: Path) -> tuple[Path, ...]:
+    try:
+        from taihu.export.to_onnx import write_onnx  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise ConfigError("--to onnx: needs the package onnx; install it with: pip install 'taihu[onnx]'") from None
+    return write_onnx(loaded, out)

@@ -1,0 +1,213 @@
+"""ONNX: a graph from raw inputs, as the data had them, to what `LoadedModel.predict` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from taihu.errors import ModelError
+from taihu.export.files import replaced
+from taihu.export.graph import INPUT, Graph, Node, graph_of
+from worker.engine import Array
+from worker.saved.prediction import LoadedModel
+
+__all__ = ["onnx_model", "write_onnx"]
+
+_OPSET: Final = 17
+_IR_VERSION: Final = 8
+_MOST_BYTES: Final = 2_000_000_000
+
+
+def write_onnx(model: LoadedModel, path: Path) -> tuple[Path, ...]:
+    """Write `model` as an ONNX file, checked; returns what was written.
+
+    Raises:
+        ModelError: a layer is of the user's own, the file would pass ONNX's 2 GB, or it cannot be written.
+    """
+    size = sum(tensor.nbytes for tensor in model.network.parameters_by_name().values())
+    if size > _MOST_BYTES:
+        raise ModelError(
+            f"{path}: {size / 1e9:.1f} GB of parameters, an ONNX file holds 2 GB; export to torch instead"
+        )
+    made = onnx_model(model)
+    onnx.checker.check_model(made, full_check=True)
+    with replaced(path) as partial:
+        partial.write_bytes(made.SerializeToString())
+    return (path,)
+
+
+def onnx_model(model: LoadedModel) -> onnx.ModelProto:
+    """The graph of a model.
+
+    Its input is `input`, float32 (n, *input_shape), not normalised. Its outputs are `probabilities` (n, classes) and
+    `logits` (n, outputs), before softmax or sigmoid; of a model of values `values` (n, outputs), and for those within
+    0 to 1 (loss bce) `logits` too.
+
+    Raises:
+        ModelError: a layer is of the user's own.
+    """
+    graph = graph_of(model)
+    writer = _Writer()
+    _normalise(writer, model)
+    for node in graph.nodes:
+        _WRITE[node.kind](writer, node)
+    outputs = _answer(writer, model, graph)
+    inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["n", *model.input_shape])]
+    made = helper.make_graph(writer.nodes, "taihu", inputs, outputs, writer.tensors)
+    imports = [helper.make_opsetid("", _OPSET)]
+    return helper.make_model(made, opset_imports=imports, ir_version=_IR_VERSION, producer_name="taihu")
+
+
+class _Writer:
+    """Collects ONNX nodes and constants; images are (n, channels, height, width) in between."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.tensors: list[onnx.TensorProto] = []
+
+    def constant(self, name: str, values: Array) -> str:
+        """Its name."""
+        self.tensors.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+        return name
+
+    def add(self, operation: str, inputs: tuple[str, ...], output: str, **attributes: Any) -> str:
+        """The name of the output."""
+        self.nodes.append(helper.make_node(operation, inputs, [output], name=output, **attributes))
+        return output
+
+
+def _normalise(writer: _Writer, model: LoadedModel) -> None:
+    mean = writer.constant("mean", np.array(model.info.mean, np.float32))
+    scale = writer.constant("scale", np.array(model.info.scale, np.float32))
+    centred = writer.add("Sub", ("input", mean), "centred")
+    if len(model.input_shape) == 1:
+        writer.add("Div", (centred, scale), INPUT)
+    else:
+        scaled = writer.add("Div", (centred, scale), "scaled")
+        writer.add("Transpose", (scaled,), INPUT, perm=[0, 3, 1, 2])
+
+
+def _answer(writer: _Writer, model: LoadedModel, graph: Graph) -> list[onnx.ValueInfoProto]:
+    info = model.info
+    if info.loss == "mse":
+        writer.add("Identity", (graph.output,), "values")
+        return [_floats("values", info.outputs)]
+    logits = writer.add("Identity", (graph.output,), "logits")
+    name = "probabilities" if info.classes else "values"
+    if info.loss == "cross-entropy":
+        writer.add("Softmax", (logits,), name, axis=-1)
+    elif info.classes:
+        yes = writer.add("Sigmoid", (logits,), "yes")
+        no = writer.add("Sub", (writer.constant("one", np.ones(1, np.float32)), yes), "no")
+        writer.add("Concat", (no, yes), name, axis=-1)
+    else:
+        writer.add("Sigmoid", (logits,), name)
+    return [_floats(name, info.classes or info.outputs), _floats("logits", info.outputs)]
+
+
+def _floats(name: str, width: int) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width])
+
+
+def _constants(writer: _Writer, node: Node, *names: str) -> tuple[str, ...]:
+    return tuple(writer.constant(f"{node.name}/{name}", node.tensors[name]) for name in names if name in node.tensors)
+
+
+def _conv(writer: _Writer, node: Node) -> None:
+    arguments = node.arguments
+    weight = writer.constant(f"{node.name}/weight", node.tensors["weight"].transpose(3, 2, 0, 1))
+    writer.add(
+        "Conv",
+        (*node.inputs, weight, *_constants(writer, node, "bias")),
+        node.name,
+        kernel_shape=[arguments["kernel"]] * 2,
+        strides=[arguments["stride"]] * 2,
+        pads=[arguments["padding"]] * 4,
+        group=arguments["groups"],
+    )
+
+
+def _linear(writer: _Writer, node: Node) -> None:
+    writer.add("Gemm", (*node.inputs, *_constants(writer, node, "weight", "bias")), node.name)
+
+
+def _norm(writer: _Writer, node: Node) -> None:
+    constants = _constants(writer, node, "scale", "shift", "running_mean", "running_variance")
+    writer.add("BatchNormalization", (*node.inputs, *constants), node.name, epsilon=node.arguments["epsilon"])
+
+
+def _relu(writer: _Writer, node: Node) -> None:
+    writer.add("Relu", node.inputs, node.name)
+
+
+def _same(writer: _Writer, node: Node) -> None:
+    writer.add("Identity", node.inputs, node.name)
+
+
+def _add(writer: _Writer, node: Node) -> None:
+    writer.add("Add", node.inputs, node.name)
+
+
+def _flatten(writer: _Writer, node: Node) -> None:
+    if len(node.input_shape) == 1:
+        return _same(writer, node)
+    last = writer.add("Transpose", node.inputs, f"{node.name}/channels_last", perm=[0, 2, 3, 1])
+    writer.add("Flatten", (last,), node.name, axis=1)
+    return None
+
+
+def _mean(writer: _Writer, node: Node) -> None:
+    mean = writer.add("GlobalAveragePool", node.inputs, f"{node.name}/mean")
+    writer.add("Flatten", (mean,), node.name, axis=1)
+
+
+def _max_pool(writer: _Writer, node: Node) -> None:
+    _pool(writer, node, "MaxPool")
+
+
+def _avg_pool(writer: _Writer, node: Node) -> None:
+    _pool(writer, node, "AveragePool", count_include_pad=0)
+
+
+def _pool(writer: _Writer, node: Node, operation: str, **attributes: int) -> None:
+    """The border behind the image is what the last window needs: ceil_mode is understood in more than one way."""
+    kernel, stride, padding = (node.arguments[name] for name in ("kernel", "stride", "padding"))
+    sides = zip(node.input_shape[:2], node.output_shape[:2], strict=True)
+    behind = [max(0, (positions - 1) * stride + kernel - side - padding) for side, positions in sides]
+    pads = [padding, padding, *behind]
+    shape = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": pads}
+    writer.add(operation, node.inputs, node.name, **shape, **attributes)
+
+
+def _shortcut(writer: _Writer, node: Node) -> None:
+    stride, name = node.arguments["stride"], node.name
+    ends = np.array(node.input_shape[:2])
+    numbers = {"starts": np.zeros(2), "ends": ends, "axes": np.array([2, 3]), "steps": np.full(2, stride)}
+    constants = tuple(writer.constant(f"{name}/{key}", each.astype(np.int64)) for key, each in numbers.items())
+    kept = writer.add("Slice", (*node.inputs, *constants), f"{name}/kept")
+    more = node.output_shape[2] - node.input_shape[2]
+    pads = writer.constant(f"{name}/pads", np.array([0, 0, 0, 0, 0, more, 0, 0], np.int64))
+    writer.add("Pad", (kept, pads), name)
+
+
+_WRITE: Final[Mapping[str, Callable[[_Writer, Node], None]]] = MappingProxyType(
+    {
+        "Add": _add,
+        "AvgPool2d": _avg_pool,
+        "BatchNorm": _norm,
+        "Conv2d": _conv,
+        "Dropout": _same,
+        "Flatten": _flatten,
+        "GlobalAvgPool": _mean,
+        "Linear": _linear,
+        "MaxPool2d": _max_pool,
+        "PaddedShortcut": _shortcut,
+        "ReLU": _relu,
+    }
+)

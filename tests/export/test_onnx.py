@@ -1,0 +1,146 @@
+"""Exported graphs, checked by onnx and computed by onnxruntime, against the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from saved import loaded, raw
+
+from taihu.errors import ModelError
+from taihu.export.to_onnx import onnx_model, write_onnx
+from worker.engine import (
+    MODELS,
+    AvgPool2d,
+    BatchNorm,
+    Conv2d,
+    Dropout,
+    Flatten,
+    GlobalAvgPool,
+    Layer,
+    Linear,
+    MaxPool2d,
+    PaddedShortcut,
+    ReLU,
+    Residual,
+    Sequential,
+)
+from worker.saved.prediction import LoadedModel
+
+
+def computed(model: LoadedModel, x: np.ndarray) -> dict[str, np.ndarray]:
+    """All outputs of the exported graph, by onnxruntime."""
+    made = onnx_model(model)
+    onnx.checker.check_model(made, full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, {"input": x}), strict=True))
+
+
+def check(model: LoadedModel, name: str = "probabilities") -> dict[str, np.ndarray]:
+    x = raw(model.input_shape)
+    outputs = computed(model, x)
+    np.testing.assert_allclose(outputs[name], model.predict(x), rtol=1e-5, atol=1e-5)
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("small_cnn", (8, 8, 1)),
+        ("cifar10_quick", (28, 28, 1)),
+        ("resnet20", (16, 16, 3)),
+        ("vgg16_cifar", (32, 32, 3)),
+        ("alexnet", (67, 67, 3)),
+    ],
+)
+def test_every_model_of_the_zoo(name: str, shape: tuple[int, int, int]) -> None:
+    outputs = check(loaded(MODELS[name](shape, 10), shape, 10))
+    assert set(outputs) == {"probabilities", "logits"}
+    assert outputs["probabilities"].std() > 1e-3
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_windows_of_every_kind(data: st.DataObject) -> None:
+    kernel, stride = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    padding = data.draw(st.integers(0, kernel - 1))
+    shape = (data.draw(st.integers(4, 9)), data.draw(st.integers(4, 9)), 2)
+    ceil_mode = data.draw(st.booleans())
+    layers: dict[str, Callable[[], Layer]] = {
+        "max": lambda: MaxPool2d(kernel, stride, padding, ceil_mode=ceil_mode),
+        "average": lambda: AvgPool2d(kernel, stride, padding, ceil_mode=ceil_mode),
+        "conv": lambda: Conv2d(4, kernel, stride, padding, groups=data.draw(st.sampled_from([1, 2])), bias=ceil_mode),
+    }
+    layer = layers[data.draw(st.sampled_from(sorted(layers)))]()
+    check(loaded(Sequential([layer, GlobalAvgPool(), Linear(3)]), shape, 3))
+
+
+def block(filters: int, stride: int) -> Layer:
+    body = Sequential([Conv2d(filters, 3, stride, padding=1, bias=False), BatchNorm(epsilon=1e-3), ReLU()])
+    return Residual(body, PaddedShortcut(filters, stride))
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers"),
+    [
+        ((7, 9, 3), [Conv2d(4, 3), block(6, 2), ReLU(), Residual(ReLU()), Dropout(0.5), Flatten(), Linear(3)]),
+        ((5, 5, 2), [block(2, 1), Residual(BatchNorm(), Conv2d(2, 1)), GlobalAvgPool(), Linear(3, bias=False)]),
+        ((4, 4, 2), [Flatten(), Flatten(), Linear(5), BatchNorm(), ReLU(), Dropout(0.3), Linear(3)]),
+        ((6,), [Linear(5), BatchNorm(), Residual(Sequential([Linear(5), ReLU()])), Linear(3)]),
+        ((6, 2, 3), [Conv2d(3, 2), GlobalAvgPool()]),
+    ],
+)
+def test_layers_in_all_places(shape: tuple[int, ...], layers: list[Layer]) -> None:
+    check(loaded(Sequential(layers), shape, 3))
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "others"),
+    [
+        ({"targets": "values", "loss": "mse"}, "values", set()),
+        ({"targets": "values", "loss": "bce"}, "values", {"logits"}),
+    ],
+)
+def test_values(said: dict[str, Any], name: str, others: set[str]) -> None:
+    outputs = check(loaded(Linear(2), (4,), 2, **said), name)
+    assert set(outputs) == {name} | others
+
+
+def test_one_output_tells_two_classes() -> None:
+    outputs = check(loaded(Linear(1), (4,), 1, loss="bce"))
+    assert outputs["probabilities"].shape == (3, 2)
+
+
+def test_one_sample_and_many() -> None:
+    model = loaded(Linear(2), (4,), 2)
+    for count in (1, 7):
+        assert computed(model, raw((4,), count))["probabilities"].shape == (count, 2)
+
+
+class Mine(ReLU):
+    """A layer of a user's own."""
+
+
+def test_a_layer_of_the_users_own_is_named() -> None:
+    model = loaded(Sequential([Linear(2), Mine()]), (4,), 2)
+    with pytest.raises(ModelError, match=r"mine1 \(Mine\) is a layer of your own, which cannot be exported"):
+        onnx_model(model)
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    model = loaded(Linear(2), (4,), 2)
+    assert write_onnx(model, tmp_path / "a.onnx") == (tmp_path / "a.onnx",)
+    onnx.checker.check_model(str(tmp_path / "a.onnx"))
+    with pytest.raises(ModelError, match=r"cannot write .*: No such file"):
+        write_onnx(model, tmp_path / "none" / "a.onnx")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.onnx"]
