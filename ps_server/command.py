@@ -8,22 +8,19 @@ from typing import Annotated
 import typer
 
 from taihu.entry import raise_on_terminate
+from taihu.job_flags import JobFlags, takes_job_flags
 from taihu.options import (
     AdvertiseOption,
     BindOption,
-    ComputeOption,
     CoordinatorOption,
     JobArgument,
     LingerOption,
     LogFormatOption,
     MetricsPortOption,
-    ServersOption,
-    SetOption,
     StopWithStdinOption,
     TraceOption,
     TraceStepsOption,
     VerboseOption,
-    WorkersOption,
     make_tracer,
     stop_with_stdin,
 )
@@ -32,19 +29,19 @@ from taihu.results import check_writable
 __all__ = ["server"]
 
 
+@takes_job_flags
 def server(
     job_file: JobArgument = None,
-    index: Annotated[
+    *,
+    rank: Annotated[
         str | None,
-        typer.Option("--index", metavar="I|dns:NAME", help="Index of this server; 0 coordinates the run."),
+        typer.Option(
+            "--rank", "--index", metavar="R|dns:NAME", help="Rank of this server, from 0; 0 coordinates the run."
+        ),
     ] = None,
     bind: BindOption = "",
     advertise: AdvertiseOption = "",
     coordinator: CoordinatorOption = None,
-    servers: ServersOption = None,
-    workers: WorkersOption = None,
-    compute: ComputeOption = None,
-    assignments: SetOption = None,
     metrics_port: MetricsPortOption = 0,
     linger: LingerOption = 0.0,
     hold: Annotated[
@@ -56,27 +53,25 @@ def server(
     log_format: LogFormatOption = "auto",
     verbose: VerboseOption = False,
     stop_with_parent: StopWithStdinOption = False,
+    flags: JobFlags,
 ) -> None:
     """Run one parameter server until its run has ended.
 
     \b
     Examples:
-      taihu server job.toml --index 0 --coordinator 10.0.0.1:7070
-      taihu server job.toml --index 1 --coordinator 10.0.0.1:7070
-      taihu server job.toml --index dns:server --coordinator dns:server:7070      # one of the addresses of a name
+      taihu server job.toml --rank 0 --coordinator 10.0.0.1:7070
+      taihu server job.toml --rank 1 --coordinator 10.0.0.1:7070
+      taihu server job.toml --rank dns:server --coordinator dns:server:7070      # one of the addresses of a name
     """  # noqa: D301
     from ps_server.daemon import ServerDaemon, ServerOptions
     from taihu.discovery import find_coordinator, find_rank
-    from taihu.environment import resolve_job
     from taihu.wire.log import configure_logs
 
-    cluster = {"coordinator": coordinator, "servers": servers, "workers": workers, "compute": compute}
-    flags = {"cluster": cluster}
-    job = resolve_job(job_file, assignments or (), flags, launched=True)
+    job = flags.resolve(job_file, {"cluster": {"coordinator": coordinator}}, launched=True)
     check_writable(trace)
     raise_on_terminate()
     job = find_coordinator(job)
-    place = find_rank(index, os.environ, "server", job) or 0
+    place = find_rank(rank, os.environ, "server", job) or 0
     configure_logs(log_format, verbose=verbose, role="server", rank=place)
     if stop_with_parent:
         stop_with_stdin()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from taihu.errors import ConfigError
 from taihu.job import Job, Overrides, load_job, parse_assignments, parse_value
-from taihu.variables import PREFIX, check_variables
+from taihu.variables import PREFIX, check_variables, variable_of
 
 __all__ = [
     "coordinator_from_environment",
@@ -40,8 +40,10 @@ def launcher_overrides(environment: Mapping[str, str]) -> dict[str, dict[str, ob
 
 
 def environment_overrides(environment: Mapping[str, str]) -> dict[str, dict[str, object]]:
-    """`TAIHU_SECTION__KEY=value` as overrides."""
+    """`TAIHU_SECTION__KEY=value` and `TAIHU_NAME=value` as overrides."""
     overrides: dict[str, dict[str, object]] = {}
+    if variable_of("name") in environment:
+        overrides[""] = {"name": environment[variable_of("name")]}
     for name, text in environment.items():
         section, separator, key = name.removeprefix(PREFIX).lower().partition("__")
         if name.startswith(PREFIX) and separator:

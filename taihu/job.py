@@ -46,6 +46,9 @@ __all__ = [
 ]
 
 Overrides = Mapping[str, Mapping[str, object]]
+"""Values by section and key; the keys that stand at the top of the file are those of the section ""."""
+
+_TOP_KEYS = ("name",)
 
 _NAME: Final = Form(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
@@ -224,7 +227,7 @@ def load_job(path: Path | None, *overrides: Overrides, sources: Sequence[str] = 
     source = str(path) if path else "job"
     for layer in overrides:
         for section, values in layer.items():
-            table = tables.setdefault(section, {})
+            table = tables.setdefault(section, {}) if section else tables
             if not isinstance(table, dict):
                 raise ConfigError(f"{source}: {_one_line(section)}: expected a table, got {table!r}")
             table.update(values)
@@ -245,8 +248,9 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, dict[str, object]
     overrides: dict[str, dict[str, object]] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
-        section, dot, name = key.strip().partition(".")
-        if not (equals and dot and section and name):
+        at_top = key.strip() in _TOP_KEYS
+        section, dot, name = ("", ".", key.strip()) if at_top else key.strip().partition(".")
+        if not (equals and dot and name and (section or at_top)):
             raise ConfigError(
                 f"--set {_one_line(assignment)}: expected section.key=value, for example train.steps=100"
             )
@@ -276,10 +280,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _setter(location: tuple[int | str, ...], overrides: Sequence[Overrides], sources: Sequence[str]) -> str | None:
     """Which of `sources` set the value at `location` last; None when it is the file's."""
-    section, key = (*map(str, location[:2]), "", "")[:2]
+    names = [str(part) for part in location[:2]]
+    section, key = names if len(names) == 2 else ("", *names, "")[:2]
     for layer, source in zip(reversed(overrides), reversed(sources), strict=False):
         if key in layer.get(section, {}):
-            return source.format(variable=f"TAIHU_{section}__{key}".upper())
+            return source.format(variable=f"TAIHU_{'__'.join(names)}".upper())
     return None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from taihu.errors import ConfigError
 from taihu.job import Job
+from taihu.variables import variable_of
 
 __all__ = ["ManifestOptions", "Resources", "manifest", "object_name"]
 
@@ -142,7 +143,7 @@ class _Manifest:
         if self.keeps:
             own["TAIHU_RUN__DIR"] = f"{_RUNS}/{{name}}-{{time}}"
         given = {
-            f"TAIHU_{section}__{key}".upper(): value
+            variable_of(f"{section}.{key}" if section else key): value
             for section, values in self.settings.items()
             for key, value in values.items()
         }

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,9 +18,7 @@ from taihu.trace import Tracer
 __all__ = [
     "AdvertiseOption",
     "BindOption",
-    "ComputeOption",
     "CoordinatorOption",
-    "ExchangeOption",
     "JobArgument",
     "JsonOption",
     "LingerOption",
@@ -28,27 +27,37 @@ __all__ = [
     "OwnModelOption",
     "RunDirOption",
     "SaveOption",
-    "ServersOption",
     "SetOption",
+    "Sets",
     "StopWithStdinOption",
     "TraceOption",
     "TraceStepsOption",
     "VerboseOption",
-    "WorkersOption",
     "from_here",
     "make_tracer",
     "stop_with_stdin",
 ]
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The key of the job that an option sets; where that has no default of its own, `otherwise` says what holds.
+
+    It stands beside the option in `Annotated`, see `taihu.job_flags`.
+    """
+
+    key: str
+    otherwise: str = ""
+
 
 JobArgument = Annotated[Path | None, typer.Argument(metavar="JOB.toml", help="Job file; without one, the demo job.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set any key of the job file; may be repeated."),
 ]
-ServersOption = Annotated[int | None, typer.Option("--servers", metavar="S", help="Number of servers.")]
-WorkersOption = Annotated[int | None, typer.Option("--workers", metavar="N", help="Number of workers.")]
 CoordinatorOption = Annotated[
     str | None,
+    Sets("cluster.coordinator", "none"),
     typer.Option("--coordinator", metavar="HOST:PORT", help="Where server 0, in a ring worker 0, listens."),
 ]
 BindOption = Annotated[
@@ -61,20 +70,6 @@ AdvertiseOption = Annotated[
     str,
     typer.Option(
         "--advertise", metavar="HOST", envvar="TAIHU_ADVERTISE", help="The host that workers are told to connect to."
-    ),
-]
-ExchangeOption = Annotated[
-    Literal["server", "ring"] | None,
-    typer.Option("--exchange", metavar="server|ring", help="Through servers, or around a ring of workers."),
-]
-ComputeOption = Annotated[
-    Literal["cpu", "sw26010", "sw26010-functional"] | None,
-    typer.Option(
-        "--compute",
-        metavar="cpu|sw26010[-functional]",
-        help="sw26010: compute here as always, but plan by modelled times of forward and backward on that processor, "
-        "told by layer in metrics, trace and --json; all else is measured. sw26010-functional: its model computes, "
-        "slowly.",
     ),
 ]
 MetricsPortOption = Annotated[
@@ -102,6 +97,7 @@ OwnModelOption = Annotated[
 ]
 RunDirOption = Annotated[
     Path | None,
+    Sets("run.dir", "runs/NAME-TIME with taihu train, else none"),
     typer.Option(
         "--run-dir",
         metavar="DIR|none",
@@ -110,6 +106,7 @@ RunDirOption = Annotated[
 ]
 SaveOption = Annotated[
     Path | None,
+    Sets("run.save", "model.safetensors in the run folder, if there is one"),
     typer.Option("--save", metavar="FILE.safetensors|none", help="Where worker 0 saves the model at the end."),
 ]
 LogFormatOption = Annotated[

@@ -34,7 +34,7 @@ def variable_of(key: str) -> str:
 def known_variables() -> Iterator[str]:
     """All names that mean something."""
     yield from (PREFIX + name for name in (*OPTIONS, *_DEPLOYMENT, *_TESTS))
-    yield from (variable_of(key) for key in setting_keys())
+    yield from (variable_of(key) for key in ("name", *setting_keys()))
 
 
 def check_variables(environment: Mapping[str, str]) -> None:

@@ -9,12 +9,11 @@ import typer
 
 from taihu.entry import raise_on_terminate
 from taihu.errors import ConfigError
+from taihu.job_flags import JobFlags, takes_job_flags
 from taihu.options import (
     AdvertiseOption,
     BindOption,
-    ComputeOption,
     CoordinatorOption,
-    ExchangeOption,
     JobArgument,
     JsonOption,
     LingerOption,
@@ -22,13 +21,10 @@ from taihu.options import (
     MetricsPortOption,
     RunDirOption,
     SaveOption,
-    ServersOption,
-    SetOption,
     StopWithStdinOption,
     TraceOption,
     TraceStepsOption,
     VerboseOption,
-    WorkersOption,
     from_here,
     make_tracer,
     stop_with_stdin,
@@ -40,19 +36,16 @@ __all__ = ["worker"]
 _HEALTH_THREADS = 2
 
 
+@takes_job_flags
 def worker(
     job_file: JobArgument = None,
+    *,
     rank: Annotated[
         str | None, typer.Option("--rank", metavar="R|dns:NAME", help="Rank of this worker, from 0.")
     ] = None,
     coordinator: CoordinatorOption = None,
-    servers: ServersOption = None,
-    workers: WorkersOption = None,
-    exchange: ExchangeOption = None,
-    compute: ComputeOption = None,
     bind: BindOption = "",
     advertise: AdvertiseOption = "",
-    assignments: SetOption = None,
     run_dir: RunDirOption = None,
     save: SaveOption = None,
     metrics_port: MetricsPortOption = 0,
@@ -64,6 +57,7 @@ def worker(
     verbose: VerboseOption = False,
     stop_with_parent: StopWithStdinOption = False,
     run_dir_is_made: Annotated[bool, typer.Option("--run-dir-is-made", hidden=True)] = False,
+    flags: JobFlags,
 ) -> None:
     """Run one worker until its run has ended.
 
@@ -77,18 +71,16 @@ def worker(
     """  # noqa: D301
     from allreduce.rendezvous import ListenOptions, listen_for_peers
     from taihu.discovery import find_coordinator, find_rank
-    from taihu.environment import resolve_job
     from taihu.run_folder import RunFiles, prepare_run
     from taihu.wire.log import configure_logs
     from taihu.wire.server import RpcServer
     from worker.daemon import WorkerDaemon, WorkerOptions
 
-    flags: dict[str, dict[str, object]] = {
-        "cluster": {"coordinator": coordinator, "servers": servers, "workers": workers, "compute": compute},
-        "exchange": {"kind": exchange},
+    own: dict[str, dict[str, object]] = {
+        "cluster": {"coordinator": coordinator},
         "run": {"dir": run_dir, "save": from_here(save)},
     }
-    job = resolve_job(job_file, assignments or (), flags, launched=True)
+    job = flags.resolve(job_file, own, launched=True)
     check_writable(json_file, save, trace)
     raise_on_terminate()
     job = find_coordinator(job)

@@ -10,10 +10,10 @@ import typer
 import yaml
 
 from taihu.errors import ConfigError
-from taihu.job import Job, Overrides, load_job, parse_assignments
+from taihu.job import Job, Overrides, load_job
+from taihu.job_flags import JobFlags, takes_job_flags
 from taihu.manifest import ManifestOptions, Resources, manifest
 from taihu.names import own_model
-from taihu.options import ServersOption, SetOption, WorkersOption
 
 __all__ = ["manifest_command"]
 
@@ -21,16 +21,15 @@ _EMBEDDED = re.compile(r"digits|synthetic(:.*)?")
 _QUANTITY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?")
 
 
+@takes_job_flags
 def manifest_command(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="Job file.")],
-    servers: ServersOption = None,
-    workers: WorkersOption = None,
-    assignments: SetOption = None,
+    *,
+    flags: JobFlags,
     image: Annotated[str, typer.Option(metavar="IMAGE", help="Where the cluster finds the image.")] = (
         ManifestOptions.image
     ),
     jobset: Annotated[bool, typer.Option("--jobset", help="One JobSet instead of a StatefulSet and a Job.")] = False,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the objects.")] = None,
     namespace: Annotated[str | None, typer.Option(metavar="NAMESPACE", help="Namespace of the objects.")] = None,
     server_cpus: Annotated[int, typer.Option(metavar="C", min=1, help="Processors of a server.")] = 1,
     server_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of a server.")] = "1Gi",
@@ -56,8 +55,9 @@ def manifest_command(
       taihu manifest job.toml --run-claim results --name second
       taihu manifest job.toml --data-claim fashion-mnist --worker-cpus 4 --worker-memory 8Gi
     """  # noqa: D301
-    settings = _merge(parse_assignments(assignments or ()), {"workers": workers, "servers": servers})
+    settings = flags.overrides()
     job = load_job(job_file, settings)
+    flags.check(job)
     for size in (server_memory, worker_memory, storage):
         if not _QUANTITY.fullmatch(size):
             raise ConfigError(f"size {size}: expected a number with a unit of Kubernetes, for example 2Gi")
@@ -65,7 +65,7 @@ def manifest_command(
     files, settings = _own_model(job, settings)
     options = ManifestOptions(
         image=image,
-        name=name,
+        name=flags.name,
         namespace=namespace,
         jobset=jobset,
         server=Resources(server_cpus, server_memory),
@@ -100,11 +100,6 @@ _Dumper.add_representer(str, _text)
 def to_yaml(objects: list[dict[str, object]]) -> str:
     """The objects as one YAML stream."""
     return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=118)
-
-
-def _merge(settings: dict[str, dict[str, object]], counts: dict[str, int | None]) -> dict[str, dict[str, object]]:
-    given = {key: value for key, value in counts.items() if value is not None}
-    return {**settings, "cluster": {**settings.get("cluster", {}), **given}} if given else settings
 
 
 def _check_data(job: Job, claim: str | None) -> None:

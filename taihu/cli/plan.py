@@ -4,41 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
 from taihu.errors import ConfigError
-from taihu.options import CoordinatorOption, JsonOption, SetOption
+from taihu.job_flags import JobFlags, takes_job_flags
+from taihu.options import CoordinatorOption, JsonOption
 
 __all__ = ["plan"]
 
+_METHOD: Final = "dlgs"
+_DENSITY: Final = 0.01
+# What the plan of a step's time can be asked for as well: instead of what was measured.
+_OF_BOTH: Final = ("--compression", "--density", "--plan", "--workers")
 
+
+@takes_job_flags
 def plan(
     profile_file: Annotated[
         Path | None,
         typer.Argument(metavar="PROFILE.json", help="A profile, or what `taihu train --json` wrote."),
     ] = None,
+    *,
     coordinator: CoordinatorOption = None,
-    compression: Annotated[
-        Literal["none", "topk", "lags", "dlgs"],
-        typer.Option(metavar="none|topk|lags|dlgs", help="How gradients are made sparse."),
-    ] = "dlgs",
-    density: Annotated[float, typer.Option(metavar="R", help="Share of the gradient that is sent.")] = 0.01,
-    strategy: Annotated[
-        str,
-        typer.Option(
-            "--plan", metavar="P", help="Merging of layers: auto, greedy, exact, per-layer, single or bucket:SIZE."
-        ),
-    ] = "auto",
     refresh_every: Annotated[int, typer.Option(metavar="S", help="Steps between exact thresholds of dlgs.")] = 32,
     downlink: Annotated[
         Literal["dense", "exact", "doublesqueeze"],
         typer.Option(metavar="dense|exact|doublesqueeze", help="What comes back."),
     ] = "exact",
-    workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Predict for so many workers instead of those measured.")
-    ] = None,
     rate: Annotated[
         str | None, typer.Option(help="Predict for links of this rate at every host: 100mbit, 1gbit.")
     ] = None,
@@ -47,7 +41,6 @@ def plan(
         Path | None,
         typer.Option("--job", metavar="JOB.toml", help="With --memory: the job; by default, the demo job."),
     ] = None,
-    assignments: SetOption = None,
     free_worker: Annotated[
         str | None, typer.Option(metavar="SIZE", help="With --memory: free for one worker, e.g. 4GB.")
     ] = None,
@@ -55,6 +48,7 @@ def plan(
         str | None, typer.Option(metavar="SIZE", help="With --memory: free for one server, e.g. 4GB.")
     ] = None,
     json_file: JsonOption = None,
+    flags: JobFlags,
 ) -> None:
     """Predict the time of a step from a job's measured costs, and merge its layers so that it is shortest.
 
@@ -68,20 +62,21 @@ def plan(
       taihu plan --memory --job job.toml --set exchange.zero=2 --free-worker 4GB
     """  # noqa: D301
     of_time = {"PROFILE.json": profile_file, "--coordinator": coordinator, "--rate": rate}
-    of_memory = {"--job": job_file, "--set": assignments, "--free-worker": free_worker, "--free-server": free_server}
+    job_alone = {name: value for name, value in flags.given().items() if name not in _OF_BOTH}
+    of_memory = {"--job": job_file, **job_alone, "--free-worker": free_worker, "--free-server": free_server}
     _check_mode(memory, of_memory=of_memory, of_time=of_time)
     if memory:
         from taihu.cli.plan_memory import plan_memory
-        from taihu.environment import resolve_job
 
-        job = resolve_job(job_file, assignments or (), {"cluster": {"workers": workers}})
-        plan_memory(job, free_worker, free_server, json_file)
+        plan_memory(flags.resolve(job_file), free_worker, free_server, json_file)
     else:
         from taihu.cli.plan_time import Costs, plan_time
         from taihu.planner.profile import Compression
 
-        settings = Compression(compression, density, refresh_every, downlink=downlink)
-        plan_time(Costs(profile_file, coordinator, workers, rate), settings, strategy, json_file)
+        density = _DENSITY if flags.density is None else flags.density
+        settings = Compression(flags.compression or _METHOD, density, refresh_every, downlink=downlink)
+        costs = Costs(profile_file, coordinator, flags.workers, rate)
+        plan_time(costs, settings, flags.plan or "auto", json_file)
 
 
 def _check_mode(memory: bool, *, of_memory: Mapping[str, object], of_time: Mapping[str, object]) -> None:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from taihu.display import Display, human_bytes, make_display
 from taihu.entry import raise_on_terminate
-from taihu.errors import ConfigError
-from taihu.names import DATA_NAMES, MODEL_NAMES
+from taihu.job_flags import JobFlags, takes_job_flags
 from taihu.options import (
-    ComputeOption,
-    ExchangeOption,
     JobArgument,
     JsonOption,
     RunDirOption,
     SaveOption,
-    ServersOption,
-    SetOption,
     TraceOption,
     TraceStepsOption,
-    WorkersOption,
     from_here,
     make_tracer,
 )
@@ -38,42 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["opening", "summarise", "train"]
 
 
+@takes_job_flags
 def train(
     job_file: JobArgument = None,
-    servers: ServersOption = None,
-    workers: WorkersOption = None,
-    exchange: ExchangeOption = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="M", help=f"{', '.join(MODEL_NAMES)}, or path/to/file.py:function.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(metavar="D", help=f"{', '.join(DATA_NAMES)}.")] = None,
-    data_path: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data set's files lie.")] = None,
-    batch: Annotated[int | None, typer.Option(metavar="B", help="Samples per worker and step.")] = None,
-    epochs: Annotated[int | None, typer.Option(metavar="E", help="Passes over the data.")] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="Steps, instead of epochs.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    compression: Annotated[
-        Literal["none", "topk", "lags", "dlgs"] | None,
-        typer.Option(metavar="none|topk|lags|dlgs", help="How gradients are made sparse."),
-    ] = None,
-    density: Annotated[float | None, typer.Option(metavar="R", help="Share of the gradient that is sent.")] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(metavar="P", help="Merging of layers: auto, greedy, exact, per-layer, single or bucket:SIZE."),
-    ] = None,
-    fc: Annotated[
-        Literal["auto", "data", "shard"] | None,
-        typer.Option(metavar="auto|data|shard", help="Fully connected layers: exchanged, or spread."),
-    ] = None,
-    zero: Annotated[
-        int | None, typer.Option(metavar="0|1|2|3", min=0, max=3, help="Stage of ZeRO: what is not kept everywhere.")
-    ] = None,
-    precision: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None,
-        typer.Option(metavar="fp32|bf16|fp16", help="Of parameters and gradients on workers and wires."),
-    ] = None,
-    compute: ComputeOption = None,
-    assignments: SetOption = None,
+    *,
+    flags: JobFlags,
     run_dir: RunDirOption = None,
     save: SaveOption = None,
     logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the daemons' logs here.")] = None,
@@ -95,28 +58,15 @@ def train(
       taihu train --exchange ring --fc auto --set exchange.fc_scheme=slices
       taihu train --zero 3 --precision bf16 --set train.checkpoint=recompute
       taihu train --compute sw26010 --trace trace.json
-      taihu train --set optimizer.name=adam --set optimizer.learning_rate=0.001
+      taihu train --optimizer adam --lr 0.001
     """  # noqa: D301
-    from taihu.environment import resolve_job
     from taihu.run_folder import prepare_run
     from taihu.training import LocalTraining
     from worker.inputs import check_inputs
 
-    flags: dict[str, dict[str, object]] = {
-        "cluster": {"servers": servers, "workers": workers, "compute": compute},
-        "model": {"name": model},
-        "data": {"name": data, "path": data_path},
-        "exchange": {"kind": exchange, "plan": plan, "fc": fc, "zero": zero},
-        "compression": {"method": compression, "density": density},
-        "train": {"batch": batch, "epochs": epochs, "steps": steps, "seed": seed, "precision": precision},
-        "run": {"dir": run_dir, "save": from_here(save), "results": from_here(json_file)},
-    }
-    job = resolve_job(job_file, assignments or (), flags)
     # All that can be known to be wrong is said before anything starts.
-    if density is not None and job.compression.method == "none":
-        raise ConfigError(f"--density {density:g}: nothing is compressed; give --compression topk, lags or dlgs too")
-    if servers is not None and not job.servers:
-        raise ConfigError(f"--servers {servers}: workers in a ring have no servers; leave one of the two out")
+    own = {"run": {"dir": run_dir, "save": from_here(save), "results": from_here(json_file)}}
+    job = flags.resolve(job_file, own)
     check_inputs(job)
     check_writable(json_file, save, trace)
     make_tracer(trace, trace_steps)
