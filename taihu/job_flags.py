@@ -203,7 +203,8 @@ def takes_job_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_flags(**values: Any) -> None:
-        flags = JobFlags(**{name: values.pop(name) for name in names})
+        # Who calls the command from Python gives `flags` as they are.
+        flags = values.pop("flags", None) or JobFlags(**{name: values.pop(name) for name in names})
         command(**values, flags=flags)
 
     # Typer reads both: the one for the parameters, the other for their types.

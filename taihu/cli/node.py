@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,17 +17,14 @@ import typer
 
 from taihu.entry import InterruptedRunError
 from taihu.errors import ConfigError, RunError, TaihuError
+from taihu.job_flags import JobFlags, takes_job_flags
 from taihu.options import (
-    ExchangeOption,
     JobArgument,
     JsonOption,
     LogFormatOption,
     RunDirOption,
     SaveOption,
-    ServersOption,
-    SetOption,
     VerboseOption,
-    WorkersOption,
 )
 
 if TYPE_CHECKING:
@@ -39,16 +36,15 @@ __all__ = ["node"]
 _USUAL_PORT = 7070
 
 
+@takes_job_flags
 def node(
     job_file: JobArgument = None,
     coordinator: Annotated[
         str | None,
         typer.Option(metavar="HOST[:PORT]", help="Where rank 0 is, for a launcher that does not say."),
     ] = None,
-    servers: ServersOption = None,
-    workers: WorkersOption = None,
-    exchange: ExchangeOption = None,
-    assignments: SetOption = None,
+    *,
+    flags: JobFlags,
     run_dir: RunDirOption = None,
     save: SaveOption = None,
     json_file: JsonOption = None,
@@ -67,30 +63,25 @@ def node(
       srun -n 5 taihu node job.toml --exchange ring
       torchrun --no-python --nproc-per-node 5 taihu node job.toml
     """  # noqa: D301
-    from taihu.environment import resolve_job
     from taihu.launch import find_launch, fit_to_size, role_of
 
     launch = find_launch(os.environ)
-    flags: dict[str, dict[str, object]] = {
-        "cluster": {"servers": servers, "workers": workers},
-        "exchange": {"kind": exchange},
-    }
-    job = resolve_job(job_file, assignments or (), flags)
-    job = fit_to_size(job, launch)
+    job = fit_to_size(flags.resolve(job_file), launch)
     role = role_of(launch.rank, job.servers)
     with _told_by(role):
         meeting = _find_meeting(coordinator or job.cluster.coordinator, launch, job)
-        settings = [*(assignments or ()), *_settings(job, launch, meeting)]
+        assignments = [*(flags.assignments or ()), *_settings(job, launch, meeting)]
+        flags = replace(flags, assignments=assignments)
         if role.name == "server":
             from ps_server.command import server
 
             with _silent_stdout():
                 server(
                     job_file=job_file,
-                    index=str(role.place),
+                    rank=str(role.place),
                     bind=meeting.bind(first=launch.rank == 0),
                     advertise=meeting.host if launch.rank == 0 else "",
-                    assignments=settings,
+                    flags=flags,
                     log_format=log_format,
                     verbose=verbose,
                 )
@@ -103,7 +94,7 @@ def node(
                 rank=str(role.place),
                 bind=meeting.bind(first=launch.rank == 0) if job.workers_meet else "",
                 advertise=meeting.host if launch.rank == 0 else "",
-                assignments=settings,
+                flags=flags,
                 run_dir=run_dir,
                 save=save,
                 json_file=results,

@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from ps_server.command import server
 from taihu.cli.manifest import manifest_command
+from taihu.cli.node import node
 from taihu.cli.plan import plan
 from taihu.cli.train import train
 from taihu.entry import run_app
@@ -21,7 +22,7 @@ from taihu.job import Job, load_job
 from taihu.job_flags import JobFlags, takes_job_flags
 from worker.command import worker
 
-ROLES = {"train": train, "worker": worker, "server": server, "plan": plan, "manifest": manifest_command}
+ROLES = {"train": train, "worker": worker, "server": server, "node": node, "plan": plan, "manifest": manifest_command}
 
 # Each flag, a value other than the key's default, and the key.
 GIVEN: list[tuple[str, Any, str]] = [
