@@ -258,7 +258,8 @@ class _Manifest:
     def pod(self, role: str, container: Object, volumes: list[Object], *, restart: str) -> Object:
         spec = {
             "restartPolicy": restart,
-            "terminationGracePeriodSeconds": 30,
+            # For the step under way, and for saving.
+            "terminationGracePeriodSeconds": 60,
             "automountServiceAccountToken": False,
             "securityContext": {
                 "runAsNonRoot": True,
