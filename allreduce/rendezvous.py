@@ -17,6 +17,7 @@ from taihu.coordination.client import (
 from taihu.coordination.host import hosted_coordinator, listen
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
+from taihu.coordination.stopping import StopNotice
 from taihu.errors import RunError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
@@ -78,11 +79,13 @@ def meet(
     length: RunLength | None = None,
     progress: Callable[[], Progress] = Progress,
     hosting: Callable[[Coordinator], None] = lambda _: None,
+    stop: StopNotice | None = None,
 ) -> Iterator[Meeting]:
     """Take part in `job`'s run as worker `rank` during the block, which ends with `client.finish`.
 
     The listener is stopped at the end. `length` is the run's, where there are data. The worker that hosts the
-    coordinator tells `hosting`. Without a layout, the block brings it (`client.bring_layout`).
+    coordinator tells `hosting`. Without a layout, the block brings it (`client.bring_layout`). `stop` is told of a
+    stop of the run.
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
@@ -117,7 +120,8 @@ def meet(
                     fail(RunError(reason))
 
         # The failure is reported while the streams are open: a stream that breaks first would become the reason.
-        with communicator, HeartbeatThread(client, job, progress, on_end), failure_reported(client):
+        heartbeats = HeartbeatThread(client, job, progress, on_end, stop=stop)
+        with communicator, heartbeats, failure_reported(client):
             mesh = job.compression.method != "none" or job.exchange.fc != "data"
             communicator.connect(addresses[job.servers :], mesh=mesh)
             yield meeting

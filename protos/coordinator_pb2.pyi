@@ -49,6 +49,8 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     RUN_STATE_RUNNING: _RunState.ValueType  # 2
     RUN_STATE_FINISHED: _RunState.ValueType  # 3
     RUN_STATE_FAILED: _RunState.ValueType  # 4
+    RUN_STATE_STOPPED: _RunState.ValueType  # 5
+    """Ended in order before its time, because it was asked to."""
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper): ...
 
@@ -58,6 +60,8 @@ RUN_STATE_WAITING: RunState.ValueType  # 1
 RUN_STATE_RUNNING: RunState.ValueType  # 2
 RUN_STATE_FINISHED: RunState.ValueType  # 3
 RUN_STATE_FAILED: RunState.ValueType  # 4
+RUN_STATE_STOPPED: RunState.ValueType  # 5
+"""Ended in order before its time, because it was asked to."""
 Global___RunState: _TypeAlias = RunState  # noqa: Y015
 
 class _Route:
@@ -355,7 +359,13 @@ class HeartbeatRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    WANTS_STOP_FIELD_NUMBER: _builtins.int
+    KNOWN_LAST_STEP_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    wants_stop: _builtins.str
+    """Why this member asks the run to stop; empty when it does not."""
+    known_last_step: _builtins.int
+    """The last step, as this member has learnt it; 0 for none."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
@@ -366,10 +376,12 @@ class HeartbeatRequest(_message.Message):
         job: _builtins.str = ...,
         member: Global___Member | None = ...,
         progress: Global___Progress | None = ...,
+        wants_stop: _builtins.str = ...,
+        known_last_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "known_last_step", b"known_last_step", "member", b"member", "progress", b"progress", "wants_stop", b"wants_stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -382,25 +394,122 @@ class HeartbeatResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     CLOCK_S_FIELD_NUMBER: _builtins.int
+    STOP_REASON_FIELD_NUMBER: _builtins.int
+    LAST_STEP_FIELD_NUMBER: _builtins.int
     state: Global___RunState.ValueType
     reason: _builtins.str
-    """Why the run failed, in one line."""
+    """Why the run failed or was stopped, in one line."""
     clock_s: _builtins.float
     """The coordinator's monotonic clock, in seconds."""
+    stop_reason: _builtins.str
+    """Why the run is asked to stop; empty when it is not."""
+    last_step: _builtins.int
+    """The step that it stops after; 0 while that is not fixed."""
     def __init__(
         self,
         *,
         state: Global___RunState.ValueType = ...,
         reason: _builtins.str = ...,
         clock_s: _builtins.float = ...,
+        stop_reason: _builtins.str = ...,
+        last_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_s", b"clock_s", "reason", b"reason", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_s", b"clock_s", "last_step", b"last_step", "reason", b"reason", "state", b"state", "stop_reason", b"stop_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
+
+@_typing.final
+class FixLastStepRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    """Worker 0 has pushed all of this step and nothing of the next one."""
+    @_builtins.property
+    def member(self) -> Global___Member: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        member: Global___Member | None = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FixLastStepRequest: _TypeAlias = FixLastStepRequest  # noqa: Y015
+
+@_typing.final
+class FixLastStepResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_STEP_FIELD_NUMBER: _builtins.int
+    last_step: _builtins.int
+    def __init__(
+        self,
+        *,
+        last_step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_step", b"last_step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FixLastStepResponse: _TypeAlias = FixLastStepResponse  # noqa: Y015
+
+@_typing.final
+class StopRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    reason: _builtins.str
+    """Who asks, or why, in one line."""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopRequest: _TypeAlias = StopRequest  # noqa: Y015
+
+@_typing.final
+class StopResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    state: Global___RunState.ValueType
+    """FAILED when there was nothing to save."""
+    def __init__(
+        self,
+        *,
+        state: Global___RunState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopResponse: _TypeAlias = StopResponse  # noqa: Y015
 
 @_typing.final
 class GetPlanRequest(_message.Message):
@@ -738,11 +847,14 @@ class FinishRequest(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     PARAMETERS_SHA256_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    UNTIL_END_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     parameters_sha256: _builtins.str
     """Workers: SHA-256 over the final parameters."""
     failure: _builtins.str
     """Empty when the member is done, else why it failed."""
+    until_end: _builtins.bool
+    """The answer is to wait until the run has ended."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
@@ -755,10 +867,11 @@ class FinishRequest(_message.Message):
         progress: Global___Progress | None = ...,
         parameters_sha256: _builtins.str = ...,
         failure: _builtins.str = ...,
+        until_end: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "job", b"job", "member", b"member", "parameters_sha256", b"parameters_sha256", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "job", b"job", "member", b"member", "parameters_sha256", b"parameters_sha256", "progress", b"progress", "until_end", b"until_end"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -769,15 +882,19 @@ class FinishResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     state: Global___RunState.ValueType
+    reason: _builtins.str
+    """Why the run failed or was stopped, in one line."""
     def __init__(
         self,
         *,
         state: Global___RunState.ValueType = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,16 @@ class CoordinatorServiceStub:
                 request_serializer=protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=protos_dot_coordinator__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.FixLastStep = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/FixLastStep',
+                request_serializer=protos_dot_coordinator__pb2.FixLastStepRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.FixLastStepResponse.FromString,
+                _registered_method=True)
+        self.Stop = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/Stop',
+                request_serializer=protos_dot_coordinator__pb2.StopRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.StopResponse.FromString,
+                _registered_method=True)
         self.Finish = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/Finish',
                 request_serializer=protos_dot_coordinator__pb2.FinishRequest.SerializeToString,
@@ -131,6 +141,20 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FixLastStep(self, request, context):
+        """Worker 0 of a run that is asked to stop fixes its last step; answered when all workers are known to have learnt it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stop(self, request, context):
+        """Somebody outside of the run wants it to stop. One that has nothing to save yet fails.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Finish(self, request, context):
         """A member has done its part, or has failed and says why.
         """
@@ -175,6 +199,16 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=protos_dot_coordinator__pb2.GetStatusRequest.FromString,
                     response_serializer=protos_dot_coordinator__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'FixLastStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.FixLastStep,
+                    request_deserializer=protos_dot_coordinator__pb2.FixLastStepRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.FixLastStepResponse.SerializeToString,
+            ),
+            'Stop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stop,
+                    request_deserializer=protos_dot_coordinator__pb2.StopRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.StopResponse.SerializeToString,
             ),
             'Finish': grpc.unary_unary_rpc_method_handler(
                     servicer.Finish,
@@ -372,6 +406,60 @@ class CoordinatorService:
             '/taihu.v1.CoordinatorService/GetStatus',
             protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
             protos_dot_coordinator__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FixLastStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/FixLastStep',
+            protos_dot_coordinator__pb2.FixLastStepRequest.SerializeToString,
+            protos_dot_coordinator__pb2.FixLastStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/Stop',
+            protos_dot_coordinator__pb2.StopRequest.SerializeToString,
+            protos_dot_coordinator__pb2.StopResponse.FromString,
             options,
             channel_credentials,
             insecure,

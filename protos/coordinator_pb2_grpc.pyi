@@ -49,6 +49,10 @@ class CoordinatorServiceStub:
     """The costs that the present plan was computed from."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]
     """What is known of every member."""
+    FixLastStep: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.FixLastStepRequest, _coordinator_pb2.FixLastStepResponse]
+    """Worker 0 of a run that is asked to stop fixes its last step; answered when all workers are known to have learnt it."""
+    Stop: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.StopRequest, _coordinator_pb2.StopResponse]
+    """Somebody outside of the run wants it to stop. One that has nothing to save yet fails."""
     Finish: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.FinishRequest, _coordinator_pb2.FinishResponse]
     """A member has done its part, or has failed and says why."""
 
@@ -73,6 +77,10 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """The costs that the present plan was computed from."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]  # type: ignore[assignment]
     """What is known of every member."""
+    FixLastStep: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.FixLastStepRequest, _coordinator_pb2.FixLastStepResponse]  # type: ignore[assignment]
+    """Worker 0 of a run that is asked to stop fixes its last step; answered when all workers are known to have learnt it."""
+    Stop: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.StopRequest, _coordinator_pb2.StopResponse]  # type: ignore[assignment]
+    """Somebody outside of the run wants it to stop. One that has nothing to save yet fails."""
     Finish: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.FinishRequest, _coordinator_pb2.FinishResponse]  # type: ignore[assignment]
     """A member has done its part, or has failed and says why."""
 
@@ -136,6 +144,22 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.GetStatusResponse, _abc.Awaitable[_coordinator_pb2.GetStatusResponse]]:
         """What is known of every member."""
+
+    @_abc_1.abstractmethod
+    def FixLastStep(
+        self,
+        request: _coordinator_pb2.FixLastStepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.FixLastStepResponse, _abc.Awaitable[_coordinator_pb2.FixLastStepResponse]]:
+        """Worker 0 of a run that is asked to stop fixes its last step; answered when all workers are known to have learnt it."""
+
+    @_abc_1.abstractmethod
+    def Stop(
+        self,
+        request: _coordinator_pb2.StopRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.StopResponse, _abc.Awaitable[_coordinator_pb2.StopResponse]]:
+        """Somebody outside of the run wants it to stop. One that has nothing to save yet fails."""
 
     @_abc_1.abstractmethod
     def Finish(

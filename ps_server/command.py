@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taihu.entry import raise_on_terminate
+from taihu.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.job_flags import JobFlags, takes_job_flags
 from taihu.options import (
     AdvertiseOption,
@@ -54,8 +54,11 @@ def server(
     verbose: VerboseOption = False,
     stop_with_parent: StopWithStdinOption = False,
     flags: JobFlags,
-) -> None:
+) -> int:
     """Run one parameter server until its run has ended.
+
+    On SIGTERM or Ctrl-C the run ends in order after the next steps, and worker 0 saves the model; a second one ends
+    this process at once. All processes of a run that was stopped exit with 130.
 
     \b
     Examples:
@@ -64,17 +67,19 @@ def server(
       taihu server job.toml --rank dns:server --coordinator dns:server:7070      # one of the addresses of a name
     """  # noqa: D301
     from ps_server.daemon import ServerDaemon, ServerOptions
+    from taihu.coordination.membership import RunState
     from taihu.discovery import find_coordinator, find_rank
     from taihu.wire.log import configure_logs
 
     job = flags.resolve(job_file, {"cluster": {"coordinator": coordinator}}, launched=True)
     check_writable(trace)
-    raise_on_terminate()
+    interrupts = Interrupts()
+    interrupts.install()
     job = find_coordinator(job)
     place = find_rank(rank, os.environ, "server", job) or 0
     configure_logs(log_format, verbose=verbose, role="server", rank=place)
     if stop_with_parent:
-        stop_with_stdin()
+        stop_with_stdin(interrupts)
     options = ServerOptions(
         index=place,
         bind=bind,
@@ -84,7 +89,9 @@ def server(
         hold=hold,
         trace=trace,
         tracer=make_tracer(trace, trace_steps),
+        interrupts=interrupts,
     )
     with ServerDaemon(job, options) as daemon:
         typer.echo(f"listening on {daemon.address}, metrics on port {daemon.metrics_port}")
-        daemon.run()
+        state = daemon.run()
+    return EXIT_INTERRUPTED if state is RunState.STOPPED else 0

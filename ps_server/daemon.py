@@ -20,7 +20,8 @@ from taihu.coordination.host import hosted_coordinator, listen
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
-from taihu.entry import wait_for_termination
+from taihu.coordination.stopping import StopNotice
+from taihu.entry import InterruptedRunError, Interrupts, wait_for_termination
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
 from taihu.trace import Tracer
@@ -36,13 +37,13 @@ _TICK_S = 0.2
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What differs between the servers of a job.
+    """What differs between the servers of a job, and what SIGTERM and SIGINT lead to.
 
     `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for server 0, a
     free one for the others); `advertise` is the host that workers are told; `metrics_port` None serves no metrics,
     which are served for `linger_s` after the end; with `hold` a server that has finished stays,
     healthy but not ready, until it is told to end; `trace` is where this process's part of the trace is written at
-    the end.
+    the end. While this server serves, it takes the first of the `interrupts` as a wish that the run ends in order.
     """
 
     index: int
@@ -53,6 +54,7 @@ class ServerOptions:
     hold: bool = False
     trace: Path | None = None
     tracer: Tracer = field(default_factory=Tracer.off)
+    interrupts: Interrupts = field(default_factory=Interrupts)
 
 
 class ServerDaemon:
@@ -74,6 +76,7 @@ class ServerDaemon:
         self._log = structlog.get_logger().bind(role="server", rank=options.index)
         self._coordinator_clock = ClockOffset()
         self._ended = threading.Event()
+        self._stop = StopNotice()
         self._outcome = (RunState.FAILED, "the server stopped before the run ended")
         self.metrics = ServerMetrics(options.index)
         self._page: MetricsPage | None = None
@@ -89,7 +92,7 @@ class ServerDaemon:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._options.hold and kind is None:
+        if self._options.hold and kind is None and not self._options.interrupts.reason:
             wait_for_termination()
             if self._page is not None:
                 self._page.close()
@@ -102,8 +105,8 @@ class ServerDaemon:
         """The port of /metrics, when served."""
         return self._page.port if self._page is not None else None
 
-    def run(self) -> None:
-        """Serve until the run has ended.
+    def run(self) -> RunState:
+        """Serve until the run has ended; whether it has finished or was stopped.
 
         Raises:
             RunError: the run failed.
@@ -117,7 +120,11 @@ class ServerDaemon:
                 self._follow()
         finally:
             self._write_trace()
-        self._log.info("finished")
+        state, reason = self._outcome
+        if self._page is not None:
+            self._page.lingers = state is RunState.FINISHED and not self._options.interrupts.reason
+        self._log.info(state.value, **({"reason": reason} if reason else {}))
+        return state
 
     def stop(self, reason: str) -> None:
         """End the run from a signal handler or another thread."""
@@ -158,12 +165,15 @@ class ServerDaemon:
 
     def _watch(self, coordinator: Coordinator) -> None:
         """Stay alive in the membership until the run or this process ends."""
-        while not self._ended.wait(_TICK_S):
-            with coordinator.changing() as (members, now):
-                members.heartbeat(self._member, self._incarnation, self._progress(), job=self._job.name, now=now)
-                if members.state in (RunState.FINISHED, RunState.FAILED):
-                    self._end(members.state, members.reason)
-        self._raise_unless_finished()
+        with self._stopping_in_order():
+            while not self._ended.wait(_TICK_S):
+                with coordinator.changing() as (members, now):
+                    members.heartbeat(self._member, self._incarnation, self._progress(), job=self._job.name, now=now)
+                    if self._stop.wish:
+                        members.ask_to_stop(f"{self._member}: {self._stop.wish}")
+                    if members.state.is_final:
+                        self._end(members.state, members.reason)
+            self._raise_if_failed()
 
     def _follow(self) -> None:
         """Servers 1 and up: join server 0."""
@@ -180,10 +190,11 @@ class ServerDaemon:
                 failure_reported(client),
             ):
                 client.join(address=self.address)
-                with HeartbeatThread(client, self._job, self._progress, self._end):
+                heartbeats = HeartbeatThread(client, self._job, self._progress, self._end, stop=self._stop)
+                with heartbeats, self._stopping_in_order():
                     self._ended.wait()
-                    self._raise_unless_finished()
-            with suppress(TaihuError):  # the run has finished, whether or not the coordinator hears the farewell
+                    self._raise_if_failed()
+            with suppress(TaihuError):  # the run has ended, whether or not the coordinator hears the farewell
                 client.finish()
 
     @contextmanager
@@ -210,10 +221,22 @@ class ServerDaemon:
         """What this server tells of itself."""
         return Progress(update_seconds=self.metrics.mean_update_seconds)
 
-    def _raise_unless_finished(self) -> None:
+    @contextmanager
+    def _stopping_in_order(self) -> Iterator[None]:
+        """During the block, an interrupt is a wish that the coordinator is told."""
+
+        def take(reason: str) -> bool:
+            self._stop.ask(reason)
+            return True
+
+        with self._options.interrupts.offered_to(take):
+            yield
+
+    def _raise_if_failed(self) -> None:
         state, reason = self._outcome
-        if state is not RunState.FINISHED:
-            raise RunError(reason)
+        if state is RunState.FAILED:
+            wish = self._stop.wish
+            raise InterruptedRunError(wish) if reason == f"{self._member}: {wish}" else RunError(reason)
 
     def _end(self, state: RunState, reason: str) -> None:
         if not self._ended.is_set():

@@ -1,14 +1,17 @@
 """How every command ends: one line on stderr for what went wrong, and an exit code.
 
-0 done, 1 the run failed, 2 bad usage or configuration, 130 interrupted by Ctrl-C.
+0 done, 1 the run failed, 2 bad usage or configuration, 130 interrupted by Ctrl-C or SIGTERM: every process of a run
+that was stopped before its last step, whichever of them was asked to.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -16,15 +19,76 @@ import typer
 
 from taihu.errors import RunError, TaihuError
 
-__all__ = ["EXIT_INTERRUPTED", "InterruptedRunError", "raise_on_terminate", "run_app", "wait_for_termination"]
+__all__ = [
+    "EXIT_INTERRUPTED",
+    "InterruptedRunError",
+    "Interrupts",
+    "raise_on_terminate",
+    "run_app",
+    "wait_for_termination",
+]
 
 EXIT_INTERRUPTED = 130
+# Some programs send the same signal twice, to a process and to its group.
+_ECHO_S = 0.2
 
 
 class InterruptedRunError(RunError):
     """The process was asked to end by SIGTERM or Ctrl-C."""
 
     exit_code = EXIT_INTERRUPTED
+
+
+class Interrupts:
+    """SIGTERM and SIGINT of this process, once installed.
+
+    The first one is offered to who can end in order. If nobody takes it, and from the second one on,
+    `InterruptedRunError` is raised in the main thread. `reason` is empty until one was taken.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._take: Callable[[str], bool] | None = None
+        self._taken_s = -_ECHO_S
+        self._ignores = False
+
+    def install(self) -> None:
+        """Handle both signals from now on; called by the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.arrived)
+
+    @contextmanager
+    def offered_to(self, take: Callable[[str], bool]) -> Iterator[None]:
+        """During the block, `take(reason)` is called with the first signal, and says whether it was taken.
+
+        As it is called by a signal handler, it may not wait for any lock.
+        """
+        self._take = take
+        try:
+            yield
+        finally:
+            self._take = None
+
+    def ignore(self) -> None:
+        """What is left to do is done in a moment, and is not to be broken off."""
+        self._ignores = True
+
+    def end_at_once(self) -> None:
+        """Interrupt the main thread as a second signal does; may be called by any thread."""
+        self._take = None
+        self._taken_s = -_ECHO_S
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def arrived(self, number: int, frame: FrameType | None = None) -> None:
+        """Handle a signal; the same one within a moment of the first is its echo."""
+        reason = f"interrupted by {signal.Signals(number).name}"
+        if self._ignores or (reason == self.reason and time.monotonic() - self._taken_s < _ECHO_S):
+            return
+        if not self.reason and self._take is not None and self._take(reason):
+            self.reason = reason
+            self._taken_s = time.monotonic()
+            return
+        raise InterruptedRunError(reason)
 
 
 def run_app(app: Callable[..., object], arguments: Sequence[str] | None = None) -> NoReturn:
@@ -34,8 +98,7 @@ def run_app(app: Callable[..., object], arguments: Sequence[str] | None = None) 
 
 def raise_on_terminate() -> None:
     """Turn SIGTERM and SIGINT into `InterruptedRunError` in the main thread, so that all is closed in order."""
-    signal.signal(signal.SIGTERM, _raise_interrupted)
-    signal.signal(signal.SIGINT, _raise_interrupted)
+    Interrupts().install()
 
 
 def wait_for_termination() -> None:
@@ -68,7 +131,3 @@ def _usage_message(error: typer.TyperException) -> str:
 def _say(message: str, code: int) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)  # noqa: T201
     return code
-
-
-def _raise_interrupted(number: int, frame: FrameType | None) -> None:
-    raise InterruptedRunError(f"interrupted by {signal.Signals(number).name}")

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -23,6 +23,8 @@ __all__ = ["JobFlags", "default_of", "takes_job_flags"]
 
 _PANEL = "Job: these set keys of the job file"
 _TOP = ""
+
+Result = TypeVar("Result")
 
 
 def _own_models() -> list[str]:
@@ -189,7 +191,7 @@ class JobFlags:
         return {name: value for name, value in values.items() if value not in (None, [])}
 
 
-def takes_job_flags(command: Callable[..., None]) -> Callable[..., None]:
+def takes_job_flags(command: Callable[..., Result]) -> Callable[..., Result]:
     """Give a command every flag of `JobFlags` in the place of its keyword parameter `flags`."""
     signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
@@ -202,10 +204,10 @@ def takes_job_flags(command: Callable[..., None]) -> Callable[..., None]:
     names = [field.name for field in fields(JobFlags)]
 
     @wraps(command)
-    def with_flags(**values: Any) -> None:
+    def with_flags(**values: Any) -> Result:
         # Who calls the command from Python gives `flags` as they are.
         flags = values.pop("flags", None) or JobFlags(**{name: values.pop(name) for name in names})
-        command(**values, flags=flags)
+        return command(**values, flags=flags)
 
     # Typer reads both: the one for the parameters, the other for their types.
     with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

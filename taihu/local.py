@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from taihu.entry import EXIT_INTERRUPTED
 from taihu.environment import without_settings
 from taihu.errors import RunError
 
@@ -41,8 +42,8 @@ class _Daemon:
 class LocalProcesses:
     """Daemons of one run, each with a log file in `log_dir`; a context manager that leaves none behind.
 
-    They do not see a terminal's Ctrl-C (this process ends them in order), and they end by themselves when this
-    process dies, because their stdin closes.
+    They do not see a terminal's Ctrl-C, and they end at once when their stdin closes, as it does when this process
+    dies.
     """
 
     def __init__(self, log_dir: Path) -> None:
@@ -84,17 +85,24 @@ class LocalProcesses:
         return line.removeprefix("listening on ").split(",")[0].strip()
 
     def check(self) -> bool:
-        """Whether all daemons have ended well.
+        """Whether all daemons have ended: well, or interrupted.
 
         Raises:
             DaemonFailedError: one ended otherwise; the message names it and holds its last words.
         """
         codes = [daemon.process.poll() for daemon in self._daemons]
-        failed = [daemon for daemon, code in zip(self._daemons, codes, strict=True) if code]
+        self._raise_for(0, EXIT_INTERRUPTED, None)
+        return None not in codes
+
+    def raise_if_interrupted(self) -> None:
+        """Raise DaemonFailedError if a daemon was interrupted, which is no failure where the run was stopped."""
+        self._raise_for(0, None)
+
+    def _raise_for(self, *accepted: int | None) -> None:
+        failed = [daemon for daemon in self._daemons if daemon.process.returncode not in accepted]
         if failed:
             # Prefer the cause to its consequences: a kill first, then a wrong setting, then a failed run.
             raise _failure(min(failed, key=_rank_as_cause), self._daemons)
-        return all(code == 0 for code in codes)
 
     def wait(self, timeout_s: float) -> None:
         """Return when all daemons have ended or `timeout_s` has passed."""
@@ -103,10 +111,12 @@ class LocalProcesses:
             time.sleep(_POLL_S)
 
     def stop(self, grace_s: float = 8.0) -> None:
-        """End what still runs: SIGTERM, then after `grace_s` SIGKILL."""
+        """End what still runs: SIGTERM and a closed stdin, then after `grace_s` SIGKILL."""
         for daemon in self._daemons:
             if daemon.process.poll() is None:
                 daemon.process.send_signal(signal.SIGTERM)
+                assert daemon.process.stdin is not None  # noqa: S101
+                daemon.process.stdin.close()
         self.wait(grace_s)
         for daemon in self._daemons:
             if daemon.process.poll() is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from taihu.entry import Interrupts
 from taihu.errors import ConfigError
 from taihu.trace import Tracer
 
@@ -151,12 +151,12 @@ def make_tracer(path: Path | None, steps: str | None) -> Tracer:
     return Tracer(first_step=int(first), last_step=int(last))
 
 
-def stop_with_stdin() -> None:
-    """Send this process SIGTERM as soon as its stdin is closed."""
+def stop_with_stdin(interrupts: Interrupts) -> None:
+    """Interrupt this process as soon as its stdin is closed."""
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 4096):
             pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        interrupts.end_at_once()
 
     threading.Thread(target=wait, name="stdin", daemon=True).start()

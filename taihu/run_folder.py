@@ -14,7 +14,7 @@ from taihu.job import Job, job_to_toml
 from taihu.results import check_writable
 from taihu.settings import RunSettings
 
-__all__ = ["RunFiles", "prepare_run", "run_files", "run_folder", "run_name"]
+__all__ = ["RunFiles", "prepare_run", "run_files", "run_folder", "run_name", "stopped_model"]
 
 _NONE = Path("none")
 _MODEL = "model.safetensors"
@@ -65,6 +65,16 @@ def _located(path: Path | None, folder: Path | None) -> Path | None:
     if path is None or path == _NONE:
         return None
     return path if folder is None else folder / path
+
+
+def stopped_model(job: Job, files: RunFiles, step: int) -> Path | None:
+    """Where the model of a run that was stopped after `step` is saved, even if nobody asked for it.
+
+    That is in the current folder, where nothing else is said; None where `run.save` is none.
+    """
+    if files.model is not None or job.run.save == _NONE:
+        return files.model
+    return Path.cwd() / f"{run_name(job)}-step-{step}.safetensors"
 
 
 def run_folder(job: Job, now: datetime, default: Path | None = None) -> Path | None:

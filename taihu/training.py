@@ -13,9 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from taihu.display import Display
-from taihu.entry import InterruptedRunError
-from taihu.errors import ConfigError, RunError, TaihuError
+from taihu.coordination.membership import RunState
+from taihu.coordination.status import stop_run
+from taihu.display import Display, RunView
+from taihu.entry import InterruptedRunError, Interrupts
+from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.local import LocalProcesses
 from taihu.results import read_json
@@ -29,7 +31,9 @@ __all__ = ["LocalTraining", "results_of"]
 _LOOK_S = 0.1
 _STATUS_S = 0.5
 _CONSEQUENCES_S = 2.0
-_FAREWELL_S = 10.0
+_STOP_S = 10.0
+_STUCK_S = 60.0
+_STUCK_STEPS = 4
 _FIRST_WORKERS = (
     "measured_steps",
     "selected_ratio",
@@ -46,7 +50,8 @@ _FIRST_WORKERS = (
 class LocalTraining:
     """`taihu train`: the job's servers, if it has any, and workers on this machine.
 
-    Logs go to `logs`, else into the run's folder, else to a temporary one that is kept only when the run fails.
+    Logs go to `logs`, else into the run's folder, else to a temporary one that is kept only when the run fails. The
+    first of the `interrupts` stops the run in order.
     """
 
     job: Job
@@ -54,12 +59,14 @@ class LocalTraining:
     logs: Path | None = None
     trace: Path | None = None
     trace_steps: str | None = None
+    interrupts: Interrupts = field(default_factory=Interrupts)
 
     def run(self, display: Display) -> dict[str, Any]:
-        """Train to the end and return the results.
+        """Train to the end, or until a stop, and return the results.
 
         Raises:
             DaemonFailedError: a daemon ended before its time; all others have been ended.
+            InterruptedRunError: interrupted when there was nothing to save, or for the second time.
         """
         with self._log_folder() as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
             folder = Path(name)
@@ -67,6 +74,8 @@ class LocalTraining:
                 with LocalProcesses(logs) as processes:
                     coordinator = self._start(processes, folder)
                     self._watch(processes, coordinator, display)
+                    if not all(path.exists() for path in self._result_files(folder)):
+                        processes.raise_if_interrupted()
             finally:
                 self._merge_trace(folder)
             return results_of(self.job, [read_json(path) for path in self._result_files(folder)])
@@ -99,7 +108,8 @@ class LocalTraining:
 
     def _run_settings(self) -> RunSettings:
         """What worker 0 writes; the results of all workers together are written here."""
-        folder, model = (path.absolute() if path else Path("none") for path in (self.files.folder, self.files.model))
+        folder = self.files.folder.absolute() if self.files.folder else Path("none")
+        model = self.files.model.absolute() if self.files.model else self.job.run.save
         return self.job.run.model_copy(update={"dir": folder, "save": model, "results": Path("none")})
 
     def _members(self, folder: Path) -> Iterator[tuple[str, str, list[str]]]:
@@ -117,19 +127,37 @@ class LocalTraining:
 
     def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
         start = looked = time.monotonic()
+        stopping: _Stopping | None = None
         try:
-            while not processes.check():
-                time.sleep(_LOOK_S)
-                if time.monotonic() - looked > _STATUS_S:
-                    looked = time.monotonic()
-                    show_status(coordinator, display, looked - start)
+            with self.interrupts.offered_to(lambda reason: True):
+                while not processes.check():
+                    time.sleep(_LOOK_S)
+                    if self.interrupts.reason and stopping is None:
+                        stopping = self._stop(coordinator, display)
+                    if time.monotonic() - looked > _STATUS_S:
+                        looked = time.monotonic()
+                        view = show_status(coordinator, display, looked - start)
+                        if stopping is not None:
+                            stopping.check(view, looked)
         except InterruptedRunError:
+            self.interrupts.ignore()  # all daemons are ended now, whatever else comes
             raise
         except TaihuError:
             # What one failure leads to elsewhere ends within a moment; the cause is told, not the consequence.
             processes.wait(_CONSEQUENCES_S)
             processes.check()
             raise
+
+    def _stop(self, coordinator: str, display: Display) -> _Stopping:
+        """Ask the run to stop; raises InterruptedRunError when there is nothing to save."""
+        reason = self.interrupts.reason
+        state = RunState.RUNNING
+        with suppress(PeerUnreachableError):  # who does not answer is about to end, or is waited for in vain
+            state = stop_run(coordinator, self.job.name, reason, _STOP_S)
+        if state is RunState.FAILED:
+            raise InterruptedRunError(f"{reason} before the first step: there is nothing to save")
+        display.say("stopping after the next steps and saving; press Ctrl-C again to end at once")
+        return _Stopping(reason, time.monotonic())
 
     def _result_files(self, folder: Path) -> list[Path]:
         return [folder / f"worker-{rank}.json" for rank in range(self.job.cluster.workers)]
@@ -157,6 +185,27 @@ def _trace_part(folder: Path, name: str) -> Path:
     return folder / f"trace-{name.replace(' ', '-')}.json"
 
 
+class _Stopping:
+    """Bounds how long a run that was asked to stop is waited for: as long as something goes on."""
+
+    def __init__(self, reason: str, now: float) -> None:
+        self._reason = reason
+        self._moved_s = now
+        self._step = 0
+
+    def check(self, view: RunView | None, now: float) -> None:
+        """Raise InterruptedRunError when the run, of which `view` may be known, has not moved for too long."""
+        bound_s = _STUCK_S
+        if view is not None:
+            bound_s = max(_STUCK_S, _STUCK_STEPS * view.step_seconds)
+            if view.step != self._step:
+                self._step, self._moved_s = view.step, now
+        if now - self._moved_s > bound_s:
+            raise InterruptedRunError(
+                f"{self._reason}: the run has not stopped, and nothing has moved for {bound_s:.0f} s; see the logs"
+            )
+
+
 def results_of(job: Job, workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The results of a run, from those that its workers wrote."""
     first = workers[0]
@@ -167,6 +216,7 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "final_loss": fmean(worker["final_loss"] for worker in workers),
         "parameters_sha256": first["parameters_sha256"],
         "steps": first["steps"],
+        **{name: first[name] for name in ("total_steps", "stopped", "stop_reason", "saved", "not_saved")},
         "servers": job.servers,
         "workers": job.cluster.workers,
         "exchange": job.exchange.kind,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taihu.entry import raise_on_terminate
+from taihu.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.errors import ConfigError
 from taihu.job_flags import JobFlags, takes_job_flags
 from taihu.options import (
@@ -58,8 +58,11 @@ def worker(
     stop_with_parent: StopWithStdinOption = False,
     run_dir_is_made: Annotated[bool, typer.Option("--run-dir-is-made", hidden=True)] = False,
     flags: JobFlags,
-) -> None:
+) -> int:
     """Run one worker until its run has ended.
+
+    On SIGTERM or Ctrl-C the run ends in order after the next steps, and worker 0 saves the model; a second one ends
+    this process at once. All processes of a run that was stopped exit with 130.
 
     \b
     Examples:
@@ -82,7 +85,8 @@ def worker(
     }
     job = flags.resolve(job_file, own, launched=True)
     check_writable(json_file, save, trace)
-    raise_on_terminate()
+    interrupts = Interrupts()
+    interrupts.install()
     job = find_coordinator(job)
     place = find_rank(rank, os.environ, "worker", job)
     if place is None:
@@ -90,7 +94,7 @@ def worker(
     files = prepare_run(job, job_file, made=run_dir_is_made) if place == 0 else RunFiles()
     configure_logs(log_format, verbose=verbose, role="worker", rank=place)
     if stop_with_parent:
-        stop_with_stdin()
+        stop_with_stdin(interrupts)
     listener = None
     if job.workers_meet:
         listener = listen_for_peers(job, place, ListenOptions(bind, advertise))
@@ -108,7 +112,9 @@ def worker(
         files=files,
         trace=trace,
         tracer=make_tracer(trace, trace_steps),
+        interrupts=interrupts,
     )
     results = WorkerDaemon(job, options).run()
     for path in dict.fromkeys((*files.results, *([] if json_file is None else [json_file]))):
         write_json(path, results)
+    return EXIT_INTERRUPTED if results["stopped"] else 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,13 @@ from taihu.coordination.client import coordinator_address
 from taihu.coordination.membership import MemberId, Role
 from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import Coordinator
+from taihu.coordination.stopping import StopNotice
+from taihu.entry import Interrupts
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.optimization import in_steps, learning_rate
 from taihu.planner.groups import group_of_layer
-from taihu.run_folder import RunFiles
+from taihu.run_folder import RunFiles, stopped_model
 from taihu.run_length import RunLength
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
@@ -42,6 +44,7 @@ from worker.run_log import RunLog, open_writers
 from worker.saved.writing import describe_model, save_model
 from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from worker.step_record import StepRecord
+from worker.stopping import EvaluationAbandonedError, LastStep, write_or_say
 from worker.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -52,11 +55,12 @@ __all__ = ["WorkerDaemon", "WorkerOptions"]
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What differs between the workers of a job.
+    """What differs between the workers of a job, and what SIGTERM and SIGINT lead to.
 
     `listener` is where peers reach a worker without servers, `health` where others may ask whether it lives; the page
     of metrics stays for `linger_s` after the end; `files` are those that worker 0 writes; `trace` is where this
-    process's part of the trace is written at the end.
+    process's part of the trace is written at the end. After its first step the worker takes the first of the
+    `interrupts` as a wish that the run ends in order.
     """
 
     rank: int
@@ -67,6 +71,7 @@ class WorkerOptions:
     files: RunFiles = field(default_factory=RunFiles)
     trace: Path | None = None
     tracer: Tracer = field(default_factory=Tracer.off)
+    interrupts: Interrupts = field(default_factory=Interrupts)
 
 
 class WorkerDaemon:
@@ -85,6 +90,7 @@ class WorkerDaemon:
         self._log = structlog.get_logger().bind(role="worker", rank=options.rank)
         self._clock = SystemClock()
         self._metrics = WorkerMetrics(options.rank)
+        self._stop = StopNotice()
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns this worker's results.
@@ -98,13 +104,17 @@ class WorkerDaemon:
                 stack.callback(self._options.health.stop)
             # The engine's own threads share out all products but those of sharded layers.
             stack.enter_context(threadpool_limits(1 if self._job.exchange.fc == "data" else self._threads))
+            page = None
             if self._options.metrics_port is not None:
                 page = stack.enter_context(self._metrics_page(self._options.metrics_port))
                 self._log.info("metrics", port=page.port)
             self._dataset = load_dataset(self._job.data)
             self._batches = self._make_batches()
             self._run_log = stack.enter_context(self._make_run_log())
-            return self._take_part()
+            results = self._take_part()
+            if page is not None:
+                page.lingers = not (results["stopped"] or self._options.interrupts.reason)
+            return results
 
     def _metrics_page(self, port: int) -> MetricsPage:
         return MetricsPage(self._metrics.registry, port, linger_s=self._options.linger_s)
@@ -138,7 +148,7 @@ class WorkerDaemon:
         self._modelled = self._model_compute(model)
         if self._modelled is not None:
             self._modelled.export(self._metrics.registry, options.rank)
-        reporting = Reporting(observer.progress, observer.compressed, options.tracer, self._hosting)
+        reporting = Reporting(observer.progress, observer.compressed, options.tracer, self._hosting, self._stop)
         test_images = len(self._dataset.test)
         uses = Uses(tests=job.train.evaluate, saves=options.files.model is not None, test_images=test_images)
         if uses.saves:
@@ -178,31 +188,60 @@ class WorkerDaemon:
         total = self._length.total_steps
         observer = Observer(rank, total_steps=total, batch=train.batch, metrics=self._metrics, run_log=self._run_log)
         self._metrics.last_step.set(total)
-        with self._joined(observer) as (session, replica):
+        with self._joined(observer) as (session, replica), self._stopping_in_order(observer):
             replica.uses = replica.uses.agreed(session.exchange.agree)
             exchanged = replica.exchanged.layout.elements
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
+            last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
             try:
-                self._train(session, observer, replica, total)
+                steps = self._train(session, observer, replica, last)
             finally:
                 self._write_trace(session.client.coordinator_clock)
-            self._save(session, replica, total)
+            saved, not_saved = self._save(session, replica, steps, stopped=last.is_early)
             # All workers take part in the hash: none leaves before worker 0 has what it saves.
             digest = replica.digest(session.exchange)
             profile = session.client.get_profile() if rank == 0 else None
-            session.client.finish(progress=observer.progress(), parameters_sha256=digest)
-        self._log.info("finished", parameters_sha256=digest)
+            self._finish(session, observer, digest, stopped=last.is_early)
+        self._log.info("stopped" if last.is_early else "finished", steps=steps, parameters_sha256=digest)
         results = observer.results(session.exchange.plan, profile)
-        of_replica = replica.results(total)
+        of_replica = replica.results(steps)
         return {
             "rank": rank,
             "parameters_sha256": digest,
+            "stopped": last.is_early,
+            "stop_reason": self._stop.reason if last.is_early else None,
+            "total_steps": total,
+            "saved": str(saved) if saved is not None else None,
+            "not_saved": not_saved or None,
             "plan": self._job.exchange.plan,
             "skipped_steps": session.exchange.skipped_steps,
             "modelled": self._modelled.results() if self._modelled is not None else None,
             **results,
             **of_replica,
         }
+
+    @contextmanager
+    def _stopping_in_order(self, observer: Observer) -> Iterator[None]:
+        """During the block, an interrupt is a wish that the coordinator is told, once there is something to save."""
+
+        def take(reason: str) -> bool:
+            if not observer.progress().step:
+                return False
+            self._stop.ask(reason)
+            return True
+
+        with self._options.interrupts.offered_to(take):
+            yield
+
+    def _finish(self, session: Session, observer: Observer, digest: str, *, stopped: bool) -> None:
+        if not stopped:
+            session.client.finish(progress=observer.progress(), parameters_sha256=digest)
+            return
+        # A launcher ends all others as soon as one exits with another code than 0: nobody leaves before all is saved.
+        session.client.finish_with_all(
+            progress=observer.progress(), parameters_sha256=digest, timeout_s=self._job.exchange.timeout_s
+        )
+        self._options.interrupts.ignore()
 
     def _write_trace(self, clock: ClockOffset) -> None:
         if self._options.trace is not None:
@@ -214,7 +253,8 @@ class WorkerDaemon:
                 error_s=clock.error_s,
             )
 
-    def _train(self, session: Session, observer: Observer, replica: Replica, total: int) -> None:
+    def _train(self, session: Session, observer: Observer, replica: Replica, last: LastStep) -> int:
+        """Make all steps; returns how many."""
         settings = self._job.exchange
         measuring = Measuring(settings.calibration_steps, settings.replan_every)
         follower = PlanFollower(measuring, session.client, settings.timeout_s)
@@ -237,40 +277,76 @@ class WorkerDaemon:
             on_step=on_step,
         )
         per_epoch = self._batches.steps_per_epoch
-        for step in range(1, total + 1):
+        step = 0
+        while last.follows(step):
+            step += 1
             trainer.step(step)
-            if step % per_epoch == 0 or step == total:
+            is_last = last.is_last(step)
+            if step % per_epoch == 0 or is_last:
                 trainer.finish()
-                self._evaluate(observer, replica, trainer, -(-step // per_epoch))
-            if measuring.reports_after(step) and step < total:
+                if not (is_last and last.is_early):
+                    self._evaluate(observer, replica, trainer, -(-step // per_epoch))
+            if measuring.reports_after(step) and not is_last:
                 trainer.finish()
                 plan = follower.report(step)
                 trainer.adopt(plan)
                 observer.planned(plan)
+        return step
 
     def _evaluate(self, observer: Observer, replica: Replica, trainer: Trainer, epoch: int) -> None:
-        """Worker 0 tests its replica; the others meet it in the next step's exchange, or read along."""
+        """Worker 0 tests its replica; the others meet it in the next step's exchange, or read along.
+
+        A test is abandoned for a stop, whose time is bounded, unless the others read along.
+        """
         if not replica.uses.tests:
             return
         start = self._clock.now()
-        tested = replica.evaluate(self._dataset, trainer.read_layer)
+
+        def read_layer(layer: int) -> None:
+            if self._stop.expected and not replica.reads_together:
+                raise EvaluationAbandonedError
+            trainer.read_layer(layer)
+
+        tested = None
+        with suppress(EvaluationAbandonedError):
+            tested = replica.evaluate(self._dataset, read_layer)
         if tested is not None:
             observer.evaluated(tested, epoch=epoch, seconds=self._clock.now() - start)
 
-    def _save(self, session: Session, replica: Replica, steps: int) -> None:
+    def _save(self, session: Session, replica: Replica, steps: int, *, stopped: bool) -> tuple[Path | None, str]:
+        """Worker 0 saves the model after `steps`; returns where, and why not if a stopped run could not save it."""
+        if stopped:
+            replica.uses = replace(replica.uses, saves=True)
         if not replica.uses.saves:
-            return
+            return None, ""
         group_of = group_of_layer(session.exchange.groups)
 
         def read_layer(layer: int) -> None:
             session.exchange.recall(group_of[layer])
 
+        path = self._options.files.model
+        if stopped:
+            path = stopped_model(self._job, self._options.files, steps)
+        problem = ""
+
         def write(whole: Model, read_layer: Callable[[int], None]) -> None:
-            if self._options.files.model is not None:
-                said = describe_model(self._job, self._dataset, whole, steps)
-                save_model(self._options.files.model, whole, said, read_layer)
+            nonlocal problem
+
+            def write_file(read_layer: Callable[[int], None]) -> None:
+                if path is not None:
+                    save_model(path, whole, describe_model(self._job, self._dataset, whole, steps), read_layer)
+
+            if stopped:
+                problem = write_or_say(write_file, len(whole.parameter_layers), read_layer)
+            else:
+                write_file(read_layer)
 
         replica.save(write, read_layer)
+        if stopped and path is None:
+            problem = "run.save is none"
+        if problem and self._options.rank == 0:
+            self._log.error("the model was not saved", reason=problem)
+        return (path if self._options.rank == 0 and not problem else None), problem
 
     def _make_run_log(self) -> RunLog:
         return RunLog(

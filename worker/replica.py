@@ -63,10 +63,12 @@ class Replica(ABC):
     Attributes:
         exchanged: the layers that are exchanged, and the arenas that hold them.
         uses: when worker 0 needs the whole model; all ranks know.
+        reads_together: whether no worker can read all parameters without the others.
     """
 
     exchanged: Exchanged
     uses: Uses
+    reads_together = False
 
     @abstractmethod
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
@@ -107,7 +109,7 @@ class WholeReplica(Replica):
         self._trained = _trained(model, job)
         self._rank = rank
         self._seed = job.train.seed
-        self._gathers = job.zero == 3 and not job.servers
+        self.reads_together = job.zero == 3 and not job.servers
         if rank == 0 and arenas.parameter_pages is None:
             model.initialize(self._seed)
         self.exchanged = Exchanged(model.layout, arenas, self._initialize)
@@ -123,7 +125,7 @@ class WholeReplica(Replica):
         """See `Replica.save`."""
         if self._rank == 0:
             write(self._model, read_layer)
-        elif self._gathers:
+        elif self.reads_together:
             for layer in range(len(self._model.layout.layers)):
                 read_layer(layer)
 
@@ -131,7 +133,7 @@ class WholeReplica(Replica):
         """See `Replica.evaluate`."""
         if self._rank == 0:
             return evaluate(self._model, dataset, before_layer=read_layer)
-        if self._gathers:
+        if self.reads_together:
             read_along(self.uses.test_images, len(self._model.layout.layers), read_layer)
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from allreduce.communicator import Communicator
@@ -19,6 +19,7 @@ from taihu.coordination.client import (
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.plan import Plan
 from taihu.coordination.service import Coordinator, new_incarnation
+from taihu.coordination.stopping import StopNotice
 from taihu.errors import RunError
 from taihu.job import Job
 from taihu.layout import Layout
@@ -58,12 +59,16 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class Reporting:
-    """Whom a session tells what happens; `hosting` is told of the coordinator, by the worker that hosts it."""
+    """Whom a session tells what happens; `hosting` is told of the coordinator, by the worker that hosts it.
+
+    `stop` is told of a stop of the run, and says that this worker wants one.
+    """
 
     progress: Callable[[], Progress] = Progress
     on_compressed: Callable[[UnitReport], None] = lambda _: None
     tracer: Tracer | None = None
     hosting: Callable[[Coordinator], None] = lambda _: None
+    stop: StopNotice = field(default_factory=StopNotice)
 
 
 @contextmanager
@@ -134,7 +139,16 @@ def _meet(
     listener: Listener,
     length: RunLength | None,
 ) -> AbstractContextManager[Meeting]:
-    return meet(job, rank, layout, listener, length=length, progress=reporting.progress, hosting=reporting.hosting)
+    return meet(
+        job,
+        rank,
+        layout,
+        listener,
+        length=length,
+        progress=reporting.progress,
+        hosting=reporting.hosting,
+        stop=reporting.stop,
+    )
 
 
 @contextmanager
@@ -177,7 +191,8 @@ def _through_servers(
                 exchange.fail(RunError(reason))
 
         # The failure is reported while the streams are open: a stream that breaks first would become the reason.
-        with exchange, HeartbeatThread(client, job, reporting.progress, on_end), failure_reported(client):
+        heartbeats = HeartbeatThread(client, job, reporting.progress, on_end, stop=reporting.stop)
+        with exchange, heartbeats, failure_reported(client):
             exchange.start()
             yield Session(client, exchange)
 

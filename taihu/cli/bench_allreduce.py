@@ -17,7 +17,7 @@ from allreduce.bench import Allreduce, as_rows, elements_of, time_allreduce
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
 from taihu.cli.ranks import measure_here
-from taihu.entry import raise_on_terminate
+from taihu.entry import Interrupts
 from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
 from taihu.job import Job
@@ -77,9 +77,10 @@ def allreduce(
     job = resolve_job(None, assignments or (), flags, launched=rank is not None)
     megabytes = _parse_sizes(sizes)
     check_writable(json_file)
-    raise_on_terminate()
+    interrupts = Interrupts()
+    interrupts.install()
     if stop_with_parent:
-        stop_with_stdin()
+        stop_with_stdin(interrupts)
     if rank is None:
         arguments = ["--sizes", sizes, "--ranks", str(ranks), "--rounds", str(rounds), "--path", path]
         arguments += [f"--against={against}"] if against is not None else []

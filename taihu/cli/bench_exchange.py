@@ -12,7 +12,7 @@ import typer
 from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.cli.link_rate import floor_seconds, parse_rate
 from taihu.cli.ranks import wait_for_all
-from taihu.entry import raise_on_terminate
+from taihu.entry import Interrupts
 from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
 from taihu.job import Job
@@ -69,9 +69,10 @@ def exchange(
     }
     job = resolve_job(None, [_PLAN, *(assignments or ())], flags, launched=role != "all")
     check_writable(json_file)
-    raise_on_terminate()
+    interrupts = Interrupts()
+    interrupts.install()
     if stop_with_parent:
-        stop_with_stdin()
+        stop_with_stdin(interrupts)
     if rank is None:
         rank = rank_from_environment(os.environ, role) or 0
     layout = layer_table(model)

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
 from taihu.cli.ranks import measure_here
-from taihu.entry import raise_on_terminate
+from taihu.entry import Interrupts
 from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
 from taihu.layout import LayerSpec, Layout, TensorSpec
@@ -75,9 +75,10 @@ def fc(
     job = resolve_job(None, assignments or (), flags, launched=rank is not None)
     shapes, sizes = _parse_layers(layers), _parse_batches(batches)
     check_writable(json_file, trace)
-    raise_on_terminate()
+    interrupts = Interrupts()
+    interrupts.install()
     if stop_with_parent:
-        stop_with_stdin()
+        stop_with_stdin(interrupts)
     if rank is None:
         arguments = ["--layers", layers, "--batches", batches, "--ranks", str(ranks), "--rounds", str(rounds)]
         arguments += ["--compute"] if compute else []

@@ -50,7 +50,7 @@ def node(
     json_file: JsonOption = None,
     log_format: LogFormatOption = "text",
     verbose: VerboseOption = False,
-) -> None:
+) -> int:
     """Take one role of a run, a server's or a worker's, by the rank that mpirun, srun or torchrun gave.
 
     The first ranks are the servers, the others the workers; in a ring all are workers. A number of workers that is
@@ -76,7 +76,7 @@ def node(
             from ps_server.command import server
 
             with _silent_stdout():
-                server(
+                return server(
                     job_file=job_file,
                     rank=str(role.place),
                     bind=meeting.bind(first=launch.rank == 0),
@@ -85,11 +85,10 @@ def node(
                     log_format=log_format,
                     verbose=verbose,
                 )
-            return
         from worker.command import worker
 
         with _shown(job, meeting, json_file, role) as results:
-            worker(
+            return worker(
                 job_file=job_file,
                 rank=str(role.place),
                 bind=meeting.bind(first=launch.rank == 0) if job.workers_meet else "",

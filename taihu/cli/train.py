@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from taihu.display import Display, human_bytes, make_display
-from taihu.entry import raise_on_terminate
+from taihu.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.job_flags import JobFlags, takes_job_flags
 from taihu.options import (
     JobArgument,
@@ -43,8 +43,10 @@ def train(
     trace: TraceOption = None,
     trace_steps: TraceStepsOption = None,
     json_file: JsonOption = None,
-) -> None:
+) -> int:
     """Train on this machine: start the server and worker daemons, show progress, end with a summary.
+
+    Ctrl-C or SIGTERM stops the run after the next steps and saves the model; a second one ends it at once.
 
     \b
     Examples:
@@ -71,19 +73,21 @@ def train(
     check_writable(json_file, save, trace)
     make_tracer(trace, trace_steps)
     files = prepare_run(job, job_file, default=Path("runs/{name}-{time}"))
-    raise_on_terminate()
+    interrupts = Interrupts()
+    interrupts.install()
     start = time.monotonic()
     with make_display(Console()) as display:
         display.say(opening(job))
         if files.folder is not None:
             display.say(f"run folder      {_shown(files.folder)}")
-        results = LocalTraining(job, files, logs, trace, trace_steps).run(display)
+        results = LocalTraining(job, files, logs, trace, trace_steps, interrupts).run(display)
         for file in files.results:
             write_json(file, results)
         summarise(display, results, time.monotonic() - start)
-        for name, path in {"run folder": files.folder, "saved": files.model, "trace": trace}.items():
+        for name, path in {"run folder": files.folder, "trace": trace}.items():
             if path is not None:
                 display.say(f"{name:<15} {_shown(path)}")
+    return EXIT_INTERRUPTED if results["stopped"] else 0
 
 
 def _shown(path: Path) -> str:
@@ -112,9 +116,15 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
         results[name]["median"] * 1e3
         for name in ("seconds_per_step", "seconds_compute", "seconds_exchange", "seconds_wait")
     )
-    display.say(f"done in {elapsed_s:.1f} s: {results['steps']} steps, final loss {results['final_loss']:.4f}")
+    loss = f"final loss {results['final_loss']:.4f}"
+    if results["stopped"]:
+        display.say(f"stopped after step {results['steps']} of {results['total_steps']}, {elapsed_s:.1f} s: {loss}")
+    else:
+        display.say(f"done in {elapsed_s:.1f} s: {results['steps']} steps, {loss}")
+    tested_step = results["evaluations"][-1]["step"] if results["evaluations"] else results["steps"]
+    tested = "" if tested_step == results["steps"] else f" after step {tested_step}"
     for name, value in score_lines(results["test_metrics"] or {}):
-        display.say(f"{name:<15} {value}")
+        display.say(f"{name:<15} {value}{tested}")
     display.say(
         f"time per step   {step:.1f} ms: compute {compute:.1f}, wait {wait:.1f} (exchange took {exchange:.1f})"
     )
@@ -131,6 +141,10 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
     if results["fc"] is not None:
         display.say(_sharded(results["fc"]))
     display.say(f"parameters      sha256 {results['parameters_sha256']}")
+    if results["saved"]:
+        display.say(f"saved           {_shown(Path(results['saved']))}")
+    if results["not_saved"]:
+        display.say(f"not saved       {results['not_saved']}")
 
 
 def _modelled(modelled: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
 
@@ -19,8 +20,9 @@ from taihu.coordination import messages
 from taihu.coordination.membership import MemberId, Progress, RunState
 from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_from_message
+from taihu.coordination.stopping import StopNotice
 from taihu.entry import InterruptedRunError
-from taihu.errors import ConfigError, TaihuError
+from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
@@ -35,6 +37,7 @@ from taihu.wire.status import error_from_rpc
 __all__ = ["CoordinatorClient", "HeartbeatThread", "coordinator_address", "failure_reported"]
 
 _CALL_TIMEOUT_S = 10.0
+_HASTY_S = 0.05
 
 
 class CoordinatorClient:
@@ -138,10 +141,30 @@ class CoordinatorClient:
             raise error_from_rpc(error, self._host) from None
         return Profile.from_json(json.loads(text)) if text else None
 
-    def heartbeat(self, progress: Progress) -> tuple[RunState, str]:
-        """Report progress; returns the state of the run and why it failed."""
+    def fix_last_step(self, step: int, timeout_s: float) -> int:
+        """Worker 0 stands between `step` and the next one; returns the last step when all other workers know it.
+
+        Raises:
+            RunError: the run failed.
+        """
+        request = pb.FixLastStepRequest(job=self._job.name, member=self._member(), step=step)
+        try:
+            return int(self._stub.FixLastStep(request, timeout=timeout_s).last_step)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self._host) from None
+
+    def heartbeat(self, progress: Progress, stop: StopNotice) -> tuple[RunState, str]:
+        """Report progress, and exchange what is known of a stop.
+
+        Returns:
+            The state of the run, and why it failed or was stopped.
+        """
         request = pb.HeartbeatRequest(
-            job=self._job.name, member=self._member(), progress=messages.progress_to_message(progress)
+            job=self._job.name,
+            member=self._member(),
+            progress=messages.progress_to_message(progress),
+            wants_stop=stop.wish,
+            known_last_step=stop.last_step or 0,
         )
         sent_s = self._clock.now()
         try:
@@ -149,6 +172,7 @@ class CoordinatorClient:
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
         self.coordinator_clock.add(sent_s, response.clock_s, self._clock.now())
+        stop.heard(response.stop_reason, response.last_step or None)
         return messages.state_from_message(response.state), response.reason
 
     def finish(self, *, progress: Progress | None = None, parameters_sha256: str = "", failure: str = "") -> RunState:
@@ -166,6 +190,27 @@ class CoordinatorClient:
             raise error_from_rpc(error, self._host) from None
         return messages.state_from_message(response.state)
 
+    def finish_with_all(self, *, progress: Progress, parameters_sha256: str, timeout_s: float) -> None:
+        """Say that this worker has done its part of a run that stops; returns when the run has ended.
+
+        Raises:
+            RunError: the run failed, or has not ended within `timeout_s`.
+        """
+        request = pb.FinishRequest(
+            job=self._job.name,
+            member=self._member(),
+            progress=messages.progress_to_message(progress),
+            parameters_sha256=parameters_sha256,
+            until_end=True,
+        )
+        try:
+            response = self._stub.Finish(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self._host) from None
+        state = messages.state_from_message(response.state)
+        if not state.is_final or state is RunState.FAILED:
+            raise RunError(response.reason or f"the run has not stopped within {timeout_s:g} s, see `taihu status`")
+
     def _member(self) -> pb.Member:
         return messages.member_to_message(self.member, self._incarnation)
 
@@ -173,7 +218,8 @@ class CoordinatorClient:
 class HeartbeatThread:
     """Sends heartbeats until closed, and calls `on_end(state, reason)` once when the run is over.
 
-    A coordinator that cannot be reached for `lost_after_s` ends the run as FAILED.
+    A coordinator that cannot be reached for `lost_after_s` ends the run as FAILED. `stop` is told what is known of a
+    stop; as soon as one is expected, heartbeats follow each other quickly.
     """
 
     def __init__(
@@ -182,39 +228,51 @@ class HeartbeatThread:
         job: Job,
         progress: Callable[[], Progress],
         on_end: Callable[[RunState, str], None],
-        clock: Clock | None = None,
+        *,
+        stop: StopNotice | None = None,
     ) -> None:
         self._client = client
+        self._stop = stop or StopNotice()
         self._interval_s = job.cluster.heartbeat_s
         self._lost_after_s = job.cluster.lost_after_s
         self._progress = progress
         self._on_end = on_end
-        self._clock = clock or SystemClock()
-        self._closed = threading.Event()
+        self._clock = SystemClock()
+        self._closing = False
+        # Unlike an event, a queue may be put to from a signal handler.
+        self._wakes: SimpleQueue[None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
+        self._stop.on_wish = lambda: self._wakes.put(None)
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed.set()
+        self._closing = True
+        self._wakes.put(None)
         self._thread.join(timeout=_CALL_TIMEOUT_S)
+
+    def _closed(self) -> bool:
+        """Wait until the next heartbeat is due; whether there is none."""
+        with suppress(Empty):
+            self._wakes.get(timeout=min(_HASTY_S, self._interval_s) if self._stop.expected else self._interval_s)
+        return self._closing
 
     def _run(self) -> None:
         last_answer_s = self._clock.now()
-        while not self._closed.wait(self._interval_s):
+        while not self._closed():
             try:
-                state, reason = self._client.heartbeat(self._progress())
+                state, reason = self._client.heartbeat(self._progress(), self._stop)
             except TaihuError as error:
                 if self._clock.now() - last_answer_s > self._lost_after_s:
                     self._on_end(RunState.FAILED, f"lost the {self._client.peer}: {error}")
                     return
                 continue
             last_answer_s = self._clock.now()
-            if state in (RunState.FINISHED, RunState.FAILED):
+            if state.is_final:
                 self._on_end(state, reason)
                 return
 

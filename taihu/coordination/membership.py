@@ -8,6 +8,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from taihu.coordination.stopping import StopAgreement
 from taihu.errors import ConfigError, ModelError, StaleError
 from taihu.layout import Layout
 from taihu.run_length import RunLength
@@ -25,12 +26,18 @@ class Role(Enum):
 
 
 class RunState(Enum):
-    """Where a run stands; FINISHED and FAILED are final."""
+    """Where a run stands. STOPPED: it was asked to end before its time, and did so in order."""
 
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the run has ended."""
+        return self not in (RunState.WAITING, RunState.RUNNING)
 
 
 @dataclass(frozen=True)
@@ -88,9 +95,10 @@ class Membership:
     """The members of one run.
 
     A run waits until every server and worker has joined, runs until every worker has finished with the same
-    parameters, and fails with a one-line `reason` when a member fails, falls silent or never comes. Its coordinator
-    is server 0 or, in a run without servers, worker 0. With `workers_meet`, workers exchange with each other beside
-    the servers; with `layout_follows`, they join without their layers and bring them later.
+    parameters, and fails with a one-line `reason` when a member fails, falls silent or never comes. One that is asked
+    to stop has stopped when every worker has finished before its last step. Its coordinator is server 0 or, in a run
+    without servers, worker 0. With `workers_meet`, workers exchange with each other beside the servers; with
+    `layout_follows`, they join without their layers and bring them later.
     """
 
     def __init__(
@@ -113,6 +121,7 @@ class Membership:
         self.members: dict[MemberId, MemberRecord] = {}
         self.layout: Layout | None = None
         self.length: RunLength | None = None
+        self.stop = StopAgreement(workers)
         self._digest = digest
         self._settings = settings
         self._lost_after_s = lost_after_s
@@ -220,9 +229,16 @@ class Membership:
         elif self.state is RunState.RUNNING and self._all_finished(Role.WORKER):
             self._conclude()
 
+    def ask_to_stop(self, reason: str) -> None:
+        """The run is to end in order, after a step that its workers agree on; it fails if there is none yet."""
+        if self.state is RunState.RUNNING and any(record.progress.step for record in self.members.values()):
+            self.stop.ask(reason)
+        else:
+            self.fail(reason)
+
     def fail(self, reason: str) -> None:
         """End the run as failed; a run that has ended keeps its state and first reason."""
-        if self.state in (RunState.WAITING, RunState.RUNNING):
+        if not self.state.is_final:
             self.state = RunState.FAILED
             self.reason = reason
 
@@ -265,8 +281,7 @@ class Membership:
 
     def over(self) -> bool:
         """Whether the run has ended and every other peer knows (or is itself gone)."""
-        ended = self.state in (RunState.FINISHED, RunState.FAILED)
-        return ended and all(
+        return self.state.is_final and all(
             record.finished or member in self._lost
             for member, record in self.members.items()
             if member.role is self._host.role and member != self._host
@@ -284,8 +299,19 @@ class Membership:
         if len(set(hashes.values())) > 1:
             shown = ", ".join(f"{name} {value[:12]}" for name, value in hashes.items())
             self.fail(f"the workers' final parameters differ ({shown}); this is a defect of taihu, please report it")
+        elif self.stop.last_step is not None and self._step < self._total_steps:
+            self.state = RunState.STOPPED
+            self.reason = f"after step {self._step} of {self._total_steps}: {self.stop.reason}"
         else:
             self.state = RunState.FINISHED
+
+    @property
+    def _step(self) -> int:
+        return max(record.progress.step for record in self.members.values())
+
+    @property
+    def _total_steps(self) -> int:
+        return max(record.progress.total_steps for record in self.members.values())
 
     def _all_finished(self, role: Role) -> bool:
         return all(record.finished for member, record in self.members.items() if member.role is role)

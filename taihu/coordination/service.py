@@ -107,6 +107,23 @@ class Coordinator:
         with self._changed:
             return None if self._planning is None else (self._planning.plan, self._planning.profile)
 
+    def fix_last_step(self, step: int, timeout_s: float | None) -> int:
+        """See `StopAgreement.fix`; returns the last step when worker 0 may go on.
+
+        Raises:
+            RunError: the run failed first.
+            PeerUnreachableError: a worker did not learn of it within `timeout_s`.
+        """
+        with self.changing() as (membership, _):
+            last_step = membership.stop.fix(step)
+        agreed = self.wait_for(lambda m: m.stop.agreed or m.state.is_final, timeout_s)
+        with self._changed:
+            if self._membership.state is RunState.FAILED:
+                raise RunError(self._membership.reason)
+        if not agreed:
+            raise PeerUnreachableError(f"not all workers learnt within {timeout_s:g} s that the run stops")
+        return last_step
+
 
 class CoordinatorServicer(CoordinatorServiceServicer):
     """Converts messages, calls the coordinator, turns errors into statuses."""
@@ -154,9 +171,34 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             member, incarnation = messages.member_from_message(request.member)
             progress = messages.progress_from_message(request.progress)
             membership.heartbeat(member, incarnation, progress, job=request.job, now=now)
+            if member.role is Role.WORKER:
+                membership.stop.learnt(member.rank, request.known_last_step)
+            if request.wants_stop:
+                membership.ask_to_stop(f"{member}: {request.wants_stop}")
             return pb.HeartbeatResponse(
-                state=messages.state_to_message(membership.state), reason=membership.reason, clock_s=now
+                state=messages.state_to_message(membership.state),
+                reason=membership.reason,
+                clock_s=now,
+                stop_reason=membership.stop.reason,
+                last_step=membership.stop.last_step or 0,
             )
+
+    def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.StopResponse:  # noqa: N802
+        """Note that somebody wants the run to stop."""
+        with _errors_as_status(context), self._coordinator.changing() as (membership, _):
+            if request.job != membership.job:
+                raise StaleError(f"this is job {membership.job!r}, not {request.job!r}; check the address")
+            membership.ask_to_stop(request.reason)
+            return pb.StopResponse(state=messages.state_to_message(membership.state))
+
+    def FixLastStep(self, request: pb.FixLastStepRequest, context: grpc.ServicerContext) -> pb.FixLastStepResponse:  # noqa: N802
+        """Fix the last step of a run that stops, and hold worker 0 until all know it."""
+        with _errors_as_status(context):
+            member, incarnation = messages.member_from_message(request.member)
+            with self._coordinator.changing() as (membership, _):
+                membership.check(member, incarnation, job=request.job)
+            last_step = self._coordinator.fix_last_step(request.step, _remaining_s(context))
+            return pb.FixLastStepResponse(last_step=last_step)
 
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
         """Wait for the plan within the caller's deadline."""
@@ -204,19 +246,25 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             )
 
     def Finish(self, request: pb.FinishRequest, context: grpc.ServicerContext) -> pb.FinishResponse:  # noqa: N802
-        """Note the end of a member."""
-        with _errors_as_status(context), self._coordinator.changing() as (membership, now):
+        """Note the end of a member; hold it until that of the run, where it asks for that."""
+        with _errors_as_status(context):
             member, incarnation = messages.member_from_message(request.member)
-            membership.finish(
-                member,
-                incarnation,
-                job=request.job,
-                now=now,
-                progress=messages.progress_from_message(request.progress) if request.HasField("progress") else None,
-                parameters_sha256=request.parameters_sha256,
-                failure=request.failure,
-            )
-            return pb.FinishResponse(state=messages.state_to_message(membership.state))
+            with self._coordinator.changing() as (membership, now):
+                membership.finish(
+                    member,
+                    incarnation,
+                    job=request.job,
+                    now=now,
+                    progress=messages.progress_from_message(request.progress)
+                    if request.HasField("progress")
+                    else None,
+                    parameters_sha256=request.parameters_sha256,
+                    failure=request.failure,
+                )
+            if request.until_end:
+                self._coordinator.wait_for(lambda m: m.state.is_final, _remaining_s(context))
+            with self._coordinator.changing() as (membership, _):
+                return pb.FinishResponse(state=messages.state_to_message(membership.state), reason=membership.reason)
 
     def _await_peers(self, context: grpc.ServicerContext) -> None:
         self._coordinator.wait_for(

@@ -1,14 +1,16 @@
-"""Asking a run how it is: for who looks on, without what its members need."""
+"""Asking a run how it is, and to stop: for who looks on, without what its members need."""
 
 from __future__ import annotations
 
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
+from taihu.coordination.membership import RunState
+from taihu.coordination.messages import state_from_message
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import SystemClock
 from taihu.wire.retry import call_until_reachable
 
-__all__ = ["fetch_status"]
+__all__ = ["fetch_status", "stop_run"]
 
 
 def fetch_status(address: str, timeout_s: float) -> pb.GetStatusResponse:
@@ -25,3 +27,22 @@ def fetch_status(address: str, timeout_s: float) -> pb.GetStatusResponse:
             timeout_s=timeout_s,
             clock=SystemClock(),
         )
+
+
+def stop_run(address: str, job: str, reason: str, timeout_s: float) -> RunState:
+    """Ask the coordinator of `job` at `address` to end it in order, because of `reason`; returns the run's state.
+
+    Raises:
+        PeerUnreachableError: nothing answers within `timeout_s`.
+        StaleError: it coordinates another job.
+    """
+    request = pb.StopRequest(job=job, reason=reason)
+    with open_channel(address) as channel:
+        stub = CoordinatorServiceStub(channel)
+        response = call_until_reachable(
+            lambda remaining_s: stub.Stop(request, timeout=remaining_s),
+            peer=f"coordinator at {address}",
+            timeout_s=timeout_s,
+            clock=SystemClock(),
+        )
+    return state_from_message(response.state)

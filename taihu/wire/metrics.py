@@ -134,11 +134,13 @@ class ServerMetrics:
 class MetricsPage:
     """The /metrics page of a registry; a context manager that closes the port.
 
-    It lingers for `linger_s` at the end, so that a scraper sees how the run ended; SIGTERM ends that.
+    It lingers for `linger_s` at the end, so that a scraper sees how the run ended; SIGTERM ends that, and who was
+    told to end before sets `lingers` to False.
     """
 
     def __init__(self, registry: CollectorRegistry, port: int, host: str = "", *, linger_s: float = 0.0) -> None:
         self._linger_s = linger_s
+        self.lingers = True
         if not 0 <= port <= 65535:
             raise ConfigError(f"metrics port {port}: expected a number from 0 to 65535")
         try:
@@ -156,7 +158,7 @@ class MetricsPage:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(value, (InterruptedRunError, KeyboardInterrupt)):
+        if self.lingers and not isinstance(value, (InterruptedRunError, KeyboardInterrupt)):
             with suppress(InterruptedRunError, KeyboardInterrupt):
                 time.sleep(self._linger_s)
         self.close()

@@ -16,7 +16,7 @@ from taihu.run_length import RunLength
 _RUN = {"servers": "1", "workers": "1", "lost-after": "5", "join-timeout": "30", "workers-meet": "no"}
 _MEMBER = {"incarnation": "1", "job": "demo"}
 _JOIN = {**_MEMBER, "settings": "same", "address": "", "model": "fc1:3x2 fc2:2", "with": "", "length": ""}
-_FINISH = {**_MEMBER, "parameters": "", "step": ""}
+_FINISH = {**_MEMBER, "parameters": "", "step": "", "of": "0"}
 
 
 class Interpreter:
@@ -58,6 +58,8 @@ class Interpreter:
                 return describe_members(self._membership)
             case "addresses?":
                 return ", ".join(self._membership.peer_addresses() or ["not known yet"])
+            case "stops?":
+                return describe_stop(self._membership)
             case "over?":
                 return "yes" if self._membership.over() else "no"
         raise ValueError(f"unknown question {question!r}")
@@ -66,6 +68,8 @@ class Interpreter:
         match words:
             case ["nothing", "happens"]:
                 self._membership.expire(now)
+            case ["run", "stops", reason]:
+                self._membership.ask_to_stop(reason)
             case ["run", "fails", reason]:
                 self._membership.fail(reason)
             case [role, rank, action, *rest]:
@@ -82,9 +86,12 @@ class Interpreter:
                 assert layout is not None
                 self._membership.bring_layout(member, 1, layout, job="demo")
             case "beats":
-                options = parse_options(rest, {**_MEMBER, "step": "0"})
+                options = parse_options(rest, {**_MEMBER, "step": "0", "knowing": "0"})
                 progress = Progress(step=int(options["step"]))
                 self._membership.heartbeat(member, int(options["incarnation"]), progress, job=options["job"], now=now)
+                self._membership.stop.learnt(member.rank, int(options["knowing"]))
+            case "stands":
+                self._membership.stop.fix(int(parse_options(rest, {"after": ""})["after"]))
             case "finishes":
                 self._finish(now, member, parse_options(rest, _FINISH), "")
             case "fails":
@@ -113,7 +120,7 @@ class Interpreter:
             int(options["incarnation"]),
             job=options["job"],
             now=now,
-            progress=Progress(step=int(options["step"])) if options["step"] else None,
+            progress=Progress(step=int(options["step"]), total_steps=int(options["of"])) if options["step"] else None,
             parameters_sha256=options["parameters"],
             failure=failure,
         )
@@ -137,10 +144,16 @@ def describe_run(membership: Membership) -> str:
     match membership.state:
         case RunState.WAITING:
             return f"waiting for {missing}"
-        case RunState.FAILED:
-            return f"failed: {membership.reason}"
+        case RunState.FAILED | RunState.STOPPED:
+            return f"{membership.state.value}: {membership.reason}"
         case RunState.RUNNING | RunState.FINISHED:
             return str(membership.state.value)
+
+
+def describe_stop(membership: Membership) -> str:
+    stop = membership.stop
+    last = "no last step yet" if stop.last_step is None else f"after step {stop.last_step}"
+    return f"{stop.reason or 'nobody asked'}; {last}; worker 0 {'goes on' if stop.agreed else 'waits'}"
 
 
 def describe_members(membership: Membership) -> str:

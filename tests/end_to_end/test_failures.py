@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from conftest import Taihu
 from daemons import wait_for
 
 from taihu.environment import without_settings
@@ -69,16 +70,38 @@ def test_a_killed_daemon_ends_the_run_and_is_named(tmp_path: Path, victim: str) 
         wait_until_gone(list(daemons))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130)])
-def test_ctrl_c_ends_all_daemons(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_ctrl_c_saves_what_there_is_and_says_where(tmp_path: Path, taihu: Taihu) -> None:
     with endless_training(tmp_path) as process:
         daemons = list(children(process))
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
-        assert process.returncode == code
-        assert errors == f"error: interrupted by {number.name}\n"
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert not errors
         wait_until_gone(daemons)
-        assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    told = dict(line.split(maxsplit=1) for line in output.splitlines())
+    assert told["stopping"] == "after the next steps and saving; press Ctrl-C again to end at once"
+    steps = int(told["stopped"].removeprefix("after step ").split(" of 1000000, ")[0])
+    assert steps >= 3
+    tested = taihu("evaluate", told["saved"])
+    assert tested.stdout.startswith(f"small_cnn after {steps} steps on digits: ")
+    assert told["parameters"] in tested.stdout
+
+
+def test_a_second_signal_ends_all_daemons_at_once(tmp_path: Path) -> None:
+    with endless_training(tmp_path) as process:
+        daemons = children(process)
+        stuck = next(pid for pid, command in daemons.items() if "-m worker " in command)
+        os.kill(stuck, signal.SIGSTOP)  # so that none of them can end in order
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        while "stopping" not in process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGTERM)
+        os.kill(stuck, signal.SIGCONT)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert errors == "error: interrupted by SIGTERM\n"
+        wait_until_gone(list(daemons))
 
 
 def test_daemons_do_not_outlive_the_process_that_started_them(tmp_path: Path) -> None:
@@ -91,7 +114,7 @@ def test_daemons_do_not_outlive_the_process_that_started_them(tmp_path: Path) ->
 
 def test_a_gradient_that_is_not_finite_ends_the_run_and_names_layer_and_step(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "taihu", "train", "--steps", "500", "--set", "optimizer.learning_rate=1e6"],
+        [sys.executable, "-P", "-m", "taihu", "train", "--steps", "500", "--set", "optimizer.learning_rate=1e4"],
         capture_output=True,
         text=True,
         timeout=90,

@@ -1,0 +1,68 @@
+"""A worker's part in a run that is asked to stop: it ends after the step that all agree on, and worker 0 saves."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from taihu.coordination.client import CoordinatorClient
+from taihu.coordination.stopping import StopNotice
+from taihu.errors import ModelError
+
+__all__ = ["EvaluationAbandonedError", "LastStep", "write_or_say"]
+
+
+class EvaluationAbandonedError(Exception):
+    """A test is not worth waiting for any more."""
+
+
+class LastStep:
+    """After which step of `total` this worker ends; asked between two steps, when all of the one before is pushed."""
+
+    def __init__(self, client: CoordinatorClient, notice: StopNotice, total: int, timeout_s: float) -> None:
+        self.notice = notice
+        self._client = client
+        self._total = total
+        self._timeout_s = timeout_s
+
+    def follows(self, step: int) -> bool:
+        """Whether a step follows `step`. Where the run is to stop, worker 0 waits here until all know the last one.
+
+        Raises:
+            RunError: the run failed meanwhile.
+        """
+        if self._client.member.rank == 0 and self.notice.must_fix(step, self._total):
+            self.notice.heard(self.notice.reason, self._client.fix_last_step(step, self._timeout_s))
+        return step < self.notice.last_of(self._total)
+
+    def is_last(self, step: int) -> bool:
+        """Whether `step`, whose gradients are pushed, is the last one."""
+        return step == self.notice.last_of(self._total)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the run ends before its last step."""
+        return self.notice.last_of(self._total) < self._total
+
+
+def write_or_say(
+    write: Callable[[Callable[[int], None]], None], layers: int, read_layer: Callable[[int], None]
+) -> str:
+    """Let `write(read_layer)` save the model of a run that was stopped; returns why it could not, empty if it could.
+
+    `read_layer` is called for every one of the `layers` in any case: other workers may read along.
+    """
+    unread = deque(range(layers))
+
+    def read_next(layer: int) -> None:
+        unread.remove(layer)
+        read_layer(layer)
+
+    problem = ""
+    try:
+        write(read_next)
+    except ModelError as error:
+        problem = str(error)
+    for layer in unread:
+        read_layer(layer)
+    return problem
