@@ -44,7 +44,7 @@ class ShapedNetwork:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name in (*map(self._namespace, range(self.hosts)), self._switch):
+        for name in (*map(self.namespace, range(self.hosts)), self._switch):
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)  # noqa: S607
 
     def address(self, host: int) -> str:
@@ -53,7 +53,11 @@ class ShapedNetwork:
 
     def command(self, host: int, *command: str) -> list[str]:
         """`command` as it runs on `host`."""
-        return ["ip", "netns", "exec", self._namespace(host), *command]
+        return ["ip", "netns", "exec", self.namespace(host), *command]
+
+    def namespace(self, host: int) -> str:
+        """The name of a host's network namespace."""
+        return f"{self._prefix}h{host}"
 
     @property
     def _packet_bytes(self) -> int:
@@ -64,7 +68,7 @@ class ShapedNetwork:
         return round(min(max(self._rate_bits / 8 * _BURST_S, _SMALLEST_PACKET_BYTES), _LARGEST_PACKET_BYTES))
 
     def _add_host(self, host: int) -> None:
-        namespace, port = self._namespace(host), f"port{host}"
+        namespace, port = self.namespace(host), f"port{host}"
         self._ip("netns", "add", namespace)
         self._ip("-n", namespace, "link", "set", "lo", "up")
         veth = ("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", namespace)
@@ -81,9 +85,6 @@ class ShapedNetwork:
         shape = f"rate {self._rate_bits:.0f}bit burst {2 * self._packet_bytes}b latency {_QUEUE_MS}ms"
         words = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *shape.split()]
         subprocess.run(words, check=True)
-
-    def _namespace(self, host: int) -> str:
-        return f"{self._prefix}h{host}"
 
     def _ip(self, *arguments: str) -> None:
         subprocess.run(["ip", *arguments], check=True)  # noqa: S607
