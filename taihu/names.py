@@ -29,7 +29,7 @@ __all__ = [
     "shared_data_name",
 ]
 
-MODEL_NAMES: Final = ("small_cnn", "cifar10_quick", "resnet20", "vgg16_cifar", "alexnet")
+MODEL_NAMES: Final = ("small_cnn", "cifar10_quick", "resnet20", "vgg16_cifar", "alexnet", "mlp")
 _SYNTHETIC: Final = "synthetic"
 DATA_NAMES: Final = ("digits", "fashion-mnist", "cifar10", f"{_SYNTHETIC}:CxHxW")
 _OWN_MODEL: Final = "path/to/file.py:function"

@@ -39,6 +39,11 @@ _COMMANDS: Final = (
         "taihu.cli.plan:plan",
         "Predict the time of a step from a job's measured costs, and merge its layers so that it is shortest.",
     ),
+    (
+        "check-model",
+        "taihu.cli.check_model:check_model",
+        "Show the layers of a model, and check the gradients of each of them against central differences.",
+    ),
     ("evaluate", "taihu.cli.evaluate:evaluate_file", "Test a saved model on the test set of its data."),
     (
         "export",

@@ -28,18 +28,20 @@ def test_the_zoo_has_the_models_that_a_job_can_name() -> None:
         # CaffeNet with two groups in conv2, conv4, conv5
         ("alexnet", (227, 227, 3), 1000, 60_965_224),
         ("alexnet", (224, 224, 3), 1000, 60_965_224),
+        ("mlp", (20,), 1, 20 * 128 + 128 + 128 * 64 + 64 + 64 + 1),
+        ("mlp", (4, 5, 1), 1, 20 * 128 + 128 + 128 * 64 + 64 + 64 + 1),
         # 3*3*16+16 + 3*3*16*32+32 + 4*4*32*64+64 + 64*10+10
         ("small_cnn", (8, 8, 1), 10, 160 + 4_640 + 32_832 + 650),
     ],
 )
-def test_parameter_counts(name: str, shape: tuple[int, int, int], classes: int, elements: int) -> None:
+def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, elements: int) -> None:
     layout = build_model(name, shape, classes).layout
     assert layout.elements == elements
     assert len({layer.name for layer in layout.layers}) == len(layout.layers)
 
 
 def test_the_table_of_models_is_read_only() -> None:
-    assert sorted(MODELS) == ["alexnet", "cifar10_quick", "resnet20", "small_cnn", "vgg16_cifar"]
+    assert sorted(MODELS) == ["alexnet", "cifar10_quick", "mlp", "resnet20", "small_cnn", "vgg16_cifar"]
     with pytest.raises(TypeError):
         MODELS["mine"] = MODELS["small_cnn"]  # type: ignore[index]
 

@@ -84,7 +84,7 @@ class Linear(ParameterLayer):
 class ReLU(Layer):
     """y = max(x, 0)."""
 
-    output_is_free = True
+    # Backward reads the signs of the output.
     gradient_is_free = True
 
     def __init__(self) -> None:

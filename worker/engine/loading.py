@@ -5,36 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from taihu.errors import ModelError
+from taihu.model_defaults import check_model_fits
 from taihu.names import check_model_name, own_model
 from taihu.user_code import load_function
 from worker.engine.layer import Layer, Shape
 from worker.engine.model import Model
 from worker.engine.zoo import MODELS
 
-__all__ = ["build_model"]
+__all__ = ["build_layers", "build_model"]
 
 
-def build_model(name: str, input_shape: Shape, classes: int) -> Model:
-    """Build a model for images of (height, width, channels) and a number of classes.
+def build_model(name: str, input_shape: Shape, outputs: int) -> Model:
+    """Build a model for inputs of a shape and a number of outputs.
 
     Args:
-        name: a name in MODELS, or "path/to/file.py:function" where function(input_shape, classes) returns a Layer.
-        input_shape: (height, width, channels) of an image.
-        classes: number of logits.
+        name: a name in MODELS, or "path/to/file.py:function" where function(input_shape, outputs) returns a Layer.
+        input_shape: of one sample: (height, width, channels) of an image, or (features,).
+        outputs: one for each class, or the values that are predicted.
 
     Raises:
         ModelError: unknown name, missing file or function, an exception inside of it, or layers that do not fit.
     """
-    root = _builder(name)(input_shape, classes)
+    return Model(build_layers(name, input_shape, outputs), input_shape, outputs)
+
+
+def build_layers(name: str, input_shape: Shape, outputs: int) -> Layer:
+    """The outermost layer of what `build_model` builds, not built itself yet."""
+    if own_model(name) is None:
+        check_model_fits(name, input_shape)
+    root = _builder(name)(input_shape, outputs)
     if not isinstance(root, Layer):
         raise ModelError(f"model {name}: expected a Layer, seen {type(root).__name__}; return Sequential([...])")
-    return Model(root, input_shape, classes)
+    return root
 
 
 def _builder(name: str) -> Callable[[Shape, int], object]:
     if own_model(name) is not None:
         return load_function(
-            name, thing="model", error=ModelError, signature="function(input_shape, classes) -> Layer"
+            name, thing="model", error=ModelError, signature="function(input_shape, outputs) -> Layer"
         )
     check_model_name(name)
     return MODELS[name]

@@ -1,4 +1,4 @@
-"""The models that can be named in a job file: functions (input_shape, classes) -> Layer."""
+"""The models that can be named in a job file: functions (input_shape, outputs) -> Layer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from worker.engine.dense import Dropout, Flatten, Linear, ReLU
 from worker.engine.layer import Layer, Shape
 from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 
-__all__ = ["MODELS", "alexnet", "cifar10_quick", "resnet20", "small_cnn", "vgg16_cifar"]
+__all__ = ["MODELS", "alexnet", "cifar10_quick", "mlp", "resnet20", "small_cnn", "vgg16_cifar"]
 
 
-def small_cnn(input_shape: Shape, classes: int) -> Layer:
+def small_cnn(input_shape: Shape, outputs: int) -> Layer:
     """Two convolutions and two fully connected layers; for 8 x 8 digits and somewhat larger images."""
     return Sequential(
         [
@@ -27,12 +27,12 @@ def small_cnn(input_shape: Shape, classes: int) -> Layer:
             Flatten(),
             Linear(64),
             ReLU(),
-            Linear(classes, gain=1.0),
+            Linear(outputs, gain=1.0),
         ]
     )
 
 
-def cifar10_quick(input_shape: Shape, classes: int) -> Layer:
+def cifar10_quick(input_shape: Shape, outputs: int) -> Layer:
     """Caffe's CIFAR-10 quick: 145,578 parameters for 32 x 32 x 3 images and 10 classes."""
     return Sequential(
         [
@@ -47,12 +47,12 @@ def cifar10_quick(input_shape: Shape, classes: int) -> Layer:
             AvgPool2d(3, 2, ceil_mode=True),
             Flatten(),
             Linear(64, gain=1.0),
-            Linear(classes, gain=1.0),
+            Linear(outputs, gain=1.0),
         ]
     )
 
 
-def resnet20(input_shape: Shape, classes: int) -> Layer:
+def resnet20(input_shape: Shape, outputs: int) -> Layer:
     """The 20-layer residual network for CIFAR of He et al. 2015, section 4.2, with option A shortcuts."""
     layers: list[Layer] = [*_norm_convolution(16), ReLU()]
     channels = 16
@@ -62,20 +62,20 @@ def resnet20(input_shape: Shape, classes: int) -> Layer:
         shortcut = None if stride == 1 else PaddedShortcut(filters, stride)
         layers += [Residual(body, shortcut), ReLU()]
         channels = filters
-    return Sequential([*layers, GlobalAvgPool(), Linear(classes, gain=1.0)])
+    return Sequential([*layers, GlobalAvgPool(), Linear(outputs, gain=1.0)])
 
 
-def vgg16_cifar(input_shape: Shape, classes: int) -> Layer:
+def vgg16_cifar(input_shape: Shape, outputs: int) -> Layer:
     """The convolutions of VGG-16 (Simonyan and Zisserman 2014) with batch normalisation and one linear layer."""
     layers: list[Layer] = []
     for filters, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for _ in range(count):
             layers += [*_norm_convolution(filters), ReLU()]
         layers.append(MaxPool2d(2))
-    return Sequential([*layers, Flatten(), Linear(classes, gain=1.0)])
+    return Sequential([*layers, Flatten(), Linear(outputs, gain=1.0)])
 
 
-def alexnet(input_shape: Shape, classes: int) -> Layer:
+def alexnet(input_shape: Shape, outputs: int) -> Layer:
     """AlexNet as CaffeNet has it, with grouped convolutions and without local response normalisation.
 
     60,965,224 parameters for 227 x 227 x 3 (or 224 x 224 x 3) images and 1000 classes.
@@ -102,8 +102,15 @@ def alexnet(input_shape: Shape, classes: int) -> Layer:
             Linear(4096),
             ReLU(),
             Dropout(0.5),
-            Linear(classes, gain=1.0),
+            Linear(outputs, gain=1.0),
         ]
+    )
+
+
+def mlp(input_shape: Shape, outputs: int) -> Layer:
+    """Two hidden layers of 128 and 64 units, for rows of features; images are flattened."""
+    return Sequential(
+        [Flatten(), Linear(128), ReLU(), Linear(64), ReLU(), Linear(outputs, gain=1.0)],
     )
 
 
@@ -119,5 +126,6 @@ MODELS: Mapping[str, Callable[[Shape, int], Layer]] = MappingProxyType(
         "resnet20": resnet20,
         "vgg16_cifar": vgg16_cifar,
         "alexnet": alexnet,
+        "mlp": mlp,
     }
 )

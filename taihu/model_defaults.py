@@ -1,0 +1,81 @@
+"""What each model of the zoo needs where a job does not say it; told without the engine and without arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from taihu.errors import ModelError
+from taihu.names import check_model_name
+
+__all__ = ["MODEL_DEFAULTS", "ModelDefaults", "check_model_fits", "default_learning_rate", "smallest_size"]
+
+_OTHERWISE: Final = 0.05
+_ADAPTIVE: Final = 0.001
+
+
+@dataclass(frozen=True)
+class ModelDefaults:
+    """Of one model.
+
+    Attributes:
+        learning_rate: with SGD and a momentum of 0.9, from which its loss falls on every built-in data set.
+        smallest_side: height and width, in pixels, of the smallest image that it can take; 0 for one that takes rows
+            of features as well.
+    """
+
+    learning_rate: float
+    smallest_side: int
+
+
+MODEL_DEFAULTS: Mapping[str, ModelDefaults] = MappingProxyType(
+    {
+        "small_cnn": ModelDefaults(0.05, 2),
+        "cifar10_quick": ModelDefaults(0.01, 12),
+        "resnet20": ModelDefaults(0.05, 1),
+        "vgg16_cifar": ModelDefaults(0.01, 32),
+        "alexnet": ModelDefaults(0.002, 55),
+        "mlp": ModelDefaults(0.05, 0),
+    }
+)
+
+
+def default_learning_rate(model: str, optimizer: str) -> float:
+    """The learning rate of a job that sets none; `model` may be one of the user's own."""
+    if optimizer != "sgd":
+        return _ADAPTIVE
+    known = MODEL_DEFAULTS.get(model)
+    return _OTHERWISE if known is None else known.learning_rate
+
+
+def smallest_size(model: str, input_shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Height and width that images of `input_shape` must be brought to for `model`; None where they fit."""
+    known = MODEL_DEFAULTS.get(model)
+    if known is None or len(input_shape) != 3 or min(input_shape[:2]) >= known.smallest_side:
+        return None
+    height, width = (max(side, known.smallest_side) for side in input_shape[:2])
+    return height, width
+
+
+def check_model_fits(model: str, input_shape: tuple[int, ...]) -> None:
+    """Accept a model of the zoo for inputs of a shape.
+
+    Raises:
+        ModelError: there is no such model, it takes images alone and these are none, or they are too small.
+    """
+    check_model_name(model)
+    side = MODEL_DEFAULTS[model].smallest_side
+    if not side:
+        return
+    if len(input_shape) != 3:
+        raise ModelError(
+            f"model {model}: expected images of (height, width, channels), the data set has rows of "
+            f"{'x'.join(map(str, input_shape))} features; use model mlp, or one of your own"
+        )
+    if min(input_shape[:2]) < side:
+        raise ModelError(
+            f"model {model}: expected images of at least {side} x {side} pixels, seen {input_shape[0]} x "
+            f"{input_shape[1]}; set data.resize = '{side}x{side}', or use another model"
+        )
