@@ -14,8 +14,6 @@ from taihu.options import CoordinatorOption, JsonOption
 
 __all__ = ["plan"]
 
-_METHOD: Final = "dlgs"
-_DENSITY: Final = 0.01
 # What the plan of a step's time can be asked for as well: instead of what was measured.
 _OF_BOTH: Final = ("--compression", "--density", "--plan", "--workers")
 
@@ -28,11 +26,13 @@ def plan(
     ] = None,
     *,
     coordinator: CoordinatorOption = None,
-    refresh_every: Annotated[int, typer.Option(metavar="S", help="Steps between exact thresholds of dlgs.")] = 32,
+    refresh_every: Annotated[
+        int | None, typer.Option(metavar="S", help="Steps between exact thresholds of dlgs.")
+    ] = None,
     downlink: Annotated[
-        Literal["dense", "exact", "doublesqueeze"],
+        Literal["dense", "exact", "doublesqueeze"] | None,
         typer.Option(metavar="dense|exact|doublesqueeze", help="What comes back."),
-    ] = "exact",
+    ] = None,
     rate: Annotated[
         str | None, typer.Option(help="Predict for links of this rate at every host: 100mbit, 1gbit.")
     ] = None,
@@ -52,6 +52,9 @@ def plan(
 ) -> None:
     """Predict the time of a step from a job's measured costs, and merge its layers so that it is shortest.
 
+    Results of `taihu train --json` say how the run compressed, which is what is predicted unless options ask for
+    something else; a bare profile and a running job are predicted without compression.
+
     With --memory: what every process of a job takes, by kind of state, and whether so much is free.
 
     \b
@@ -70,13 +73,11 @@ def plan(
 
         plan_memory(flags.resolve(job_file), free_worker, free_server, json_file)
     else:
-        from taihu.cli.plan_time import Costs, plan_time
-        from taihu.planner.profile import Compression
+        from taihu.cli.plan_time import AskedCompression, Costs, plan_time
 
-        density = _DENSITY if flags.density is None else flags.density
-        settings = Compression(flags.compression or _METHOD, density, refresh_every, downlink=downlink)
+        asked = AskedCompression(flags.compression, flags.density, refresh_every, downlink)
         costs = Costs(profile_file, coordinator, flags.workers, rate)
-        plan_time(costs, settings, flags.plan or "auto", json_file)
+        plan_time(costs, asked, flags.plan or "auto", json_file)
 
 
 def _check_mode(memory: bool, *, of_memory: Mapping[str, object], of_time: Mapping[str, object]) -> None:

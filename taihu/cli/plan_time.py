@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import typer
@@ -19,17 +19,18 @@ from taihu.display import human_bytes
 from taihu.errors import ConfigError
 from taihu.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
 from taihu.planner.fc_mode import FcChoice
-from taihu.planner.profile import Compression, Profile
+from taihu.planner.profile import Compression, Downlink, Method, Profile
 from taihu.results import check_writable, write_json
 from taihu.wire.address import split_address
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import SystemClock
 from taihu.wire.retry import call_until_reachable
 
-__all__ = ["Costs", "load_profile", "plan_time", "profile_of_running_job"]
+__all__ = ["AskedCompression", "Costs", "load_measured", "plan_time", "profile_of_running_job"]
 
 _COLUMNS = ("group", "layers", "elements", "up", "down", "ready ms", "compressed ms", "sent ms", "done ms")
 _ANSWER_S = 5.0
+_UNCOMPRESSED_RUN: Final = Compression("none")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,27 @@ class Costs:
     rate: str | None
 
 
-def plan_time(costs: Costs, settings: Compression, strategy: str, json_file: Path | None) -> None:
+@dataclass(frozen=True)
+class AskedCompression:
+    """What is asked for in the place of how the run compressed; None for what stays as it was."""
+
+    method: Method | None = None
+    density: float | None = None
+    refresh_every: int | None = None
+    downlink: Downlink | None = None
+
+    def over(self, ran: Compression) -> Compression:
+        """`ran` with what is asked for; raises ConfigError for a density of nothing."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        wanted = replace(ran, **given)
+        if self.density is not None and wanted.method == "none":
+            raise ConfigError(
+                f"--density {self.density:g}: nothing is compressed; give --compression topk, lags or dlgs too"
+            )
+        return wanted
+
+
+def plan_time(costs: Costs, asked: AskedCompression, strategy: str, json_file: Path | None) -> None:
     """Print what a step takes with the layers merged by `strategy`, beside what else could be done.
 
     Raises:
@@ -53,7 +74,9 @@ def plan_time(costs: Costs, settings: Compression, strategy: str, json_file: Pat
     """
     link_rate = None if costs.rate is None else parse_rate(costs.rate)
     check_writable(json_file)
-    profile = _at(_measured(costs.profile_file, costs.coordinator), costs.workers, link_rate)
+    measured, ran = _measured(costs.profile_file, costs.coordinator)
+    settings = asked.over(ran)
+    profile = _at(measured, costs.workers, link_rate)
     decision = decide(profile, settings, strategy)
     groups = _as_rows(profile, settings, decision)
     layers = choose_fc_of(profile)
@@ -64,8 +87,8 @@ def plan_time(costs: Costs, settings: Compression, strategy: str, json_file: Pat
         write_json(json_file, {**_as_json(profile, settings, decision, groups), "fc": fc})
 
 
-def load_profile(path: Path) -> Profile:
-    """The profile in a file: bare, or under the key `profile` of the results of a training.
+def load_measured(path: Path) -> tuple[Profile, Compression]:
+    """The profile in a file, bare or under the key `profile` of the results of a training, and how that compressed.
 
     Raises:
         ConfigError: the file cannot be read, is no JSON, or holds no valid profile.
@@ -76,15 +99,25 @@ def load_profile(path: Path) -> Profile:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error}); give what taihu train --json wrote") from None
-    if isinstance(data, dict) and "profile" in data:
-        data = data["profile"]
-    if data is None:
+    results = data if isinstance(data, dict) and "profile" in data else {"profile": data}
+    if results["profile"] is None:
         remedy = "train for more than exchange.calibration_steps steps, and not in fp16"
         raise ConfigError(f"{path}: the run has no profile; {remedy}")
     try:
-        return Profile.from_json(data)
+        return Profile.from_json(results["profile"]), _compression_of(results)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _compression_of(results: dict[str, Any]) -> Compression:
+    """How a run compressed; results without its keys are those of one that did not."""
+    if results.get("compression", "none") == "none":
+        return _UNCOMPRESSED_RUN
+    density, refresh_every = results.get("density"), results.get("refresh_every", _UNCOMPRESSED_RUN.refresh_every)
+    if not isinstance(density, float | int) or not isinstance(refresh_every, int):
+        raise ConfigError(f"density {density!r}, refresh_every {refresh_every!r}: expected numbers")
+    downlink = results.get("downlink", _UNCOMPRESSED_RUN.downlink)
+    return Compression(results["compression"], density, refresh_every, downlink=downlink)
 
 
 def profile_of_running_job(address: str, timeout_s: float = _ANSWER_S) -> Profile:
@@ -108,11 +141,13 @@ def profile_of_running_job(address: str, timeout_s: float = _ANSWER_S) -> Profil
     return Profile.from_json(json.loads(answer.profile_json))
 
 
-def _measured(profile_file: Path | None, coordinator: str | None) -> Profile:
+def _measured(profile_file: Path | None, coordinator: str | None) -> tuple[Profile, Compression]:
     if (profile_file is None) == (coordinator is None):
         seen = "neither" if profile_file is None else "both"
         raise ConfigError(f"costs to plan with: got {seen}; give either PROFILE.json or --coordinator HOST:PORT")
-    return load_profile(profile_file) if profile_file is not None else profile_of_running_job(str(coordinator))
+    if profile_file is not None:
+        return load_measured(profile_file)
+    return profile_of_running_job(str(coordinator)), _UNCOMPRESSED_RUN
 
 
 def _at(profile: Profile, workers: int | None, link_rate: float | None) -> Profile:
@@ -155,7 +190,7 @@ def _as_json(
         "servers": profile.servers,
         "workers": profile.workers,
         "compression": settings.method,
-        "density": settings.density,
+        "density": 1.0 if settings.method == "none" else settings.density,
         "groups": list(groups),
         "predicted_seconds_per_step": timeline.seconds,
         "seconds_compute": timeline.compute_seconds,

@@ -28,6 +28,7 @@ PROFILE = Profile(
     workers=3,
     servers=1,
 )
+DLGS = ("--compression", "dlgs")
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -69,7 +70,7 @@ def test_a_plan_is_the_decision(results: Callable[..., dict[str, Any]], file: Pa
     assert [g["elements"] for g in written["groups"]] == [4_000_000, 9_000_100, 850_010]
     # Two of 100 values of four bytes and the bits of their gaps, both ways; the union of three pushes is larger.
     assert written["groups"][0]["bytes_up"] == pytest.approx(0.02 * 4_000_000 * (4 + 7.1 / 8), rel=0.01)
-    exact = results(file, "--density", "0.02", "--plan", "bucket:3MB")["groups"][0]
+    exact = results(file, *DLGS, "--density", "0.02", "--plan", "bucket:3MB")["groups"][0]
     assert exact["bytes_up"] == written["groups"][0]["bytes_up"] < exact["bytes_down"] / 2
     assert [g["seconds_ready"] for g in written["groups"]] == [times.ready for times in timeline.groups]
     stages = [[g[f"seconds_{name}"] for name in ("compressed", "sent", "done")] for g in written["groups"]]
@@ -82,9 +83,36 @@ def test_a_plan_is_the_decision(results: Callable[..., dict[str, Any]], file: Pa
     assert (written["compression"], written["density"]) == ("lags", 0.02)
 
 
-def test_the_default_is_dlgs_by_the_plan_auto(results: Callable[..., dict[str, Any]], file: Path) -> None:
+def test_nothing_is_assumed_of_a_bare_profile(results: Callable[..., dict[str, Any]], file: Path) -> None:
     written = results(file)
-    assert written["predicted_seconds_per_step"] == decide(PROFILE, Compression(), "auto").seconds
+    assert (written["compression"], written["density"]) == ("none", 1.0)
+    assert written["predicted_seconds_per_step"] == decide(PROFILE, Compression("none"), "auto").seconds
+
+
+RUNS: tuple[tuple[dict[str, object], tuple[str, ...], Compression], ...] = (
+    ({}, (), Compression("none")),
+    ({"compression": "none", "density": 1.0, "downlink": "dense"}, (), Compression("none")),
+    ({"compression": "none", "density": 1.0, "downlink": "dense"}, DLGS, Compression()),
+    ({"compression": "lags", "density": 0.05, "downlink": "dense"}, (), Compression("lags", 0.05, downlink="dense")),
+    ({"compression": "lags", "density": 0.05}, ("--density", "0.1", *DLGS), Compression("dlgs", 0.1)),
+    ({"compression": "dlgs", "density": 0.05, "refresh_every": 4}, (), Compression("dlgs", 0.05, 4)),
+    ({"compression": "dlgs", "density": 0.05}, ("--compression", "none"), Compression("none")),
+)
+
+
+@pytest.mark.parametrize(("ran", "arguments", "expected"), RUNS)
+def test_a_run_is_predicted_as_it_was_unless_asked(
+    results: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    ran: dict[str, object],
+    arguments: tuple[str, ...],
+    expected: Compression,
+) -> None:
+    training = tmp_path / "training.json"
+    training.write_text(json.dumps({**ran, "profile": PROFILE.to_json()}))
+    written = results(training, *arguments)
+    assert written["compression"] == expected.method
+    assert written["predicted_seconds_per_step"] == decide(PROFILE, expected, "auto").seconds
 
 
 def test_a_training_result_holds_a_profile(results: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
@@ -94,7 +122,7 @@ def test_a_training_result_holds_a_profile(results: Callable[..., dict[str, Any]
 
 
 def test_a_table_has_a_line_for_each_group(run_plan: Run, file: Path) -> None:
-    code, out, _ = run_plan(file, "--plan", "bucket:3MB")
+    code, out, _ = run_plan(file, *DLGS, "--plan", "bucket:3MB")
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "6 layers, 13,850,110 parameters, 1 servers, 3 workers"
@@ -134,16 +162,16 @@ def test_fully_connected_layers_are_predicted_both_ways(
 
 
 def test_it_says_when_compression_does_not_pay(run_plan: Run, file: Path) -> None:
-    _, out, _ = run_plan(file, "--rate", "1000gbit")
+    _, out, _ = run_plan(file, *DLGS, "--rate", "1000gbit")
     assert "do not compress: sending everything takes " in out
-    assert "do not compress" not in run_plan(file, "--rate", "100mbit")[1]
+    assert "do not compress" not in run_plan(file, *DLGS, "--rate", "100mbit")[1]
     assert "do not compress" not in run_plan(file, "--rate", "1000gbit", "--compression", "none")[1]
 
 
 def test_it_says_when_compression_was_not_measured(run_plan: Run, tmp_path: Path) -> None:
     free = replace(PROFILE, scan=LinearCost(0.0, 0.0), top_k=LinearCost(0.0, 0.0))
     (tmp_path / "free.json").write_text(json.dumps(free.to_json()))
-    assert "no measurements of compression" in run_plan(tmp_path / "free.json")[1]
+    assert "no measurements of compression" in run_plan(tmp_path / "free.json", *DLGS)[1]
     assert "no measurements of compression" not in run_plan(tmp_path / "free.json", "--compression", "none")[1]
 
 
@@ -152,7 +180,7 @@ def test_a_rate_replaces_the_links(
     results: Callable[..., dict[str, Any]], file: Path, workers: int | None, busiest: int
 ) -> None:
     more = () if workers is None else ("--workers", workers)
-    written = results(file, "--rate", "100mbit", *more)
+    written = results(file, *DLGS, "--rate", "100mbit", *more)
     per_byte = busiest * 8 / 100e6 * 1514 / 1448
     profile = replace(PROFILE, link=LinkCost(1e-3, per_byte, per_byte), workers=workers or 3)
     assert written["workers"] == (workers or 3)
@@ -161,7 +189,7 @@ def test_a_rate_replaces_the_links(
 
 def test_workers_alone_scale_the_measured_links(results: Callable[..., dict[str, Any]], file: Path) -> None:
     expected = decide(PROFILE.with_workers(9), Compression(), "auto").seconds
-    assert results(file, "--workers", 9)["predicted_seconds_per_step"] == expected
+    assert results(file, *DLGS, "--workers", 9)["predicted_seconds_per_step"] == expected
 
 
 @pytest.mark.parametrize(
@@ -171,7 +199,8 @@ def test_workers_alone_scale_the_measured_links(results: Callable[..., dict[str,
         (["FILE", "--coordinator", "127.0.0.1:1"], ["both", "--coordinator"]),
         (["missing.json"], ["cannot read missing.json"]),
         (["FILE", "--compression", "dgc"], ["--compression", "dgc"]),
-        (["FILE", "--density", "0"], ["density 0", "above 0"]),
+        (["FILE", "--density", "0", *DLGS], ["density 0", "above 0"]),
+        (["FILE", "--density", "0.1"], ["--density 0.1", "nothing is compressed", "--compression"]),
         (["FILE", "--plan", "fastest"], ["plan 'fastest'", "bucket:SIZE"]),
         (["FILE", "--compression", "topk", "--plan", "per-layer"], ["topk", "single"]),
         (["FILE", "--rate", "fast"], ["--rate fast", "1gbit"]),
@@ -197,6 +226,11 @@ def test_a_mistake_is_one_line(run_plan: Run, file: Path, arguments: list[str], 
         ('{"profile": null}', "more than exchange.calibration_steps steps"),
         ('{"steps": 3}', "layers: Field required"),
         ("[]", "profile: "),
+        (json.dumps({"compression": "dlgs", "density": "x", "profile": PROFILE.to_json()}), "density 'x'"),
+        (
+            json.dumps({"compression": "gzip", "density": 0.1, "profile": PROFILE.to_json()}),
+            "'gzip': expected one of",
+        ),
     ],
 )
 def test_a_file_without_a_profile_is_named(run_plan: Run, tmp_path: Path, text: str, words: str) -> None:
@@ -234,7 +268,7 @@ def test_a_running_job_tells_its_profile(
     answers, address = coordinator
     assert profile_of_running_job(address) == PROFILE
     written = results("--coordinator", address)
-    assert written["predicted_seconds_per_step"] == decide(PROFILE, Compression(), "auto").seconds
+    assert written["predicted_seconds_per_step"] == decide(PROFILE, Compression("none"), "auto").seconds
     assert not answers
     with pytest.raises(ConfigError, match="has not measured its costs yet"):
         profile_of_running_job(address)
