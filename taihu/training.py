@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from taihu.advice import advice_on_schedule
 from taihu.coordination.membership import RunState
 from taihu.coordination.status import stop_run
 from taihu.display import Display, RunView
@@ -22,6 +23,7 @@ from taihu.job import Job, job_to_toml
 from taihu.local import LocalProcesses
 from taihu.results import read_json
 from taihu.run_folder import RunFiles
+from taihu.run_length import RunLength
 from taihu.settings import RunSettings
 from taihu.trace import merge_parts
 from taihu.watching import show_status
@@ -98,7 +100,9 @@ class LocalTraining:
         threads = self.job.cluster.threads or max(1, (os.cpu_count() or 1) // self.job.cluster.workers)
         local = self.job.cluster.model_copy(update={"coordinator": None, "threads": threads})
         job_file = folder / "job.toml"
-        job_file.write_text(job_to_toml(self.job.model_copy(update={"cluster": local, "run": self._run_settings()})))
+        # What was not given stays so: its default may depend on other settings.
+        given = self.job.model_copy(update={"cluster": local, "run": self._run_settings()})
+        job_file.write_text(job_to_toml(given, given=True))
         common = [str(job_file), "--log-format", "json"]
         (first, module, arguments), *others = self._members(folder)
         coordinator = processes.start_listening(first, module, [*common, *arguments])
@@ -128,6 +132,7 @@ class LocalTraining:
     def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
         start = looked = time.monotonic()
         stopping: _Stopping | None = None
+        advised = False
         try:
             with self.interrupts.offered_to(lambda reason: True):
                 while not processes.check():
@@ -139,6 +144,9 @@ class LocalTraining:
                         view = show_status(coordinator, display, looked - start)
                         if stopping is not None:
                             stopping.check(view, looked)
+                        if view is not None and not advised:
+                            advised = True
+                            self._advise(view.total_steps, display)
         except InterruptedRunError:
             self.interrupts.ignore()  # all daemons are ended now, whatever else comes
             raise
@@ -147,6 +155,13 @@ class LocalTraining:
             processes.wait(_CONSEQUENCES_S)
             processes.check()
             raise
+
+    def _advise(self, total: int, display: Display) -> None:
+        """Say what only shows when the length of the run is known: by its workers, from their data."""
+        if self.job.train.steps is None:
+            length = RunLength(1, max(1, total // self.job.train.epochs), total)
+            for line in advice_on_schedule(self.job, length):
+                display.say(f"warning: {line}")
 
     def _stop(self, coordinator: str, display: Display) -> _Stopping:
         """Ask the run to stop; raises InterruptedRunError when there is nothing to save."""

@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import Listener
+from taihu.advice import advice
 from taihu.clock_offset import ClockOffset
 from taihu.coordination.client import coordinator_address
 from taihu.coordination.membership import MemberId, Role
@@ -24,6 +25,7 @@ from taihu.coordination.stopping import StopNotice
 from taihu.entry import Interrupts
 from taihu.errors import ConfigError
 from taihu.job import Job
+from taihu.machine import check_threads
 from taihu.optimization import in_steps, learning_rate
 from taihu.planner.groups import group_of_layer
 from taihu.run_folder import RunFiles, stopped_model
@@ -83,6 +85,7 @@ class WorkerDaemon:
                 f"worker {options.rank}: outside the world of {job.cluster.workers} workers; expected --rank 0 to "
                 f"{job.cluster.workers - 1}, or raise cluster.workers"
             )
+        check_threads(job)
         if job.servers or options.rank:
             coordinator_address(job)  # says what is missing before the data is loaded
         self._job = job
@@ -191,6 +194,9 @@ class WorkerDaemon:
         with self._joined(observer) as (session, replica), self._stopping_in_order(observer):
             replica.uses = replica.uses.agreed(session.exchange.agree)
             exchanged = replica.exchanged.layout.elements
+            if rank == 0:
+                for line in advice(self._job, self._length):
+                    self._log.warning("advice", text=line)
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
             try:

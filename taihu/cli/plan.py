@@ -69,9 +69,13 @@ def plan(
     of_memory = {"--job": job_file, **job_alone, "--free-worker": free_worker, "--free-server": free_server}
     _check_mode(memory, of_memory=of_memory, of_time=of_time)
     if memory:
+        from taihu.advice import advice
         from taihu.cli.plan_memory import plan_memory
 
-        plan_memory(flags.resolve(job_file), free_worker, free_server, json_file)
+        job = flags.resolve(job_file)
+        for line in advice(job):
+            typer.echo(f"warning: {line}", err=True)
+        plan_memory(job, free_worker, free_server, json_file)
     else:
         from taihu.cli.plan_time import AskedCompression, Costs, plan_time
 

@@ -62,6 +62,8 @@ def train(
       taihu train --compute sw26010 --trace trace.json
       taihu train --optimizer adam --lr 0.001
     """  # noqa: D301
+    from taihu.advice import advice
+    from taihu.machine import check_processes, check_threads
     from taihu.run_folder import prepare_run
     from taihu.training import LocalTraining
     from worker.inputs import check_inputs
@@ -69,10 +71,14 @@ def train(
     # All that can be known to be wrong is said before anything starts.
     own = {"run": {"dir": run_dir, "save": from_here(save), "results": from_here(json_file)}}
     job = flags.resolve(job_file, own)
+    check_threads(job)
+    check_processes(job)
     check_inputs(job)
     check_writable(json_file, save, trace)
     make_tracer(trace, trace_steps)
     files = prepare_run(job, job_file, default=Path("runs/{name}-{time}"))
+    for line in advice(job):
+        typer.echo(f"warning: {line}", err=True)
     interrupts = Interrupts()
     interrupts.install()
     start = time.monotonic()

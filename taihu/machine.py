@@ -1,0 +1,38 @@
+"""What of a job is too much for one machine: known only where its processes start."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from taihu.errors import ConfigError
+from taihu.job import Job
+
+__all__ = ["check_processes", "check_threads"]
+
+_THREADS_PER_CORE: Final = 4
+_PROCESSES_PER_CORE: Final = 16
+_PROCESSES_ANYWHERE: Final = 64
+
+
+def check_threads(job: Job, cores: int | None = None) -> None:
+    """Raise ConfigError for more than four threads a core of this machine."""
+    cores = cores or len(os.sched_getaffinity(0))
+    most = _THREADS_PER_CORE * cores
+    if job.cluster.threads > most:
+        raise ConfigError(
+            f"cluster.threads: expected at most {most}, four for each of this machine's {cores} cores, got "
+            f"{job.cluster.threads}; 0 takes all cores"
+        )
+
+
+def check_processes(job: Job, cores: int | None = None) -> None:
+    """Raise ConfigError for a whole job of more processes than one machine can start."""
+    cores = cores or len(os.sched_getaffinity(0))
+    most = max(_PROCESSES_ANYWHERE, _PROCESSES_PER_CORE * cores)
+    processes = job.servers + job.cluster.workers
+    if processes > most:
+        raise ConfigError(
+            f"cluster: {job.servers} servers and {job.cluster.workers} workers are {processes} processes, expected "
+            f"at most {most} on this machine of {cores} cores; start them on several machines"
+        )

@@ -1,0 +1,182 @@
+"""What was set to no effect is said, whatever set it; nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from taihu.advice import RULES, advice
+from taihu.errors import ConfigError
+from taihu.job import Job, job_to_toml, load_job, parse_assignments, setting_keys
+from taihu.machine import check_processes, check_threads
+from taihu.run_length import RunLength
+
+VALUES: dict[str, Any] = {
+    "optimizer.momentum": 0.9,
+    "optimizer.nesterov": True,
+    "optimizer.beta1": 0.8,
+    "optimizer.beta2": 0.8,
+    "optimizer.epsilon": 1e-6,
+    "optimizer.milestones": [5],
+    "optimizer.milestone_epochs": [5],
+    "optimizer.gamma": 0.5,
+    "optimizer.decay_steps": 500,
+    "optimizer.final_learning_rate": 0.001,
+    "train.epochs": 3,
+    "train.checkpoint_segments": 3,
+    "train.loss_scale": 1024,
+    "train.loss_scale_growth_steps": 100,
+    "data.path": "/data",
+    "data.test_share": 0.5,
+    "data.split_seed": 3,
+    "data.target": "price",
+    "data.task": "values",
+    "data.resize": "64x64",
+    "exchange.live_bytes": 1 << 20,
+    "exchange.bucket_bytes": 1 << 20,
+    "exchange.fc_scheme": "slices",
+    "exchange.fc_update": "pass",
+    "exchange.replan_every": 50,
+    "exchange.window_frames": 3,
+    "exchange.frame_bytes": 8192,
+    "compression.density": 0.5,
+    "compression.refresh_every": 5,
+    "compression.factor_masking": True,
+    "compression.density_warmup_steps": 5,
+    "compression.clip_norm": 1.0,
+    "compression.value_type": "fp16",
+    "compression.momentum_at": "servers",
+    "cluster.servers": 4,
+    "cluster.core_groups": 2,
+}
+# For each rule, settings beside which its keys are idle, and such beside which they are not.
+CASES: list[tuple[list[str], list[str]]] = [
+    (["optimizer.name=adam"], []),
+    ([], ["optimizer.name=adam"]),
+    ([], ["optimizer.schedule=step", "optimizer.milestones=[7]"]),
+    (["optimizer.schedule=step", "optimizer.milestones=[7]"], ["optimizer.schedule=cosine"]),
+    (["train.steps=50"], []),
+    ([], ["train.checkpoint=spill"]),
+    (["train.precision=bf16"], ["train.precision=fp16"]),
+    (["data.name=digits"], ["data.name=cifar10"]),
+    (["data.name=synthetic:3x8x8"], ["data.name=fashion-mnist"]),
+    (["data.name=cifar10"], ["data.name=./mine"]),
+    (["exchange.zero=2"], ["exchange.zero=3"]),
+    (["exchange.zero=1"], ["exchange.zero=2"]),
+    ([], ["exchange.fc=shard"]),
+    (["exchange.plan=single"], ["exchange.plan=greedy"]),
+    (["exchange.kind=ring"], []),
+    (["exchange.kind=ring"], []),
+    ([], ["compression.method=dlgs", "compression.downlink=dense"]),
+    (["compression.method=lags"], ["compression.method=dlgs"]),
+    (
+        ["compression.method=dlgs", "optimizer.momentum=0"],
+        ["compression.method=dlgs", "compression.downlink=dense"],
+    ),
+    (["exchange.kind=ring"], []),
+    ([], ["cluster.compute=sw26010"]),
+]
+PAIRS = [(rule, key, case) for rule, case in zip(RULES, CASES, strict=True) for key in rule.keys.split()]
+
+
+def job_of(assignments: list[str], key: str = "") -> Job | None:
+    """The job, None where the key is refused beside the others."""
+    section, _, name = key.partition(".")
+    given = {section: {name: VALUES[key]}} if key else {}
+    try:
+        return load_job(None, given, parse_assignments(assignments))
+    except ConfigError:
+        return None
+
+
+def test_every_key_of_the_table_is_tried() -> None:
+    assert {key for rule in RULES for key in rule.keys.split()} == set(VALUES)
+    assert set(VALUES) <= set(setting_keys())
+
+
+@pytest.mark.parametrize(("rule", "key", "case"), PAIRS, ids=lambda each: each if isinstance(each, str) else "")
+def test_a_key_is_idle_beside_what_its_rule_says_and_not_beside_others(rule: Any, key: str, case: Any) -> None:
+    idle_beside, used_beside = case
+    idle, used = job_of(idle_beside, key), job_of(used_beside, key)
+    refused = "optimizer.nesterov" if rule is RULES[0] else None
+    if key == refused:
+        assert idle is None  # that is an error, not only idle
+        return
+    assert idle is not None
+    said = [line for line in advice(idle) if line.startswith(f"{key} = ")]
+    assert said
+    assert all("has no effect: it " in line for line in said)
+    assert any(rule.because in line for line in said)
+    if used is not None:
+        assert not [line for line in advice(used) if line.startswith(f"{key} = ")]
+    without = job_of(idle_beside)
+    assert without is not None
+    assert not [line for line in advice(without) if line.startswith(f"{key} = ")] or key in {
+        assignment.partition("=")[0] for assignment in idle_beside
+    }
+
+
+def test_nothing_is_said_of_the_default_job_nor_of_what_switches_off() -> None:
+    assert advice(Job()) == ()
+    off = ["optimizer.name=adam", "optimizer.momentum=0", "optimizer.nesterov=false", "exchange.live_bytes=0"]
+    assert advice(load_job(None, parse_assignments([*off, "data.task=auto", "compression.momentum_at=auto"]))) == ()
+
+
+def test_only_what_was_given_is_written_for_others_to_read() -> None:
+    job = load_job(None, {"optimizer": {"name": "adam"}, "train": {"steps": 5}})
+    assert job_to_toml(job, given=True) == '\n[train]\nsteps = 5\n\n[optimizer]\nname = "adam"\n'
+
+
+@pytest.mark.parametrize(
+    ("assignments", "length", "words"),
+    [
+        (["schedule=cosine", "decay_steps=50"], RunLength(9, 7, 70), "the learning rate is 0 from step 51 on"),
+        (
+            ["schedule=cosine", "decay_steps=69"],
+            RunLength(9, 7, 70),
+            "0 from step 70 on, the run ends at 70",
+        ),
+        (["schedule=cosine", "decay_steps=70"], RunLength(9, 7, 70), None),
+        (["schedule=cosine", "decay_steps=50", "final_learning_rate=0.01"], RunLength(9, 7, 70), None),
+        (["schedule=cosine"], RunLength(9, 7, 70), None),
+        (["schedule=cosine", "decay_steps=50"], None, None),
+        (["schedule=step", "milestones=[20, 80]"], RunLength(9, 7, 70), "milestone 80 is not before the run's end"),
+        (["schedule=step", "milestone_epochs=[5, 10]"], RunLength(9, 7, 70), "milestone 70 is not before"),
+        (["schedule=step", "milestone_epochs=[5, 9]"], RunLength(9, 7, 70), None),
+        (["warmup_steps=71"], RunLength(9, 7, 70), "warm-up ends at step 71, the run at 70"),
+        (["warmup_epochs=11"], RunLength(9, 7, 70), "warm-up ends at step 77"),
+        (["warmup_epochs=11"], None, None),
+    ],
+)
+def test_a_schedule_that_does_not_fit_the_run_is_told(
+    assignments: list[str], length: RunLength | None, words: str | None
+) -> None:
+    job = load_job(None, parse_assignments(f"optimizer.{each}" for each in assignments))
+    said = advice(job, length)
+    assert (words is None and not said) or (words is not None and len(said) == 1 and words in said[0]), said
+
+
+def test_steps_that_are_given_are_a_length() -> None:
+    job = load_job(None, {"train": {"steps": 60}, "optimizer": {"schedule": "cosine", "decay_steps": 9}})
+    assert "from step 10 on, the run ends at 60" in advice(job)[0]
+
+
+@pytest.mark.parametrize(("threads", "fits"), [(0, True), (8, True), (9, False), (4096, False)])
+def test_threads_are_at_most_four_a_core(threads: int, fits: bool) -> None:
+    job = load_job(None, {"cluster": {"threads": threads}})
+    if fits:
+        check_threads(job, cores=2)
+    else:
+        with pytest.raises(ConfigError, match=r"cluster\.threads: expected at most 8, .* 2 cores, got"):
+            check_threads(job, cores=2)
+
+
+@pytest.mark.parametrize(("workers", "cores", "fits"), [(62, 1, True), (63, 1, False), (78, 5, True), (79, 5, False)])
+def test_one_machine_starts_so_many_processes_and_no_more(workers: int, cores: int, fits: bool) -> None:
+    job = load_job(None, {"cluster": {"workers": workers}})
+    if fits:
+        check_processes(job, cores=cores)
+    else:
+        with pytest.raises(ConfigError, match=f"2 servers and {workers} workers"):
+            check_processes(job, cores=cores)
