@@ -27,6 +27,7 @@ from taihu.job import Job
 from taihu.trace import Tracer
 from taihu.wire.metrics import MetricsPage, ServerMetrics
 from taihu.wire.server import RpcServer
+from taihu.words import counted
 
 __all__ = ["ServerDaemon", "ServerOptions"]
 
@@ -66,8 +67,8 @@ class ServerDaemon:
             raise ConfigError("exchange.kind 'ring' has no servers: start workers only, worker 0 is the coordinator")
         if not 0 <= options.index < servers:
             raise ConfigError(
-                f"server {options.index}: outside the world of {servers} servers; "
-                f"expected --index 0 to {servers - 1}, or raise cluster.servers"
+                f"server {options.index}: outside the world of {counted(servers, 'server')}; "
+                f"expected --rank 0 to {servers - 1}, or raise cluster.servers"
             )
         self._job = job
         self._options = options

@@ -16,6 +16,7 @@ from typing import Final, Literal
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.wire.address import split_address
+from taihu.words import counted
 
 __all__ = [
     "Launch",
@@ -104,11 +105,15 @@ def fit_to_size(job: Job, launch: Launch) -> Job:
         servers = launch.size - workers
     remedy = None
     if workers < 1:
-        remedy = f"{servers} servers and needs a worker: start {servers + 1} processes or more"
+        remedy = f"{counted(servers, 'server')} and needs a worker: start {servers + 1} processes or more"
     elif job.servers and servers < 1:
-        remedy = f"{workers} workers and needs a server: start {workers + 1} processes or more"
+        remedy = f"{counted(workers, 'worker')} and needs a server: start {workers + 1} processes or more"
     elif servers + workers != launch.size:
-        members = f"{servers} servers and {workers} workers" if servers else f"a ring of {workers} workers"
+        members = (
+            f"{counted(servers, 'server')} and {counted(workers, 'worker')}"
+            if servers
+            else f"a ring of {counted(workers, 'worker')}"
+        )
         remedy = f"{members}: start {servers + workers} processes, or let cluster.workers follow from their number"
     if remedy is not None:
         raise ConfigError(f"{launch.launcher} started {launch.size} processes, but the job has {remedy}")

@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from taihu.words import counted
+
 __all__ = ["LayerSpec", "Layout", "TensorSpec"]
 
 
@@ -75,7 +77,7 @@ class Layout:
             if mine != theirs:
                 return f"layer {_describe(mine)} here, {_describe(theirs)} there"
         if len(self.layers) != len(other.layers):
-            return f"{len(self.layers)} layers here, {len(other.layers)} there"
+            return f"{counted(len(self.layers), 'layer')} here, {len(other.layers)} there"
         return None
 
 

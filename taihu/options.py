@@ -86,7 +86,9 @@ LingerOption = Annotated[
         help="Serve /metrics for so long after the end, for a last scrape.",
     ),
 ]
-JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.")
+]
 OwnModelOption = Annotated[
     str | None,
     typer.Option(

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from taihu.errors import ConfigError
 
-__all__ = ["check_writable", "read_json", "write_json"]
+__all__ = ["as_json", "check_writable", "is_stdout", "read_json", "write_json"]
+
+_STDOUT = "-"
+
+
+def is_stdout(path: object) -> bool:
+    """Whether results go to standard output."""
+    return path is not None and str(path) == _STDOUT
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """JSON as its specification has it: a number that is not finite is null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def check_writable(*paths: Path | None) -> None:
     """Raise ConfigError for a file that cannot be written, before hours of work depend on it; `none` is none."""
     for path in paths:
-        if path is None or str(path) in {"none", "-"}:
+        if path is None or str(path) in {"none", _STDOUT}:
             continue
         if path.is_dir():
             raise ConfigError(f"cannot write {path}: it is a folder; give a file in it")
@@ -26,9 +48,20 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def write_json(path: Path, results: dict[str, Any]) -> None:
-    """Write `results`, indented; raises ConfigError when the file cannot be written."""
+    """Write `results`, indented, to the file or, for `-`, to standard output.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    text = as_json(results, indent=2) + "\n"
+    if is_stdout(path):
+        # What a command tells people goes elsewhere, see `taihu.command_line`.
+        stream = sys.__stdout__ or sys.stdout
+        stream.write(text)
+        stream.flush()
+        return
     try:
-        path.write_text(json.dumps(results, indent=2) + "\n")
+        path.write_text(text)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 

@@ -121,7 +121,7 @@ class LocalTraining:
         bind = ["--bind", "127.0.0.1:0"]
         for index in range(self.job.servers):
             name = f"server {index}"
-            yield name, "ps_server", ["--index", str(index), *bind, *self._trace_arguments(folder, name)]
+            yield name, "ps_server", ["--rank", str(index), *bind, *self._trace_arguments(folder, name)]
         for rank, result in enumerate(self._result_files(folder)):
             name = f"worker {rank}"
             arguments = ["--rank", str(rank), "--json", str(result), *self._trace_arguments(folder, name)]

@@ -78,4 +78,4 @@ def test_the_first_difference_is_described_with_names_and_shapes() -> None:
     assert mine.difference(other) == "layer conv1 (weight 3x3x1x8) here, conv1 (weight 5x5x1x8) there"
     shorter = Layout(mine.layers[:1])
     assert mine.difference(shorter) == "2 layers here, 1 there"
-    assert shorter.difference(mine) == "1 layers here, 2 there"
+    assert shorter.difference(mine) == "1 layer here, 2 there"

@@ -14,14 +14,11 @@ def main() -> None:
     """Check whose packages these are and prepare the process, before anything else is imported; run the command."""
     check_installation()
     prepare_process(os.environ)
-    import typer  # noqa: PLC0415
-
+    from taihu.command_line import command_of  # noqa: PLC0415
     from taihu.entry import run_app  # noqa: PLC0415
     from worker.command import worker  # noqa: PLC0415
 
-    app = typer.Typer(add_completion=False)
-    app.command()(worker)
-    run_app(app)
+    run_app(command_of(worker))
 
 
 if __name__ == "__main__":

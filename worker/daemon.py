@@ -34,6 +34,7 @@ from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
 from taihu.wire.server import RpcServer
+from taihu.words import counted
 from worker.data.batches import Batches
 from worker.data.load import load_dataset
 from worker.engine import Model, build_model
@@ -82,8 +83,8 @@ class WorkerDaemon:
     def __init__(self, job: Job, options: WorkerOptions) -> None:
         if not 0 <= options.rank < job.cluster.workers:
             raise ConfigError(
-                f"worker {options.rank}: outside the world of {job.cluster.workers} workers; expected --rank 0 to "
-                f"{job.cluster.workers - 1}, or raise cluster.workers"
+                f"worker {options.rank}: outside the world of {counted(job.cluster.workers, 'worker')}; expected "
+                f"--rank 0 to {job.cluster.workers - 1}, or raise cluster.workers"
             )
         check_threads(job)
         if job.servers or options.rank:

@@ -34,6 +34,7 @@ from taihu.options import (
 from taihu.results import check_writable, write_json
 from taihu.wire.address import split_address
 from taihu.wire.codec import ValueType
+from taihu.words import counted
 from worker.arenas import allocate_arenas
 
 __all__ = ["allreduce"]
@@ -158,9 +159,8 @@ def _gloo(communicator: Communicator, job: Job) -> Iterator[Allreduce]:
 
 def _tell(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
-        text = (
-            f"{row['megabytes']:>8g} MB, {row['ranks']} ranks, {row['path']}: {row['seconds']['median'] * 1e3:.2f} ms"
-        )
+        text = f"{row['megabytes']:>8g} MB, {counted(row['ranks'], 'rank')}, {row['path']}: "
+        text += f"{row['seconds']['median'] * 1e3:.2f} ms"
         text += f", bus {row['bus_bandwidth_bytes_per_second'] / 1e6:.0f} MB/s"
         if "gloo_seconds" in row:
             gloo = row["gloo_seconds"]["median"]

@@ -22,6 +22,7 @@ from taihu.local import LocalProcesses
 from taihu.measure import spread
 from taihu.options import JsonOption
 from taihu.results import check_writable, write_json
+from taihu.words import counted
 from worker.engine_bench import EngineStep, LayerTime
 
 __all__ = ["engine"]
@@ -81,7 +82,7 @@ def engine(
     for name in names:
         for count in counts:
             size = batch or _BATCHES.get(name, _USUAL_BATCH)
-            with waiting(f"measuring {name} on {count} threads"):
+            with waiting(f"measuring {name} on {_threads(count)}"):
                 rows.append(_row(name, count, size, peers, rounds, rate, layers=layers))
             _tell(rows[-1])
     if json_file is not None:
@@ -223,7 +224,7 @@ def _tell(row: dict[str, Any]) -> None:
 
 
 def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
+    return counted(count, "thread")
 
 
 def _tell_layer(layer: LayerTime) -> None:

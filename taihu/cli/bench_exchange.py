@@ -28,6 +28,7 @@ from taihu.options import (
 from taihu.planner.tables import layer_table
 from taihu.results import check_writable, read_json, write_json
 from taihu.wire.log import configure_logs
+from taihu.words import counted
 from worker.bench import exchange_rounds
 
 __all__ = ["exchange"]
@@ -133,7 +134,8 @@ def _measure_here(job: Job, model: str, rounds: int, warmup: int) -> dict[str, A
 
 def _tell(results: dict[str, Any]) -> None:
     seconds = results["seconds_per_round"]
-    text = f"{results['model']}, {results['servers']} servers, {results['workers']} workers, {results['path']}: "
+    members = f"{counted(results['servers'], 'server')}, {counted(results['workers'], 'worker')}"
+    text = f"{results['model']}, {members}, {results['path']}: "
     text += f"{seconds['median']:.4f} s a round (min {seconds['min']:.4f}, max {seconds['max']:.4f})"
     if results["floor_seconds"] is not None:
         floor = results["floor_seconds"]

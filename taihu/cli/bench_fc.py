@@ -29,6 +29,7 @@ from taihu.options import (
 from taihu.planner.fc_mode import FcLayer
 from taihu.results import check_writable, write_json
 from taihu.trace import Tracer, merge_parts
+from taihu.words import counted
 from worker.fc.bench import time_exchanges, time_schemes
 from worker.fc.passes import Scheme
 
@@ -133,7 +134,7 @@ def _write_trace(tracer: Tracer, trace: Path | None) -> None:
 
 def _tell(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
-        name = f"{row['inputs']:>6}x{row['outputs']:<5} batch {row['batch']:>3}, {row['ranks']} ranks"
+        name = f"{row['inputs']:>6}x{row['outputs']:<5} batch {row['batch']:>3}, {counted(row['ranks'], 'rank')}"
         if "scheme" in row:
             typer.echo(f"{name}, {row['scheme']:<6}: {row['seconds']['median'] * 1e3:9.2f} ms")
             continue

@@ -15,6 +15,7 @@ from taihu.names import DATA_NAMES
 from taihu.options import JsonOption, OwnModelOption
 from taihu.results import write_json
 from taihu.scores import ACCURACY, score_lines
+from taihu.words import counted
 from worker.data.dataset import Dataset
 from worker.data.load import load_dataset
 from worker.evaluation import evaluate
@@ -47,7 +48,7 @@ def evaluate_file(
     tested = evaluate(loaded.model, dataset)
     digest = parameters_sha256(loaded.parameters)
     scores = ", ".join(" ".join(line) for line in score_lines(tested.metrics))
-    typer.echo(f"{saved.model} after {saved.steps} steps on {dataset.name}: {scores}")
+    typer.echo(f"{saved.model} after {counted(saved.steps, 'step')} on {dataset.name}: {scores}")
     typer.echo(f"test loss {tested.loss:.4f}, parameters sha256 {digest}")
     if json_file is not None:
         results = {

@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import typer
 from typer.core import TyperCommand
-from typer.main import get_command
+
+from taihu.command_line import command_of
 
 __all__ = ["LazyCommand"]
 
@@ -34,6 +34,4 @@ class LazyCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """See `click.Command`; what the context then invokes is the command itself."""
-        app = typer.Typer(add_completion=False)
-        app.command(self.name)(self.load())
-        return get_command(app).make_context(info_name, args, parent, **extra)
+        return command_of(self.load(), self.name).make_context(info_name, args, parent, **extra)

@@ -7,9 +7,11 @@ from typing import Any, Final
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_install_completion_arguments
 
 import taihu
 from taihu.cli.lazy import LazyCommand
+from taihu.command_line import CONTEXT_SETTINGS, version_option
 from taihu.entry import run_app
 
 __all__ = ["make_app", "run", "version"]
@@ -110,12 +112,15 @@ def make_app() -> TyperGroup:
         help="Measure parts of the system on real processes.",
         no_args_is_help=True,
         commands=[LazyCommand(*command) for command in _BENCHES],
+        params=[version_option()],
     )
     return _Commands(
         name="taihu",
         help="Train neural networks on many ordinary machines over ordinary networks.",
         no_args_is_help=True,
         commands=[*(LazyCommand(*command) for command in _COMMANDS), bench],
+        params=[version_option(), *get_install_completion_arguments()],
+        context_settings=CONTEXT_SETTINGS,
     )
 
 

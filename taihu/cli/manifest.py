@@ -14,6 +14,7 @@ from taihu.job import Job, Overrides, load_job
 from taihu.job_flags import JobFlags, takes_job_flags
 from taihu.manifest import ManifestOptions, Resources, manifest
 from taihu.names import own_model
+from taihu.words import counted
 
 __all__ = ["manifest_command"]
 
@@ -134,4 +135,4 @@ def _write(folder: Path, objects: list[dict[str, object]]) -> None:
     }
     for name, items in {"kustomization.yaml": [kustomization], **by_file}.items():
         (folder / name).write_text(to_yaml(items), encoding="utf-8")
-    typer.echo(f"wrote {len(objects)} objects; apply them with: kubectl apply -k {folder}")
+    typer.echo(f"wrote {counted(len(objects), 'object')}; apply them with: kubectl apply -k {folder}")

@@ -29,6 +29,7 @@ from taihu.planner.memory import (
 )
 from taihu.results import check_writable, write_json
 from taihu.wire.codec import BYTES_PER_VALUE, ValueType
+from taihu.words import counted
 from worker.data.load import load_dataset
 from worker.engine import build_model
 
@@ -179,8 +180,8 @@ def _rows(memory: MemoryJob, room: _Room) -> Iterator[_Row]:
 
 
 def _title(job: Job, memory: MemoryJob) -> str:
-    servers = f"{memory.servers} servers" if memory.servers else "no servers"
-    members = f"{servers}, {memory.workers} workers"
+    servers = counted(memory.servers, "server") if memory.servers else "no servers"
+    members = f"{servers}, {counted(memory.workers, 'worker')}"
     return f"{job.model.name}: {memory.elements:,} parameters, {members}, exchange.zero = {memory.zero}"
 
 

@@ -25,6 +25,7 @@ from taihu.wire.address import split_address
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import SystemClock
 from taihu.wire.retry import call_until_reachable
+from taihu.words import counted
 
 __all__ = ["AskedCompression", "Costs", "load_measured", "plan_time", "profile_of_running_job"]
 
@@ -206,9 +207,9 @@ def _describe(
 ) -> Iterable[str]:
     elements = sum(layer.elements for layer in profile.layers)
     sent = "" if settings.method == "none" else f", density {settings.density:g}, downlink {settings.downlink}"
-    servers = f"{profile.servers} servers" if profile.servers else "no servers"
-    members = f"{servers}, {profile.workers} workers"
-    yield f"{len(profile.layers)} layers, {elements:,} parameters, {members}"
+    servers = counted(profile.servers, "server") if profile.servers else "no servers"
+    members = f"{servers}, {counted(profile.workers, 'worker')}"
+    yield f"{counted(len(profile.layers), 'layer')}, {counted(elements, 'parameter')}, {members}"
     if profile.compute != "cpu":
         yield f"compute         modelled ({profile.compute}); links and compression as measured"
     yield f"compression     {settings.method}{sent}"
@@ -234,7 +235,7 @@ def _describe_fc(profile: Profile, layers: Sequence[FcChoice]) -> Iterable[str]:
     """Both predictions for every fully connected layer, beside what the printed inequality says."""
     if not layers or profile.workers < 2:
         return
-    yield f"fully connected layers, {profile.batch} examples a worker: their gradients exchanged, or sharded"
+    yield f"fully connected layers, {counted(profile.batch, 'example')} a worker: gradients exchanged, or sharded"
     rows = [("layer", "shape", "data ms", "sharded ms", "choice", "printed rule")]
     rows += [
         (

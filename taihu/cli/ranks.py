@@ -11,6 +11,7 @@ from typing import Any
 from taihu.display import waiting
 from taihu.local import LocalProcesses
 from taihu.results import read_json
+from taihu.words import counted
 
 __all__ = ["measure_here", "wait_for_all"]
 
@@ -37,6 +38,6 @@ def measure_here(bench: str, ranks: int, arguments: Sequence[str], *, trace: Pat
         address = processes.start_listening("rank 0", "taihu", [*common, *own])
         for rank in range(1, ranks):
             processes.start(f"rank {rank}", "taihu", [*common, "--rank", str(rank), "--coordinator", address])
-        wait_for_all(processes, f"measuring between {ranks} ranks")
+        wait_for_all(processes, f"measuring between {counted(ranks, 'rank')}")
         results: dict[str, Any] = read_json(result)
     return results

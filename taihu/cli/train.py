@@ -22,8 +22,9 @@ from taihu.options import (
     from_here,
     make_tracer,
 )
-from taihu.results import check_writable, write_json
+from taihu.results import check_writable, is_stdout, write_json
 from taihu.scores import score_lines
+from taihu.words import counted
 
 if TYPE_CHECKING:
     from taihu.job import Job
@@ -87,7 +88,7 @@ def train(
         if files.folder is not None:
             display.say(f"run folder      {_shown(files.folder)}")
         results = LocalTraining(job, files, logs, trace, trace_steps, interrupts).run(display)
-        for file in files.results:
+        for file in (*files.results, *([json_file] if json_file and is_stdout(json_file) else [])):
             write_json(file, results)
         summarise(display, results, time.monotonic() - start)
         for name, path in {"run folder": files.folder, "trace": trace}.items():
@@ -103,17 +104,13 @@ def _shown(path: Path) -> str:
 
 def opening(job: Job) -> str:
     """The line that a run begins with."""
-    workers = _count(job.cluster.workers, "worker")
-    members = f"{_count(job.servers, 'server')}, {workers}" if job.servers else f"a ring of {workers}"
+    workers = counted(job.cluster.workers, "worker")
+    members = f"{counted(job.servers, 'server')}, {workers}" if job.servers else f"a ring of {workers}"
     modelled = f", planned for an {_chip(job.cluster)}" if job.models_compute else ""
     return (
         f"training {job.model.name} on {job.data.name}: {members}, "
         f"batch {job.train.batch} each{modelled} (the first run compiles kernels, which takes a while)"
     )
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> None:
@@ -126,7 +123,7 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
     if results["stopped"]:
         display.say(f"stopped after step {results['steps']} of {results['total_steps']}, {elapsed_s:.1f} s: {loss}")
     else:
-        display.say(f"done in {elapsed_s:.1f} s: {results['steps']} steps, {loss}")
+        display.say(f"done in {elapsed_s:.1f} s: {counted(results['steps'], 'step')}, {loss}")
     tested_step = results["evaluations"][-1]["step"] if results["evaluations"] else results["steps"]
     tested = "" if tested_step == results["steps"] else f" after step {tested_step}"
     for name, value in score_lines(results["test_metrics"] or {}):
@@ -139,11 +136,15 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
     if results["predicted_seconds_per_step"]:
         predicted = results["predicted_seconds_per_step"] * 1e3
         compute = "" if results["modelled"] is None else " with the modelled compute"
-        display.say(f"plan            {results['groups']} groups, {predicted:.1f} ms per step predicted{compute}")
+        display.say(
+            f"plan            {counted(results['groups'], 'group')}, {predicted:.1f} ms per step predicted{compute}"
+        )
     sent, received = (human_bytes(results[f"bytes_{way}_per_step"]) for way in ("sent", "received"))
     display.say(f"bytes per step  {sent} sent, {received} received by all workers together")
     if results["skipped_steps"]:
-        display.say(f"skipped         {results['skipped_steps']} steps whose gradients did not fit into fp16")
+        display.say(
+            f"skipped         {counted(results['skipped_steps'], 'step')} whose gradients did not fit into fp16"
+        )
     if results["fc"] is not None:
         display.say(_sharded(results["fc"]))
     display.say(f"parameters      sha256 {results['parameters_sha256']}")
@@ -162,7 +163,7 @@ def _modelled(modelled: dict[str, Any]) -> str:
 
 
 def _chip(cluster: ClusterSettings) -> str:
-    groups = "1 core group" if cluster.core_groups == 1 else f"{cluster.core_groups} core groups"
+    groups = counted(cluster.core_groups, "core group")
     computing = ", whose model computes" if cluster.compute == "sw26010-functional" else ""
     return f"SW26010 ({groups}){computing}"
 

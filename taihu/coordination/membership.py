@@ -12,6 +12,7 @@ from taihu.coordination.stopping import StopAgreement
 from taihu.errors import ConfigError, ModelError, StaleError
 from taihu.layout import Layout
 from taihu.run_length import RunLength
+from taihu.words import counted
 
 __all__ = ["MemberId", "MemberRecord", "Membership", "Progress", "Role", "RunState"]
 
@@ -329,7 +330,7 @@ class Membership:
         size = self.sizes[member.role]
         if not 0 <= member.rank < size:
             raise ConfigError(
-                f"{member}: outside the world of {size} {member.role.value}s; "
+                f"{member}: outside the world of {counted(size, member.role.value)}; "
                 f"expected 0 to {size - 1}, or raise cluster.{member.role.value}s"
             )
 

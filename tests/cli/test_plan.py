@@ -125,7 +125,7 @@ def test_a_table_has_a_line_for_each_group(run_plan: Run, file: Path) -> None:
     code, out, _ = run_plan(file, *DLGS, "--plan", "bucket:3MB")
     assert code == 0
     lines = out.splitlines()
-    assert lines[0] == "6 layers, 13,850,110 parameters, 1 servers, 3 workers"
+    assert lines[0] == "6 layers, 13,850,110 parameters, 1 server, 3 workers"
     assert lines[1] == "compression     dlgs, density 0.01, downlink exact"
     assert lines[2].split("  ")[0] == "group"
     assert [line.split()[0] for line in lines[3:6]] == ["0", "1", "2"]
@@ -147,7 +147,7 @@ def test_fully_connected_layers_are_predicted_both_ways(
     code, out, _ = run_plan(path)
     assert code == 0
     table = out.splitlines()[-4:]
-    assert table[0] == "fully connected layers, 32 examples a worker: their gradients exchanged, or sharded"
+    assert table[0] == "fully connected layers, 32 examples a worker: gradients exchanged, or sharded"
     shown = [line.split() for line in table[2:]]
     expected = choose_fc_of(profile)
     for words, choice in zip(shown, expected, strict=True):

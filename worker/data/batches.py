@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.errors import ConfigError, DataError
+from taihu.words import counted
 from worker.data.dataset import Dataset, Rows, Targets, standardise
 
 __all__ = ["Augment", "Batches"]
@@ -120,7 +121,7 @@ def _check(dataset: Dataset, batch: int, workers: int, rank: int, augment: str) 
     if workers < 1:
         raise ConfigError(f"workers {workers}: must be at least 1")
     if not 0 <= rank < workers:
-        raise ConfigError(f"rank {rank}: must be in 0..{workers - 1} with {workers} workers")
+        raise ConfigError(f"rank {rank}: must be in 0..{workers - 1} with {counted(workers, 'worker')}")
     if augment not in get_args(Augment):
         raise ConfigError(f"augment {augment!r}: must be one of {', '.join(get_args(Augment))}")
     if augment != "none" and len(dataset.input_shape) != 3:
@@ -132,8 +133,10 @@ def _check(dataset: Dataset, batch: int, workers: int, rank: int, augment: str) 
     samples = len(dataset.train)
     if batch * workers > samples:
         largest = samples // workers
-        remedy = f"the largest batch that fits is {largest}" if largest else f"use at most {samples} workers"
+        remedy = (
+            f"the largest batch that fits is {largest}" if largest else f"use at most {counted(samples, 'worker')}"
+        )
         raise DataError(
-            f"{dataset.name}: batch {batch} of {workers} workers needs {batch * workers} samples, "
-            f"the training set has {samples}; {remedy}"
+            f"{dataset.name}: batch {batch} of {counted(workers, 'worker')} needs "
+            f"{counted(batch * workers, 'sample')}, the training set has {samples}; {remedy}"
         )
