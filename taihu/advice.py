@@ -9,8 +9,8 @@ from typing import Final
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.names import DATA_NAMES
-from taihu.optimization import in_steps, learning_rate
 from taihu.run_length import RunLength
+from taihu.schedule import in_steps, learning_rate
 from taihu.settings import OptimizerSettings
 from taihu.settings.words import written
 

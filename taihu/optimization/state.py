@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum, sgd_sparse
-from taihu.optimization.schedule import learning_rate
+from taihu.schedule import learning_rate
 from taihu.settings import OptimizerSettings
 
 __all__ = ["OptimizerState"]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taihu.errors import ConfigError
-from taihu.optimization.schedule import in_steps, learning_rate
 from taihu.run_length import RunLength
+from taihu.schedule import in_steps, learning_rate
 from taihu.settings import OptimizerSettings
 
 schedules = st.one_of(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kernels.reduce import sum_in_rank_order
 from taihu.errors import ConfigError, FrameError, ModelError
 from taihu.optimization import OptimizerShard
-from taihu.optimization.schedule import learning_rate
+from taihu.schedule import learning_rate
 from taihu.settings import OptimizerSettings
 
 Values = NDArray[np.float32]

@@ -17,7 +17,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
 from taihu.errors import RunError
-from taihu.optimization.schedule import learning_rate
+from taihu.schedule import learning_rate
 from taihu.settings import OptimizerSettings
 from worker.progress import Evaluation, StepSample
 from worker.run_events import EventFile
