@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from taihu.errors import ConfigError
+from taihu.model_defaults import default_learning_rate
 from taihu.names import shared_data_name
 from taihu.settings import (
     ClusterSettings,
@@ -69,6 +70,17 @@ class Job(Section):
     compression: CompressionSettings = CompressionSettings()
     cluster: ClusterSettings = ClusterSettings()
     run: RunSettings = RunSettings()
+
+    @model_validator(mode="after")
+    def _learns_at_the_models_rate(self) -> Job:
+        """A learning rate that was not set is that of the model; it still counts as one that was not set."""
+        given = self.optimizer.model_fields_set
+        if "learning_rate" not in given:
+            rate = default_learning_rate(self.model.name, self.optimizer.name)
+            values = {**dict(self.optimizer), "learning_rate": rate}
+            # The job is frozen for its users; here it is being made.
+            object.__setattr__(self, "optimizer", OptimizerSettings.model_construct(set(given), **values))
+        return self
 
     @model_validator(mode="after")
     def _compression_fits(self) -> Job:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
 from taihu.errors import DataError, ModelError
@@ -21,6 +22,7 @@ __all__ = [
     "MODEL_NAMES",
     "OwnData",
     "SyntheticData",
+    "built_in_data",
     "check_data_name",
     "check_model_name",
     "own_data",
@@ -64,6 +66,15 @@ class OwnData:
     kind: Literal["function", "arrays", "table", "folder"]
     path: Path
     function: str = ""
+
+
+_BUILT_IN: Final = MappingProxyType(
+    {
+        "digits": SyntheticData((8, 8, 1), 10, 1437),
+        "fashion-mnist": SyntheticData((28, 28, 1), 10, 60_000),
+        "cifar10": SyntheticData((32, 32, 3), 10, 50_000),
+    }
+)
 
 
 def check_model_name(name: str) -> None:
@@ -174,6 +185,13 @@ def parse_synthetic(name: str) -> SyntheticData:
         fitting = max(1, (_MOST_BYTES // pixels - data.classes) * 4 // 5)
         raise DataError(f"{name}: {size_bytes >> 20} MiB of images, at most 4096; try samples={fitting}")
     return data
+
+
+def built_in_data(name: str) -> SyntheticData | None:
+    """Shape and classes of one of taihu's own data sets, as if it were synthetic; None for one of the user's."""
+    if name.partition(":")[0] == _SYNTHETIC:
+        return parse_synthetic(name)
+    return _BUILT_IN.get(name)
 
 
 def _nearest(name: str, known: Sequence[str]) -> str | None:

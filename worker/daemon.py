@@ -112,7 +112,7 @@ class WorkerDaemon:
             if self._options.metrics_port is not None:
                 page = stack.enter_context(self._metrics_page(self._options.metrics_port))
                 self._log.info("metrics", port=page.port)
-            self._dataset = load_dataset(self._job.data)
+            self._dataset = load_dataset(self._job.data, self._job.model.name)
             self._batches = self._make_batches()
             self._run_log = stack.enter_context(self._make_run_log())
             results = self._take_part()

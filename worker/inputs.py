@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from taihu.job import Job
-from taihu.names import own_model
+from taihu.losses import find_loss
+from taihu.model_defaults import check_model_fits
+from taihu.names import built_in_data, own_model
 from worker.data.sources import check_sources
 
 __all__ = ["check_inputs"]
@@ -12,9 +14,18 @@ __all__ = ["check_inputs"]
 def check_inputs(job: Job) -> None:
     """Check that the files of the job's model and data set are on this machine; none of them is read.
 
+    What is known of taihu's own models and data sets is checked too: that the loss and the model fit the data.
+
     Raises:
-        ModelError: the file of the user's own model does not exist.
+        ConfigError: the loss does not suit the data set.
+        ModelError: the file of the user's own model does not exist, or `data.resize` is less than the model takes.
         DataError: the data set's files are missing, or scikit-learn, which has the digits.
     """
-    own_model(job.model.name)
+    own = own_model(job.model.name)
     check_sources(job.data.name, job.data.path)
+    data = built_in_data(job.data.name)
+    if data is None:
+        return
+    find_loss(job.train.loss, "classes", data.classes, job.train.label_smoothing)
+    if own is None and job.data.size is not None:
+        check_model_fits(job.model.name, (*job.data.size, data.shape[2]))

@@ -44,7 +44,7 @@ def evaluate_file(
     loaded = load_model(file, model)
     saved = loaded.saved
     settings = load_job(None, {"data": {"name": data or _known_data(saved, file), "path": data_path}}).data
-    dataset = _as_trained(load_dataset(settings), saved, file)
+    dataset = _as_trained(load_dataset(settings, saved.model), saved, file)
     tested = evaluate(loaded.model, dataset)
     digest = parameters_sha256(loaded.parameters)
     scores = ", ".join(" ".join(line) for line in score_lines(tested.metrics))

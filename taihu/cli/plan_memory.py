@@ -135,7 +135,7 @@ class _Row:
 
 
 def _layout(job: Job) -> Layout:
-    data = load_dataset(job.data)
+    data = load_dataset(job.data, job.model.name)
     return build_model(job.model.name, data.input_shape, data.outputs).layout
 
 

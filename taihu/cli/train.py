@@ -12,6 +12,8 @@ from rich.console import Console
 from taihu.display import Display, human_bytes, make_display
 from taihu.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.job_flags import JobFlags, takes_job_flags
+from taihu.model_defaults import smallest_size
+from taihu.names import built_in_data
 from taihu.options import (
     JobArgument,
     JsonOption,
@@ -108,9 +110,16 @@ def opening(job: Job) -> str:
     members = f"{counted(job.servers, 'server')}, {workers}" if job.servers else f"a ring of {workers}"
     modelled = f", planned for an {_chip(job.cluster)}" if job.models_compute else ""
     return (
-        f"training {job.model.name} on {job.data.name}: {members}, "
+        f"training {job.model.name} on {job.data.name}{_resized(job)}: {members}, "
         f"batch {job.train.batch} each{modelled} (the first run compiles kernels, which takes a while)"
     )
+
+
+def _resized(job: Job) -> str:
+    """That images of taihu's own are too small for the model."""
+    data = built_in_data(job.data.name)
+    size = None if data is None or job.data.size else smallest_size(job.model.name, data.shape)
+    return "" if size is None else f" (images resized to {size[0]}x{size[1]}, the smallest that it takes)"
 
 
 def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> None:

@@ -14,14 +14,13 @@ from sklearn.metrics import accuracy_score, mean_absolute_error, r2_score, root_
 
 from taihu.errors import ConfigError, DataError
 from taihu.job import load_job
+from taihu.losses import LossName, TargetKind
 from worker.engine import Flatten, Linear, Model, ReLU, Sequential, StepContext, StepHooks
 from worker.engine.loss import (
     BinaryCrossEntropy,
     CrossEntropy,
     Loss,
-    LossName,
     MeanSquaredError,
-    TargetKind,
     make_loss,
     outputs_of_model,
     softmax_cross_entropy,

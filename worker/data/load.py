@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from taihu.errors import DataError
+from taihu.model_defaults import smallest_size
 from taihu.names import OwnData, own_data
 from taihu.settings import DataSettings
 from worker.data.cifar10 import load_cifar10
@@ -22,11 +23,12 @@ from worker.data.synthetic import load_synthetic
 __all__ = ["load_dataset"]
 
 
-def load_dataset(settings: DataSettings) -> Dataset:
+def load_dataset(settings: DataSettings, model: str = "") -> Dataset:
     """Load `digits`, `fashion-mnist`, `cifar10`, `synthetic:CxHxW[:classes=K][:samples=N]`, or the user's own data.
 
     `settings.path` is the folder of the files of `fashion-mnist` and `cifar10`, and is handed to a function of the
-    user's own; the others need none and ignore it.
+    user's own; the others need none and ignore it. Where `settings.size` does not say it, images that are too small
+    for `model`, one of the zoo, are resized to the smallest that it can take.
 
     Raises:
         DataError: the data set is missing or damaged.
@@ -35,8 +37,9 @@ def load_dataset(settings: DataSettings) -> Dataset:
     dataset = _load(settings) if own is None else _load_own(settings, own)
     if settings.normalise == "none":
         dataset = replace(dataset, mean=np.zeros_like(dataset.mean), scale=np.ones_like(dataset.scale))
-    if settings.size is not None and settings.size != dataset.input_shape[:2]:
-        dataset = _resized(dataset, settings.size)
+    size = settings.size or smallest_size(model, dataset.input_shape)
+    if size is not None and size != dataset.input_shape[:2]:
+        dataset = _resized(dataset, size)
     return dataset
 
 

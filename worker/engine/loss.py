@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from kernels.nn.loss import binary_cross_entropy, cross_entropy, smoothed_cross_entropy, squared_error
-from taihu.errors import ConfigError, DataError
+from taihu.errors import DataError
+from taihu.losses import LossName, TargetKind, find_loss
 from worker.engine.layer import Array
 from worker.engine.scores import Deviations, RightBits, RightClasses, Tally
 
@@ -16,16 +17,11 @@ __all__ = [
     "BinaryCrossEntropy",
     "CrossEntropy",
     "Loss",
-    "LossName",
     "MeanSquaredError",
-    "TargetKind",
     "make_loss",
     "outputs_of_model",
     "softmax_cross_entropy",
 ]
-
-LossName = Literal["auto", "cross-entropy", "mse", "bce"]
-TargetKind = Literal["classes", "values"]
 
 
 class Loss(Protocol):
@@ -128,41 +124,15 @@ class BinaryCrossEntropy:
 
 
 def make_loss(name: LossName, targets: TargetKind, outputs: int, label_smoothing: float = 0.0) -> Loss:
-    """The loss that `train.loss` names; `auto` is cross-entropy for classes and mse for values.
-
-    Args:
-        name: of the loss.
-        targets: what the data set has.
-        outputs: the number of its classes, or of the values of one sample.
-        label_smoothing: 0 or more, below 1.
+    """The loss that `train.loss` names, for data of `outputs` classes or values; see `taihu.losses.find_loss`.
 
     Raises:
         ConfigError: the loss, or label smoothing, does not suit the targets.
     """
-    if name == "auto":
-        name = "cross-entropy" if targets == "classes" else "mse"
-    if label_smoothing and name != "cross-entropy":
-        raise ConfigError(
-            f"train.label_smoothing {label_smoothing:g}: only cross-entropy has it, this run's loss is {name}; "
-            "leave it out"
-        )
-    if targets == "values" and name == "cross-entropy":
-        raise ConfigError(
-            "train.loss 'cross-entropy': expected classes (integers), the data set's targets are values; use 'mse', "
-            "or 'bce' for values of 0 and 1"
-        )
-    if targets == "classes" and name == "mse":
-        raise ConfigError(
-            "train.loss 'mse': expected values (floats), the data set's targets are classes; use 'cross-entropy'"
-        )
-    if targets == "classes" and name == "bce" and outputs != 2:
-        raise ConfigError(
-            f"train.loss 'bce': expected 2 classes, or values of 0 and 1, the data set has {outputs} classes; "
-            "use 'cross-entropy'"
-        )
-    if name == "cross-entropy":
+    found = find_loss(name, targets, outputs, label_smoothing)
+    if found == "cross-entropy":
         return CrossEntropy(label_smoothing)
-    return MeanSquaredError() if name == "mse" else BinaryCrossEntropy()
+    return MeanSquaredError() if found == "mse" else BinaryCrossEntropy()
 
 
 def outputs_of_model(loss: Loss, targets: TargetKind, outputs: int) -> int:
