@@ -42,7 +42,9 @@ def memory(run_plan: Run, tmp_path: Path) -> Callable[..., tuple[int, dict[str, 
     def command(*given: str, of: tuple[str, ...] = ()) -> tuple[int, dict[str, Any], str]:
         file = tmp_path / "memory.json"
         assignments = (f"--set={item}" for item in (DATA, *of))
-        code, _, errors = run_plan("--memory", *assignments, *given, "--json", file)
+        code, _, said = run_plan("--memory", *assignments, *given, "--json", file)
+        # That buckets have no effect before stage 2 is said too.
+        errors = "".join(line for line in said.splitlines(keepends=True) if "exchange.bucket_bytes" not in line)
         return code, json.loads(file.read_text()), errors
 
     return command
@@ -155,7 +157,7 @@ def test_the_cheapest_remedy_is_named_and_works(
     free = ("--free-worker", worker_free, "--free-server", server_free)
     code, written, errors = memory(*free, of=TINY)
     assert code == 2
-    assert errors.splitlines()[-1].startswith("error: a ")
+    assert errors.startswith("error: a ")
     assert errors.endswith(f"; set {remedy}\n")
     assert len(errors.splitlines()) == 1
     assert (written["fits"], written["remedy"], written["all"]) == (False, remedy, None)
