@@ -1,0 +1,123 @@
+"""README.md shows commands that exist; `make test-deploy` runs those that need nothing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from readme import README, Command, commands, files, taihu_arguments
+from typer.core import TyperGroup
+
+from taihu.cli.lazy import LazyCommand
+from taihu.cli.main import make_app
+from taihu.job import load_job
+
+TEXT = README.read_text()
+COMMANDS = list(commands(TEXT))
+# What every machine of a user's has after `make train`, and programs that a needed thing brings.
+OF_ALL = {"make", "taihu", ".", "cd", "git"}
+BROUGHT = {
+    "podman": "podman",
+    "docker": "docker",
+    "kubectl": "kubectl",
+    "mpirun": "hosts",
+    "srun": "hosts",
+    "torchrun": "hosts",
+    "pip": "network",
+    "python3": "network",
+}
+
+
+def program(command: Command) -> str:
+    return next(word for word in shlex.split(command.text) if not re.fullmatch(r"[A-Z_]+=.*", word))
+
+
+def parse(arguments: list[str]) -> None:
+    """Parse a command line of `taihu` without running it; raises what Typer raises."""
+    group, path, rest = make_app(), ["taihu"], list(arguments)
+    while isinstance(group, TyperGroup) and rest and rest[0] in group.commands:
+        path.append(rest.pop(0))
+        found = group.commands[path[-1]]
+        if isinstance(found, LazyCommand):
+            found.make_context(" ".join(path), rest)
+            return
+        assert isinstance(found, TyperGroup)
+        group = found
+    assert rest, "taihu alone"
+    assert set(rest) <= {"--help", "--version", "-h"}, f"{arguments}: no command of taihu"
+
+
+def test_there_are_commands_and_both_kinds_of_files() -> None:
+    assert len(COMMANDS) > 10
+    assert {"job.toml", "mine.py"} <= files(TEXT).keys()
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if "taihu" in each.text], ids=lambda each: each.text)
+def test_every_option_of_a_command_exists(command: Command) -> None:
+    for arguments in taihu_arguments(command.text):
+        parse(arguments)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda each: each.text)
+def test_a_command_says_what_it_needs(command: Command) -> None:
+    name = program(command)
+    assert name in OF_ALL or BROUGHT.get(name, name) in command.needs, f"{command.text}: say that it needs {name}"
+    if re.search(r"\b(fashion-mnist|cifar10)(?![\w])", command.text):
+        assert command.needs, f"{command.text}: say which data it needs"
+
+
+def test_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (README.parent / "Makefile").read_text(), re.M))
+    asked = {word for each in COMMANDS if program(each) == "make" for word in shlex.split(each.text)[1:]}
+    assert {word for word in asked if "=" not in word} <= targets
+
+
+def test_the_files_shown_are_valid(tmp_path: Path) -> None:
+    for name, text in files(TEXT).items():
+        (tmp_path / name).write_text(text)
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+        elif name == "job.toml":
+            load_job(tmp_path / name)
+        else:
+            tomllib.loads(text)
+
+
+def test_links_to_files_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", TEXT):
+        assert (README.parent / target).exists(), target
+
+
+SAMPLE = """
+```sh
+# a comment alone
+A=1 taihu train --name 'a#b' \\
+    --steps 3    # needs torch for it
+mpirun -n 2 taihu node | tee log
+```
+<!-- needs: podman, hosts -->
+```sh
+podman build -t taihu .
+```
+```toml
+x = 1
+```
+```toml other.toml
+x = 2
+```
+"""
+
+
+def test_commands_are_found_with_what_they_need() -> None:
+    found = list(commands(SAMPLE))
+    assert [each.needs for each in found] == [("torch",), (), ("podman", "hosts")]
+    assert shlex.split(found[0].text) == ["A=1", "taihu", "train", "--name", "a#b", "--steps", "3"]
+    assert [taihu_arguments(each.text) for each in found] == [
+        [["train", "--name", "a#b", "--steps", "3"]],
+        [["node"]],
+        [],
+    ]
+    assert files(SAMPLE) == {"job.toml": "x = 1\n", "other.toml": "x = 2\n"}
