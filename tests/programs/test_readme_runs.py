@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from readme import README, commands, files
 
 from taihu.environment import without_settings
 
 # Enough steps for a plan, and as few processes as the command leaves open.
 FEW = {
-    "TAIHU_TRAIN__STEPS": "8",
-    "TAIHU_EXCHANGE__CALIBRATION_STEPS": "3",
+    "TAIHU_TRAIN__STEPS": "12",
+    "TAIHU_EXCHANGE__CALIBRATION_STEPS": "4",
     "TAIHU_CLUSTER__SERVERS": "1",
     "TAIHU_CLUSTER__WORKERS": "2",
     "TAIHU_CLUSTER__THREADS": "1",
@@ -22,6 +23,7 @@ FEW = {
 NOT_HERE = ("make", ".", "cd", "git")
 
 
+@pytest.mark.timeout(1500)
 def test_the_commands_of_the_readme_run_as_printed(tmp_path: Path) -> None:
     text = README.read_text()
     for name, content in files(text).items():
@@ -41,7 +43,7 @@ def test_the_commands_of_the_readme_run_as_printed(tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=400,
             check=False,
         )
         assert done.returncode == 0, f"{command.text}\n{done.stdout}{done.stderr}"
