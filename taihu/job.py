@@ -215,7 +215,7 @@ class Job(Section):
         Of data of the user's own that is the name of the file or folder, which may lie elsewhere on every host.
         """
         local = {"coordinator", "connect_timeout_s", "threads", "reflection"}
-        own = {"data": {"path"}, "train": {"evaluate"}, "cluster": local}
+        own = {"model": {"init_from"}, "data": {"path"}, "train": {"evaluate"}, "cluster": local}
         if self.servers or self.zero < 3:
             # Where workers gather parameters from each other, they must do so equally often.
             own["train"] |= {"checkpoint", "checkpoint_segments"}
@@ -376,6 +376,8 @@ def job_to_toml(job: Job, *, given: bool = False) -> str:
 
 def _to_toml(value: object) -> str:
     """One TOML value; all but texts are written as in JSON, whose escapes stop at 16 bits."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_to_toml, value))}]"
     if not isinstance(value, str):
         return json.dumps(value)
     escaped = re.sub(r"[^ !#-\[\]-~]", lambda match: f"\\U{ord(match[0]):08X}", value)

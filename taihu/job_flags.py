@@ -73,6 +73,11 @@ class JobFlags:
         Sets("data.path", "none"),
         typer.Option("--data-path", metavar="DIR", help="Where the data set's files lie."),
     ] = None
+    init_from: Annotated[
+        Path | None,
+        Sets("model.init_from", "none"),
+        typer.Option("--init-from", metavar="FILE.safetensors", help="A saved model to train on."),
+    ] = None
     batch: Annotated[
         int | None, Sets("train.batch"), typer.Option("--batch", metavar="B", help="Samples per worker and step.")
     ] = None

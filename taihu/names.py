@@ -25,6 +25,7 @@ __all__ = [
     "built_in_data",
     "check_data_name",
     "check_model_name",
+    "layers_file",
     "own_data",
     "own_model",
     "parse_synthetic",
@@ -78,15 +79,20 @@ _BUILT_IN: Final = MappingProxyType(
 
 
 def check_model_name(name: str) -> None:
-    """Accept a model of the zoo, and everything of the form `path/to/file.py:function`.
+    """Accept a model of the zoo, and everything of the form `path/to/file.py:function` or `path/to/layers.json`.
 
     Raises:
         ModelError: it is neither; the nearest name is suggested.
     """
-    if name not in MODEL_NAMES and ":" not in name:
+    if name not in MODEL_NAMES and ":" not in name and layers_file(name) is None:
         near = _nearest(name, MODEL_NAMES)
         hint = f"did you mean {near}? " if near else ""
         raise ModelError(f"unknown model {name}; {hint}known are {', '.join(MODEL_NAMES)}, or give {_OWN_MODEL}")
+
+
+def layers_file(name: str) -> Path | None:
+    """The file of layer definitions that `path/to/layers.json` names, None for other names."""
+    return Path(name).expanduser() if name.endswith(".json") else None
 
 
 def own_model(name: str) -> tuple[Path, str] | None:

@@ -50,7 +50,11 @@ SECONDS = st.floats(1e-3, 86_400) | st.integers(1, 86_400)
 FRACTION = st.floats(0, 1, exclude_max=True)
 
 VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
-    "model": {"name": st.sampled_from(MODEL_NAMES) | TEXT.map("{}:build".format)},
+    "model": {
+        "name": st.sampled_from(MODEL_NAMES) | TEXT.map("{}:build".format),
+        "init_from": TEXT,
+        "init_skip": st.lists(TEXT, max_size=2),
+    },
     "data": {
         "name": st.sampled_from(["digits", "cifar10", "synthetic:3x8x8:classes=4", "mine.npz", "./pictures"]),
         "path": TEXT,
@@ -141,7 +145,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "events": st.sampled_from(["none", "tensorboard"]),
     },
 }
-PATHS = {"path", "dir", "save", "results"}
+PATHS = {"path", "dir", "save", "results", "init_from"}
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True)
 
 
@@ -245,7 +249,7 @@ def test_a_job_survives_its_file(given_tables: Tables) -> None:
         if isinstance(values, dict):
             shown = getattr(again, section).model_dump()
             expected = {k: Path(v) if k in PATHS else v for k, v in values.items()}
-            expected |= {k: tuple(v) for k, v in values.items() if k.startswith("milestone")}
+            expected |= {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
             assert {key: shown[key] for key in values} == expected
 
 
@@ -478,7 +482,7 @@ def test_any_file_is_a_job_or_one_line(content: bytes) -> None:
 
 
 OTHER_VALUES: dict[str, dict[str, object]] = {
-    "model": {"name": "resnet20"},
+    "model": {"name": "resnet20", "init_from": "/elsewhere/m.safetensors", "init_skip": ["fc2"]},
     "data": {
         "name": "cifar10",
         "path": "/elsewhere",
@@ -565,6 +569,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
     "run": {"dir": "elsewhere", "save": "m.safetensors", "results": "r.json", "events": "tensorboard"},
 }
 LOCAL = {
+    ("model", "init_from"),
     ("data", "path"),
     ("train", "evaluate"),
     ("train", "checkpoint"),

@@ -44,6 +44,7 @@ from worker.observer import Observer
 from worker.plan_follower import PlanFollower
 from worker.replica import Replica, Uses, WholeReplica, prepare_hybrid
 from worker.run_log import RunLog, open_writers
+from worker.saved.beginning import begin_from, beginning_of
 from worker.saved.writing import describe_model, save_model
 from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from worker.step_record import StepRecord
@@ -114,6 +115,7 @@ class WorkerDaemon:
                 self._log.info("metrics", port=page.port)
             self._dataset = load_dataset(self._job.data, self._job.model.name)
             self._batches = self._make_batches()
+            self._beginning = stack.enter_context(beginning_of(self._job, self._options.rank))
             self._run_log = stack.enter_context(self._make_run_log())
             results = self._take_part()
             if page is not None:
@@ -149,6 +151,8 @@ class WorkerDaemon:
     def _joined(self, observer: Observer) -> Iterator[tuple[Session, Replica]]:
         """Take part with a replica; worker 0's parameters are the job's."""
         job, options, model = self._job, self._options, self._build_model()
+        if self._beginning is not None:
+            begin_from(self._beginning, model, job.model.init_skip)
         self._modelled = self._model_compute(model)
         if self._modelled is not None:
             self._modelled.export(self._metrics.registry, options.rank)

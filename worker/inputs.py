@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from taihu.errors import ModelError
 from taihu.job import Job
 from taihu.losses import find_loss
 from taihu.model_defaults import check_model_fits
-from taihu.names import built_in_data, own_model
+from taihu.names import built_in_data, layers_file, own_model
 from worker.data.sources import check_sources
 
 __all__ = ["check_inputs"]
@@ -18,14 +19,18 @@ def check_inputs(job: Job) -> None:
 
     Raises:
         ConfigError: the loss does not suit the data set.
-        ModelError: the file of the user's own model does not exist, or `data.resize` is less than the model takes.
+        ModelError: the file of the user's own model, or the model to begin with, does not exist, or `data.resize` is
+            less than the model takes.
         DataError: the data set's files are missing, or scikit-learn, which has the digits.
     """
     own = own_model(job.model.name)
+    begin = job.model.init_from
+    if begin is not None and not begin.is_file():
+        raise ModelError(f"model.init_from {begin}: not found; give the file that `taihu train --save` wrote")
     check_sources(job.data.name, job.data.path)
     data = built_in_data(job.data.name)
     if data is None:
         return
     find_loss(job.train.loss, "classes", data.classes, job.train.label_smoothing)
-    if own is None and job.data.size is not None:
+    if own is None and layers_file(job.model.name) is None and job.data.size is not None:
         check_model_fits(job.model.name, (*job.data.size, data.shape[2]))

@@ -58,6 +58,7 @@ def train(
       taihu train --data fashion-mnist --epochs 5 --save model.safetensors
       taihu train --model resnet20 --data cifar10 --data-path DIR --steps 500
       taihu train --model my_model.py:build --data synthetic:3x32x32
+      taihu train --data fashion-mnist --init-from model.safetensors
       taihu train --compression dlgs --density 0.01
       taihu train --exchange ring --workers 4
       taihu train --exchange ring --fc auto --set exchange.fc_scheme=slices

@@ -7,14 +7,25 @@ from typing import Annotated
 from pydantic import Field
 
 from taihu.names import check_model_name
-from taihu.settings.base import Section, accepted_by
+from taihu.settings.base import FilePath, Section, accepted_by
 
 __all__ = ["ModelSettings"]
 
 
 class ModelSettings(Section):
-    """`[model]`: what is trained."""
+    """`[model]`: what is trained, and from where on.
+
+    With `init_from` worker 0 begins with the values in a file that `taihu train --save` wrote, and brings them to the
+    others; where fully connected layers are spread over the workers every worker needs the file. Layers have to be of
+    the same shapes: the last one, where there are other classes, is left out by `init_skip`.
+    """
 
     name: Annotated[str, accepted_by(check_model_name)] = Field(
         default="small_cnn", description="a model of the zoo, or path/to/file.py:function for one of your own"
+    )
+    init_from: FilePath | None = Field(
+        default=None, description="a saved model whose parameters and running moments training begins with"
+    )
+    init_skip: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=(), description="with init_from: layers that begin anew all the same, for example ['fc2']"
     )

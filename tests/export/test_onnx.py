@@ -56,6 +56,7 @@ def check(model: LoadedModel, name: str = "probabilities") -> dict[str, np.ndarr
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
+        ("mlp", (7,)),
         ("small_cnn", (8, 8, 1)),
         ("cifar10_quick", (28, 28, 1)),
         ("resnet20", (16, 16, 3)),

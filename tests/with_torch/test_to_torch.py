@@ -54,6 +54,7 @@ def check(model: LoadedModel, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
+        ("mlp", (7,)),
         ("small_cnn", (8, 8, 1)),
         ("cifar10_quick", (28, 28, 1)),
         ("resnet20", (16, 16, 3)),

@@ -198,6 +198,7 @@ class ParameterLayer(Layer):
         index: place of the layer in the layout, set by the model.
         parameters: views into the parameter arena, by tensor name.
         gradients: views into the gradient arena, by tensor name.
+        initial: writes the initial parameters, and the state in `buffers`, in place of random ones where it is set.
     """
 
     def __init__(self) -> None:
@@ -206,6 +207,7 @@ class ParameterLayer(Layer):
         self.index = -1
         self.parameters: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
+        self.initial: Callable[[ParameterLayer], None] | None = None
 
     def bind(self, parameters: Array, gradients: Array) -> None:
         """Keep views of this layer's part of the two arenas, both one-dimensional."""
@@ -217,7 +219,10 @@ class ParameterLayer(Layer):
             offset += tensor.elements
 
     def initialize(self, seed: int) -> None:
-        """Write the bound parameters; what is written depends on `seed` and the layer's name only."""
+        """Write the bound parameters: what depends on `seed` and the layer's name only, or what `initial` says."""
+        if self.initial is not None:
+            self.initial(self)
+            return
         generator = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
         self.fill(generator)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 from taihu.errors import ModelError
 from taihu.model_defaults import check_model_fits
-from taihu.names import check_model_name, own_model
+from taihu.names import check_model_name, layers_file, own_model
 from taihu.user_code import load_function
+from worker.engine.definition import build_from_definition
 from worker.engine.layer import Layer, Shape
 from worker.engine.model import Model
 from worker.engine.zoo import MODELS
@@ -19,7 +22,8 @@ def build_model(name: str, input_shape: Shape, outputs: int) -> Model:
     """Build a model for inputs of a shape and a number of outputs.
 
     Args:
-        name: a name in MODELS, or "path/to/file.py:function" where function(input_shape, outputs) returns a Layer.
+        name: a name in MODELS, or "path/to/file.py:function" where function(input_shape, outputs) returns a Layer, or
+            "path/to/layers.json", a file of what `Layer.definition` returned.
         input_shape: of one sample: (height, width, channels) of an image, or (features,).
         outputs: one for each class, or the values that are predicted.
 
@@ -31,7 +35,7 @@ def build_model(name: str, input_shape: Shape, outputs: int) -> Model:
 
 def build_layers(name: str, input_shape: Shape, outputs: int) -> Layer:
     """The outermost layer of what `build_model` builds, not built itself yet."""
-    if own_model(name) is None:
+    if own_model(name) is None and layers_file(name) is None:
         check_model_fits(name, input_shape)
     root = _builder(name)(input_shape, outputs)
     if not isinstance(root, Layer):
@@ -40,9 +44,22 @@ def build_layers(name: str, input_shape: Shape, outputs: int) -> Layer:
 
 
 def _builder(name: str) -> Callable[[Shape, int], object]:
+    file = layers_file(name)
+    if file is not None:
+        return lambda input_shape, classes: _defined_layers(file)
     if own_model(name) is not None:
         return load_function(
             name, thing="model", error=ModelError, signature="function(input_shape, outputs) -> Layer"
         )
     check_model_name(name)
     return MODELS[name]
+
+
+def _defined_layers(file: Path) -> Layer:
+    try:
+        definition = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"model file {file}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ModelError(f"model file {file}: expected layer definitions as JSON, seen something else") from None
+    return build_from_definition(definition)

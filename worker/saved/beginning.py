@@ -1,0 +1,70 @@
+"""Training on from a saved model: its parameters in place of random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from taihu.errors import ModelError
+from taihu.job import Job
+from worker.engine import Model, ParameterLayer
+from worker.saved.reading import ModelFile, open_model
+from worker.saved.writing import BUFFER_PREFIX
+
+__all__ = ["begin_from", "beginning_of"]
+
+
+@contextmanager
+def beginning_of(job: Job, rank: int) -> Iterator[ModelFile | None]:
+    """The file of `model.init_from`, open during the block, on the workers that need it; None on others.
+
+    Worker 0 brings the parameters; those of layers that are spread over the workers every worker brings itself.
+
+    Raises:
+        ModelError: the file is missing or damaged.
+    """
+    path = job.model.init_from
+    if path is None or (rank and job.exchange.fc == "data"):
+        yield None
+        return
+    with open_model(path) as file:
+        yield file
+
+
+def begin_from(file: ModelFile, model: Model, skip: Collection[str]) -> None:
+    """Have the layers of `model` but those named in `skip` begin with the values, and running moments, of `file`.
+
+    They are read layer by layer when a layer is initialized.
+
+    Raises:
+        ModelError: a layer is not in the file, or has another shape there; or `skip` names none of the model's.
+    """
+    names = [layer.name for layer in model.parameter_layers]
+    if unknown := [name for name in skip if name not in names]:
+        raise ModelError(f"model.init_skip: the model has no layer {unknown[0]}; it has {', '.join(reversed(names))}")
+    layers = [layer for layer in model.parameter_layers if layer.name not in skip]
+    for layer in layers:
+        _check(file, layer)
+    for layer in layers:
+        layer.initial = partial(_fill, file)
+
+
+def _fill(file: ModelFile, layer: ParameterLayer) -> None:
+    for name, values in layer.parameters.items():
+        values[...] = file.read(f"{layer.name}/{name}")
+    for name, values in layer.buffers().items():
+        values[...] = file.read(f"{BUFFER_PREFIX}{layer.name}/{name}")
+
+
+def _check(file: ModelFile, layer: ParameterLayer) -> None:
+    remedy = f"begin it anew with model.init_skip = ['{layer.name}'], or train the model that the file holds"
+    expected = {f"{layer.name}/{tensor.name}": tensor.shape for tensor in layer.tensors}
+    for name, shape in expected.items():
+        found = file.shapes.get(name)
+        if found != shape:
+            there = "is not in the file" if found is None else f"has the shape {found} there"
+            raise ModelError(f"model.init_from {file.path}: {name} of shape {shape} {there}; {remedy}")
+    missing = [name for name in layer.buffers() if f"{BUFFER_PREFIX}{layer.name}/{name}" not in file.shapes]
+    if missing:
+        raise ModelError(f"model.init_from {file.path}: {layer.name}/{missing[0]} is not in the file; {remedy}")
