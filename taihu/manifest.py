@@ -13,13 +13,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.variables import variable_of
 
-__all__ = ["ManifestOptions", "Resources", "manifest", "object_name"]
+__all__ = ["DATA_FOLDER", "ManifestOptions", "Resources", "manifest", "object_name"]
 
 Object = dict[str, Any]
 
@@ -27,7 +27,7 @@ GRPC_PORT = 7070
 METRICS_PORT = 9400
 _USER = 65532
 _CONFIG = "/etc/taihu"
-_DATA = "/data"
+DATA_FOLDER: Final = "/data"
 _RUNS = "/runs"
 _PARAMETER_SERVER = "taihu.v1.ParameterServerService"
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -139,7 +139,7 @@ class _Manifest:
         if self.job.servers:
             own["TAIHU_CLUSTER__SERVERS"] = self.job.servers
         if self.options.data_claim is not None:
-            own["TAIHU_DATA__PATH"] = _DATA
+            own["TAIHU_DATA__PATH"] = DATA_FOLDER
         if self.keeps:
             own["TAIHU_RUN__DIR"] = f"{_RUNS}/{{name}}-{{time}}"
         given = {
@@ -249,7 +249,7 @@ class _Manifest:
         if self.options.data_claim is not None:
             claim = {"claimName": self.options.data_claim, "readOnly": True}
             volumes.append({"name": "data", "persistentVolumeClaim": claim})
-            container["volumeMounts"].append({"name": "data", "mountPath": _DATA, "readOnly": True})
+            container["volumeMounts"].append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})
         pod = self.pod("worker", container, volumes, restart="Never")
         if not self.options.jobset:
             pod["spec"]["subdomain"] = self.name

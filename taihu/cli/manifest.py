@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 import yaml
 
-from taihu.errors import ConfigError
+from taihu.errors import ConfigError, DataError
 from taihu.job import Job, Overrides, load_job
 from taihu.job_flags import JobFlags, takes_job_flags
-from taihu.manifest import ManifestOptions, Resources, manifest
-from taihu.names import own_model
+from taihu.manifest import DATA_FOLDER, ManifestOptions, Resources, manifest
+from taihu.names import own_data, own_model
+from taihu.user_code import split_function
 from taihu.words import counted
 
 __all__ = ["manifest_command"]
@@ -63,7 +64,7 @@ def manifest_command(
         if not _QUANTITY.fullmatch(size):
             raise ConfigError(f"size {size}: expected a number with a unit of Kubernetes, for example 2Gi")
     _check_data(job, data_claim)
-    files, settings = _own_model(job, settings)
+    files, settings = _own_files(job, settings)
     options = ManifestOptions(
         image=image,
         name=flags.name,
@@ -104,6 +105,9 @@ def to_yaml(objects: list[dict[str, object]]) -> str:
 
 
 def _check_data(job: Job, claim: str | None) -> None:
+    own = own_data(job.data.name)
+    if own is not None and own.kind == "function" and job.data.path is None:
+        return
     if claim is None and (job.data.path is not None or not _EMBEDDED.fullmatch(job.data.name)):
         raise ConfigError(
             f"data {job.data.name}: its files are not in the image; put them on a volume that all workers can read, "
@@ -111,15 +115,26 @@ def _check_data(job: Job, claim: str | None) -> None:
         )
 
 
-def _own_model(job: Job, settings: Overrides) -> tuple[dict[str, str], dict[str, dict[str, object]]]:
-    """A model of the user's own goes beside the job file, where the pods find it by its file's name."""
+def _own_files(job: Job, settings: Overrides) -> tuple[dict[str, str], dict[str, dict[str, object]]]:
+    """Files with a model or data of the user's own go beside the job file, where the pods find them by their names.
+
+    Data that are no code are found under their own name in the claim.
+    """
     merged = {section: dict(values) for section, values in settings.items()}
-    own = own_model(job.model.name)
-    if own is None:
-        return {}, merged
-    path, function = own
-    merged.setdefault("model", {})["name"] = f"{path.name}:{function}"
-    return {path.name: path.read_text(encoding="utf-8")}, merged
+    files: dict[str, str] = {}
+    model = own_model(job.model.name)
+    if model is not None:
+        path, function = model
+        merged.setdefault("model", {})["name"] = f"{path.name}:{function}"
+        files[path.name] = path.read_text(encoding="utf-8")
+    data = own_data(job.data.name)
+    if data is not None and data.kind == "function":
+        path, _ = split_function(f"{data.path}:{data.function}", thing="data", error=DataError)
+        merged.setdefault("data", {})["name"] = f"{path.name}:{data.function}"
+        files[path.name] = path.read_text(encoding="utf-8")
+    elif data is not None:
+        merged.setdefault("data", {})["name"] = f"{DATA_FOLDER}/{data.path.name}"
+    return files, merged
 
 
 def _write(folder: Path, objects: list[dict[str, object]]) -> None:

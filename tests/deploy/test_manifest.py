@@ -240,6 +240,23 @@ def test_a_model_of_ones_own_goes_along(write: Write, tmp_path: Path) -> None:
     assert settings_of(objects)["TAIHU_MODEL__NAME"] == "mine.py:build"
 
 
+def test_a_function_of_ones_own_data_goes_along(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def load(path): ...\n")
+    (tmp_path / "job.toml").write_text("[data]\nname = './mine.py:load'\npath = 'here'\n")
+    objects = objects_of(write("job.toml", "--data-claim", "numbers"))
+    (files,) = [item["data"] for item in objects if item["metadata"]["name"].endswith("-job")]
+    assert files["mine.py"].startswith("def load")
+    seen = settings_of(objects)
+    assert (seen["TAIHU_DATA__NAME"], seen["TAIHU_DATA__PATH"]) == ("mine.py:load", "/data")
+
+
+def test_data_of_ones_own_lie_in_the_claim(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("[data]\nname = '~/sets/train.npz'\n")
+    assert settings_of(objects_of(write("job.toml", "--data-claim", "c")))["TAIHU_DATA__NAME"] == "/data/train.npz"
+    with pytest.raises(ConfigError, match="give its --data-claim"):
+        write("job.toml")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
