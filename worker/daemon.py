@@ -35,7 +35,8 @@ from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
 from taihu.wire.server import RpcServer
 from taihu.words import counted
-from worker.data.batches import Batches
+from worker.data.ahead import LoadAhead
+from worker.data.batches import Batches, BatchSource
 from worker.data.load import load_dataset
 from worker.engine import Model, build_model
 from worker.engine.loss import make_loss, outputs_of_model
@@ -114,7 +115,7 @@ class WorkerDaemon:
                 page = stack.enter_context(self._metrics_page(self._options.metrics_port))
                 self._log.info("metrics", port=page.port)
             self._dataset = load_dataset(self._job.data, self._job.model.name)
-            self._batches = self._make_batches()
+            self._batches = self._make_batches(stack)
             self._beginning = stack.enter_context(beginning_of(self._job, self._options.rank))
             self._run_log = stack.enter_context(self._make_run_log())
             results = self._take_part()
@@ -366,8 +367,8 @@ class WorkerDaemon:
             learning_rate=partial(learning_rate, in_steps(self._job.optimizer, self._length)),
         )
 
-    def _make_batches(self) -> Batches:
-        return Batches(
+    def _make_batches(self, stack: ExitStack) -> BatchSource:
+        batches = Batches(
             self._dataset,
             batch=self._job.train.batch,
             workers=self._job.cluster.workers,
@@ -375,3 +376,4 @@ class WorkerDaemon:
             seed=self._job.train.seed,
             augment=self._job.data.augment,
         )
+        return stack.enter_context(LoadAhead(batches)) if self._dataset.load_ahead else batches

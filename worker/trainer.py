@@ -12,7 +12,7 @@ from taihu.job import Job
 from taihu.planner.groups import group_of_layer
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
-from worker.data.batches import Batches
+from worker.data.batches import BatchSource
 from worker.engine import Array, StepContext, StepHooks
 from worker.exchange import GradientExchange
 from worker.measuring import Measuring
@@ -40,7 +40,7 @@ class Trainer:
         job: Job,
         rank: int,
         model: TrainedModel,
-        batches: Batches,
+        batches: BatchSource,
         exchange: GradientExchange,
         measuring: Measuring,
         clock: Clock,

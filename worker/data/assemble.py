@@ -51,7 +51,16 @@ def assemble(settings: DataSettings, train: Part, test: Part | None, class_names
     mean, scale = train.inputs.statistics(rows) if settings.normalise == "auto" else no_statistics(shape)
     names = tuple(class_names) if targets.kind == "classes" else ()
     return Dataset(
-        settings.name, training, testing, shape, targets.outputs, targets.kind, mean, scale, class_names=names
+        settings.name,
+        training,
+        testing,
+        shape,
+        targets.outputs,
+        targets.kind,
+        mean,
+        scale,
+        class_names=names,
+        load_ahead=not train.inputs.in_memory,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from taihu.errors import ConfigError, DataError
 from taihu.words import counted
 from worker.data.dataset import Dataset, Rows, Targets, standardise
 
-__all__ = ["Augment", "Batches"]
+__all__ = ["Augment", "BatchSource", "Batches"]
 
 Augment = Literal["none", "flip", "crop-flip"]
 
@@ -21,12 +21,28 @@ _PAD = 4
 _AUGMENT_STREAM = 1
 
 
+class BatchSource(Protocol):
+    """Where a trainer takes its batches from."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """See `Batches`."""
+        ...
+
+    def batch(self, step: int) -> tuple[NDArray[np.float32], Targets]:
+        """See `Batches`; the inputs may be overwritten when the next batch is asked for."""
+        ...
+
+
 class Batches:
     """The batches of one rank; a pure function of (seed, step), with steps counted from 1.
 
     The global batch of G = workers * batch samples is cut from the epoch's random order, and rank r gets its rows
     r*batch..(r+1)*batch: 1 worker with batch 3b sees the same samples, augmented alike, as 3 workers with batch b.
     What does not fill a global batch at the end of an epoch is left out of that epoch.
+
+    Attributes:
+        shape: of the inputs of a batch, (batch, *input_shape).
 
     Raises:
         ConfigError: `batch` or `workers` is below 1, `rank` is not in 0..workers-1, or `augment` is unknown.
@@ -43,7 +59,7 @@ class Batches:
         self._seed = seed
         self._augment = augment
         self._order: tuple[int, NDArray[np.int64]] | None = None
-        self._shape = (batch, *dataset.input_shape)
+        self.shape = (batch, *dataset.input_shape)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -60,9 +76,9 @@ class Batches:
         """
         if step < 1:
             raise ValueError(f"step {step}: steps count from 1")
-        inputs = np.empty(self._shape, np.float32) if out is None else out
-        if inputs.shape != self._shape or inputs.dtype != np.float32:
-            raise ValueError(f"out is {inputs.dtype} {inputs.shape}, expected float32 {self._shape}")
+        inputs = np.empty(self.shape, np.float32) if out is None else out
+        if inputs.shape != self.shape or inputs.dtype != np.float32:
+            raise ValueError(f"out is {inputs.dtype} {inputs.shape}, expected float32 {self.shape}")
         rows = self._rows(step)
         self._dataset.train.read(rows, inputs)
         if self._augment != "none":
@@ -86,8 +102,8 @@ class Batches:
         Moving by (dy, dx) with black moving in is the crop at (4 + dy, 4 + dx) of the image padded by 4.
         """
         shifts, flips = self._parameters(step)
-        _, height, width, _ = self._shape
-        source = np.empty(self._shape[1:], np.float32)
+        _, height, width, _ = self.shape
+        source = np.empty(self.shape[1:], np.float32)
         for image, (dy, dx), flip in zip(images, shifts.tolist(), flips.tolist(), strict=True):
             if not (dy or dx or flip):
                 continue

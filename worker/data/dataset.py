@@ -94,6 +94,7 @@ class Dataset:
         mean: of the training inputs, float32 (channels,) or (features,), in the units of the raw inputs.
         scale: standard deviation, like `mean`; 1 where all inputs are the same.
         class_names: names of the classes in the order of their numbers; empty where they have none.
+        load_ahead: whether reading takes so long that the next batch should be made while one is computed.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Dataset:
     mean: NDArray[np.float32]
     scale: NDArray[np.float32]
     class_names: tuple[str, ...] = ()
+    load_ahead: bool = False
 
 
 def build_dataset(name: str, train: tuple[Images, Labels], test: tuple[Images, Labels], classes: int) -> Dataset:

@@ -48,6 +48,11 @@ class ImageInputs:
     where: str
     _threads: ThreadPoolExecutor = field(default_factory=_pool, init=False)
 
+    @property
+    def in_memory(self) -> bool:
+        """See `Inputs`."""
+        return False
+
     def __len__(self) -> int:
         return len(self.files)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from taihu.user_code import explained
 from worker.data.dataset import Rows, Targets
 from worker.data.statistics import Statistics, image_statistics, read_statistics, spread_rows
 
-__all__ = ["ArrayInputs", "Inputs", "ItemInputs", "Paired", "array_inputs", "input_array"]
+__all__ = ["ArrayInputs", "Inputs", "ItemInputs", "Paired", "UserCode", "array_inputs", "item_inputs"]
 
 _MOST_SAMPLED = 2048
 _FORMS = "(n, height, width, channels), (n, height, width) or (n, features)"
@@ -27,6 +28,11 @@ class Inputs(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one input: (height, width, channels) or (features,)."""
+        ...
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether reading takes no longer than copying."""
         ...
 
     def __len__(self) -> int:
@@ -75,6 +81,11 @@ class ArrayInputs:
         """See `Inputs`."""
         return self.array.shape[1:]
 
+    @property
+    def in_memory(self) -> bool:
+        """See `Inputs`."""
+        return not _is_mapped(self.array)
+
     def __len__(self) -> int:
         return len(self.array)
 
@@ -84,22 +95,56 @@ class ArrayInputs:
 
     def statistics(self, rows: Rows) -> Statistics:
         """See `Inputs`; of a mapped array 2,048 rows."""
-        if _is_mapped(self.array):
+        if not self.in_memory:
             rows = rows[spread_rows(len(rows), _MOST_SAMPLED)]
         elif self.array.dtype == np.uint8 and self.array.ndim == 4 and len(rows) == len(self.array):
             return image_statistics(self.array)
         return read_statistics(self.read, rows, self.shape, self.where)
 
 
+@dataclass(frozen=True)
+class UserCode:
+    """Code in a `file` of the user's own, which is called by one thread at a time; `where` names what it gives."""
+
+    file: Path
+    where: str
+    lock: Lock = field(default_factory=Lock)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """What `function` returns.
+
+        Raises:
+            DataError: it fails; the message has file and line.
+        """
+        with self.lock, explained(self.file, thing="data", error=DataError):
+            return function()
+
+    def sample(self, get: Callable[[int], Any], row: int) -> NDArray[Any]:
+        """What `get(row)` returns, as an array.
+
+        Raises:
+            DataError: it fails, or returns no array; the message has the row, and file and line.
+        """
+        try:
+            found: NDArray[Any] = self.call(lambda: np.asarray(get(row)))
+        except DataError as error:
+            raise DataError(f"{self.where}: sample {row}: {error}") from None
+        return found
+
+
 @dataclass(frozen=True, eq=False)
 class ItemInputs:
-    """What `get(row)` of the user's code in `file` returns, read one by one when they are needed."""
+    """What `get(row)` of the user's code returns, read one by one when they are needed."""
 
     get: Callable[[int], Any]
     count: int
     shape: tuple[int, ...]
-    file: Path
-    where: str
+    code: UserCode
+
+    @property
+    def in_memory(self) -> bool:
+        """See `Inputs`."""
+        return False
 
     def __len__(self) -> int:
         return self.count
@@ -107,16 +152,28 @@ class ItemInputs:
     def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
         """See `Inputs`."""
         for place, row in enumerate(rows.tolist()):
-            item = input_array(self.get, row, self.file, self.where)
+            item = _item(self.get, row, self.code)
             if item.shape != self.shape:
                 raise DataError(
-                    f"{self.where}: sample {row} has shape {item.shape}, expected {self.shape}, that of sample 0"
+                    f"{self.code.where}: sample {row} has shape {item.shape}, expected {self.shape}, that of sample 0"
                 )
             out[place] = item
 
     def statistics(self, rows: Rows) -> Statistics:
         """See `Inputs`; of 2,048 rows."""
-        return read_statistics(self.read, rows[spread_rows(len(rows), _MOST_SAMPLED)], self.shape, self.where)
+        return read_statistics(self.read, rows[spread_rows(len(rows), _MOST_SAMPLED)], self.shape, self.code.where)
+
+
+def item_inputs(get: Callable[[int], Any], count: int, code: UserCode) -> ItemInputs:
+    """The inputs that the user's `get(0)` to `get(count - 1)` return, all of the shape of the first one.
+
+    Raises:
+        DataError: there are none, `get(0)` fails, or it returns something else than numbers of (H, W, C), (H, W),
+            (F,) or ().
+    """
+    if not count:
+        raise DataError(f"{code.where}: it is empty")
+    return ItemInputs(get, count, _item(get, 0, code).shape, code)
 
 
 def array_inputs(array: NDArray[Any], where: str) -> ArrayInputs:
@@ -135,17 +192,9 @@ def array_inputs(array: NDArray[Any], where: str) -> ArrayInputs:
     return ArrayInputs(shaped, where)
 
 
-def input_array(get: Callable[[int], Any], row: int, file: Path, where: str) -> NDArray[Any]:
-    """The input that the user's `get(row)` returns as (H, W, C) or (F,).
-
-    Raises:
-        DataError: `get` fails, or it returns something else than numbers of such a shape.
-    """
-    try:
-        with explained(file, thing="data", error=DataError):
-            item = np.asarray(get(row))
-    except DataError as error:
-        raise DataError(f"{where}: sample {row}: {error}") from None
+def _item(get: Callable[[int], Any], row: int, code: UserCode) -> NDArray[Any]:
+    """One input as (H, W, C) or (F,)."""
+    item, where = code.sample(get, row), code.where
     _check_numbers(item.dtype, f"{where}: sample {row}")
     if item.ndim > 3 or item.size == 0:
         raise DataError(

@@ -82,4 +82,4 @@ def _resized(dataset: Dataset, size: tuple[int, int]) -> Dataset:
             f"{shape[0]}; leave it out"
         )
     train, test = (ResizedExamples(part, shape, size) for part in (dataset.train, dataset.test))
-    return replace(dataset, train=train, test=test, input_shape=(*size, shape[2]))
+    return replace(dataset, train=train, test=test, input_shape=(*size, shape[2]), load_ahead=True)

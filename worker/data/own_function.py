@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 from taihu.errors import DataError
 from taihu.names import OwnData
 from taihu.settings import DataSettings
-from taihu.user_code import explained, load_function
+from taihu.user_code import load_function
 from worker.data.assemble import Part, assemble
 from worker.data.dataset import Dataset
-from worker.data.inputs import Inputs, ItemInputs, array_inputs, input_array
+from worker.data.inputs import Inputs, UserCode, array_inputs, item_inputs
 
 __all__ = ["dataset_of", "load_own_function"]
 
@@ -47,8 +48,9 @@ def dataset_of(returned: Any, settings: DataSettings, file: Path) -> Dataset:
     name = settings.name
     if not isinstance(returned, tuple | list) or len(returned) not in {2, 3}:
         raise DataError(f"data {name}: seen {_described(returned)}; {_FORM}")
-    train = _part(returned[0], file, f"data {name}: training set")
-    test = None if returned[1] is None else _part(returned[1], file, f"data {name}: test set")
+    code = UserCode(file, f"data {name}: training set")
+    train = _part(returned[0], code)
+    test = None if returned[1] is None else _part(returned[1], replace(code, where=f"data {name}: test set"))
     names = returned[2] if len(returned) == 3 else _class_names(returned[0])
     return assemble(settings, train, test, _texts(names, name))
 
@@ -64,32 +66,34 @@ def _call(function: Callable[..., Any], settings: DataSettings) -> Any:
     return function()
 
 
-def _part(given: Any, file: Path, where: str) -> Part:
+def _part(given: Any, code: UserCode) -> Part:
     if isinstance(given, tuple | list) and len(given) == 2:
-        return Part(_inputs(given[0], file, where), _targets(given[1], file, where), where)
+        return Part(_inputs(given[0], code), _targets(given[1], code), code.where)
     if _in_memory(given) or not _is_sequence(given):
-        raise DataError(f"{where}: seen {_described(given)}; {_FORM}")
-    return _pairs(given, file, where)
+        raise DataError(f"{code.where}: seen {_described(given)}; {_FORM}")
+    return _pairs(given, code)
 
 
-def _inputs(given: Any, file: Path, where: str) -> Inputs:
+def _inputs(given: Any, code: UserCode) -> Inputs:
     if _in_memory(given):
-        with explained(file, thing="data", error=DataError):
-            array = given if isinstance(given, np.ndarray) else np.asarray(given)
-        return array_inputs(array, where)
+        # An array that is mapped from a file stays so.
+        return array_inputs(
+            given if isinstance(given, np.ndarray) else code.call(lambda: np.asarray(given)), code.where
+        )
     if not _is_sequence(given):
-        raise DataError(f"{where}: inputs are {_described(given)}; expected an array or a sequence")
-    return _items(given.__getitem__, _length(given, file, where), file, where)
+        raise DataError(f"{code.where}: inputs are {_described(given)}; expected an array or a sequence")
+    return item_inputs(given.__getitem__, code.call(lambda: len(given)), code)
 
 
-def _targets(given: Any, file: Path, where: str) -> NDArray[Any]:
+def _targets(given: Any, code: UserCode) -> NDArray[Any]:
     if not _in_memory(given) and not _is_sequence(given):
-        raise DataError(f"{where}: targets are {_described(given)}; expected an array or a sequence")
-    with explained(file, thing="data", error=DataError):
-        return np.asarray(given if _in_memory(given) else [given[row] for row in range(len(given))])
+        raise DataError(f"{code.where}: targets are {_described(given)}; expected an array or a sequence")
+    listed = given if _in_memory(given) else code.call(lambda: [given[row] for row in range(len(given))])
+    found: NDArray[Any] = code.call(lambda: np.asarray(listed))
+    return found
 
 
-def _pairs(given: Any, file: Path, where: str) -> Part:
+def _pairs(given: Any, code: UserCode) -> Part:
     """A map-style data set: its items are (input, target)."""
 
     def pair(row: int) -> tuple[Any, Any]:
@@ -98,44 +102,34 @@ def _pairs(given: Any, file: Path, where: str) -> Part:
             raise DataError(f"expected a pair (input, target), seen {_described(item)}")
         return item[0], item[1]
 
-    inputs = _items(lambda row: pair(row)[0], _length(given, file, where), file, where)
-    return Part(inputs, _targets_of_pairs(given, pair, len(inputs), file, where), where)
+    inputs = item_inputs(lambda row: pair(row)[0], code.call(lambda: len(given)), code)
+    return Part(inputs, _targets_of_pairs(given, lambda row: pair(row)[1], len(inputs), code), code.where)
 
 
-def _items(get: Callable[[int], Any], count: int, file: Path, where: str) -> ItemInputs:
-    return ItemInputs(get, count, input_array(get, 0, file, where).shape, file, where)
-
-
-def _targets_of_pairs(
-    given: Any, pair: Callable[[int], tuple[Any, Any]], count: int, file: Path, where: str
-) -> NDArray[Any]:
+def _targets_of_pairs(given: Any, target: Callable[[int], Any], count: int, code: UserCode) -> NDArray[Any]:
     """All targets: as the attribute `targets` where that is what the items say, else item by item."""
-    with explained(file, thing="data", error=DataError):
-        listed = getattr(given, "targets", None)
-        if listed is not None and len(listed) == count:
-            array = np.asarray(listed)
-            if all(np.array_equal(array[row], np.asarray(pair(row)[1])) for row in (0, count - 1)):
-                return array
+    listed = _array_or_none(getattr(given, "targets", None))
+    ends = {row: code.sample(target, row) for row in (0, count - 1)}
+    if listed is not None and len(listed) == count and all(np.array_equal(listed[r], t) for r, t in ends.items()):
+        return listed
     found = []
     for row in range(count):
-        try:
-            with explained(file, thing="data", error=DataError):
-                found.append(np.asarray(pair(row)[1]))
-        except DataError as error:
-            raise DataError(f"{where}: sample {row}: {error}") from None
+        found.append(code.sample(target, row))
         if found[row].shape != found[0].shape:
             raise DataError(
-                f"{where}: the target of sample {row} has shape {found[row].shape}, that of sample 0 {found[0].shape}"
+                f"{code.where}: the target of sample {row} has shape {found[row].shape}, that of sample 0 "
+                f"{found[0].shape}"
             )
     return np.stack(found)
 
 
-def _length(given: Any, file: Path, where: str) -> int:
-    with explained(file, thing="data", error=DataError):
-        count = len(given)
-    if not count:
-        raise DataError(f"{where}: it is empty")
-    return count
+def _array_or_none(listed: Any) -> NDArray[Any] | None:
+    """A list of targets as an array, None where it is not one."""
+    try:
+        array = np.asarray(listed)
+    except (TypeError, ValueError):
+        return None
+    return array if array.ndim and array.dtype.kind in "uifb" else None
 
 
 def _class_names(train: Any) -> Any:

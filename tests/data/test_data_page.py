@@ -1,0 +1,56 @@
+"""The examples of docs/data.md: their code runs, and their commands find data that can be trained on."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taihu.job import load_job, parse_assignments
+from worker.data.batches import Batches
+from worker.data.load import load_dataset
+from worker.engine import build_model
+from worker.inputs import check_inputs
+
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+BLOCK = re.compile(r"^```(python|sh)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def trained(command: str) -> None:
+    """What `taihu train` does before its first step."""
+    program, verb, *arguments = shlex.split(command)
+    assert (program, verb) == ("taihu", "train")
+    flags: dict[str, dict[str, object]] = {"data": {}, "model": {}}
+    assignments = []
+    for option, value in zip(arguments[::2], arguments[1::2], strict=True):
+        if option == "--set":
+            assignments.append(value)
+        else:
+            assert option in {"--data", "--model", "--steps"}
+            if option != "--steps":
+                flags[option[2:]]["name"] = value
+    job = load_job(None, parse_assignments(assignments), flags)
+    check_inputs(job)
+    dataset = load_dataset(job.data)
+    if len(dataset.input_shape) == 1 or min(dataset.input_shape[:2]) > 1:
+        build_model(job.model.name, dataset.input_shape, dataset.outputs)
+    Batches(dataset, batch=job.train.batch, workers=3, rank=2, seed=1, augment=job.data.augment).batch(20)
+
+
+def test_every_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    known: dict[str, Any] = {}
+    commands = 0
+    for language, file, text in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
+        if file:
+            Path(file).write_text(text, encoding="utf-8")
+        elif language == "python":
+            exec(text, known)  # noqa: S102 - the page's own code
+        else:
+            for command in text.splitlines():
+                trained(command)
+                commands += 1
+    assert commands == 6
