@@ -8,7 +8,7 @@ from typing import Final
 
 from taihu.errors import ConfigError
 from taihu.job import Job
-from taihu.names import DATA_NAMES
+from taihu.names import own_data
 from taihu.run_length import RunLength
 from taihu.schedule import in_steps, learning_rate
 from taihu.settings import OptimizerSettings
@@ -24,6 +24,12 @@ class Rule:
     keys: str
     idle: Callable[[Job], bool]
     because: str
+
+
+def _own_kind(job: Job) -> str:
+    """What data of the user's own are, nothing where they are built in."""
+    own = own_data(job.data.name)
+    return "" if own is None else own.kind
 
 
 RULES: Final = (
@@ -57,10 +63,12 @@ RULES: Final = (
     Rule("data.path", lambda job: job.data.name == "digits", "is not read for digits, which scikit-learn brings"),
     Rule("data.path", lambda job: job.data.name.startswith("synthetic:"), "is not read for data that are computed"),
     Rule(
-        "data.test_share data.split_seed data.target data.task data.resize",
-        lambda job: job.data.name in DATA_NAMES or job.data.name.startswith("synthetic:"),
+        "data.test_share data.split_seed data.target data.task",
+        lambda job: own_data(job.data.name) is None,
         "is for data of your own",
     ),
+    Rule("data.path", lambda job: _own_kind(job) not in {"", "function"}, "is for built-in data and functions"),
+    Rule("data.target", lambda job: _own_kind(job) in {"function", "arrays"}, "is for tables"),
     Rule("exchange.live_bytes", lambda job: job.zero < 3, "is for exchange.zero 3"),
     Rule("exchange.bucket_bytes", lambda job: job.zero < 2, "is for exchange.zero 2 and 3"),
     Rule(

@@ -16,7 +16,7 @@ from typer.models import OptionInfo
 from taihu.environment import resolve_job
 from taihu.errors import ConfigError
 from taihu.job import Job, Overrides, parse_assignments
-from taihu.names import DATA_NAMES, MODEL_NAMES
+from taihu.names import DATA_NAMES, MODEL_NAMES, OWN_DATA
 from taihu.options import SetOption, Sets
 
 __all__ = ["JobFlags", "default_of", "takes_job_flags"]
@@ -66,7 +66,12 @@ class JobFlags:
     data: Annotated[
         str | None,
         Sets("data.name"),
-        typer.Option("--data", metavar="D", help=f"{', '.join(DATA_NAMES)}.", autocompletion=_data_sets),
+        typer.Option(
+            "--data",
+            metavar="D",
+            help=f"{', '.join(DATA_NAMES)}, or your own: {OWN_DATA}.",
+            autocompletion=_data_sets,
+        ),
     ] = None
     data_path: Annotated[
         Path | None,

@@ -20,6 +20,7 @@ from taihu.errors import DataError, ModelError
 __all__ = [
     "DATA_NAMES",
     "MODEL_NAMES",
+    "OWN_DATA",
     "OwnData",
     "SyntheticData",
     "built_in_data",
@@ -38,7 +39,7 @@ DATA_NAMES: Final = ("digits", "fashion-mnist", "cifar10", f"{_SYNTHETIC}:CxHxW"
 _OWN_MODEL: Final = "path/to/file.py:function"
 _FORM: Final = "synthetic:CxHxW[:classes=K][:samples=N], for example synthetic:3x32x32:classes=10:samples=2048"
 _MOST_BYTES: Final = 4 << 30
-_OWN_DATA: Final = "FILE.npz, FILE.csv, FILE.parquet, ./FOLDER or FILE.py:function"
+OWN_DATA: Final = "FILE.npz, FILE.csv, FILE.parquet, ./FOLDER or FILE.py:function"
 _DATA_FILES: Final = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table"}
 
 
@@ -123,7 +124,7 @@ def check_data_name(name: str) -> None:
         hint = f": did you mean {near}?" if near else ""
         if Path(name).is_dir():
             hint = f": is the folder meant? then write ./{name}"
-        raise DataError(f"unknown data set {name!r}{hint}; known: {', '.join(DATA_NAMES)}; your own: {_OWN_DATA}")
+        raise DataError(f"unknown data set {name!r}{hint}; known: {', '.join(DATA_NAMES)}; your own: {OWN_DATA}")
 
 
 def own_data(name: str) -> OwnData | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import numpy as np
 import typer
@@ -15,6 +15,7 @@ from taihu.names import DATA_NAMES
 from taihu.options import JsonOption, OwnModelOption
 from taihu.results import write_json
 from taihu.scores import ACCURACY, score_lines
+from taihu.settings import DataSettings
 from taihu.words import counted
 from worker.data.dataset import Dataset
 from worker.data.load import load_dataset
@@ -24,6 +25,10 @@ from worker.saved.metadata import SavedModel
 from worker.saved.reading import load_model
 
 __all__ = ["evaluate_file"]
+
+# Settings of the data that are no paths and name nothing that is executed.
+_READING: Final = ("resize", "target", "task", "test_share", "split_seed")
+_MOST_LISTED: Final = 8
 
 
 def evaluate_file(
@@ -43,7 +48,7 @@ def evaluate_file(
     """  # noqa: D301
     loaded = load_model(file, model)
     saved = loaded.saved
-    settings = load_job(None, {"data": {"name": data or _known_data(saved, file), "path": data_path}}).data
+    settings = _data_settings(saved, data or _known_data(saved, file), data_path)
     dataset = _as_trained(load_dataset(settings, saved.model), saved, file)
     tested = evaluate(loaded.model, dataset)
     digest = parameters_sha256(loaded.parameters)
@@ -58,6 +63,17 @@ def evaluate_file(
             "parameters_sha256": digest,
         }
         write_json(json_file, results)
+
+
+def _data_settings(saved: SavedModel, name: str, path: Path | None) -> DataSettings:
+    """The data set `name`, read as the one was that the model was trained on.
+
+    Raises:
+        ConfigError: there is no such data set, or the file has settings that are none.
+    """
+    trained = saved.job.get("data")
+    kept = {key: trained[key] for key in _READING if key in trained} if isinstance(trained, dict) else {}
+    return load_job(None, {"data": {**kept, "name": name, "path": path}}).data
 
 
 def _known_data(saved: SavedModel, file: Path) -> str:
@@ -79,6 +95,15 @@ def _as_trained(dataset: Dataset, saved: SavedModel, file: Path) -> Dataset:
             f"{file}: the model takes inputs {saved.input_shape} and tells {outputs} {saved.targets}, {dataset.name} "
             f"has {dataset.input_shape} and {dataset.outputs} {dataset.targets}; give --data what it was trained on"
         )
+    if saved.class_names and dataset.class_names and saved.class_names != dataset.class_names:
+        raise ModelError(
+            f"{file}: the model tells the classes {_listed(saved.class_names)}, {dataset.name} has "
+            f"{_listed(dataset.class_names)}; give --data what has the same ones"
+        )
     if not saved.mean:
         return dataset
     return replace(dataset, mean=np.array(saved.mean, np.float32), scale=np.array(saved.scale, np.float32))
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")

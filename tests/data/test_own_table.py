@@ -242,6 +242,12 @@ def test_texts_are_no_values(tmp_path: Path) -> None:
     assert "column b has texts, which are no values" in failure(path, task="values")
 
 
+def test_vectors_have_no_size(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", NUMBERS)
+    with pytest.raises(DataError, match=r"data.resize is for images .* the inputs are vectors of 2; leave it out"):
+        loaded(path, resize="8x8")
+
+
 def test_texts_in_a_dictionary_and_decimals(tmp_path: Path) -> None:
     table = pa.table(
         {

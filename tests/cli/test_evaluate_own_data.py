@@ -1,0 +1,49 @@
+"""`taihu evaluate` on data of the user's own: read as in training, and only with the classes that the model tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from taihu.cli.evaluate import evaluate_file
+from taihu.errors import ModelError
+from taihu.job import load_job
+from taihu.results import read_json
+from worker.data.load import load_dataset
+from worker.engine import Model, build_model
+from worker.evaluation import evaluate
+from worker.saved.writing import describe_model, save_model
+
+
+def pictures(folder: Path, classes: tuple[str, ...]) -> str:
+    rng = np.random.default_rng(1)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number in range(5):
+            Image.fromarray(rng.integers(0, 256, (11, 9, 3), np.uint8)).save(folder / name / f"{number}.png")
+    return str(folder)
+
+
+def initialised(model: Model) -> Model:
+    arena = np.zeros(model.layout.elements, np.float32)
+    model.bind(arena, np.zeros_like(arena))
+    model.initialize(3)
+    return model
+
+
+def test_own_images_are_resized_and_split_as_in_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = pictures(tmp_path / "pictures", ("ant", "bee"))
+    job = load_job(None, {"data": {"name": name, "resize": "8x8", "test_share": 0.4}})
+    dataset = load_dataset(job.data, job.model.name)
+    model = initialised(build_model(job.model.name, dataset.input_shape, dataset.outputs))
+    file = tmp_path / "m.safetensors"
+    save_model(file, model, describe_model(job, dataset, model, 0))
+    evaluate_file(file, data=name, json_file=tmp_path / "result.json")
+    expected = evaluate(model, dataset)
+    assert read_json(tmp_path / "result.json")["test_loss"] == pytest.approx(expected.loss, rel=1e-6)
+    assert "test loss" in capsys.readouterr().out
+    with pytest.raises(ModelError, match=r"the model tells the classes ant, bee, .* has ant, cow; give --data"):
+        evaluate_file(file, data=pictures(tmp_path / "others", ("ant", "cow")))
