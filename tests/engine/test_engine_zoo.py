@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
+from taihu.job import load_job
 from taihu.names import MODEL_NAMES
-from worker.engine import MODELS, Model, StepContext, build_model, softmax_cross_entropy
+from taihu.optimization import OptimizerShard
+from worker.data.batches import Batches
+from worker.data.load import load_dataset
+from worker.engine import MODELS, Model, StepContext, StepHooks, build_model, softmax_cross_entropy
 
 _CIFAR = (32, 32, 3)
 
@@ -87,3 +91,29 @@ def test_small_cnn_learns_noisy_patterns() -> None:
     images, labels = draw(500)
     logits = model.forward(images, StepContext(False, 0, 0, 0))
     assert np.mean(logits.argmax(axis=1) == labels) > 0.95
+
+
+# All models on all data sets, with more steps: python -m benchmarks.zoo
+@pytest.mark.parametrize(
+    ("name", "data", "steps"),
+    [
+        ("cifar10_quick", "synthetic:3x32x32:samples=48", 10),
+        ("cifar10_quick", "digits", 30),
+        ("resnet20", "digits", 12),
+        ("mlp", "digits", 20),
+    ],
+)
+def test_a_model_learns_by_its_own_defaults(name: str, data: str, steps: int) -> None:
+    job = load_job(None, {"model": {"name": name}, "data": {"name": data}})
+    dataset = load_dataset(job.data, job.model.name)
+    model = build_model(name, dataset.input_shape, dataset.outputs)
+    parameters, gradients = (np.zeros(model.layout.elements, np.float32) for _ in range(2))
+    model.bind(parameters, gradients)
+    model.initialize(1)
+    optimizer = OptimizerShard(job.optimizer, parameters)
+    batches = Batches(dataset, batch=12, workers=1, rank=0, seed=1)
+    losses = []
+    for step in range(1, steps + 1):
+        losses.append(model.train(*batches.batch(step), StepContext(True, 1, step, 0), StepHooks()))
+        optimizer.update(0, len(parameters), gradients, step)
+    assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.02
