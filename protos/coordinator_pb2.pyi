@@ -813,11 +813,14 @@ class GetStatusResponse(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    WAITING_SECONDS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: Global___RunState.ValueType
     reason: _builtins.str
     servers: _builtins.int
     workers: _builtins.int
+    waiting_seconds: _builtins.float
+    """Time since the first member joined, while others are missing."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberStatus]: ...
     def __init__(
@@ -829,10 +832,11 @@ class GetStatusResponse(_message.Message):
         members: _abc.Iterable[Global___MemberStatus] | None = ...,
         servers: _builtins.int = ...,
         workers: _builtins.int = ...,
+        waiting_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "members", b"members", "reason", b"reason", "servers", b"servers", "state", b"state", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "members", b"members", "reason", b"reason", "servers", b"servers", "state", b"state", "waiting_seconds", b"waiting_seconds", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

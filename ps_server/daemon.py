@@ -15,12 +15,14 @@ import structlog
 from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from ps_server.store import ParameterStore
 from taihu.clock_offset import ClockOffset
+from taihu.coordination.awaited import awaited_in_words
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread, coordinator_address, failure_reported
 from taihu.coordination.host import hosted_coordinator, listen
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice
+from taihu.coordination.waiting import telling_who_is_awaited
 from taihu.entry import InterruptedRunError, Interrupts, wait_for_termination
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
@@ -162,7 +164,8 @@ class ServerDaemon:
                         now=now,
                         address=self.address,
                     )
-                self._watch(coordinator)
+                with telling_who_is_awaited(lambda: _awaited(coordinator)):
+                    self._watch(coordinator)
 
     def _watch(self, coordinator: Coordinator) -> None:
         """Stay alive in the membership until the run or this process ends."""
@@ -193,7 +196,8 @@ class ServerDaemon:
                 client.join(address=self.address)
                 heartbeats = HeartbeatThread(client, self._job, self._progress, self._end, stop=self._stop)
                 with heartbeats, self._stopping_in_order():
-                    self._ended.wait()
+                    with telling_who_is_awaited(client.awaited):
+                        self._ended.wait()
                     self._raise_if_failed()
             with suppress(TaihuError):  # the run has ended, whether or not the coordinator hears the farewell
                 client.finish()
@@ -243,6 +247,11 @@ class ServerDaemon:
         if not self._ended.is_set():
             self._outcome = (state, reason)
             self._ended.set()
+
+
+def _awaited(coordinator: Coordinator) -> str:
+    with coordinator.changing() as (members, _):
+        return awaited_in_words(members.missing())
 
 
 def _report_lost(coordinator: Coordinator, rank: int, how: str) -> None:

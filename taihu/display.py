@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import fmean
@@ -10,23 +11,18 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Column
+from rich.live import Live
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from taihu.coordination.membership import Progress as WorkerProgress
 from taihu.scores import score_text
+from taihu.terminal_line import bar, clock_time, fitting, remaining_s
 
 __all__ = [
     "Display",
     "PlainDisplay",
+    "QuietDisplay",
     "RunView",
     "TerminalDisplay",
     "human_bytes",
@@ -36,6 +32,8 @@ __all__ = [
 ]
 
 _SECONDS_BETWEEN_LINES = 5.0
+# Columns from which the bar is long, and below which there is none.
+_WIDE, _NARROW = 60, 40
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,20 @@ class RunView:
     def score(self) -> str:
         """Of the last test, "" before the first one; see `score_text`."""
         return score_text(self.test_accuracy, self.test_metric, self.test_value)
+
+    def in_short(self) -> tuple[str, ...]:
+        """The numbers in the order of their importance, for where there is not room for all of them."""
+        return (
+            f"loss {self.loss:.4g}",
+            f"test {self.score}" if self.score else "",
+            f"{self.samples_per_second:.0f} samples/s",
+            f"{self.step_seconds * 1e3:.3g} ms/step",
+            f"wait {self.wait_seconds * 1e3:.3g}",
+            f"compute {self.compute_seconds * 1e3:.3g}",
+            f"exchange {self.exchange_seconds * 1e3:.3g}",
+            f"up {human_bytes(self.sent_bytes)}",
+            f"down {human_bytes(self.received_bytes)}",
+        )
 
     def __str__(self) -> str:
         score = f"  test {self.score}" if self.score else ""
@@ -114,6 +126,9 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Show one line that stays."""
 
+    def wait(self, awaited: str, elapsed_s: float) -> None:
+        """Show for whom the run waits, `elapsed_s` after its start."""
+
     def update(self, view: RunView, elapsed_s: float) -> None:
         """Show where the run is, `elapsed_s` after its start."""
 
@@ -138,6 +153,12 @@ class PlainDisplay:
         """See `Display.say`."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def wait(self, awaited: str, elapsed_s: float) -> None:
+        """See `Display.wait`."""
+        if elapsed_s - self._last_s >= _SECONDS_BETWEEN_LINES:
+            self._last_s = elapsed_s
+            self.say(f"{elapsed_s:6.1f} s  waiting for {awaited}")
+
     def update(self, view: RunView, elapsed_s: float) -> None:
         """See `Display.update`."""
         score = (view.test_accuracy, view.test_metric, view.test_value)
@@ -148,40 +169,94 @@ class PlainDisplay:
 
 
 class TerminalDisplay:
-    """A progress bar with the numbers beside it."""
+    """A line that is drawn anew in place, with a bar and the numbers that fit; a line that stays for every test.
 
-    def __init__(self, console: Console) -> None:
-        self._bar = Progress(
-            TextColumn("{task.fields[state]}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            # Goes on in further lines where the terminal is narrow; the bar and the steps keep their room.
-            TextColumn("{task.fields[view]}", table_column=Column()),
-            console=console,
-        )
-        self._task: TaskID = self._bar.add_task("train", total=None, state="starting", view="")
+    Nothing is left of the first one at the end.
+    """
+
+    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._now = now
+        self._start_s = now()
+        self._first: tuple[int, float] | None = None
+        self._view: RunView | None = None
+        self._seen_s = 0.0
+        self._awaited = ""
+        self._score: tuple[float, str, float] = (-1.0, "", 0.0)
+        self._live = Live(console=console, get_renderable=self._line, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        self._live.stop()
 
     def say(self, text: str) -> None:
         """See `Display.say`."""
-        self._bar.console.print(text, markup=False, highlight=False)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def wait(self, awaited: str, elapsed_s: float) -> None:
+        """See `Display.wait`."""
+        self._awaited = awaited
 
     def update(self, view: RunView, elapsed_s: float) -> None:
         """See `Display.update`."""
-        self._bar.update(self._task, completed=view.step, total=view.total_steps, state="training", view=str(view))
+        self._view, self._seen_s, self._awaited = view, self._now(), ""
+        self._first = self._first or (view.step, self._seen_s)
+        score = (view.test_accuracy, view.test_metric, view.test_value)
+        if score != self._score:
+            self._score = score
+            self.say(fitting([f"{elapsed_s:6.1f} s", _steps(view), *view.in_short()], self._console.width))
+
+    def _line(self) -> Text:
+        width = self._console.width - 1
+        elapsed = clock_time(self._now() - self._start_s)
+        view = self._view
+        if view is None:
+            state = f"waiting for {self._awaited}" if self._awaited else "starting"
+            return Text(fitting([elapsed, state], width) or elapsed, no_wrap=True, overflow="ellipsis")
+        length = 20 if width >= _WIDE else 10 if width >= _NARROW else 0
+        drawn = bar(view.step / max(1, view.total_steps), length)
+        left_s = remaining_s(self._first or (0, 0.0), (view.step, self._seen_s), view.total_steps)
+        left = "" if left_s is None else f"ETA {clock_time(left_s)}"
+        line = fitting([drawn, _steps(view), elapsed, left, *view.in_short()], width)
+        text = Text(line, no_wrap=True, overflow="ellipsis")
+        text.stylize("cyan", 0, len(drawn))
+        return text
 
 
-def make_display(console: Console) -> Display:
+class QuietDisplay:
+    """Nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        """See `Display.say`."""
+
+    def wait(self, awaited: str, elapsed_s: float) -> None:
+        """See `Display.wait`."""
+
+    def update(self, view: RunView, elapsed_s: float) -> None:
+        """See `Display.update`."""
+
+
+def _steps(view: RunView) -> str:
+    return f"step {view.step}/{view.total_steps}"
+
+
+def make_display(console: Console, *, quiet: bool = False) -> Display:
     """The display that suits `console`."""
+    if quiet:
+        return QuietDisplay()
     return TerminalDisplay(console) if console.is_terminal else PlainDisplay(console)
 
 

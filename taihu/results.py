@@ -6,12 +6,14 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from taihu.errors import ConfigError
 
-__all__ = ["as_json", "check_writable", "is_stdout", "read_json", "write_json"]
+__all__ = ["as_json", "check_writable", "is_stdout", "json_lines", "read_json", "write_json"]
 
 _STDOUT = "-"
 
@@ -64,6 +66,22 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
         path.write_text(text)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+@contextmanager
+def json_lines(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yields what writes an object as a line of the file or, for `-`, of standard output; without a path, nothing."""
+    if path is None:
+        yield lambda _: None
+        return
+    with ExitStack() as stack:
+        stream = (sys.__stdout__ or sys.stdout) if is_stdout(path) else stack.enter_context(path.open("w"))
+
+        def write(value: dict[str, Any]) -> None:
+            stream.write(as_json(value) + "\n")
+            stream.flush()
+
+        yield write
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.membership import Role
 from taihu.coordination.messages import member_from_message, progress_from_message
 from taihu.coordination.status import fetch_status
@@ -30,7 +31,11 @@ def show_status(coordinator: str, display: Display, elapsed_s: float) -> RunView
         for member in status.members
         if member_from_message(member.member)[0].role is Role.WORKER
     ]
-    view = view_of(workers) if len(workers) == status.workers else None
+    missing = missing_of(status)
+    if missing:
+        display.wait(awaited_in_words(missing), elapsed_s)
+        return None
+    view = view_of(workers)
     if view is not None:
         display.update(view, elapsed_s)
     return view

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from io import StringIO
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from taihu.coordination.membership import Progress
-from taihu.display import PlainDisplay, RunView, TerminalDisplay, view_of, waiting
+from taihu.display import PlainDisplay, RunView, TerminalDisplay, make_display, view_of, waiting
 from taihu.scores import score_lines
+from taihu.terminal_line import clock_time, fitting, remaining_s
 
 
 def test_what_is_waited_for_is_named_on_a_terminal_and_gone_afterwards() -> None:
@@ -28,27 +33,110 @@ def test_nothing_is_written_where_nobody_watches() -> None:
     assert not shown.getvalue()
 
 
-def test_a_narrow_terminal_shows_the_whole_view_beside_the_bar() -> None:
-    view = RunView(
-        step=31,
-        total_steps=60,
-        loss=0.1002,
-        test_accuracy=0.9778,
-        samples_per_second=12062.0,
-        step_seconds=0.0053,
-        compute_seconds=0.0024,
-        exchange_seconds=0.0035,
-        wait_seconds=0.0029,
-        sent_bytes=307_000,
-        received_bytes=307_000,
-    )
+VIEW = RunView(
+    step=31,
+    total_steps=60,
+    loss=0.1002,
+    test_accuracy=0.9778,
+    samples_per_second=12062.0,
+    step_seconds=0.0053,
+    compute_seconds=0.0024,
+    exchange_seconds=0.0035,
+    wait_seconds=0.0029,
+    sent_bytes=307_000,
+    received_bytes=307_000,
+)
+
+
+def without_codes(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+@pytest.mark.parametrize("width", [10, 20, 30, 40, 60, 80, 120, 250])
+def test_what_a_terminal_shows_never_wraps_and_keeps_the_most_important(width: int) -> None:
+    shown, now = StringIO(), iter([float(second) for second in range(1000)])
+    console = Console(file=shown, force_terminal=True, width=width)
+    with TerminalDisplay(console, lambda: next(now)) as display:
+        display.update(replace(VIEW, step=1, total_steps=60, test_accuracy=-1.0), 1.0)
+        display.update(VIEW, 7.0)
+    lines = [part for line in without_codes(shown.getvalue()).split("\n") for part in line.split("\r")]
+    assert max(map(len, lines)) <= width
+    needed = {"step 31/60": 20, "ETA 0:": 60, "loss 0.1002": 80, "97.78%": 80, "down 307 kB": 250}
+    for words, columns in needed.items():
+        assert width < columns or words in shown.getvalue(), words
+
+
+def test_the_line_is_gone_at_the_end_and_those_of_tests_stay() -> None:
     shown = StringIO()
     with TerminalDisplay(Console(file=shown, force_terminal=True, width=80)) as display:
-        display.update(view, 7.0)
-    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue()).rpartition("training")[2]
-    assert "31/60" in last
-    for word in str(view).split():
-        assert word in last
+        display.say("training")
+        display.update(VIEW, 7.0)
+        display.update(replace(VIEW, step=60, test_accuracy=0.99), 8.0)
+    screen = pyte_like(shown.getvalue())
+    assert screen[0] == "training"
+    assert screen[1].startswith("   7.0 s  step 31/60  loss 0.1002  test 97.78%")
+    assert screen[2].startswith("   8.0 s  step 60/60  loss 0.1002  test 99.00%")
+    assert not any(screen[3:])
+
+
+def pyte_like(text: str) -> list[str]:
+    """What is left on a screen, of the few codes that the display uses: lines up, erased lines, line starts."""
+    lines, row = [""], 0
+    for code, plain in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z])|([^\x1b]+)", text):
+        if code.endswith("A"):
+            row = max(0, row - int(code[2:-1] or 1))
+        elif code.endswith("K"):
+            lines[row] = ""
+        for part in re.split(r"(\n|\r)", plain):
+            if part == "\n":
+                row += 1
+                lines += [""] * (row + 1 - len(lines))
+            elif part and part != "\r":
+                lines[row] = part
+    return lines
+
+
+def test_who_is_awaited_stands_on_the_line_and_in_plain_lines() -> None:
+    shown = StringIO()
+    with TerminalDisplay(Console(file=shown, force_terminal=True, width=80)) as display:
+        display.wait("server 1", 3.0)
+    assert "waiting for server 1" in shown.getvalue()
+    plain = StringIO()
+    lines = PlainDisplay(Console(file=plain))
+    for elapsed in (0.5, 6.0, 7.0, 12.0):
+        lines.wait("workers 1, 2", elapsed)
+    assert plain.getvalue() == "   6.0 s  waiting for workers 1, 2\n  12.0 s  waiting for workers 1, 2\n"
+
+
+def test_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = StringIO()
+    with TerminalDisplay(Console(file=shown, force_terminal=True, width=80)) as display:
+        display.update(VIEW, 7.0)
+    assert not re.search(r"\x1b\[[0-9;]*m", shown.getvalue())
+
+
+def test_quiet_shows_nothing() -> None:
+    shown = StringIO()
+    with make_display(Console(file=shown, force_terminal=True), quiet=True) as display:
+        display.say("training")
+        display.update(VIEW, 7.0)
+        display.wait("server 1", 9.0)
+    assert not shown.getvalue()
+
+
+@given(st.lists(st.text(min_size=1, max_size=9)), st.integers(0, 60))
+def test_parts_fit_in_order(parts: list[str], width: int) -> None:
+    line = fitting(parts, width)
+    assert len(line) <= width or not line
+    whole = ["  ".join(parts[:count]) for count in range(len(parts) + 1)]
+    assert line == max((text for text in whole if len(text) <= width), key=len)
+
+
+def test_times_and_paces() -> None:
+    assert [clock_time(seconds) for seconds in (0, 7.4, 65, 3723)] == ["0:00", "0:07", "1:05", "1:02:03"]
+    assert remaining_s((10, 5.0), (20, 10.0), 60) == pytest.approx(20.0)
+    assert remaining_s((10, 5.0), (10, 9.0), 60) is None
 
 
 def test_a_run_without_accuracy_shows_its_metric() -> None:

@@ -21,6 +21,7 @@ from taihu.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
 from taihu.planner.fc_mode import FcChoice
 from taihu.planner.profile import Compression, Downlink, Method, Profile
 from taihu.results import check_writable, write_json
+from taihu.rows import aligned
 from taihu.wire.address import split_address
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import SystemClock
@@ -213,7 +214,9 @@ def _describe(
     if profile.compute != "cpu":
         yield f"compute         modelled ({profile.compute}); links and compression as measured"
     yield f"compression     {settings.method}{sent}"
-    yield from _aligned([_COLUMNS, *starmap(_row, ((profile, index, group) for index, group in enumerate(groups)))])
+    yield from aligned(
+        [_COLUMNS, *starmap(_row, ((profile, index, group) for index, group in enumerate(groups)))], left=2
+    )
     timeline = decision.timeline
     compute, compress, wait = (
         f"{seconds * 1e3:.1f}"
@@ -248,7 +251,7 @@ def _describe_fc(profile: Profile, layers: Sequence[FcChoice]) -> Iterable[str]:
         )
         for choice in layers
     ]
-    yield from _aligned(rows)
+    yield from aligned(rows, left=2)
 
 
 def _row(profile: Profile, index: int, group: dict[str, Any]) -> tuple[str, ...]:
@@ -262,11 +265,3 @@ def _row(profile: Profile, index: int, group: dict[str, Any]) -> tuple[str, ...]
         human_bytes(group["bytes_down"]),
         *(f"{seconds * 1e3:.2f}" for seconds in instants),
     )
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    """Names to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        yield "  ".join(f"{cell:{'<' if place < 2 else '>'}{width}}" for place, (cell, width) in enumerate(cells))

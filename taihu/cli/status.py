@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -9,17 +10,20 @@ from rich.console import Console
 from rich.table import Table
 
 from protos import coordinator_pb2 as pb
-from taihu.coordination.messages import member_from_message, state_from_message
+from taihu.coordination.awaited import awaited_in_words, missing_of
+from taihu.coordination.messages import member_from_message, progress_from_message, state_from_message
+from taihu.coordination.overview import member_as_json
 from taihu.coordination.status import fetch_status
 from taihu.options import JsonOption
 from taihu.results import write_json
+from taihu.rows import aligned
 from taihu.wire.address import split_address
 
 __all__ = ["status"]
 
 
 def status(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where server 0 listens.")],
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where server 0, in a ring worker 0, listens.")],
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to try.")] = 5.0,
     json_file: JsonOption = None,
 ) -> None:
@@ -34,16 +38,20 @@ def status(
     state = state_from_message(answer.state).value
     console = Console()
     console.print(f"job {answer.job}: {state}{' - ' + answer.reason if answer.reason else ''}", markup=False)
+    missing = missing_of(answer)
+    if missing and not answer.reason:
+        since = f" since {answer.waiting_seconds:.0f} s" if answer.waiting_seconds else ""
+        console.print(f"waiting for {awaited_in_words(missing)}{since}", markup=False, highlight=False)
     if console.is_terminal:
         console.print(_table(answer))
     else:
-        for row in _rows(answer):
-            console.print("  ".join(row), markup=False, highlight=False, soft_wrap=True)
+        for line in aligned([_COLUMNS, *_rows(answer)]):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
         write_json(json_file, _as_json(answer, state))
 
 
-_COLUMNS = ("member", "address", "step", "loss", "ms/step", "heartbeat", "state")
+_COLUMNS = ("member", "address", "step", "loss", "ms/step", "heard of", "state")
 
 
 def _rows(answer: pb.GetStatusResponse) -> list[tuple[str, ...]]:
@@ -80,5 +88,15 @@ def _as_json(answer: pb.GetStatusResponse, state: str) -> dict[str, object]:
         "reason": answer.reason,
         "servers": answer.servers,
         "workers": answer.workers,
-        "members": [dict(zip(_COLUMNS, row, strict=True)) for row in _rows(answer)],
+        "missing": [{"role": member.role.value, "rank": member.rank} for member in missing_of(answer)],
+        "seconds_waiting": answer.waiting_seconds,
+        "members": [
+            {
+                **member_as_json(member_from_message(entry.member)[0], entry.address),
+                "finished": entry.finished,
+                "seconds_since_heartbeat": entry.seconds_since_heartbeat,
+                **asdict(progress_from_message(entry.progress)),
+            }
+            for entry in answer.members
+        ],
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,16 +16,18 @@ from rich.text import Text
 
 from taihu.coordination.membership import RunState
 from taihu.coordination.messages import state_from_message
-from taihu.coordination.overview import MemberView, Overview, overview_of
+from taihu.coordination.overview import COLUMNS, MemberView, Overview, overview_of
 from taihu.coordination.status import fetch_status
 from taihu.display import human_bytes
 from taihu.entry import raise_on_terminate
 from taihu.errors import PeerUnreachableError
+from taihu.results import check_writable, json_lines
 from taihu.wire.address import split_address
 
 __all__ = ["render", "top"]
 
 _BAR = 30
+_COLUMN = 13
 _HISTORY = 60
 _SPARKS = "▁▂▃▄▅▆▇█"
 _OVER = (RunState.FINISHED, RunState.FAILED)
@@ -36,29 +40,39 @@ def top(
         int | None, typer.Option("--looks", "-n", metavar="N", min=1, help="End after so many looks.")
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to try to reach it.")] = 5.0,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE|-", help="Write every look as a line of JSON; - is standard output."),
+    ] = None,
 ) -> None:
     """Show a run while it goes on: where its time goes, its traffic, loss, and who holds up whom.
 
-    Ends with the run. On a terminal the picture is renewed in place; elsewhere every look is one line.
+    Ends with the run. On a terminal the picture is renewed in place; elsewhere every look is a row below one header.
 
     \b
     Examples:
       taihu top 10.0.0.1:7070
       taihu top 10.0.0.1:7070 --every 10 >> run.log
+      taihu top 10.0.0.1:7070 -n 1 --json -
     """  # noqa: D301
     split_address(address)
+    check_writable(json_file)
     raise_on_terminate()
     console = Console()
     losses: deque[float] = deque(maxlen=_HISTORY)
     view: Overview | None = _look(address, timeout)
     display = Live(console=console, auto_refresh=False) if console.is_terminal else _Lines(console)
-    with display as shown:
+    with display as shown, json_lines(json_file) as write:
         number = 0
         while view is not None:
             number += 1
             if view.step:
                 losses.append(view.loss)
-            shown.update(render(view, losses) if console.is_terminal else Text(str(view)), refresh=True)
+            if isinstance(shown, Live):
+                shown.update(render(view, losses), refresh=True)
+            else:
+                shown.show(view)
+            write(view.to_json())
             if number == looks or view.state in _OVER:
                 return
             time.sleep(every)
@@ -80,10 +94,11 @@ def _look_again(address: str, timeout_s: float) -> Overview | None:
 
 
 class _Lines:
-    """Stands in for a live display where there is no terminal: one line for each look."""
+    """Stands in for a live display where there is no terminal: a header, and a row for each look."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._widths: tuple[int, ...] = ()
 
     def __enter__(self) -> _Lines:
         return self
@@ -91,9 +106,18 @@ class _Lines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def update(self, text: RenderableType, *, refresh: bool) -> None:
-        """Show one line; `refresh` is what a live display takes."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+    def show(self, view: Overview) -> None:
+        """Show one row, and why the run failed."""
+        if not self._widths:
+            self._widths = tuple(max(_COLUMN, len(name)) for name in COLUMNS)
+            self._print(COLUMNS)
+        self._print(view.in_columns())
+        if view.reason:
+            self._console.print(view.reason, markup=False, highlight=False, soft_wrap=True)
+
+    def _print(self, cells: Sequence[str]) -> None:
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, self._widths, strict=True))
+        self._console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
 def render(view: Overview, losses: deque[float]) -> RenderableType:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from taihu.display import Display, human_bytes, make_display
+from taihu.display import Display, PlainDisplay, human_bytes, make_display
 from taihu.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.job_flags import JobFlags, takes_job_flags
 from taihu.model_defaults import smallest_size
@@ -46,6 +46,9 @@ def train(
     trace: TraceOption = None,
     trace_steps: TraceStepsOption = None,
     json_file: JsonOption = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress: the summary, warnings and errors alone.")
+    ] = False,
 ) -> int:
     """Train on this machine: start the server and worker daemons, show progress, end with a summary.
 
@@ -86,17 +89,20 @@ def train(
     interrupts = Interrupts()
     interrupts.install()
     start = time.monotonic()
-    with make_display(Console()) as display:
+    console = Console()
+    with make_display(console, quiet=quiet) as display:
         display.say(opening(job))
         if files.folder is not None:
             display.say(f"run folder      {_shown(files.folder)}")
         results = LocalTraining(job, files, logs, trace, trace_steps, interrupts).run(display)
-        for file in (*files.results, *([json_file] if json_file and is_stdout(json_file) else [])):
-            write_json(file, results)
-        summarise(display, results, time.monotonic() - start)
-        for name, path in {"run folder": files.folder, "trace": trace}.items():
-            if path is not None:
-                display.say(f"{name:<15} {_shown(path)}")
+    for file in (*files.results, *([json_file] if json_file and is_stdout(json_file) else [])):
+        write_json(file, results)
+    # The bar has gone: these lines are the last ones.
+    lines = PlainDisplay(console)
+    summarise(lines, results, time.monotonic() - start)
+    for name, path in {"run folder": files.folder, "trace": trace}.items():
+        if path is not None:
+            lines.say(f"{name:<15} {_shown(path)}")
     return EXIT_INTERRUPTED if results["stopped"] else 0
 
 

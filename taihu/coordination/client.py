@@ -17,10 +17,12 @@ from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.clock_offset import ClockOffset
 from taihu.coordination import messages
+from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.membership import MemberId, Progress, RunState
 from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_from_message
 from taihu.coordination.stopping import StopNotice
+from taihu.coordination.waiting import telling_who_is_awaited
 from taihu.entry import InterruptedRunError
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
@@ -37,6 +39,7 @@ from taihu.wire.status import error_from_rpc
 __all__ = ["CoordinatorClient", "HeartbeatThread", "coordinator_address", "failure_reported"]
 
 _CALL_TIMEOUT_S = 10.0
+_LOOK_S = 1.0
 _HASTY_S = 0.05
 
 
@@ -90,18 +93,27 @@ class CoordinatorClient:
             length=messages.length_to_message(length),
         )
         try:
-            response = call_until_reachable(
-                lambda remaining_s: self._stub.Join(request, timeout=remaining_s),
-                peer=self.peer,
-                timeout_s=self._job.cluster.connect_timeout_s,
-                clock=self._clock,
-            )
+            with telling_who_is_awaited(self.awaited):
+                response = call_until_reachable(
+                    lambda remaining_s: self._stub.Join(request, timeout=remaining_s),
+                    peer=self.peer,
+                    timeout_s=self._job.cluster.connect_timeout_s,
+                    clock=self._clock,
+                )
         except (InterruptedRunError, KeyboardInterrupt) as interrupt:
             # The coordinator may know of this member already, and would wait for it.
             with suppress(TaihuError):
                 self.finish(failure=str(interrupt) or "interrupted")
             raise
         return (*response.server_addresses, *response.worker_addresses)
+
+    def awaited(self) -> str:
+        """In words, the coordinator while it does not answer, then the members that have not joined."""
+        try:
+            status = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_LOOK_S)
+        except grpc.RpcError:
+            return f"the {self.peer}"
+        return awaited_in_words(missing_of(status))
 
     def bring_layout(self, layout: Layout) -> None:
         """Say which layers this worker exchanges, which `join` did not.

@@ -259,10 +259,15 @@ class Membership:
         for member, record in self.members.items():
             if now - record.last_seen_s > self._lost_after_s:
                 self.lost(member, f"no heartbeat for {self._lost_after_s:g} s")
-        waited = 0.0 if self._first_join_s is None else now - self._first_join_s
-        if self.state is RunState.WAITING and waited > self._join_timeout_s:
+        if self.waiting_s(now) > self._join_timeout_s:
             names = ", ".join(map(str, self.missing()))
             self.fail(f"{names} did not join within {self._join_timeout_s:g} s; start all members of the job")
+
+    def waiting_s(self, now: float) -> float:
+        """Time since the first member joined, while others are missing."""
+        if self.state is not RunState.WAITING or self._first_join_s is None:
+            return 0.0
+        return now - self._first_join_s
 
     def missing(self) -> list[MemberId]:
         """Members that have not joined, servers first."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
+from typing import Final
 
 from protos import coordinator_pb2 as pb
-from taihu.coordination.membership import Progress, Role, RunState
+from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.messages import member_from_message, progress_from_message
 from taihu.scores import score_text
 
-__all__ = ["MemberView", "Overview", "overview_of"]
+__all__ = ["COLUMNS", "MemberView", "Overview", "member_as_json", "overview_of"]
+
+COLUMNS: Final = (
+    *("job", "state", "step", "loss", "accuracy", "ms/step", "compute", "compress", "exchange", "wait"),
+    *("up-B/s", "down-B/s", "density", "drift", "skew", "update"),
+)
 
 # As much slower than the median is what the alert calls slow.
 _SLOW = 1.5
@@ -65,20 +71,56 @@ class Overview:
         """Of the last test, "" before the first one; see `score_text`."""
         return score_text(self.test_accuracy, self.test_metric, self.test_value)
 
-    def __str__(self) -> str:
+    def to_json(self) -> dict[str, object]:
+        """All of it; members with where they are."""
+        numbers = {name: value for name, value in asdict(self).items() if name not in ("workers", "servers")}
+        members = [(Role.SERVER, member) for member in self.servers]
+        members += [(Role.WORKER, member) for member in self.workers]
+        return {
+            **numbers,
+            "state": self.state.value,
+            "members": [
+                {
+                    **member_as_json(MemberId(role, member.rank), member.address),
+                    "finished": member.finished,
+                    "is_slow": member.is_slow,
+                    "seconds_since_heartbeat": member.silent_seconds,
+                    **asdict(member.progress),
+                }
+                for role, member in members
+            ],
+        }
+
+    def in_columns(self) -> tuple[str, ...]:
+        """The texts below `COLUMNS`; `-` for what is not known yet."""
         if not self.step:
-            return f"{self.job} {self.state.value}{f': {self.reason}' if self.reason else ''}"
-        accuracy = f" accuracy {self.test_accuracy:.4f}" if self.test_accuracy >= 0 else ""
-        score = accuracy or (f" {self.score}" if self.score else "")
-        return (
-            f"{self.job} {self.state.value} step {self.step}/{self.total_steps} loss {self.loss:.4f}{score} "
-            f"ms/step {self.step_seconds * 1e3:.1f} compute {self.compute_seconds * 1e3:.1f} "
-            f"compress {self.compress_seconds * 1e3:.1f} exchange {self.exchange_seconds * 1e3:.1f} "
-            f"wait {self.wait_seconds * 1e3:.1f} up {self.sent_per_second:.0f} B/s down "
-            f"{self.received_per_second:.0f} B/s density {self.density:.4f} drift {self.drift:.4f} "
-            f"skew {self.skew:.2f} update {self.update_seconds * 1e3:.2f}"
-            f"{f' reason: {self.reason}' if self.reason else ''}"
+            return (self.job, self.state.value, *("-" for _ in COLUMNS[2:]))
+        milliseconds = (
+            self.step_seconds,
+            self.compute_seconds,
+            self.compress_seconds,
+            self.exchange_seconds,
+            self.wait_seconds,
         )
+        return (
+            self.job,
+            self.state.value,
+            f"{self.step}/{self.total_steps}",
+            f"{self.loss:.4f}",
+            f"{self.test_accuracy:.4f}" if self.test_accuracy >= 0 else "-",
+            *(f"{seconds * 1e3:.1f}" for seconds in milliseconds),
+            f"{self.sent_per_second:.0f}",
+            f"{self.received_per_second:.0f}",
+            f"{self.density:.4f}",
+            f"{self.drift:.4f}",
+            f"{self.skew:.2f}",
+            f"{self.update_seconds * 1e3:.2f}",
+        )
+
+
+def member_as_json(member: MemberId, address: str) -> dict[str, object]:
+    """Who a member is; where it is, is null as long as nobody knows."""
+    return {"role": member.role.value, "rank": member.rank, "address": address or None}
 
 
 def overview_of(answer: pb.GetStatusResponse, state: RunState) -> Overview:

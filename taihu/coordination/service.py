@@ -21,6 +21,7 @@ from taihu.errors import PeerUnreachableError, RunError, StaleError, TaihuError
 from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.profile import Profile
+from taihu.wire.address import host_of_peer
 from taihu.wire.clock import Clock
 from taihu.wire.codec import layout_from_message
 from taihu.wire.status import abort
@@ -144,7 +145,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     job=request.job,
                     digest=request.settings_digest,
                     now=now,
-                    address=request.address,
+                    address=request.address or host_of_peer(context.peer()),
                     layout=layout,
                     settings=request.settings,
                     length=length,
@@ -243,6 +244,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 ],
                 servers=membership.sizes[Role.SERVER],
                 workers=membership.sizes[Role.WORKER],
+                waiting_seconds=membership.waiting_s(now),
             )
 
     def Finish(self, request: pb.FinishRequest, context: grpc.ServicerContext) -> pb.FinishResponse:  # noqa: N802

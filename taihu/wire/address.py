@@ -5,10 +5,11 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from urllib.parse import unquote
 
 from taihu.errors import ConfigError
 
-__all__ = ["advertised_host", "is_loopback", "join_address", "split_address"]
+__all__ = ["advertised_host", "host_of_peer", "is_loopback", "join_address", "split_address"]
 
 _EVERY_HOST = ("", "0.0.0.0", "::")  # noqa: S104
 _ADDRESS = re.compile(r"(?:\[([^\[\]\s]*)\]|([^\[\]:\s]*)):([0-9]{1,5})")
@@ -25,6 +26,12 @@ def split_address(address: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """`host:port`, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_of_peer(peer: str) -> str:
+    """The host in gRPC's words for who called, `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; "" in others."""
+    family, _, address = unquote(peer).partition(":")
+    return split_address(address)[0] if family in ("ipv4", "ipv6") else ""
 
 
 def is_loopback(address: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 import subprocess
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from protos import coordinator_pb2 as pb
 from taihu.cli.top import render
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.messages import member_to_message, progress_to_message
-from taihu.coordination.overview import overview_of
+from taihu.coordination.overview import COLUMNS, overview_of
 from taihu.coordination.status import fetch_status
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
@@ -70,7 +70,7 @@ def test_members_that_have_not_trained_are_shown_and_count_for_nothing() -> None
     view = overview_of(answer_of([Progress(), Progress(step=5, loss=2.0, step_seconds=1.0)]), RunState.RUNNING)
     assert (view.step, view.loss, len(view.workers)) == (5, 2.0, 2)
     waiting = overview_of(answer_of([Progress()]), RunState.WAITING)
-    assert str(waiting) == "job waiting"
+    assert waiting.in_columns() == ("job", "waiting", *["-"] * (len(COLUMNS) - 2))
 
 
 def test_a_real_run_is_a_line_a_look_where_there_is_no_terminal(start: Start, taihu: Taihu) -> None:
@@ -85,14 +85,39 @@ def test_a_real_run_is_a_line_a_look_where_there_is_no_terminal(start: Start, ta
     wait_for(both_tell, "worker and server tell of no progress")
     done = taihu("top", address, "-n", "3", "--every", "0.1", "--timeout", "60")
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    header, *lines = done.stdout.splitlines()
+    assert header.split() == [*COLUMNS]
     assert len(lines) == 3
     for line in lines:
-        told = re.match(r"\S+ running step (\d+)/1000000 loss \d+\.\d{4} ", line)
-        assert told is not None, line
-        assert int(told[1]) > 0
-        for word in ("compute", "compress", "exchange", "wait", "density", "drift", "skew", "update"):
-            assert f" {word} " in line
+        row = dict(zip(header.split(), line.split(), strict=True))
+        assert row["state"] == "running"
+        assert int(row["step"].removesuffix("/1000000")) > 0
+        assert min(float(row[name]) for name in ("ms/step", "compute", "density", "update")) > 0
+        # Every column begins at the same place.
+        assert line.index(row["ms/step"]) == header.index("ms/step")
+    told = taihu("top", address, "-n", "2", "--every", "0.1", "--json", "-")
+    looks = [json.loads(line) for line in told.stdout.splitlines()]
+    assert len(looks) == 2
+    assert "running" in told.stderr
+    assert looks[0]["step"] > 0
+    assert [type(looks[0][name]) for name in ("step", "loss", "step_seconds")] == [int, float, float]
+    members = {(each["role"], each["rank"]): each for each in looks[0]["members"]}
+    assert members["server", 0]["address"] == address
+    assert members["worker", 0]["address"] == "127.0.0.1"
+    assert members["worker", 0]["step"] > 0
+    asked = taihu("status", address, "--json", "-")
+    status = json.loads(asked.stdout)
+    assert {(each["role"], each["rank"], each["address"]) for each in status["members"]} == {
+        ("server", 0, address),
+        ("worker", 0, "127.0.0.1"),
+    }
+    assert (status["missing"], status["seconds_waiting"]) == ([], 0.0)
+    assert status["members"][0]["seconds_since_heartbeat"] < 60
+    header, *rows = asked.stderr.splitlines()[1:]
+    assert header.split()[:3] == ["member", "address", "step"]
+    assert {row.index(member) for row in rows for member in (address, "127.0.0.1") if f" {member} " in row} == {
+        header.index("address")
+    }
 
 
 def test_nobody_at_the_address_is_an_error_in_one_line(taihu: Taihu) -> None:
