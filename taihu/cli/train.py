@@ -92,6 +92,7 @@ def train(
     console = Console()
     with make_display(console, quiet=quiet) as display:
         display.say(opening(job))
+        display.say("the first run compiles kernels, which takes a while")
         if files.folder is not None:
             display.say(f"run folder      {_shown(files.folder)}")
         results = LocalTraining(job, files, logs, trace, trace_steps, interrupts).run(display)
@@ -118,7 +119,7 @@ def opening(job: Job) -> str:
     modelled = f", planned for an {_chip(job.cluster)}" if job.models_compute else ""
     return (
         f"training {job.model.name} on {job.data.name}{_resized(job)}: {members}, "
-        f"batch {job.train.batch} each{modelled} (the first run compiles kernels, which takes a while)"
+        f"batch {job.train.batch} each{modelled}"
     )
 
 

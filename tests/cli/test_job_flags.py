@@ -45,6 +45,7 @@ GIVEN: list[tuple[str, Any, str]] = [
     ("zero", 1, "exchange.zero"),
     ("precision", "bf16", "train.precision"),
     ("compute", "sw26010", "cluster.compute"),
+    ("init_from", Path("a.safetensors"), "model.init_from"),
     ("name", "mine", "name"),
 ]
 
