@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PACKAGES := protos kernels taihu allreduce ps_server worker
 JOB ?=
 
-.PHONY: train test test-deploy test-torch check protos bench clean help
+.PHONY: docs train test test-deploy test-torch check protos bench clean help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -36,9 +36,13 @@ check: $(VENV)/installed ## style, types, layers, generated code
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	PATH=$(CURDIR)/$(BIN):$$PATH ./protos/generate --check
+	PATH=$(CURDIR)/$(BIN):$$PATH ./docs/generate --check
 
 protos: $(VENV)/installed ## regenerate protobuf code
 	PATH=$(CURDIR)/$(BIN):$$PATH ./protos/generate
+
+docs: $(VENV)/installed ## regenerate docs/job.md after a change of the settings
+	PATH=$(CURDIR)/$(BIN):$$PATH ./docs/generate
 
 bench: $(VENV)/installed ## time dense push and pull on loopback
 	$(BIN)/taihu bench exchange --model resnet50 --servers 1 --workers 3

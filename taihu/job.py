@@ -44,6 +44,8 @@ __all__ = [
     "parse_assignments",
     "parse_value",
     "setting_keys",
+    "setting_tables",
+    "toml_value",
 ]
 
 Overrides = Mapping[str, Mapping[str, object]]
@@ -338,11 +340,14 @@ def _remedy(key: str, wanted: str, given: object) -> str:
 def setting_keys() -> dict[str, FieldInfo]:
     """Every key of a job file but `name`, as `section.key`."""
     return {
-        f"{section}.{key}": field for section, table in _tables().items() for key, field in table.model_fields.items()
+        f"{section}.{key}": field
+        for section, table in setting_tables().items()
+        for key, field in table.model_fields.items()
     }
 
 
-def _tables() -> dict[str, type[Section]]:
+def setting_tables() -> dict[str, type[Section]]:
+    """The tables of a job file by name."""
     kinds = {name: field.annotation for name, field in Job.model_fields.items()}
     return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}
 
@@ -367,14 +372,14 @@ def _one_line(text: str) -> str:
 def job_to_toml(job: Job, *, given: bool = False) -> str:
     """The job as a file, all ASCII, that `load_job` reads back to an equal job; with `given`, without defaults."""
     tables = job.model_dump(mode="json", exclude_none=True, exclude_unset=given)
-    lines = [f"{key} = {_to_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    lines = [f"{key} = {toml_value(value)}" for key, value in tables.items() if not isinstance(value, dict)]
     for section, values in tables.items():
         if isinstance(values, dict) and values:
-            lines += ["", f"[{section}]", *(f"{key} = {_to_toml(value)}" for key, value in values.items())]
+            lines += ["", f"[{section}]", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"
 
 
-def _to_toml(value: object) -> str:
+def toml_value(value: object) -> str:
     """One TOML value; all but texts are written as in JSON, whose escapes stop at 16 bits."""
     if isinstance(value, list):
         return f"[{', '.join(map(_to_toml, value))}]"

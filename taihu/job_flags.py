@@ -19,7 +19,7 @@ from taihu.job import Job, Overrides, parse_assignments
 from taihu.names import DATA_NAMES, MODEL_NAMES, OWN_DATA
 from taihu.options import SetOption, Sets
 
-__all__ = ["JobFlags", "default_of", "takes_job_flags"]
+__all__ = ["JobFlags", "default_of", "flags_by_key", "takes_job_flags"]
 
 _PANEL = "Job: these set keys of the job file"
 _TOP = ""
@@ -199,6 +199,11 @@ class JobFlags:
         values = {f"--{field.name.replace('_', '-')}": getattr(self, field.name) for field in fields(self)}
         values["--set"] = values.pop("--assignments")
         return {name: value for name, value in values.items() if value not in (None, [])}
+
+
+def flags_by_key() -> dict[str, str]:
+    """The flag, as on the command line, of every key that has one."""
+    return {sets.key: f"--{flag.replace('_', '-')}" for flag, sets in _flags()}
 
 
 def takes_job_flags(command: Callable[..., Result]) -> Callable[..., Result]:

@@ -57,6 +57,11 @@ _COMMANDS: Final = (
         "taihu.cli.manifest:manifest_command",
         "Write a job as Kubernetes objects: ConfigMaps, Service, volume, StatefulSet, Jobs or a JobSet, PodMonitor.",
     ),
+    (
+        "job",
+        "taihu.cli.job:job",
+        "Show what a job file, the environment and flags lead to; or all keys, or what one of them means.",
+    ),
     ("version", "taihu.cli.main:version", "Print the version."),
 )
 _BENCHES: Final = (

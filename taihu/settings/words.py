@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from taihu.settings.base import Form
 
-__all__ = ["expected", "expected_of", "is_optional", "written"]
+__all__ = ["expected", "expected_of", "written"]
 
 _WORDS: dict[Any, str] = {
     int: "an integer",
@@ -39,11 +39,6 @@ def expected_of(annotation: Any, metadata: object = ()) -> str:
         return f"a list, each {expected_of(get_args(kind)[0])}"
     form = next((note for note in notes if isinstance(note, Form)), None)
     return str(form) if form is not None else f"{_WORDS.get(kind, 'a table')}{_range(notes)}"
-
-
-def is_optional(annotation: Any) -> bool:
-    """Whether a key may be left without a value."""
-    return type(None) in get_args(annotation)
 
 
 def written(value: object) -> str:

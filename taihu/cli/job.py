@@ -1,0 +1,47 @@
+"""`taihu job`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from taihu.advice import advice
+from taihu.errors import ConfigError
+from taihu.job import job_to_toml
+from taihu.job_flags import JobFlags, takes_job_flags
+from taihu.options import JobArgument
+from taihu.reference import defaults_toml, explain
+
+__all__ = ["job"]
+
+
+@takes_job_flags
+def job(
+    job_file: JobArgument = None,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Every key with its default, as a job file.")] = False,
+    key: Annotated[
+        str | None, typer.Option("--explain", metavar="KEY", help="What a key means, takes and is set by.")
+    ] = None,
+    *,
+    flags: JobFlags,
+) -> None:
+    """Show what a job file, the environment and flags lead to; or all keys, or what one of them means.
+
+    \b
+    Examples:
+      taihu job job.toml --workers 8
+      taihu job --defaults > job.toml
+      taihu job --explain exchange.zero
+    """  # noqa: D301
+    if sum((defaults, key is not None, job_file is not None or bool(flags.given()))) > 1:
+        raise ConfigError("taihu job: expected one of JOB.toml (with flags), --defaults and --explain KEY")
+    if defaults:
+        typer.echo(defaults_toml(), nl=False)
+    elif key is not None:
+        typer.echo(explain(key))
+    else:
+        resolved = flags.resolve(job_file)
+        for line in advice(resolved):
+            typer.echo(f"warning: {line}", err=True)
+        typer.echo(job_to_toml(resolved), nl=False)
