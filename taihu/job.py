@@ -381,8 +381,8 @@ def job_to_toml(job: Job, *, given: bool = False) -> str:
 
 def toml_value(value: object) -> str:
     """One TOML value; all but texts are written as in JSON, whose escapes stop at 16 bits."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_to_toml, value))}]"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
     if not isinstance(value, str):
         return json.dumps(value)
     escaped = re.sub(r"[^ !#-\[\]-~]", lambda match: f"\\U{ord(match[0]):08X}", value)

@@ -24,7 +24,7 @@ _HEAD = """\
 Every key of a job file, with its type, bounds, default and meaning. A file is TOML; what it leaves out has its
 default, so that an empty file is a job. Each key is also `--set section.key=value` and a variable in the environment,
 `TAIHU_SECTION__KEY`; some have a flag. Later ones win: the file, the environment, `--set`, flags. For one process of
-several (`taihu server`, `worker`, `node`) what the launcher says of sizes and addresses comes between the file and the
+several (`taihu server`, `worker`, `node`) what the launcher says of sizes and addresses comes between file and
 environment.
 
 `taihu job --defaults` writes all of this as a file, `taihu job --explain KEY` tells of one key, `taihu job JOB.toml`
