@@ -159,7 +159,7 @@ def _make(folder: Path, *, anew: bool) -> Path:
             )
     except OSError as error:
         raise ConfigError(
-            f"run folder {folder}: cannot be made: {error.filename}: {error.strerror}; give another --run-dir"
+            f"run folder {folder}: cannot be made: {error.filename}: {error.strerror}; give another --run-dir, or none"
         ) from None
     return folder
 

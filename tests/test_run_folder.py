@@ -104,7 +104,7 @@ def test_the_folder_of_another_run_is_refused_and_left_as_it_is(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"dir": "file/run"}, "cannot be made: file: File exists; give another --run-dir"),
+        ({"dir": "file/run"}, "cannot be made: file: File exists; give another --run-dir, or none"),
         ({"dir": "run", "save": "/nowhere/m.safetensors"}, "cannot write /nowhere/m.safetensors"),
         ({"results": "nowhere/r.json"}, "cannot write nowhere/r.json"),
         ({"events": "tensorboard"}, "without a run folder there is no place for them; give --run-dir"),
