@@ -55,7 +55,8 @@ def test_a_run_can_be_watched_from_outside(start: Start, taihu: Taihu, tmp_path:
     address, server_metrics = listening(server)
     assert status(taihu, tmp_path, address)["state"] == "waiting"
     worker_metrics = free_port()
-    start("worker", *flags, "--rank", "0", "--coordinator", address, "--metrics-port", str(worker_metrics))
+    found = ("--rank", "0", "--coordinator", address, "--metrics-port", str(worker_metrics))
+    worker = start("worker", *flags, *found, "--run-dir", "kept")
     wait_for(lambda: value(page(worker_metrics), "taihu_step") > 5, "the worker made no steps")
     assert status(taihu, tmp_path, address)["state"] == "running"
     wait_for(lambda: value(page(server_metrics), "taihu_step") > 0, "the server does not tell of steps")
@@ -82,8 +83,14 @@ def test_a_run_can_be_watched_from_outside(start: Start, taihu: Taihu, tmp_path:
         )
         names = {s.name for r in info(iter([listing])) for s in r.list_services_response.service}
         assert "taihu.v1.ParameterServerService" in names
-    server.terminate()
-    assert server.wait(timeout=30) == 130
+    # Whoever is asked to stop, as a container is: all end in order, and what there is stays.
+    worker.terminate()
+    assert [process.wait(timeout=60) for process in (worker, server)] == [130, 130]
+    kept = tmp_path / "kept"
+    steps = json.loads((kept / "results.json").read_text())["steps"]
+    assert 5 < steps < 1_000_000
+    assert len((kept / "steps.csv").read_text().splitlines()) == 1 + steps
+    assert (kept / "model.safetensors").is_file()
 
 
 def value(text: str, name: str) -> float:
