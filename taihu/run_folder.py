@@ -158,9 +158,8 @@ def _make(folder: Path, *, anew: bool) -> Path:
                 f"run folder {folder}: it is not empty, and two runs do not share one; give a new --run-dir"
             )
     except OSError as error:
-        raise ConfigError(
-            f"run folder {folder}: cannot be made: {error.filename}: {error.strerror}; give another --run-dir, or none"
-        ) from None
+        why = f"{error.filename}: {error.strerror}"
+        raise ConfigError(f"run folder {folder}: cannot be made: {why}; give another --run-dir, or none") from None
     return folder
 
 
