@@ -214,7 +214,8 @@ class WorkerDaemon:
             digest = replica.digest(session.exchange)
             profile = session.client.get_profile() if rank == 0 else None
             self._finish(session, observer, digest, stopped=last.is_early)
-        self._log.info("stopped" if last.is_early else "finished", steps=steps, parameters_sha256=digest)
+        how, where = "stopped" if last.is_early else "finished", {} if saved is None else {"saved": str(saved)}
+        self._log.info(how, steps=steps, parameters_sha256=digest, **where)
         results = observer.results(session.exchange.plan, profile)
         of_replica = replica.results(steps)
         return {

@@ -1,0 +1,69 @@
+"""What signals lead to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from taihu.entry import InterruptedRunError, Interrupts
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Interrupts]:
+    """Installed; the handlers from before come back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    installed = Interrupts()
+    installed.install()
+    yield installed
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_the_first_signal_is_offered_and_the_second_raises(interrupts: Interrupts) -> None:
+    taken: list[str] = []
+
+    def take(reason: str) -> bool:
+        taken.append(reason)
+        return True
+
+    with interrupts.offered_to(take):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert taken == [interrupts.reason] == ["interrupted by SIGINT"]
+        with pytest.raises(InterruptedRunError, match=r"^interrupted by SIGTERM$"):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert len(taken) == 1
+
+
+def test_a_signal_that_nobody_takes_raises(interrupts: Interrupts) -> None:
+    with (
+        interrupts.offered_to(lambda reason: False),
+        pytest.raises(InterruptedRunError, match=r"^interrupted by SIGTERM$"),
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(InterruptedRunError):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_echo_of_a_signal_is_no_second_one(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with interrupts.offered_to(lambda reason: True):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        now += 1.0
+        with pytest.raises(InterruptedRunError):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_who_wants_the_process_to_end_at_once_is_not_put_off(interrupts: Interrupts) -> None:
+    with interrupts.offered_to(lambda reason: True), pytest.raises(InterruptedRunError):
+        interrupts.end_at_once()
+
+
+def test_what_is_done_in_a_moment_is_not_broken_off(interrupts: Interrupts) -> None:
+    interrupts.ignore()
+    os.kill(os.getpid(), signal.SIGTERM)
