@@ -21,6 +21,7 @@ from worker.engine import (
     Layer,
     Linear,
     MaxPool2d,
+    MeanSquaredError,
     Model,
     ReLU,
     Residual,
@@ -122,6 +123,13 @@ def test_all_other_layers_have_the_engines_results() -> None:
     on_processor = ProcessorModel(bound.model, core_groups=2)
     _assert_same_within_rounding(bound.train(on_processor), engine)
     assert on_processor.layer_times() == layer_times(bound.model, (11, 9, 3), 6, core_groups=2)
+
+
+def test_the_loss_is_the_models() -> None:
+    bound = _Bound(Model(Sequential([Flatten(), Linear(3)]), (2, 2, 1), 3), (2, 2, 1), 4)
+    bound.model.use_loss(MeanSquaredError())
+    bound.labels = np.random.default_rng(1).random((4, 3)).astype(np.float32)
+    _assert_same_within_rounding(bound.train(ProcessorModel(bound.model)), bound.train(bound.model))
 
 
 def test_the_loss_is_scaled_as_the_engine_scales_it() -> None:
