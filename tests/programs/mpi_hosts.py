@@ -54,32 +54,34 @@ class MpiHosts:
         """What `mpirun -H` takes: so many slots on the first host, on the next one, and so on."""
         return ",".join(f"{self.address(first + place)}:{count}" for place, count in enumerate(slots))
 
-    def start(self, host: int, folder: Path, *arguments: str) -> subprocess.Popen[str]:
-        """`mpirun` with these arguments in `folder`, called on `host`."""
+    def start(self, host: int, folder: Path, *arguments: str, path: str | None = None) -> subprocess.Popen[str]:
+        """`mpirun` with these arguments in `folder`, called on `host`; `path` is where `taihu` is found."""
         inside = ("unshare", "--uts", "sh", "-c", _NAMED, f"host{host}", "mpirun", *arguments)
         return subprocess.Popen(
             self._network.command(host, *inside),
             cwd=folder,
-            env=self._environment(),
+            env=self._environment(path),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
 
-    def run(self, host: int, folder: Path, *arguments: str, timeout_s: float = 180) -> tuple[int, str]:
+    def run(
+        self, host: int, folder: Path, *arguments: str, path: str | None = None, timeout_s: float = 180
+    ) -> tuple[int, str]:
         """Exit code and output of `mpirun`."""
-        with self.start(host, folder, *arguments) as process:
+        with self.start(host, folder, *arguments, path=path) as process:
             try:
                 output, _ = process.communicate(timeout=timeout_s)
             finally:
                 process.kill()
         return process.returncode, output
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, path: str | None) -> dict[str, str]:
         """For Open MPI 4 and 5."""
         return {
             **without_settings(os.environ),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": path or f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "OMPI_MCA_plm_rsh_agent": str(self._agent),

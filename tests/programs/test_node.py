@@ -15,10 +15,10 @@ from mpi_hosts import MpiHosts
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
-STEPS = ("--set", "train.steps=20")
+STEPS = ("--set", "train.steps=20", "--set", "cluster.lost_after_s=120")
 ENDLESS = """
 train = { steps = 100000, evaluate = false }
-cluster = { servers = 1, heartbeat_s = 0.2 }
+cluster = { servers = 1, heartbeat_s = 0.2, lost_after_s = 60 }
 """
 
 

@@ -19,6 +19,8 @@ FEW = {
     "TAIHU_CLUSTER__SERVERS": "1",
     "TAIHU_CLUSTER__WORKERS": "2",
     "TAIHU_CLUSTER__THREADS": "1",
+    # Kernels of all these commands may be compiled for the first time, by processes that share few cores.
+    "TAIHU_CLUSTER__LOST_AFTER_S": "120",
 }
 NOT_HERE = ("make", ".", "cd", "git")
 
