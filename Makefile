@@ -12,7 +12,7 @@ help: ## list the targets
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[demo,dev]'
+	$(BIN)/pip install --quiet --quiet --editable '.[demo,dev]'
 	@touch $@
 
 train: $(VENV)/installed ## train on this machine (JOB=file.toml for your own job)

@@ -61,9 +61,9 @@ def test_two_thousand_images_are_learned_on_three_hosts(
     for name, text in installed.items():
         monkeypatch.setenv(name, text)
     write_images(tmp_path / "shapes")
-    (tmp_path / "job.toml").write_text(files((README.parent / "docs" / "journeys.md").read_text())["job.toml"])
+    (tmp_path / "shapes.toml").write_text(files((README.parent / "docs" / "journeys.md").read_text())["shapes.toml"])
     with MpiHosts(3, tmp_path_factory.mktemp("mpi")) as mpi:
-        command = ("taihu", "node", "job.toml", "--save", "shapes.safetensors", "--json", "result.json")
+        command = ("taihu", "node", "shapes.toml", "--save", "shapes.safetensors", "--json", "result.json")
         code, output = mpi.run(
             0, tmp_path, "-n", "5", "-H", mpi.hosts([1, 2, 2]), *command, path=installed["PATH"], timeout_s=1000
         )
@@ -71,7 +71,7 @@ def test_two_thousand_images_are_learned_on_three_hosts(
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["evaluations"][-1]["test_accuracy"] > 0.85, output
     evaluated = subprocess.run(
-        ["taihu", "evaluate", "shapes.safetensors"],  # noqa: S607
+        ["taihu", "evaluate", "shapes.safetensors", "--data", "./shapes"],  # noqa: S607
         cwd=tmp_path,
         capture_output=True,
         text=True,
