@@ -143,5 +143,5 @@ def test_the_examples_of_a_command_can_be_parsed(path: tuple[str, ...]) -> None:
     examples = re.findall(rf"^  .*\btaihu {' '.join(path)}\b(.*)", text, re.MULTILINE)
     assert examples
     for example in examples:
-        arguments = re.split(r"  +| \| | >> | && ", example.strip())[0]
+        arguments = re.split(r"  +| \| | >>? | && ", example.strip())[0]
         command.make_context(command.name, shlex.split(arguments))
