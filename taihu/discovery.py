@@ -8,6 +8,7 @@ coordinator is the first of the addresses of `server`.
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
@@ -17,6 +18,7 @@ from taihu.errors import ConfigError, PeerUnreachableError
 from taihu.job import Job
 from taihu.wire.address import join_address, split_address
 from taihu.wire.clock import Clock, SystemClock
+from taihu.wire.host_names import check_host, names_may_come
 from taihu.wire.retry import backoff_seconds
 
 __all__ = ["all_addresses", "find_coordinator", "find_rank", "place_among"]
@@ -48,10 +50,15 @@ def find_coordinator(job: Job) -> Job:
     """`job` with the address of server 0 in the place of `dns:NAME:port`.
 
     Raises:
+        ConfigError: nobody knows the host of an address, and this is no container, where it may come to be known.
         PeerUnreachableError: the name does not have as many addresses as the job has servers in time.
     """
     given = job.cluster.coordinator
-    if given is None or not given.startswith(_PREFIX):
+    if given is None:
+        return job
+    if not given.startswith(_PREFIX):
+        if not names_may_come(os.environ):
+            check_host(given)
         return job
     name, port = split_address(given.removeprefix(_PREFIX))
     count = job.servers or job.cluster.workers
@@ -61,16 +68,21 @@ def find_coordinator(job: Job) -> Job:
 
 
 def resolve(name: str) -> Collection[str]:
-    """The IPv4 addresses of a name, none while it is not known."""
-    try:
-        return {str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)}
-    except (OSError, UnicodeError):
-        return ()
+    """The IPv4 addresses of a name, or else its IPv6 addresses; none while it is not known."""
+    return _addresses(name, socket.AF_INET) or _addresses(name, socket.AF_INET6)
 
 
 def own_addresses() -> Collection[str]:
     """The addresses of this machine's own name."""
-    return resolve(socket.gethostname())
+    own = socket.gethostname()
+    return _addresses(own, socket.AF_INET) | _addresses(own, socket.AF_INET6)
+
+
+def _addresses(name: str, family: socket.AddressFamily) -> set[str]:
+    try:
+        return {str(info[4][0]) for info in socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return set()
 
 
 def all_addresses(

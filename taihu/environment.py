@@ -68,8 +68,12 @@ def coordinator_from_environment(environment: Mapping[str, str]) -> str | None:
     """`host:port` of server 0 by a launcher's pair of variables."""
     for host, port in _COORDINATORS:
         if host in environment and port in environment:
-            return f"{environment[host]}:{environment[port]}"
+            return _joined(environment[host], environment[port])
     return None
+
+
+def _joined(host: str, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def _first_number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:

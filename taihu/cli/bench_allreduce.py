@@ -32,7 +32,7 @@ from taihu.options import (
     stop_with_stdin,
 )
 from taihu.results import check_writable, write_json
-from taihu.wire.address import split_address
+from taihu.wire.address import join_address, split_address
 from taihu.wire.codec import ValueType
 from taihu.words import counted
 from worker.arenas import allocate_arenas
@@ -145,7 +145,10 @@ def _gloo(communicator: Communicator, job: Job) -> Iterator[Allreduce]:
             port[0] = probe.getsockname()[1]
     communicator.broadcast(port, ValueType.FP64)
     distributed.init_process_group(
-        "gloo", init_method=f"tcp://{host}:{port[0]:.0f}", rank=communicator.rank, world_size=communicator.size
+        "gloo",
+        init_method=f"tcp://{join_address(host, int(port[0]))}",
+        rank=communicator.rank,
+        world_size=communicator.size,
     )
 
     def allreduce(values: NDArray[np.float32]) -> None:

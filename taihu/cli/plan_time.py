@@ -22,9 +22,9 @@ from taihu.planner.fc_mode import FcChoice
 from taihu.planner.profile import Compression, Downlink, Method, Profile
 from taihu.results import check_writable, write_json
 from taihu.rows import aligned
-from taihu.wire.address import split_address
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import SystemClock
+from taihu.wire.host_names import check_host
 from taihu.wire.retry import call_until_reachable
 from taihu.words import counted
 
@@ -129,7 +129,7 @@ def profile_of_running_job(address: str, timeout_s: float = _ANSWER_S) -> Profil
         PeerUnreachableError: nothing answers there within `timeout_s`.
         ConfigError: the job has not measured its costs yet.
     """
-    split_address(address)
+    check_host(address)
     with open_channel(address) as channel:
         stub = CoordinatorServiceStub(channel)
         answer = call_until_reachable(

@@ -17,7 +17,7 @@ from taihu.coordination.status import fetch_status
 from taihu.options import JsonOption
 from taihu.results import write_json
 from taihu.rows import aligned
-from taihu.wire.address import split_address
+from taihu.wire.host_names import check_host
 
 __all__ = ["status"]
 
@@ -33,7 +33,7 @@ def status(
     Example:
       taihu status 10.0.0.1:7070
     """  # noqa: D301
-    split_address(address)
+    check_host(address)
     answer = fetch_status(address, timeout)
     state = state_from_message(answer.state).value
     console = Console()

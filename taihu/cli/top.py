@@ -22,7 +22,7 @@ from taihu.display import human_bytes
 from taihu.entry import raise_on_terminate
 from taihu.errors import PeerUnreachableError
 from taihu.results import check_writable, json_lines
-from taihu.wire.address import split_address
+from taihu.wire.host_names import check_host
 
 __all__ = ["render", "top"]
 
@@ -55,7 +55,7 @@ def top(
       taihu top 10.0.0.1:7070 --every 10 >> run.log
       taihu top 10.0.0.1:7070 -n 1 --json -
     """  # noqa: D301
-    split_address(address)
+    check_host(address)
     check_writable(json_file)
     raise_on_terminate()
     console = Console()

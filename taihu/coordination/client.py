@@ -30,9 +30,11 @@ from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.profile import Profile
 from taihu.run_length import RunLength
+from taihu.wire.address import split_address
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import layout_to_message
+from taihu.wire.host_names import is_known
 from taihu.wire.retry import call_until_reachable
 from taihu.wire.status import error_from_rpc
 
@@ -53,6 +55,7 @@ class CoordinatorClient:
         self, address: str, job: Job, member: MemberId, incarnation: int, clock: Clock | None = None
     ) -> None:
         self.peer = f"coordinator at {address}"
+        self._address = address
         # Who is lost with it: what others say of the same death names the member.
         self._host = f"{'server' if job.servers else 'worker'} 0, {self.peer}"
         self.member = member
@@ -112,7 +115,8 @@ class CoordinatorClient:
         try:
             status = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_LOOK_S)
         except grpc.RpcError:
-            return f"the {self.peer}"
+            host = split_address(self._address)[0]
+            return f"the {self.peer}" if is_known(host) else f"the name {host} of the {self.peer} to be known"
         return awaited_in_words(missing_of(status))
 
     def bring_layout(self, layout: Layout) -> None:

@@ -5,6 +5,7 @@ Every daemon owns a `Metrics` with its own registry; nothing is registered globa
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -143,8 +144,9 @@ class MetricsPage:
         self.lingers = True
         if not 0 <= port <= 65535:
             raise ConfigError(f"metrics port {port}: expected a number from 0 to 65535")
+        everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
         try:
-            self._server, self._thread = start_http_server(port, addr=host or "0.0.0.0", registry=registry)  # noqa: S104
+            self._server, self._thread = start_http_server(port, addr=host or everywhere, registry=registry)
         except OSError as error:
             raise ConfigError(
                 f"metrics port {port}: {error.strerror or error}; "
