@@ -59,5 +59,5 @@ def _is_service_link(name: str, value: str) -> bool:
 
 
 def _remedy(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1)
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
     return f"did you mean {near[0]}?" if near else f"unset it, or name a setting as in {variable_of('train.steps')}"

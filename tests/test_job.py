@@ -106,7 +106,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "fc_update": st.sampled_from(["step", "pass"]),
         "zero": st.integers(0, 3),
         "bucket_bytes": st.integers(4096, 10**12),
-        "live_bytes": st.integers(0, 10**12),
+        "live_bytes": st.just(0) | st.integers(4096, 10**12),
         "plan": st.sampled_from(["auto", "greedy", "exact", "per-layer", "single", "bucket:0.5kB", "bucket:1GB"]),
         "calibration_steps": st.integers(4, 10**4),
         "replan_every": COUNT,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from taihu.settings.base import Count, Form, Seconds, Section
 
@@ -17,6 +18,11 @@ _PLAN: Final = Form(
     "auto, greedy, exact, per-layer, single or bucket:SIZE",
     "bucket:4MB",
 )
+
+
+_LEAST_LIVE_BYTES: Final = 4096
+_LEAST_BUCKET_BYTES: Final = 64
+_UNITS: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 class ExchangeSettings(Section):
@@ -87,3 +93,20 @@ class ExchangeSettings(Section):
     non_finite: Literal["error", "allow"] = Field(
         default="error", description="gradients that are not finite end the run"
     )
+
+    @field_validator("live_bytes")
+    @classmethod
+    def _holds_something(cls, size: int) -> int:
+        if 0 < size < _LEAST_LIVE_BYTES:
+            raise ValueError(f"expected 0, or at least {_LEAST_LIVE_BYTES} bytes, got {size}")
+        return size
+
+    @field_validator("plan")
+    @classmethod
+    def _buckets_hold_something(cls, plan: str) -> str:
+        size = re.fullmatch(r"bucket:([0-9.]+)([kMG]?B)", plan)
+        if size is not None and float(size[1]) * _UNITS[size[2]] < _LEAST_BUCKET_BYTES:
+            raise ValueError(
+                f"expected buckets of at least {_LEAST_BUCKET_BYTES} bytes, for example 'bucket:4MB', got {plan!r}"
+            )
+        return plan
