@@ -1,6 +1,35 @@
-"""taihu trains neural networks on many ordinary machines over ordinary networks."""
+"""taihu trains neural networks on many ordinary machines over ordinary networks.
 
-__all__ = ["__distribution__", "__version__"]
+From Python (docs/python.md):
+
+    result = taihu.train(model=build, data=((x_train, y_train), (x_test, y_test)))
+    model = taihu.load("model.safetensors")
+    model.predict(x)
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taihu.api import LoadedModel, Result, load, train
+
+__all__ = ["LoadedModel", "Result", "__distribution__", "__version__", "load", "train"]
 
 __distribution__ = "taihu"
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """What needs the engine is imported when it is used, from beside this file: no file of the user's instead."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    folder = str(Path(__file__).resolve().parents[1])
+    sys.path.insert(0, folder)
+    try:
+        return getattr(importlib.import_module("taihu.api"), name)
+    finally:
+        sys.path.remove(folder)

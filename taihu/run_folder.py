@@ -14,7 +14,7 @@ from taihu.job import Job, job_to_toml
 from taihu.results import check_writable
 from taihu.settings import RunSettings
 
-__all__ = ["RunFiles", "prepare_run", "run_files", "run_folder", "run_name", "stopped_model"]
+__all__ = ["RunFiles", "describe_run", "prepare_run", "run_files", "run_folder", "run_name", "stopped_model"]
 
 _NONE = Path("none")
 _MODEL = "model.safetensors"
@@ -118,7 +118,7 @@ def prepare_run(job: Job, job_file: Path | None, *, default: Path | None = None,
         return files
     files = run_files(job.run, _make(folder, anew="{time}" in str(job.run.dir or default)))
     files.make_parents()
-    _describe(files.folder or folder, job, job_file)
+    describe_run(files.folder or folder, job, job_file)
     return files
 
 
@@ -170,7 +170,7 @@ def _names(folder: Path) -> Iterator[Path]:
         yield folder.with_name(f"{folder.name}-{number}")
 
 
-def _describe(folder: Path, job: Job, job_file: Path | None) -> None:
+def describe_run(folder: Path, job: Job, job_file: Path | None) -> None:
     """Write the job file as it was given, or what was given in its place, and all settings that it led to.
 
     The settings are a job file too, which begins the run again in another folder.

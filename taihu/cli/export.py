@@ -11,7 +11,7 @@ from taihu.errors import ConfigError
 from taihu.export.to_torch import write_torch
 from taihu.options import OwnModelOption
 from taihu.results import check_writable
-from worker.saved.prediction import LoadedModel, load
+from worker.saved.prediction import LoadedModel, load_model_file
 
 __all__ = ["export"]
 
@@ -32,7 +32,7 @@ def export(
     if out.exists() and file.exists() and out.samefile(file):
         raise ConfigError(f"--out {out}: is the model that is exported; give another name")
     check_writable(out)
-    loaded = load(file, model)
+    loaded = load_model_file(file, model)
     written = _write_onnx(loaded, out) if to == "onnx" else write_torch(loaded, out)
     typer.echo(f"written: {', '.join(map(str, written))}")
 

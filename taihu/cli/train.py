@@ -69,39 +69,35 @@ def train(
       taihu train --compute sw26010 --trace trace.json
       taihu train --optimizer adam --lr 0.001
     """  # noqa: D301
-    from taihu.advice import advice
-    from taihu.machine import check_processes, check_threads
-    from taihu.run_folder import prepare_run
+    from taihu.local_run import check_job, prepare
+    from taihu.run_folder import RunFiles
     from taihu.training import LocalTraining
-    from worker.inputs import check_inputs
 
     # All that can be known to be wrong is said before anything starts.
     own = {"run": {"dir": run_dir, "save": from_here(save), "results": from_here(json_file)}}
     job = flags.resolve(job_file, own)
-    check_threads(job)
-    check_processes(job)
-    check_inputs(job)
+    check_job(job)
     check_writable(json_file, save, trace)
     make_tracer(trace, trace_steps)
-    files = prepare_run(job, job_file, default=Path("runs/{name}-{time}"))
-    for line in advice(job):
-        typer.echo(f"warning: {line}", err=True)
     interrupts = Interrupts()
+    run = prepare(LocalTraining(job, RunFiles(), logs, trace, trace_steps, interrupts), job_file)
+    for line in run.warnings:
+        typer.echo(f"warning: {line}", err=True)
     interrupts.install()
     start = time.monotonic()
     console = Console()
     with make_display(console, quiet=quiet) as display:
         display.say(opening(job))
         display.say("the first run compiles kernels, which takes a while")
-        if files.folder is not None:
-            display.say(f"run folder      {_shown(files.folder)}")
-        results = LocalTraining(job, files, logs, trace, trace_steps, interrupts).run(display)
-    for file in (*files.results, *([json_file] if json_file and is_stdout(json_file) else [])):
-        write_json(file, results)
+        if run.files.folder is not None:
+            display.say(f"run folder      {_shown(run.files.folder)}")
+        results = run.run(display)
+    if json_file is not None and is_stdout(json_file):
+        write_json(json_file, results)
     # The bar has gone: these lines are the last ones.
     lines = PlainDisplay(console)
     summarise(lines, results, time.monotonic() - start)
-    for name, path in {"run folder": files.folder, "trace": trace}.items():
+    for name, path in {"run folder": run.files.folder, "trace": trace}.items():
         if path is not None:
             lines.say(f"{name:<15} {_shown(path)}")
     return EXIT_INTERRUPTED if results["stopped"] else 0

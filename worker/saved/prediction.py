@@ -13,7 +13,7 @@ from worker.engine import Model, StepContext
 from worker.saved.metadata import SavedModel
 from worker.saved.reading import StoredModel, load_model
 
-__all__ = ["LoadedModel", "load"]
+__all__ = ["LoadedModel", "load_model_file"]
 
 _BATCH: Final = 256
 _CONTEXT: Final = StepContext(training=False, seed=0, step=0, first_sample=0)
@@ -123,7 +123,7 @@ class LoadedModel:
         return outputs
 
 
-def load(path: Path, own: str | None = None) -> LoadedModel:
+def load_model_file(path: Path, own: str | None = None) -> LoadedModel:
     """Load a saved model, see `load_model`.
 
     Raises:
