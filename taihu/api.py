@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 
-from taihu.display import Display, RunView, make_display
+from taihu.display import make_display
 from taihu.entry import InterruptedRunError, Interrupts
 from taihu.environment import resolve_job
 from taihu.errors import ConfigError, DataError, ModelError
@@ -116,7 +115,7 @@ def train(
         raise ConfigError("run.dir 'none': arrays and layers become files in the run's folder; leave it out")
     interrupts = Interrupts()
     run = _prepared(LocalTraining(resolved, interrupts=interrupts), model, data)
-    display: Display = make_display(Console()) if progress else _Silent()
+    display = make_display(Console(), quiet=not progress)
     with _interruptible(interrupts), display:
         results = run.run(display)
     if results["stopped"]:
@@ -214,7 +213,7 @@ def _write_arrays(folder: Path, parts: Mapping[str, NDArray[Any]]) -> None:
 
 def _model_name(job: Job, model: object, file: Path) -> str:
     """The name by which workers find a model: a file of its definitions, or where its function is."""
-    dataset = load_dataset(job.data)
+    dataset = load_dataset(job.data, job.model.name)
     loss = make_loss(job.train.loss, dataset.targets, dataset.outputs, job.train.label_smoothing)
     outputs = outputs_of_model(loss, dataset.targets, dataset.outputs)
     root = model(dataset.input_shape, outputs) if callable(model) else model
@@ -268,21 +267,3 @@ def _result(run: LocalRun, results: Mapping[str, Any]) -> Result:
         folder=run.files.folder,
         results=results,
     )
-
-
-class _Silent:
-    """A display that shows nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        """See `Display.say`."""
-
-    def update(self, view: RunView, elapsed_s: float) -> None:
-        """See `Display.update`."""

@@ -48,6 +48,11 @@ _COMMANDS: Final = (
     ),
     ("evaluate", "taihu.cli.evaluate:evaluate_file", "Test a saved model on the test set of its data."),
     (
+        "predict",
+        "taihu.cli.predict:predict",
+        "Tell what a saved model says about samples in files: a line for each, likeliest classes first, or values.",
+    ),
+    (
         "export",
         "taihu.cli.export:export",
         "Write a saved model for another library; both take raw inputs, as the data had them, channels last.",

@@ -95,6 +95,8 @@ class Dataset:
         scale: standard deviation, like `mean`; 1 where all inputs are the same.
         class_names: names of the classes in the order of their numbers; empty where they have none.
         load_ahead: whether reading takes so long that the next batch should be made while one is computed.
+        columns: of a table that became the features: name, and the texts that it may have, one feature each; empty
+            texts for a column of numbers.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Dataset:
     scale: NDArray[np.float32]
     class_names: tuple[str, ...] = ()
     load_ahead: bool = False
+    columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 def build_dataset(name: str, train: tuple[Images, Labels], test: tuple[Images, Labels], classes: int) -> Dataset:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from worker.data.inputs import ArrayInputs
 from worker.data.sources import table_files
 from worker.data.tables import TableFile, open_table
 
-__all__ = ["load_own_table"]
+__all__ = ["load_own_table", "read_features"]
 
 _MOST_CATEGORIES: Final = 100
 _MOST_CLASSES: Final = 1000
@@ -73,7 +74,31 @@ def load_own_table(settings: DataSettings, own: OwnData) -> Dataset:
         parts.append(_part(test, features, rows, _numbered(test, target, raw, classes)))
     task = "values" if classes is None else "classes"
     settings = settings.model_copy(update={"task": task})
-    return assemble(settings, parts[0], parts[1] if len(parts) == 2 else None, classes or ())
+    dataset = assemble(settings, parts[0], parts[1] if len(parts) == 2 else None, classes or ())
+    return replace(dataset, columns=tuple((feature.name, feature.categories) for feature in features))
+
+
+def read_features(path: Path, columns: Sequence[tuple[str, Sequence[str]]]) -> NDArray[np.float32]:
+    """The inputs (rows, features) of a table with the `columns` of `Dataset.columns`; others in it are ignored.
+
+    Raises:
+        DataError: a column is missing or of another kind, or a value is missing, not finite, or an unknown text.
+    """
+    table = open_table(path)
+    kinds: dict[str, Kind] = {name: "text" if texts else "number" for name, texts in columns}
+    texts = {name: set(own) for name, own in columns}
+    for name, kind in kinds.items():
+        if name not in table.schema.names:
+            raise DataError(f"{path}: no column {name}, which the model was trained on; it takes {', '.join(kinds)}")
+        if _kind(table, name) != kind:
+            raise DataError(f"{path}: column {name} is of {table.schema.field(name).type}, the model takes a {kind}")
+    features = tuple(_features(table, kinds, kinds, texts))
+    rows = 0
+    for portion in table.portions():
+        for name, kind in kinds.items():
+            _check_column(table, name, kind, portion.column(name), rows)
+        rows += len(portion)
+    return _inputs(table, features, rows)
 
 
 def _target_name(table: TableFile, wanted: str | None) -> str:
@@ -117,21 +142,23 @@ def _scan(table: TableFile, kinds: dict[str, Kind], target: str) -> tuple[dict[s
     for portion in table.portions():
         for name, kind in kinds.items():
             column = portion.column(name)
-            if column.null_count:
-                row = rows + int(pc.index(column.is_null(), True).as_py()) + 1
-                raise DataError(
-                    f"{table.path}: row {row}, column {name}: the value is missing; fill it in or drop it"
-                )
+            _check_column(table, name, kind, column, rows)
             if kind == "text":
                 texts[name].update(pc.unique(_texts(column)).to_pylist())
                 _check_categories(table, name, texts[name], _MOST_CLASSES if name == target else _MOST_CATEGORIES)
-            else:
-                _check_finite(table, name, _numbers(column), rows)
         targets.append(_target_values(portion.column(target), kinds[target]))
         rows += len(portion)
     if not rows:
         raise DataError(f"{table.path}: it has no rows")
     return texts, rows, np.concatenate(targets)
+
+
+def _check_column(table: TableFile, name: str, kind: Kind, column: Any, first_row: int) -> None:
+    if column.null_count:
+        row = first_row + int(pc.index(column.is_null(), True).as_py()) + 1
+        raise DataError(f"{table.path}: row {row}, column {name}: the value is missing; fill it in or drop it")
+    if kind == "number":
+        _check_finite(table, name, _numbers(column), first_row)
 
 
 def _check_categories(table: TableFile, name: str, texts: set[str], most: int) -> None:
@@ -219,6 +246,11 @@ def _numbered(table: TableFile, target: str, raw: NDArray[Any], classes: Sequenc
 
 
 def _part(table: TableFile, features: Sequence[_Feature], rows: int, targets: NDArray[Any]) -> Part:
+    where = f"data {table.path}"
+    return Part(ArrayInputs(_inputs(table, features, rows), where), targets, where)
+
+
+def _inputs(table: TableFile, features: Sequence[_Feature], rows: int) -> NDArray[np.float32]:
     inputs = _room(rows, sum(feature.width for feature in features))
     start = 0
     for portion in table.portions():
@@ -226,8 +258,7 @@ def _part(table: TableFile, features: Sequence[_Feature], rows: int, targets: ND
         for feature in features:
             _encode(table, feature, portion.column(feature.name), start, out[:, feature.first :][:, : feature.width])
         start += len(portion)
-    where = f"data {table.path}"
-    return Part(ArrayInputs(inputs, where), targets, where)
+    return inputs
 
 
 def _encode(table: TableFile, feature: _Feature, column: Any, first_row: int, out: NDArray[np.float32]) -> None:

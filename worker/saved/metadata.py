@@ -44,6 +44,7 @@ class SavedModel(BaseModel):
         mean: of the training inputs by channel or feature, in units of the raw inputs; empty if not known.
         scale: standard deviation, like `mean`: the first layer gets (x - mean) / scale.
         class_names: in the order of the outputs; may be empty.
+        columns: of a table that became the features, see `Dataset.columns`.
         data: the name of the data set that it was trained on.
         steps: that it was trained for.
         job: the tables of the job.
@@ -61,6 +62,7 @@ class SavedModel(BaseModel):
     mean: tuple[float, ...] = ()
     scale: tuple[Annotated[float, Field(gt=0)], ...] = ()
     class_names: tuple[_Text, ...] = ()
+    columns: tuple[tuple[_Text, tuple[_Text, ...]], ...] = ()
     data: _Text
     steps: Annotated[int, Field(ge=0, lt=2**63)]
     job: dict[str, Any] = Field(default_factory=dict)
@@ -76,6 +78,9 @@ class SavedModel(BaseModel):
             )
         if len(self.class_names) not in (0, self.classes):
             raise ValueError(f"class_names: expected {self.classes} names, seen {len(self.class_names)}")
+        features = sum(len(texts) or 1 for _, texts in self.columns)
+        if self.columns and self.input_shape != (features,):
+            raise ValueError(f"columns: expected {features} features, seen the input_shape {self.input_shape}")
         return self
 
     @property

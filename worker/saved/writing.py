@@ -44,6 +44,7 @@ def describe_model(job: Job, dataset: Dataset, model: Model, steps: int) -> Save
                 "mean": tuple(map(float, dataset.mean)),
                 "scale": tuple(map(float, dataset.scale)),
                 "class_names": tuple(map(_one_line, dataset.class_names)),
+                "columns": tuple((_one_line(name), tuple(map(_one_line, texts))) for name, texts in dataset.columns),
                 "data": _one_line(dataset.name),
                 "steps": steps,
                 "job": job.model_dump(mode="json", exclude_none=True),

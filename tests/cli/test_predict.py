@@ -1,0 +1,166 @@
+"""`taihu predict`, `export` and `evaluate` on files, against the model's own answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import typer
+from PIL import Image
+
+from taihu.cli.evaluate import evaluate_file
+from taihu.cli.export import export
+from taihu.cli.predict import predict
+from taihu.entry import run_app
+from taihu.job import Job
+from worker.data.load import load_dataset
+from worker.engine import Model, build_model
+from worker.saved.prediction import LoadedModel, load_model_file
+from worker.saved.writing import describe_model, save_model
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run one of the commands in this process; returns exit code, stdout, stderr."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command("predict")(predict)
+    app.command("export")(export)
+    app.command("evaluate")(evaluate_file)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            run_app(app, [str(argument) for argument in arguments])
+        return int(str(ended.value.code)), *capsys.readouterr()
+
+    return run
+
+
+def saved(path: Path, data: dict[str, Any], model: str = "mlp") -> LoadedModel:
+    """A model of random parameters, as if it had been trained on the data."""
+    job = Job.model_validate({"model": {"name": model}, "data": data})
+    dataset = load_dataset(job.data)
+    made: Model = build_model(model, dataset.input_shape, dataset.outputs)
+    if dataset.targets == "values":
+        from worker.engine.loss import make_loss  # noqa: PLC0415
+
+        made.use_loss(make_loss("mse", "values", dataset.outputs))
+    arena = np.zeros(made.layout.elements, np.float32)
+    made.bind(arena, np.zeros_like(arena))
+    made.initialize(4)
+    save_model(path, made, describe_model(job, dataset, made, 1))
+    return load_model_file(path)
+
+
+TABLE = "size,city,price\n1,Rome,1.5\n2,Oslo,2.5\n3,Rome,3.5\n4,Bonn,4.5\n"
+
+
+def test_a_table_with_and_without_its_target(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(TABLE)
+    model = saved(tmp_path / "m", {"name": f"{tmp_path}/train.csv"})
+    (tmp_path / "new.csv").write_text("city,other,size\nOslo,x,2\nBonn,y,9\n")
+    code, out, err = command("predict", tmp_path / "m", tmp_path / "new.csv", "--json", tmp_path / "p.json")
+    assert (code, err) == (0, "")
+    # Size, then Bonn, Oslo, Rome.
+    expected = model.predict(np.array([[2, 0, 1, 0], [9, 1, 0, 0]]))
+    rows = json.loads((tmp_path / "p.json").read_text())["predictions"]
+    assert [row["values"] for row in rows] == expected.astype(float).tolist()
+    assert out.splitlines() == [f"{tmp_path}/new.csv[{row}]  {expected[row, 0]:.6g}" for row in range(2)]
+    assert command("predict", tmp_path / "m", tmp_path / "train.csv")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("size\n1\n", "no column city, which the model was trained on; it takes size, city"),
+        ("size,city\nx,Rome\n", "column size is of string, the model takes a number"),
+        ("size,city\n1,Paris\n", "row 1, column city: 'Paris' does not occur"),
+        ("size,city\n1,Rome\n,Rome\n", "row 2, column size: the value is missing"),
+    ],
+)
+def test_tables_that_the_model_cannot_take(command: Command, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "train.csv").write_text(TABLE)
+    saved(tmp_path / "m", {"name": f"{tmp_path}/train.csv"})
+    (tmp_path / "new.csv").write_text(text)
+    code, _, err = command("predict", tmp_path / "m", tmp_path / "new.csv")
+    assert code == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Pictures of two classes and two sizes, and a model of them."""
+    generator = np.random.default_rng(3)
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = generator.integers(0, 256, (8 + number, 9, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+def test_images_are_resized_as_trained(command: Command, pictures: Path, tmp_path: Path) -> None:
+    model = saved(tmp_path / "m", {"name": f"{pictures}/", "resize": "6x7"})
+    files = [pictures / "cat" / "2.png", pictures / "dog" / "0.png"]
+    code, out, _ = command("predict", tmp_path / "m", *files, "--batch", 1, "--top", 1)
+    assert code == 0
+    sizes = [Image.open(file).resize((7, 6), Image.Resampling.BILINEAR) for file in files]
+    chances = model.predict(np.stack([np.asarray(image) for image in sizes]))
+    names = np.array(["cat", "dog"])[chances.argmax(axis=1)]
+    expected = [f"{f}  {name} {c.max():.4f}" for f, name, c in zip(files, names, chances, strict=True)]
+    assert out.splitlines() == expected
+
+
+def test_arrays_and_images_of_the_models_size(command: Command, pictures: Path, tmp_path: Path) -> None:
+    model = saved(tmp_path / "m", {"name": "synthetic:1x4x5:classes=3:samples=8"})
+    x = np.random.default_rng(1).integers(0, 256, (2, 4, 5), np.uint8)
+    np.save(tmp_path / "two.npy", x)
+    np.savez(tmp_path / "some.npz", x_test=x, y_test=np.zeros(2))
+    Image.fromarray(x[1]).save(tmp_path / "one.png")
+    files = [tmp_path / name for name in ("two.npy", "one.png", "some.npz")]
+    code, out, _ = command("predict", tmp_path / "m", *files)
+    assert code == 0
+    best = model.predict(x[..., None]).max(axis=1)
+    shown = [f"{best[row]:.4f}" for row in (0, 1, 1, 0, 1)]
+    assert [line.split()[2] for line in out.splitlines()] == shown
+    code, _, err = command("predict", tmp_path / "m", pictures / "cat" / "0.png")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "8x9 (height x width), the model takes 4x5" in err
+    np.save(tmp_path / "wrong.npy", x[:, 1:])
+    assert (
+        "of shape (2, 3, 5), the model takes (n, 4, 5, 1)"
+        in command("predict", tmp_path / "m", tmp_path / "wrong.npy")[2]
+    )
+    (tmp_path / "pickled.npy").write_bytes(b"not an array")
+    assert "not a readable array" in command("predict", tmp_path / "m", tmp_path / "pickled.npy")[2]
+    assert "cannot be read" in command("predict", tmp_path / "m", tmp_path / "none.png")[2]
+
+
+def test_export_writes_what_onnxruntime_computes(command: Command, tmp_path: Path) -> None:
+    model = saved(tmp_path / "m", {"name": "synthetic:1x4x5:classes=3:samples=8"}, "small_cnn")
+    code, out, _ = command("export", tmp_path / "m", "--to", "onnx", "--out", tmp_path / "m.onnx")
+    assert (code, out) == (0, f"written: {tmp_path}/m.onnx\n")
+    x = np.random.default_rng(1).random((3, 4, 5, 1), np.float32) * 255
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    found = session.run(["probabilities"], {"input": x})[0]
+    np.testing.assert_allclose(found, model.predict(x), atol=1e-5)
+    code, out, _ = command("export", tmp_path / "m", "--to", "torch", "--out", tmp_path / "t.safetensors")
+    assert (code, out) == (0, f"written: {tmp_path}/t.safetensors, {tmp_path}/t.py\n")
+    code, _, err = command("export", tmp_path / "m", "--to", "onnx", "--out", tmp_path / "m")
+    assert (code, "is the model that is exported" in err) == (2, True)
+
+
+def test_evaluate_needs_to_be_told_of_own_data(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(TABLE)
+    saved(tmp_path / "m", {"name": f"{tmp_path}/train.csv"})
+    code, _, err = command("evaluate", tmp_path / "m")
+    assert (code, f"was trained on {tmp_path}/train.csv; give --data" in err) == (2, True)
+    code, out, _ = command("evaluate", tmp_path / "m", "--data", f"{tmp_path}/train.csv")
+    assert (code, "test rmse" in out) == (0, True)
