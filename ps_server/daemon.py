@@ -100,6 +100,7 @@ class ServerDaemon:
             if self._page is not None:
                 self._page.close()
         elif self._page is not None:
+            self._page.lingers = self._outcome[0] is not RunState.STOPPED and not self._stop.expected
             self._page.__exit__(kind, value, trace)
         self._rpc.stop()
 
@@ -124,8 +125,6 @@ class ServerDaemon:
         finally:
             self._write_trace()
         state, reason = self._outcome
-        if self._page is not None:
-            self._page.lingers = state is RunState.FINISHED and not self._options.interrupts.reason
         self._log.info(state.value, **({"reason": reason} if reason else {}))
         return state
 

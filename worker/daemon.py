@@ -118,10 +118,11 @@ class WorkerDaemon:
             self._batches = self._make_batches(stack)
             self._beginning = stack.enter_context(beginning_of(self._job, self._options.rank))
             self._run_log = stack.enter_context(self._make_run_log())
-            results = self._take_part()
-            if page is not None:
-                page.lingers = not (results["stopped"] or self._options.interrupts.reason)
-            return results
+            try:
+                return self._take_part()
+            finally:
+                if page is not None:
+                    page.lingers = not self._stop.expected
 
     def _metrics_page(self, port: int) -> MetricsPage:
         return MetricsPage(self._metrics.registry, port, linger_s=self._options.linger_s)

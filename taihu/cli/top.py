@@ -30,7 +30,6 @@ _BAR = 30
 _COLUMN = 13
 _HISTORY = 60
 _SPARKS = "▁▂▃▄▅▆▇█"
-_OVER = (RunState.FINISHED, RunState.FAILED)
 
 
 def top(
@@ -73,7 +72,7 @@ def top(
             else:
                 shown.show(view)
             write(view.to_json())
-            if number == looks or view.state in _OVER:
+            if number == looks or view.state.is_final:
                 return
             time.sleep(every)
             view = _look_again(address, timeout)
@@ -133,7 +132,7 @@ def render(view: Overview, losses: deque[float]) -> RenderableType:
 
 
 def _title(view: Overview) -> Text:
-    colour = {RunState.FAILED: "red", RunState.FINISHED: "green"}.get(view.state, "cyan")
+    colour = {RunState.FAILED: "red", RunState.STOPPED: "yellow", RunState.FINISHED: "green"}.get(view.state, "cyan")
     text = Text.assemble((view.job, "bold"), "  ", (view.state.value, colour))
     if view.total_steps:
         text.append(f"  step {view.step}/{view.total_steps}")
