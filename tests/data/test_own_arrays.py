@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from taihu.errors import DataError
 from taihu.settings import DataSettings
 from worker.data.batches import Batches
 from worker.data.dataset import Dataset
+from worker.data.inputs import ArrayInputs
 from worker.data.load import load_dataset
 from worker.data.sources import check_sources
 
@@ -220,6 +222,35 @@ def test_sources_of_arrays(tmp_path: Path) -> None:
         check_sources(f"{tmp_path}/none", None)
     check_sources(saved(tmp_path, "npz", arrays((4,), "float32")).name, None)
     check_sources(saved(tmp_path, "npy", arrays((4,), "float32")).name, None)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    samples=st.integers(1, 20),
+    features=st.integers(1, 3),
+    portion=st.integers(1, 30),
+    offset=st.sampled_from([0, -50, 1e4]),
+    seed=st.integers(0, 99),
+)
+def test_statistics_are_the_same_in_portions_of_any_size(
+    samples: int, features: int, portion: int, offset: float, seed: int
+) -> None:
+    values = (np.random.default_rng(seed).normal(offset, 2, (samples, features))).astype(np.float32)
+    values[:, 0] = offset + 0.1
+    with patch("worker.data.statistics._CHUNK_VALUES", portion):
+        mean, scale = ArrayInputs(values, "x").statistics(np.arange(samples))
+    exact = values.astype(np.float64)
+    np.testing.assert_allclose(mean, exact.mean(axis=0), rtol=1e-5, atol=1e-5)
+    deviation = np.where(np.ptp(exact, axis=0) == 0, 1, exact.std(axis=0))
+    np.testing.assert_allclose(scale, deviation, rtol=1e-4)
+    assert (mean[0], scale[0]) == (values[0, 0], 1)
+
+
+def test_a_number_that_is_not_finite_is_found_in_a_large_array(tmp_path: Path) -> None:
+    x = np.zeros((600_000, 2), np.float32)
+    x[590_000, 1] = np.nan
+    message = failure(saved(tmp_path, "npz", {"x": x, "y": np.zeros(600_000)}))
+    assert "the input of sample 590000 is not finite" in message
 
 
 def test_one_array_under_the_name_of_several(tmp_path: Path) -> None:

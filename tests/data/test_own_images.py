@@ -112,6 +112,18 @@ def test_a_turned_photograph_is_shown_as_it_was_taken(tmp_path: Path) -> None:
     assert small[5, 0] > small[5, 14]
 
 
+def test_turned_photographs_have_the_shape_in_which_they_are_shown(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    for name in CLASSES:
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.fromarray(picture(number, (6, 9))).save(tmp_path / name / f"{number}.jpg", exif=exif)
+    dataset = loaded(tmp_path)
+    assert dataset.input_shape == (9, 6, 1)
+    assert inputs_of(dataset, dataset.train).shape[1:] == (9, 6, 1)
+
+
 @pytest.mark.parametrize("mode", ["1", "LA", "P", "RGBA", "CMYK", "I;16"])
 def test_pictures_of_every_mode(tmp_path: Path, mode: str) -> None:
     grey = picture(3, (6, 5))

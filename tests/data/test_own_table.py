@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +38,13 @@ ROW = st.fixed_dictionaries(
         "price": st.floats(0, 100, width=32),
     }
 ).map(lambda row: {name: row[name] for name in COLUMNS})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_portions() -> Iterator[None]:
+    """Tables of the tests have several portions."""
+    with patch("worker.data.tables._PORTION", 3):
+        yield
 
 
 def text_of(rows: Rows, delimiter: str = ",") -> str:
