@@ -168,7 +168,7 @@ def _shown(job: Job, meeting: _Meeting, json_file: Path | None, role: NodeRole) 
 
     from taihu.cli.train import opening, summarise
     from taihu.display import PlainDisplay
-    from taihu.results import read_json
+    from taihu.results import is_stdout, read_json, write_json
     from taihu.training import results_of
     from taihu.watching import watching
 
@@ -177,14 +177,17 @@ def _shown(job: Job, meeting: _Meeting, json_file: Path | None, role: NodeRole) 
     console = Console(file=sys.stdout, force_terminal=False)
     with tempfile.TemporaryDirectory(prefix="taihu-") as folder, PlainDisplay(console) as display:
         display.say(opening(job))
-        file = json_file or Path(folder) / "results.json"
+        file = Path(folder) / "results.json" if json_file is None or is_stdout(json_file) else json_file
         with _silent_stdout(), watching(meeting.address, display) as watched:
             yield file
-        results = results_of(job, [read_json(file)])
+        written = read_json(file)
+        results = results_of(job, [written])
         if watched.view is not None:
             sums = {"sent": watched.view.sent_bytes, "received": watched.view.received_bytes}
             results |= {f"bytes_{way}_per_step": count for way, count in sums.items()}
         summarise(display, results, time.monotonic() - start)
+        if json_file is not None and is_stdout(json_file):
+            write_json(json_file, written)
 
 
 @contextmanager
