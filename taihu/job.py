@@ -127,6 +127,19 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
+    def _clipping_fits(self) -> Job:
+        key = "clip_norm" if self.optimizer.clip_norm is not None else "clip_value"
+        if getattr(self.optimizer, key) is None:
+            return self
+        if self.compression.method != "none":
+            raise ValueError(
+                f"optimizer.{key} clips dense gradients: leave it out, or set compression.clip_norm in its place"
+            )
+        if self.exchange.fc != "data":
+            raise ValueError(f"optimizer.{key} clips gradients of whole layers: set exchange.fc = 'data'")
+        return self
+
+    @model_validator(mode="after")
     def _compute_fits(self) -> Job:
         if self.models_compute and self.exchange.fc != "data":
             raise ValueError(f"compute {self.cluster.compute} models whole layers alone: set exchange.fc = 'data'")

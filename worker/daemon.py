@@ -35,6 +35,7 @@ from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
 from taihu.wire.server import RpcServer
 from taihu.words import counted
+from worker.clipping import LayerClipping
 from worker.data.ahead import LoadAhead
 from worker.data.batches import Batches, BatchSource
 from worker.data.load import load_dataset
@@ -289,6 +290,7 @@ class WorkerDaemon:
             clock=self._clock,
             tracer=self._options.tracer,
             on_step=on_step,
+            clipping=self._clipping(replica),
         )
         per_epoch = self._batches.steps_per_epoch
         step = 0
@@ -368,6 +370,10 @@ class WorkerDaemon:
             steps_per_epoch=self._batches.steps_per_epoch,
             learning_rate=partial(learning_rate, in_steps(self._job.optimizer, self._length)),
         )
+
+    def _clipping(self, replica: Replica) -> LayerClipping | None:
+        largest, exchanged = self._job.optimizer.clip_norm, replica.exchanged
+        return None if largest is None else LayerClipping(exchanged.layout, exchanged.arenas.gradients, largest)
 
     def _make_batches(self, stack: ExitStack) -> BatchSource:
         batches = Batches(

@@ -12,6 +12,7 @@ from taihu.job import Job
 from taihu.planner.groups import group_of_layer
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
+from worker.clipping import LayerClipping
 from worker.data.batches import BatchSource
 from worker.engine import Array, StepContext, StepHooks
 from worker.exchange import GradientExchange
@@ -46,7 +47,9 @@ class Trainer:
         clock: Clock,
         tracer: Tracer,
         on_step: Callable[[StepRecord], None],
+        clipping: LayerClipping | None = None,
     ) -> None:
+        self._clipping = clipping
         self._job = job
         self._keeps_no_gradients = job.zero >= 2
         self._rank = rank
@@ -164,6 +167,8 @@ class Trainer:
     def _gradient_ready(self, layer: int) -> None:
         record = self._record
         assert record is not None  # noqa: S101
+        if self._clipping is not None:
+            self._clipping.clip(layer, self._exchange.loss_scale)
         record.ready_s.append(self._clock.now() - record.waited_in_backward_s)
         group = self._group_of_layer[layer]
         if layer != self._last_layers[group]:

@@ -83,7 +83,7 @@ def memory_job(job: Job, layout: Layout) -> MemoryJob:
         workers=job.cluster.workers,
         servers=job.servers,
         zero=job.zero,
-        optimizer_arrays=len(OptimizerState(job.server_optimizer, 1).arrays),
+        optimizer_arrays=OptimizerState(job.server_optimizer, 1).state_bytes // BYTES_PER_VALUE,
         value_bytes=ValueType.named(job.train.precision).dtype.itemsize,
         holds_gradients=job.holds_gradients,
         bucket_bytes=exchange.bucket_bytes,

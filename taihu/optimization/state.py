@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.clip import clip_values
 from kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum, sgd_sparse
 from taihu.schedule import learning_rate
 from taihu.settings import OptimizerSettings
@@ -24,10 +25,16 @@ class OptimizerState:
         }
         """By name, each of shape (elements,): `momentum`, or `exp_avg` and `exp_avg_sq`."""
 
+        # No state: where clipped gradients wait for their update.
+        self._clipped: Values | None = None
+        if settings.clip_value is not None:
+            self._clipped = np.zeros(elements, dtype=np.float32)
+
     @property
     def state_bytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in self.arrays.values())
+        """Bytes of all arrays, and of what clipping needs beside them."""
+        clipped = 0 if self._clipped is None else self._clipped.nbytes
+        return sum(array.nbytes for array in self.arrays.values()) + clipped
 
     def update(self, start: int, parameters: Values, gradient: Values, step: int, scale: float = 1.0) -> None:
         """Update `parameters`, shape (k,), fp32, in place; elements [start, start + k) of the state belong to them.
@@ -39,6 +46,10 @@ class OptimizerState:
             step: number of this step, counted from 1; it sets learning rate and bias correction.
             scale: multiplies the gradient first.
         """
+        if self._clipped is not None and self._settings.clip_value is not None:
+            clipped = self._clipped[start : start + len(parameters)]
+            clip_values(gradient, float(scale), self._settings.clip_value, clipped)
+            gradient, scale = clipped, 1.0
         own = {name: array[start : start + len(parameters)] for name, array in self.arrays.items()}
         if self._settings.name != "sgd":
             adam(parameters, gradient, own["exp_avg"], own["exp_avg_sq"], _adam_rule(self._settings, step, scale))

@@ -21,6 +21,10 @@ class OptimizerSettings(Section):
 
     Where a schedule is by the length of the run, in epochs or to its end, that is taken from the workers' data when
     the run starts.
+
+    `clip_norm` bounds the norm of one layer's gradient at a time, on each worker for itself: the norm of the whole
+    gradient is known only when all of it is there, when most of it is exchanged already. Neither clips with sharded
+    layers; compressed gradients have `compression.clip_norm`.
     """
 
     name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="the update rule")
@@ -38,6 +42,13 @@ class OptimizerSettings(Section):
     beta2: Fraction = Field(default=0.999, description="adam, adamw: decay of the mean of squared gradients")
     epsilon: Annotated[float, Field(ge=1e-30, le=1)] = Field(
         default=1e-8, description="adam, adamw: added to the root of the mean square"
+    )
+    clip_norm: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
+        default=None,
+        description="the largest norm of each layer's gradient, as each worker computes it, before it is exchanged",
+    )
+    clip_value: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
+        default=None, description="the largest magnitude of each element of the mean gradient, where it is applied"
     )
     schedule: Literal["constant", "step", "cosine"] = Field(
         default="constant", description="how the learning rate falls"
