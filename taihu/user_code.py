@@ -26,7 +26,7 @@ import structlog
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.guard import PACKAGES
 
-__all__ = ["explained", "load_function", "split_function", "user_line"]
+__all__ = ["explained", "load_function", "own_mistakes_told", "split_function", "user_line"]
 
 _FORM: Final = "path/to/file.py:function"
 _OURS: Final = Path(__file__).resolve().parents[1]
@@ -88,6 +88,22 @@ def explained(
         if structlog.is_configured():
             structlog.get_logger().error(f"{thing} failed", place=place, exc_info=raised)
         raise error(f"{thing} {place}: {_cause(raised)}") from raised
+
+
+@contextmanager
+def own_mistakes_told() -> Iterator[None]:
+    """Turn what passed through a file of the user's into a RunError that names file and line; log the traceback."""
+    try:
+        yield
+    except TaihuError:
+        raise
+    except Exception as raised:
+        told = user_line(raised)
+        if told is None:
+            raise
+        if structlog.is_configured():
+            structlog.get_logger().error("own code failed", place=told, exc_info=raised)
+        raise RunError(told) from raised
 
 
 def user_line(raised: BaseException) -> str | None:

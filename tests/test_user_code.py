@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from taihu.errors import ConfigError, DataError, RunError
-from taihu.user_code import explained, load_function, user_line
+from taihu.user_code import explained, load_function, own_mistakes_told, user_line
 
 
 @pytest.fixture(autouse=True)
@@ -159,3 +159,23 @@ def test_what_is_no_function_in_a_file(
     with pytest.raises(DataError, match=message) as caught:
         load_function(spec, thing="data", error=DataError, signature="f() -> pair")
     assert os.linesep not in str(caught.value)
+
+
+def test_what_passes_through_the_users_code_in_training_is_told_with_its_line(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        mine="class Broken:\n def forward(self):\n  raise ValueError('my own')\n\ndef build(): return Broken()\n",
+    )
+    layer = load_function(f"{tmp_path / 'mine.py'}:build")()
+    structlog.configure()
+    with (
+        structlog.testing.capture_logs() as logs,
+        pytest.raises(RunError, match=r"mine\.py line 3: ValueError: my own"),
+        own_mistakes_told(),
+    ):
+        layer.forward()
+    assert isinstance(logs[0]["exc_info"], ValueError)
+    with pytest.raises(ZeroDivisionError), own_mistakes_told():
+        raise ZeroDivisionError
+    with pytest.raises(DataError, match="known"), own_mistakes_told():
+        raise DataError("known")

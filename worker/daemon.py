@@ -31,6 +31,7 @@ from taihu.planner.groups import group_of_layer
 from taihu.run_folder import RunFiles, stopped_model
 from taihu.run_length import RunLength
 from taihu.trace import Tracer
+from taihu.user_code import own_mistakes_told
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
 from taihu.wire.server import RpcServer
@@ -208,7 +209,8 @@ class WorkerDaemon:
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
             try:
-                steps = self._train(session, observer, replica, last)
+                with own_mistakes_told():
+                    steps = self._train(session, observer, replica, last)
             finally:
                 self._write_trace(session.client.coordinator_clock)
             saved, not_saved = self._save(session, replica, steps, stopped=last.is_early)

@@ -63,6 +63,7 @@ def test_training_refuses(taihu: Taihu, tmp_path: Path, arguments: list[str], wo
         (["--data", "fashion-mnist", "--data-path", "nowhere"], ["nowhere", "train-images-idx3-ubyte", "not found"]),
         (["--data", "cifar10"], ["cifar10", "--data-path"]),
         (["--data", "cifar10", "--data-path", "."], ["data_batch_1.bin", "not found"]),
+        (["--batch", "1000", "--workers", "3"], ["batch 1000 of 3 workers", "1437", "479"]),
     ],
 )
 def test_training_refuses_what_its_workers_would_not_find_before_it_starts_them(
@@ -84,7 +85,6 @@ def test_daemons_refuse_results_that_they_could_not_write_before_they_train(taih
     refused(taihu("server", "--trace", "nowhere/file"), "cannot write nowhere/file")
 
 
-TEAM = ("--servers", "2", "--workers", "3")
 ALONE = ("--servers", "1", "--workers", "1")
 
 
@@ -92,7 +92,6 @@ ALONE = ("--servers", "1", "--workers", "1")
     ("members", "arguments", "words"),
     [
         (ALONE, ["--model", "mine.py:biuld"], ["mine.py", "'biuld'", "it has: build"]),
-        (TEAM, ["--batch", "1000"], ["batch 1000", "1437"]),
         (ALONE, ["--model", "alexnet"], ["8", "conv"]),
     ],
 )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from taihu.errors import ConfigError, DataError
 from taihu.words import counted
 from worker.data.dataset import Dataset, Rows, Targets, standardise
+from worker.data.sources import check_batch
 
 __all__ = ["Augment", "BatchSource", "Batches"]
 
@@ -146,13 +147,4 @@ def _check(dataset: Dataset, batch: int, workers: int, rank: int, augment: str) 
             f"{dataset.name}: data.augment '{augment}' moves images of (height, width, channels), its inputs are "
             f"vectors of {shape}; set data.augment = 'none'"
         )
-    samples = len(dataset.train)
-    if batch * workers > samples:
-        largest = samples // workers
-        remedy = (
-            f"the largest batch that fits is {largest}" if largest else f"use at most {counted(samples, 'worker')}"
-        )
-        raise DataError(
-            f"{dataset.name}: batch {batch} of {counted(workers, 'worker')} needs "
-            f"{counted(batch * workers, 'sample')}, the training set has {samples}; {remedy}"
-        )
+    check_batch(dataset.name, len(dataset.train), batch, workers)

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from taihu.errors import DataError
 from taihu.names import OwnData, own_data
 from taihu.user_code import split_function
+from taihu.words import counted
 from worker.data.files import check_readable, exists
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "CIFAR10_TRAIN",
     "FASHION_MNIST_REMEDY",
     "FolderKind",
+    "check_batch",
     "check_sources",
     "cifar10_folder",
     "digits_file",
@@ -149,3 +151,15 @@ def _files(name: str, path: Path | None) -> Iterator[tuple[Path, str]]:
     elif name == "cifar10":
         for part in (*CIFAR10_TRAIN, CIFAR10_TEST):
             yield cifar10_folder(path) / part, CIFAR10_REMEDY
+
+
+def check_batch(name: str, samples: int, batch: int, workers: int) -> None:
+    """Raise DataError when the workers' batches of one step need more than the `samples` of the training set."""
+    if batch * workers <= samples:
+        return
+    largest = samples // workers
+    remedy = f"the largest batch that fits is {largest}" if largest else f"use at most {counted(samples, 'worker')}"
+    raise DataError(
+        f"{name}: batch {batch} of {counted(workers, 'worker')} needs {counted(batch * workers, 'sample')}, "
+        f"the training set has {samples}; {remedy}"
+    )
