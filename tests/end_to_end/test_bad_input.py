@@ -92,7 +92,6 @@ ALONE = ("--servers", "1", "--workers", "1")
     ("members", "arguments", "words"),
     [
         (ALONE, ["--model", "mine.py:biuld"], ["mine.py", "'biuld'", "it has: build"]),
-        (ALONE, ["--model", "alexnet"], ["8", "conv"]),
     ],
 )
 def test_what_workers_refuse_is_said_once(
