@@ -76,7 +76,7 @@ class Result:
 
 
 def train(
-    job: str | Path | Mapping[str, Mapping[str, object]] | Job | None = None,
+    job: str | Path | Mapping[str, object] | Job | None = None,
     *,
     model: str | Build | Layer | None = None,
     data: str | Path | Sequence[Arrays] | None = None,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 from daemons import Start, daemons
+from wheel import build_wheel
 
 from taihu.cli.plan import plan
 from taihu.entry import run_app
@@ -35,6 +36,12 @@ def taihu(tmp_path: Path) -> Taihu:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout; tests that use it are of the group "wheel"."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture
