@@ -204,7 +204,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ModelError, match="gradient arena: expected"):
         unbound.bind(good, good.astype(np.float64))
     model, _, _ = _bound("small_cnn", (8, 8, 1))
-    with pytest.raises(ModelError, match=re.escape("expected images of (batch, 8, 8, 1), seen (2, 8, 8)")):
+    with pytest.raises(ModelError, match=re.escape("expected inputs of (batch, 8, 8, 1), seen (2, 8, 8)")):
         model.forward(images[..., 0], _training())
     with pytest.raises(ModelError, match=re.escape("seen (0, 8, 8, 1)")):
         model.forward(images[:0], _training())
