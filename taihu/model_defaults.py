@@ -69,12 +69,13 @@ def check_model_fits(model: str, input_shape: tuple[int, ...]) -> None:
     side = MODEL_DEFAULTS[model].smallest_side
     if not side:
         return
-    if len(input_shape) != 3:
+    if len(input_shape) == 1:
         raise ModelError(
-            f"model {model}: expected images of (height, width, channels), the data set has rows of "
-            f"{'x'.join(map(str, input_shape))} features; use model mlp, or one of your own"
+            f"model {model}: expected images of (height, width, channels), the data set has rows of {input_shape[0]} "
+            "features; use model mlp, or one of your own"
         )
-    if min(input_shape[:2]) < side:
+    # What has another shape is no data set's; `Model` refuses it.
+    if len(input_shape) == 3 and min(input_shape[:2]) < side:
         raise ModelError(
             f"model {model}: expected images of at least {side} x {side} pixels, seen {input_shape[0]} x "
             f"{input_shape[1]}; set data.resize = '{side}x{side}', or use another model"

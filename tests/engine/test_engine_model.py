@@ -214,5 +214,7 @@ def test_misuse_is_refused() -> None:
     _step(model, images, labels)
     with pytest.raises(ModelError, match="expected a training forward"):
         model.backward(dlogits)
-    with pytest.raises(ModelError, match=re.escape("images of (height, width, channels), seen (8, 8)")):
+    with pytest.raises(
+        ModelError, match=re.escape("inputs of (height, width, channels) or (features,), seen (8, 8)")
+    ):
         build_model("small_cnn", (8, 8), 10)
