@@ -284,7 +284,7 @@ def test_tensors_that_are_not_the_models(small: tuple[Path, dict[str, Any]]) -> 
         load_model(path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_any_damage_to_the_metadata_is_an_error_of_one_line(data: st.DataObject) -> None:
     said = json.loads(SMALL.to_metadata())
