@@ -107,7 +107,7 @@ def test_a_truncated_data_file_is_named_with_both_sizes(taihu: Taihu, tmp_path: 
         (tmp_path / name).write_bytes(gzip.compress(header + bytes(10 * 28 * 28 - 5)))
     for name in ("train-labels-idx1-ubyte.gz", "t10k-labels-idx1-ubyte.gz"):
         (tmp_path / name).write_bytes(gzip.compress(struct.pack(">II", 2049, 10) + bytes(10)))
-    done = taihu("train", *ALONE, "--data", "fashion-mnist", "--data-path", str(tmp_path))
+    done = taihu("train", *ALONE, "--batch", "4", "--data", "fashion-mnist", "--data-path", str(tmp_path))
     refused(done, "train-images-idx3-ubyte", "7856", "7851")
 
 

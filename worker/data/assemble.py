@@ -77,6 +77,6 @@ def _split(samples: int, settings: DataSettings, where: str) -> tuple[Rows, Rows
     """Rows for training and for testing, each in ascending order; the same for as many samples and one split_seed."""
     if samples < 2:
         raise DataError(f"{where}: {samples} sample, of which none can be set apart for testing; give at least 2")
-    testing = min(samples - 1, max(1, round(samples * settings.test_share)))
+    testing = settings.samples_for_testing(samples)
     order = np.random.default_rng([settings.split_seed, samples]).permutation(samples)
     return np.sort(order[testing:]), np.sort(order[:testing])

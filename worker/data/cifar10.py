@@ -8,11 +8,9 @@ import numpy as np
 
 from worker.data.dataset import Dataset, Images, Labels, build_dataset, check_labels
 from worker.data.files import check_size, read_file
-from worker.data.sources import CIFAR10_REMEDY, CIFAR10_TEST, CIFAR10_TRAIN, cifar10_folder
+from worker.data.sources import CIFAR10_RECORD_BYTES, CIFAR10_REMEDY, CIFAR10_TEST, CIFAR10_TRAIN, cifar10_folder
 
 __all__ = ["load_cifar10"]
-
-_RECORD_BYTES = 1 + 3 * 32 * 32
 
 
 def load_cifar10(path: Path | None) -> Dataset:
@@ -31,12 +29,12 @@ def load_cifar10(path: Path | None) -> Dataset:
 
 def _read_batch(path: Path) -> tuple[Images, Labels]:
     content = read_file(path, CIFAR10_REMEDY)
-    records, rest = divmod(len(content), _RECORD_BYTES)
+    records, rest = divmod(len(content), CIFAR10_RECORD_BYTES)
     if rest:
-        expected = (records + 1) * _RECORD_BYTES
-        meaning = f"{records + 1} records of {_RECORD_BYTES}"
+        expected = (records + 1) * CIFAR10_RECORD_BYTES
+        meaning = f"{records + 1} records of {CIFAR10_RECORD_BYTES}"
         check_size(path, len(content), expected, meaning, CIFAR10_REMEDY)
-    table = np.frombuffer(content, np.uint8).reshape(records, _RECORD_BYTES)
+    table = np.frombuffer(content, np.uint8).reshape(records, CIFAR10_RECORD_BYTES)
     planes = table[:, 1:].reshape(records, 3, 32, 32)
     labels = check_labels(table[:, 0], records, 10, str(path), CIFAR10_REMEDY)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels

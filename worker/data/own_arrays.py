@@ -6,7 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from worker.data.assemble import Part, assemble
 from worker.data.dataset import Dataset
 from worker.data.inputs import array_inputs
 
-__all__ = ["load_own_arrays"]
+__all__ = ["count_own_arrays", "load_own_arrays"]
 
 # Pairs of names for training and testing, as Keras, MedMNIST and scikit-learn call them.
 _TRAIN: Final = (
@@ -31,6 +31,8 @@ _TRAIN: Final = (
 )
 _TEST: Final = (("x_test", "y_test"), ("test_images", "test_labels"), ("test_inputs", "test_targets"))
 _CLASS_NAMES: Final = "class_names"
+# Readers of an array's header by the version of its format; the third one is for names of fields alone.
+_HEADERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 Get = Callable[[str], NDArray[Any]]
 
@@ -53,6 +55,33 @@ def load_own_arrays(settings: DataSettings, own: OwnData) -> Dataset:
             return _dataset(settings, file.files, lambda name: _read(file, name, own.path))
     except (OSError, zipfile.BadZipFile, ValueError, EOFError) as error:
         raise DataError(f"{own.path}: not a readable .npz file: {_cause(error)}") from None
+
+
+def count_own_arrays(own: OwnData) -> tuple[int, bool] | None:
+    """Number of training inputs by their array's header, and whether there are others for testing.
+
+    None where there is no such array, or its header cannot be read.
+    """
+    try:
+        if own.kind == "folder":
+            files = {path.stem.lower(): path for path in sorted(own.path.glob("*.npy"))}
+            return _count(files.keys(), lambda name: files[name].open("rb"))
+        with zipfile.ZipFile(own.path) as archive:
+            members = {name.removesuffix(".npy").lower(): name for name in archive.namelist()}
+            return _count(members.keys(), lambda name: archive.open(members[name]))
+    except (OSError, zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, RuntimeError):
+        return None
+
+
+def _count(names: Iterable[str], opened: Callable[[str], IO[bytes]]) -> tuple[int, bool] | None:
+    known = set(names)
+    name = next((inputs for inputs, targets in _TRAIN if {inputs, targets} <= known), None)
+    if name is None:
+        return None
+    with opened(name) as file:
+        header = _HEADERS[np.lib.format.read_magic(file)](file)
+    shape: tuple[int, ...] = header[0]
+    return (shape[0], any(inputs in known for inputs, _ in _TEST)) if shape else None
 
 
 def _from_folder(settings: DataSettings, folder: Path) -> Dataset:

@@ -16,7 +16,7 @@ from worker.data.assemble import Part, assemble
 from worker.data.dataset import Dataset
 from worker.data.images import IMAGE_SUFFIXES, ImageInputs, common_shape
 
-__all__ = ["load_own_images"]
+__all__ = ["count_own_images", "load_own_images"]
 
 _TRAIN: Final = "train"
 _TEST: Final = ("test", "val", "valid", "validation")
@@ -31,12 +31,8 @@ def load_own_images(settings: DataSettings, own: OwnData) -> Dataset:
     Raises:
         DataError: there are none, a class is empty or unknown to training, or one of the images looked at is damaged.
     """
-    folders = _folders(own.path)
-    train = own.path / _TRAIN if _TRAIN in folders else own.path
-    test = next((own.path / name for name in _TEST if name in folders), None) if train != own.path else None
-    classes = _folders(train)
-    if not classes:
-        raise DataError(f"data folder {train}: no folders of classes; {_FORM}")
+    train, test = _parts(own.path)
+    classes = _classes(train)
     parts = [_files(train, classes)]
     if test is not None:
         unknown = sorted(set(_folders(test)) - set(classes))
@@ -52,9 +48,39 @@ def load_own_images(settings: DataSettings, own: OwnData) -> Dataset:
     return assemble(settings, made[0], made[1] if test is not None else None, classes)
 
 
+def count_own_images(own: OwnData) -> tuple[int, bool]:
+    """Number of images for training, and whether there are others for testing; none is opened.
+
+    Raises:
+        DataError: there are none, or a class is empty.
+    """
+    train, test = _parts(own.path)
+    files, _ = _files(train, _classes(train))
+    return len(files), test is not None
+
+
+def _parts(folder: Path) -> tuple[Path, Path | None]:
+    """Where the classes for training and, if there is such a part, for testing lie."""
+    folders = _folders(folder)
+    if _TRAIN not in folders:
+        return folder, None
+    return folder / _TRAIN, next((folder / name for name in _TEST if name in folders), None)
+
+
+def _classes(train: Path) -> list[str]:
+    classes = _folders(train)
+    if not classes:
+        raise DataError(f"data folder {train}: no folders of classes; {_FORM}")
+    return classes
+
+
 def _folders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in _entries(folder) if entry.is_dir() and entry.name[0] != ".")
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+        return list(os.scandir(folder))
     except OSError as error:
         raise DataError(f"data folder {folder}: cannot be read ({error.strerror}); {_FORM}") from None
 
@@ -64,7 +90,7 @@ def _files(folder: Path, classes: Sequence[str]) -> tuple[list[str], list[str]]:
     files: list[str] = []
     names: list[str] = []
     for name in classes:
-        found = sorted(entry.path for entry in os.scandir(folder / name) if _is_image(entry.name))
+        found = sorted(entry.path for entry in _entries(folder / name) if _is_image(entry.name))
         if not found:
             raise DataError(f"data folder {folder / name}: no images; {_FORM}")
         files += found

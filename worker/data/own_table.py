@@ -21,9 +21,9 @@ from worker.data.assemble import Part, assemble
 from worker.data.dataset import Dataset
 from worker.data.inputs import ArrayInputs
 from worker.data.sources import table_files
-from worker.data.tables import TableFile, open_table
+from worker.data.tables import TableFile, count_rows, open_table
 
-__all__ = ["load_own_table", "read_features"]
+__all__ = ["count_own_table", "load_own_table", "read_features"]
 
 _MOST_CATEGORIES: Final = 100
 _MOST_CLASSES: Final = 1000
@@ -76,6 +76,17 @@ def load_own_table(settings: DataSettings, own: OwnData) -> Dataset:
     settings = settings.model_copy(update={"task": task})
     dataset = assemble(settings, parts[0], parts[1] if len(parts) == 2 else None, classes or ())
     return replace(dataset, columns=tuple((feature.name, feature.categories) for feature in features))
+
+
+def count_own_table(own: OwnData, most_bytes: int) -> tuple[int, bool] | None:
+    """Number of rows for training, and whether there are others for testing; None where it takes too long.
+
+    Raises:
+        DataError: the file is no table.
+    """
+    train, test = table_files(own)
+    rows = count_rows(train, most_bytes)
+    return None if rows is None else (rows, test is not None)
 
 
 def read_features(path: Path, columns: Sequence[tuple[str, Sequence[str]]]) -> NDArray[np.float32]:

@@ -14,10 +14,13 @@ from taihu.words import counted
 from worker.data.files import check_readable, exists
 
 __all__ = [
+    "CIFAR10_RECORD_BYTES",
     "CIFAR10_REMEDY",
     "CIFAR10_TEST",
     "CIFAR10_TRAIN",
     "FASHION_MNIST_REMEDY",
+    "FASHION_MNIST_TRAIN",
+    "IDX_IMAGES_MAGIC",
     "FolderKind",
     "check_batch",
     "check_sources",
@@ -35,12 +38,17 @@ CIFAR10_REMEDY: Final = (
 )
 CIFAR10_TRAIN: Final = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 CIFAR10_TEST: Final = "test_batch.bin"
+# A label and three planes.
+CIFAR10_RECORD_BYTES: Final = 1 + 3 * 32 * 32
 FASHION_MNIST_REMEDY: Final = (
     "apt install dataset-fashion-mnist, or give the folder of its idx files with --data-path"
 )
 _FASHION_MNIST: Final = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
+FASHION_MNIST_TRAIN: Final = _FASHION_MNIST[0]
+# Of uint8 with three dimensions.
+IDX_IMAGES_MAGIC: Final = 0x0803
 _TABLES: Final = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
 _FOLDER_REMEDY: Final = "give a folder of .npy files, of tables train and test, or of images by class"
 # Module, project and extra of what reads a kind of data.

@@ -15,7 +15,7 @@ import pyarrow.parquet as pa_parquet
 
 from taihu.errors import DataError
 
-__all__ = ["TableFile", "open_table"]
+__all__ = ["TableFile", "count_rows", "open_table"]
 
 _PORTION: Final = 65_536
 _SNIFFED_BYTES: Final = 1 << 16
@@ -48,6 +48,22 @@ def open_table(path: Path) -> TableFile:
     if all(_is_number(name) for name in names):
         raise DataError(f"{path}: its first line has no names of columns; write them there")
     return table
+
+
+def count_rows(path: Path, most_bytes: int) -> int | None:
+    """Number of rows: that of a Parquet file by its metadata, that of a CSV file of at most `most_bytes` by reading.
+
+    None for larger or compressed CSV files.
+
+    Raises:
+        DataError: see `open_table`.
+    """
+    if path.suffix.lower() == ".parquet":
+        with _explained(path):
+            return int(pa_parquet.read_metadata(path).num_rows)
+    if path.suffix.lower() == ".gz" or path.stat().st_size > most_bytes:
+        return None
+    return sum(map(len, open_table(path).portions()))
 
 
 @contextmanager
