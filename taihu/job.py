@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from taihu.errors import ConfigError
-from taihu.model_defaults import default_learning_rate
+from taihu.model_defaults import default_learning_rate, default_model
 from taihu.names import shared_data_name
 from taihu.settings import (
     ClusterSettings,
@@ -72,6 +72,16 @@ class Job(Section):
     compression: CompressionSettings = CompressionSettings()
     cluster: ClusterSettings = ClusterSettings()
     run: RunSettings = RunSettings()
+
+    @model_validator(mode="after")
+    def _has_a_model_for_its_data(self) -> Job:
+        """A model that was not set is one for the data; it still counts as one that was not set."""
+        given = self.model.model_fields_set
+        if "name" not in given:
+            values = {**dict(self.model), "name": default_model(self.data.name)}
+            # As for the learning rate below, which depends on it.
+            object.__setattr__(self, "model", ModelSettings.model_construct(set(given), **values))
+        return self
 
     @model_validator(mode="after")
     def _learns_at_the_models_rate(self) -> Job:

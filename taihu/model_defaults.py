@@ -8,9 +8,17 @@ from types import MappingProxyType
 from typing import Final
 
 from taihu.errors import ModelError
-from taihu.names import check_model_name
+from taihu.names import DEFAULT_MODEL, check_model_name, own_data
 
-__all__ = ["MODEL_DEFAULTS", "ModelDefaults", "check_model_fits", "default_learning_rate", "smallest_size"]
+__all__ = [
+    "MODEL_DEFAULTS",
+    "ModelDefaults",
+    "check_model_fits",
+    "default_learning_rate",
+    "default_model",
+    "smallest_size",
+    "takes_features",
+]
 
 _OTHERWISE: Final = 0.05
 _ADAPTIVE: Final = 0.001
@@ -40,6 +48,18 @@ MODEL_DEFAULTS: Mapping[str, ModelDefaults] = MappingProxyType(
         "mlp": ModelDefaults(0.05, 0),
     }
 )
+
+
+def default_model(data: str) -> str:
+    """The model of a job that sets none, by the name of its data alone: they need not lie on every host."""
+    own = own_data(data)
+    return "mlp" if own is not None and own.kind == "table" else DEFAULT_MODEL
+
+
+def takes_features(model: str) -> bool:
+    """Whether a model may take rows of features: all but those of the zoo that take images alone."""
+    known = MODEL_DEFAULTS.get(model)
+    return known is None or known.smallest_side == 0
 
 
 def default_learning_rate(model: str, optimizer: str) -> float:

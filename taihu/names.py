@@ -19,6 +19,7 @@ from taihu.errors import DataError, ModelError
 
 __all__ = [
     "DATA_NAMES",
+    "DEFAULT_MODEL",
     "MODEL_NAMES",
     "OWN_DATA",
     "OwnData",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 MODEL_NAMES: Final = ("small_cnn", "cifar10_quick", "resnet20", "vgg16_cifar", "alexnet", "mlp")
+DEFAULT_MODEL: Final = "small_cnn"
 _SYNTHETIC: Final = "synthetic"
 DATA_NAMES: Final = ("digits", "fashion-mnist", "cifar10", f"{_SYNTHETIC}:CxHxW")
 _OWN_MODEL: Final = "path/to/file.py:function"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,52 @@ def test_a_job_without_a_learning_rate_has_the_models(tables: dict[str, dict[str
     # All that make the job, wherever and however, make the same one.
     assert Job.model_validate(tables) == job
     assert Job.model_validate(tables).digest == job.digest
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "expected"),
+    [
+        ("houses.csv", None, "mlp"),
+        ("~/houses.TSV.gz", None, "mlp"),
+        ("a/b.parquet", None, "mlp"),
+        ("houses.csv", "small_cnn", "small_cnn"),
+        ("houses.csv", "mine.py:build", "mine.py:build"),
+        ("houses.npz", None, "small_cnn"),
+        ("./houses", None, "small_cnn"),
+        ("digits", None, "small_cnn"),
+        (None, None, "small_cnn"),
+    ],
+)
+def test_a_job_without_a_model_has_one_for_its_data(data: str | None, model: str | None, expected: str) -> None:
+    tables: dict[str, dict[str, object]] = {
+        section: {"name": name} for section, name in (("data", data), ("model", model)) if name is not None
+    }
+    job = load_job(None, tables)
+    assert job.model.name == expected
+    assert job.model.model_fields_set == tables.get("model", {}).keys()
+    assert Job.model_validate(tables).digest == job.digest
+
+
+def test_the_default_model_of_a_table_is_found_again_by_every_process(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    job = load_job(None, {"data": {"name": "houses.csv"}, "model": {"init_from": "begin.safetensors"}})
+    for given in (True, False):
+        file.write_text(job_to_toml(job, given=given))
+        assert ("mlp" in file.read_text()) is not given
+        assert load_job(file).model == job.model
+    assert str(job.model.init_from) == "begin.safetensors"
+
+
+def test_a_table_is_not_given_to_a_model_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "both").mkdir()
+    for file in ("houses.csv", "both/train.csv", "both/test.csv"):
+        (tmp_path / file).write_text("size,price\n" + "1.5,2.5\n" * 200)
+    check_inputs(load_job(None, {"data": {"name": "houses.csv"}}))
+    check_inputs(load_job(None, {"data": {"name": "./both"}, "model": {"name": "mlp"}}))
+    for tables in ({"data": {"name": "./both"}}, {"data": {"name": "houses.csv"}, "model": {"name": "small_cnn"}}):
+        with pytest.raises(ModelError, match=r"model small_cnn: expected images.*holds a table; use model mlp"):
+            check_inputs(load_job(None, tables))
 
 
 def test_a_resolved_job_keeps_its_rate(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from taihu.errors import ModelError
 from taihu.job import Job
 from taihu.losses import find_loss
-from taihu.model_defaults import check_model_fits
-from taihu.names import built_in_data, layers_file, own_model
+from taihu.model_defaults import check_model_fits, takes_features
+from taihu.names import built_in_data, layers_file, own_data, own_model
 from worker.data.counting import count_training_samples
-from worker.data.sources import check_batch, check_sources
+from worker.data.sources import check_batch, check_sources, folder_kind
 
 __all__ = ["check_inputs"]
 
@@ -21,8 +21,8 @@ def check_inputs(job: Job) -> None:
 
     Raises:
         ConfigError: the loss does not suit the data set.
-        ModelError: the file of the user's own model, or the model to begin with, does not exist, or `data.resize` is
-            less than the model takes.
+        ModelError: the file of the user's own model, or the model to begin with, does not exist, the data are a table
+            and the model takes images alone, or `data.resize` is less than it takes.
         DataError: the data set has fewer samples than a step needs, its files are missing, or scikit-learn, which has
             the digits.
     """
@@ -31,6 +31,11 @@ def check_inputs(job: Job) -> None:
     if begin is not None and not begin.is_file():
         raise ModelError(f"model.init_from {begin}: not found; give the file that `taihu train --save` wrote")
     check_sources(job.data.name, job.data.path)
+    if _is_table(job.data.name) and not takes_features(job.model.name):
+        raise ModelError(
+            f"model {job.model.name}: expected images of (height, width, channels), {job.data.name} holds a table; "
+            "use model mlp, or one of your own"
+        )
     samples = count_training_samples(job.data)
     if samples is not None:
         check_batch(job.data.name, samples, job.train.batch, job.cluster.workers)
@@ -40,3 +45,10 @@ def check_inputs(job: Job) -> None:
     find_loss(job.train.loss, "classes", data.classes, job.train.label_smoothing)
     if own is None and layers_file(job.model.name) is None and job.data.size is not None:
         check_model_fits(job.model.name, (*job.data.size, data.shape[2]))
+
+
+def _is_table(name: str) -> bool:
+    own = own_data(name)
+    if own is None:
+        return False
+    return own.kind == "table" or (own.kind == "folder" and folder_kind(own.path) == "table")

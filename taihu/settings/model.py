@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from taihu.names import check_model_name
+from taihu.names import DEFAULT_MODEL, check_model_name
 from taihu.settings.base import FilePath, Section, accepted_by
 
 __all__ = ["ModelSettings"]
@@ -21,7 +21,9 @@ class ModelSettings(Section):
     """
 
     name: Annotated[str, accepted_by(check_model_name)] = Field(
-        default="small_cnn", description="a model of the zoo, or path/to/file.py:function for one of your own"
+        default=DEFAULT_MODEL,
+        description="a model of the zoo, or path/to/file.py:function for one of your own; for a table (.csv, .tsv, "
+        ".parquet) mlp is the default",
     )
     init_from: FilePath | None = Field(
         default=None, description="a saved model whose parameters and running moments training begins with"
