@@ -53,6 +53,7 @@ class RunView:
     received_bytes: int
     test_metric: str = ""
     test_value: float = 0.0
+    tests: int = 0
 
     @property
     def score(self) -> str:
@@ -102,6 +103,7 @@ def view_of(workers: Sequence[WorkerProgress]) -> RunView | None:
         received_bytes=sum(worker.bytes_received_per_step for worker in workers),
         test_metric=tester.test_metric,
         test_value=tester.test_value,
+        tests=max(worker.tests for worker in workers),
     )
 
 
@@ -139,7 +141,7 @@ class PlainDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last_s = 0.0
-        self._score: tuple[float, str, float] = (-1.0, "", 0.0)
+        self._tests = 0
 
     def __enter__(self) -> Self:
         return self
@@ -161,9 +163,8 @@ class PlainDisplay:
 
     def update(self, view: RunView, elapsed_s: float) -> None:
         """See `Display.update`."""
-        score = (view.test_accuracy, view.test_metric, view.test_value)
-        if score != self._score or elapsed_s - self._last_s >= _SECONDS_BETWEEN_LINES:
-            self._score = score
+        if view.tests != self._tests or elapsed_s - self._last_s >= _SECONDS_BETWEEN_LINES:
+            self._tests = view.tests
             self._last_s = elapsed_s
             self.say(f"{elapsed_s:6.1f} s  step {view.step}/{view.total_steps}  {view}")
 
@@ -182,7 +183,7 @@ class TerminalDisplay:
         self._view: RunView | None = None
         self._seen_s = 0.0
         self._awaited = ""
-        self._score: tuple[float, str, float] = (-1.0, "", 0.0)
+        self._tests = 0
         self._live = Live(console=console, get_renderable=self._line, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
@@ -206,9 +207,8 @@ class TerminalDisplay:
         """See `Display.update`."""
         self._view, self._seen_s, self._awaited = view, self._now(), ""
         self._first = self._first or (view.step, self._seen_s)
-        score = (view.test_accuracy, view.test_metric, view.test_value)
-        if score != self._score:
-            self._score = score
+        if view.tests != self._tests:
+            self._tests = view.tests
             self.say(fitting([f"{elapsed_s:6.1f} s", _steps(view), *view.in_short()], self._console.width))
 
     def _line(self) -> Text:

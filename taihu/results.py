@@ -13,7 +13,7 @@ from typing import Any
 
 from taihu.errors import ConfigError
 
-__all__ = ["as_json", "check_writable", "is_stdout", "json_lines", "read_json", "write_json"]
+__all__ = ["as_json", "check_folder_writable", "check_writable", "is_stdout", "json_lines", "read_json", "write_json"]
 
 _STDOUT = "-"
 
@@ -47,6 +47,17 @@ def check_writable(*paths: Path | None) -> None:
             raise ConfigError(
                 f"cannot write {path}: {path.parent} is not a folder that can be written; create it first"
             )
+
+
+def check_folder_writable(path: Path | None) -> None:
+    """Raise ConfigError for a folder that can neither be written to nor made; nothing is made."""
+    if path is None:
+        return
+    place = next(folder for folder in (path, *path.absolute().parents) if folder.exists() or folder.is_symlink())
+    if not place.is_dir():
+        raise ConfigError(f"cannot write to {path}: {place} is not a folder; give another one")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write to {path}: no right to write in {place}; give another folder")
 
 
 def write_json(path: Path, results: dict[str, Any]) -> None:

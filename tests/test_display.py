@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from taihu.coordination.membership import Progress
+from taihu.coordination.messages import progress_from_message, progress_to_message
 from taihu.display import PlainDisplay, RunView, TerminalDisplay, make_display, view_of, waiting
 from taihu.scores import score_lines
 from taihu.terminal_line import clock_time, fitting, remaining_s
+from worker.progress import ProgressMeter, StepSample
 
 
 def test_what_is_waited_for_is_named_on_a_terminal_and_gone_afterwards() -> None:
@@ -45,6 +47,7 @@ VIEW = RunView(
     wait_seconds=0.0029,
     sent_bytes=307_000,
     received_bytes=307_000,
+    tests=1,
 )
 
 
@@ -57,7 +60,7 @@ def test_what_a_terminal_shows_never_wraps_and_keeps_the_most_important(width: i
     shown, now = StringIO(), iter([float(second) for second in range(1000)])
     console = Console(file=shown, force_terminal=True, width=width)
     with TerminalDisplay(console, lambda: next(now)) as display:
-        display.update(replace(VIEW, step=1, total_steps=60, test_accuracy=-1.0), 1.0)
+        display.update(replace(VIEW, step=1, total_steps=60, test_accuracy=-1.0, tests=0), 1.0)
         display.update(VIEW, 7.0)
     lines = [part for line in without_codes(shown.getvalue()).split("\n") for part in line.split("\r")]
     assert max(map(len, lines)) <= width
@@ -71,12 +74,32 @@ def test_the_line_is_gone_at_the_end_and_those_of_tests_stay() -> None:
     with TerminalDisplay(Console(file=shown, force_terminal=True, width=80)) as display:
         display.say("training")
         display.update(VIEW, 7.0)
-        display.update(replace(VIEW, step=60, test_accuracy=0.99), 8.0)
+        display.update(replace(VIEW, step=60, test_accuracy=0.99, tests=2), 8.0)
     screen = pyte_like(shown.getvalue())
     assert screen[0] == "training"
     assert screen[1].startswith("   7.0 s  step 31/60  loss 0.1002  test 97.78%")
     assert screen[2].startswith("   8.0 s  step 60/60  loss 0.1002  test 99.00%")
     assert not any(screen[3:])
+
+
+def test_every_test_has_a_line_though_its_score_is_that_of_the_one_before() -> None:
+    meter = ProgressMeter(total_steps=9, batch=1)
+    sample = StepSample(0.5, 0.1, 0.1, 0.0, 0.0, 0.1, 0.0, 10, 10)
+    terminal, plain = StringIO(), StringIO()
+    with TerminalDisplay(Console(file=terminal, force_terminal=True, width=80)) as display:
+        lines = PlainDisplay(Console(file=plain))
+        for step in range(1, 10):
+            meter.add(step, sample)
+            if step % 3 == 0:
+                meter.evaluated(epoch=step // 3, seconds=0.1, test_loss=0.2, test_metrics={"accuracy": 0.9})
+            # As it comes from another process.
+            view = view_of([progress_from_message(progress_to_message(meter.progress)), Progress(step=step)])
+            assert view is not None
+            for each in (display, lines):
+                each.update(view, step / 10)
+    tested = [line.split()[3] for line in pyte_like(terminal.getvalue()) if "test 90.00%" in line]
+    assert tested == ["3/9", "6/9", "9/9"]
+    assert [line.split()[3] for line in plain.getvalue().splitlines()] == tested
 
 
 def pyte_like(text: str) -> list[str]:
@@ -142,7 +165,7 @@ def test_times_and_paces() -> None:
 def test_a_run_without_accuracy_shows_its_metric() -> None:
     workers = [
         Progress(step=3, total_steps=9),
-        Progress(step=3, total_steps=9, test_metric="rmse", test_value=0.1234),
+        Progress(step=3, total_steps=9, test_metric="rmse", test_value=0.1234, tests=1),
     ]
     for order in (workers, workers[::-1]):
         view = view_of(order)

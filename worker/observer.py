@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -66,7 +67,8 @@ class Observer:
         metrics.loss_scale.set(record.loss_scale)
         metrics.skipped_steps.inc(record.skipped_steps - self._skipped_steps)
         self._skipped_steps = record.skipped_steps
-        self._log.debug("step", step=record.step, **asdict(sample))
+        if self._log.is_enabled_for(logging.DEBUG):
+            self._log.debug("step", step=record.step, **asdict(sample))
 
     def planned(self, plan: Plan) -> None:
         """The run goes on by `plan`."""

@@ -119,11 +119,12 @@ class ProgressMeter:
             test_metrics=dict(test_metrics),
         )
         self.evaluations.append(evaluation)
+        tests = len(self.evaluations)
         if test_accuracy is not None:
-            self.progress = replace(self.progress, test_accuracy=test_accuracy)
+            self.progress = replace(self.progress, tests=tests, test_accuracy=test_accuracy)
         else:
             name, value = next(iter(test_metrics.items()))
-            self.progress = replace(self.progress, test_metric=name, test_value=value)
+            self.progress = replace(self.progress, tests=tests, test_metric=name, test_value=value)
         return evaluation
 
     def results(self) -> dict[str, object]:

@@ -24,7 +24,7 @@ from taihu.options import (
     from_here,
     make_tracer,
 )
-from taihu.results import check_writable, is_stdout, write_json
+from taihu.results import check_folder_writable, check_writable, is_stdout, write_json
 from taihu.scores import score_lines
 from taihu.words import counted
 
@@ -78,6 +78,7 @@ def train(
     job = flags.resolve(job_file, own)
     check_job(job)
     check_writable(json_file, save, trace)
+    check_folder_writable(logs)
     make_tracer(trace, trace_steps)
     interrupts = Interrupts()
     run = prepare(LocalTraining(job, RunFiles(), logs, trace, trace_steps, interrupts), job_file)

@@ -56,9 +56,9 @@ class MemberId:
 class Progress:
     """Where a member is; times are means over its recent steps, `test_accuracy` is negative before the first test.
 
-    A run that is not tested by accuracy has the name and value of its first metric in `test_metric` and `test_value`.
-    `threshold_drift_ratio` is the relative change of the threshold that was made anew last; `update_seconds` is a
-    server's mean time of summing and updating one frame.
+    A run that is not tested by accuracy has the name and value of its first metric in `test_metric` and `test_value`;
+    `tests` is the number of tests so far. `threshold_drift_ratio` is the relative change of the threshold that was
+    made anew last; `update_seconds` is a server's mean time of summing and updating one frame.
     """
 
     step: int = 0
@@ -78,6 +78,7 @@ class Progress:
     update_seconds: float = 0.0
     test_metric: str = ""
     test_value: float = 0.0
+    tests: int = 0
 
 
 @dataclass

@@ -41,7 +41,8 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         (["--frobnicate"], ["--frobnicate", "--help"]),
         (["--json", "nowhere/result.json"], ["nowhere"]),
         (["--json", "."], ["cannot write .", "folder"]),
-        (["--logs", "file"], ["logs", "file"]),
+        (["--logs", "file"], ["cannot write to file", "not a folder"]),
+        (["--logs", "file/logs"], ["cannot write to file/logs", "file is not a folder"]),
         (["--trace-steps", "3-5"], ["--trace-steps", "--trace FILE"]),
         (["--trace", "trace.json", "--trace-steps", "5-3"], ["5 to 3"]),
         (["--density", "0.5"], ["--density", "--compression"]),
@@ -50,7 +51,10 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 )
 def test_training_refuses(taihu: Taihu, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
     (tmp_path / "file").touch()
-    refused(taihu("train", *arguments), *words)
+    done = taihu("train", *arguments)
+    refused(done, *words)
+    assert not done.stdout
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

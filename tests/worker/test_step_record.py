@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import logging
+from collections.abc import MutableMapping
+from dataclasses import asdict
+from typing import Any
+from unittest.mock import patch
 
+import pytest
+import structlog
+
+from taihu.wire.metrics import WorkerMetrics
 from worker.exchange_times import GroupTimes
+from worker.observer import Observer
+from worker.run_log import RunLog
 from worker.step_record import StepRecord
 from worker.sw26010 import ModelledStep
 
@@ -62,3 +72,26 @@ def test_the_exchange_lasts_from_the_first_gradient_to_the_last_answer() -> None
     sample = record().sample()
     assert sample.exchange_seconds == 17.0 - 14.25
     assert (sample.sent_bytes, sample.received_bytes, sample.selected_ratio) == (50, 7, 8 / 100)
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_a_step_is_put_into_words_only_for_those_who_read_them(level: int) -> None:
+    lines: list[dict[str, Any]] = []
+
+    def keep(_: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        lines.append(dict(line))
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[keep], wrapper_class=structlog.make_filtering_bound_logger(level))
+    try:
+        run_log = RunLog([], steps_per_epoch=1, learning_rate=lambda _: 0.1)
+        observer = Observer(0, total_steps=9, batch=8, metrics=WorkerMetrics(0), run_log=run_log)
+        with patch("worker.observer.asdict", wraps=asdict) as worded:
+            observer.stepped(record())
+    finally:
+        structlog.configure(**before)
+    wanted = level == logging.DEBUG
+    assert worded.called is wanted
+    assert [(line["event"], line["step"], line["step_seconds"]) for line in lines] == [("step", 4, 5.0)] * wanted
+    assert observer.progress().step == 4
