@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from worker.data.dataset import Dataset, evaluation_batches
 from worker.engine import Model, StepContext
 
-__all__ = ["Scores", "evaluate", "read_along"]
+__all__ = ["EVALUATION_BATCH", "Scores", "evaluate", "read_along"]
 
-_EVALUATION_BATCH = 250
+EVALUATION_BATCH = 250
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Scores:
 def evaluate(
     model: Model,
     dataset: Dataset,
-    batch: int = _EVALUATION_BATCH,
+    batch: int = EVALUATION_BATCH,
     before_layer: Callable[[int], None] | None = None,
 ) -> Scores:
     """Test `model` on the whole test set, by its loss.
@@ -40,7 +40,7 @@ def evaluate(
     return Scores(loss / len(dataset.test), tally.metrics())
 
 
-def read_along(images: int, layers: int, read_layer: Callable[[int], None], batch: int = _EVALUATION_BATCH) -> None:
+def read_along(images: int, layers: int, read_layer: Callable[[int], None], batch: int = EVALUATION_BATCH) -> None:
     """Call `read_layer` as an `evaluate` on so many images, of a model of so many layers, does; computes nothing."""
     for _ in range(0, images, batch):
         for layer in reversed(range(layers)):

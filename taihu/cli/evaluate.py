@@ -19,7 +19,7 @@ from taihu.settings import DataSettings
 from taihu.words import counted
 from worker.data.dataset import Dataset
 from worker.data.load import load_dataset
-from worker.evaluation import evaluate
+from worker.evaluation import EVALUATION_BATCH, evaluate
 from worker.hashing import parameters_sha256
 from worker.saved.metadata import SavedModel
 from worker.saved.reading import load_model
@@ -50,7 +50,7 @@ def evaluate_file(
     saved = loaded.saved
     settings = _data_settings(saved, data or _known_data(saved, file), data_path)
     dataset = _as_trained(load_dataset(settings, saved.model), saved, file)
-    tested = evaluate(loaded.model, dataset)
+    tested = evaluate(loaded.model, dataset, loaded.batch(EVALUATION_BATCH))
     digest = parameters_sha256(loaded.parameters)
     scores = ", ".join(" ".join(line) for line in score_lines(tested.metrics))
     typer.echo(f"{saved.model} after {counted(saved.steps, 'step')} on {dataset.name}: {scores}")

@@ -18,9 +18,9 @@ from taihu.errors import ModelError, RunError
 from taihu.job import Job
 from worker.data.dataset import Dataset
 from worker.data.load import load_dataset
-from worker.engine import Flatten, Linear, Model, ReLU, Sequential, build_model
+from worker.engine import Conv2d, Flatten, GlobalAvgPool, Linear, Model, ReLU, Sequential, build_model
 from worker.saved.metadata import SavedModel, parse_metadata
-from worker.saved.reading import load_model
+from worker.saved.reading import StoredModel, load_model
 from worker.saved.writing import describe_model, save_model
 
 JOB = Job.model_validate({"model": {"name": "resnet20"}, "data": {"name": "synthetic:3x32x32:samples=8"}})
@@ -204,6 +204,12 @@ def _huge(units: int) -> dict[str, Any]:
     return {"layer": "Sequential", "layers": [{"layer": "Flatten"}, linear]}
 
 
+def _bordered(padding: int, stride: int) -> dict[str, Any]:
+    """An image whose border is all there is to it, and few windows."""
+    convolution = Conv2d(1, 1, stride, padding, bias=False)
+    return Sequential([convolution, Flatten(), Linear(10, bias=False)]).definition() or {}
+
+
 def _padded(layers: int) -> dict[str, Any]:
     pool = {"layer": "AvgPool2d", "kernel": 2, "stride": 1, "padding": 1, "ceil_mode": False}
     wide = {"layer": "PaddedShortcut", "channels": 1 << 24, "stride": 1}
@@ -241,6 +247,12 @@ def _padded(layers: int) -> dict[str, Any]:
             {"definition": _padded(20), "outputs": 1 << 24, "targets": "values"},
             "its layers have 8.14e+09 activations for one sample, at most 268435456 are computed",
         ),
+        ({"definition": _bordered(1 << 24, stride=1 << 24)}, "its layers have 1.13e+15 activations for one sample"),
+        (
+            {"definition": None, "model": "resnet20", "input_shape": [8192, 8192, 1]},
+            "its layers have 4.91e+10 activations for one sample",
+        ),
+        ({"job": {"name": "x" * (1 << 24)}}, "characters, expected at most 16,777,216"),
     ],
 )
 def test_a_hostile_file_has_one_line(
@@ -303,3 +315,13 @@ def test_any_damage_to_the_metadata_is_an_error_of_one_line(data: st.DataObject)
 
 
 SMALL = SavedModel(model="small_cnn", input_shape=(8, 8, 1), outputs=10, data="digits", steps=1)
+
+
+def test_so_many_samples_are_computed_at_once_as_have_room() -> None:
+    convolution = Conv2d(1, 1, 1, 4096, bias=False)
+    root = Sequential([convolution, GlobalAvgPool(), Linear(2, bias=False)])
+    activations = (8 + 2 * 4096) ** 2 + 1 + 2
+    saved = SavedModel(model="any", input_shape=(8, 8, 1), outputs=2, data="digits", steps=1)
+    stored = StoredModel(Model(root, saved.input_shape, saved.outputs), np.empty(0, np.float32), saved)
+    assert stored.batch(250) == 2**30 // activations == 15
+    assert stored.batch(4) == 4

@@ -91,6 +91,12 @@ class Conv2d(ParameterLayer):
         """Independent convolutions."""
         return self._groups
 
+    @property
+    def padded_elements(self) -> int:
+        """Of one input with its border of zeros, in values; set by `build`."""
+        height, width = (side + 2 * self._padding for side in self._image)
+        return height * width * self._channels * self._groups
+
     def build(self, name: str, input_shape: Shape) -> Shape:
         """(H, W, C) -> (OH, OW, filters)."""
         self.name = name

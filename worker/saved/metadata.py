@@ -11,11 +11,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from taihu.errors import ModelError
 
-__all__ = ["LARGEST_SAMPLE", "LONGEST_TEXT", "SavedModel", "parse_metadata"]
+__all__ = ["LARGEST_METADATA", "LARGEST_SAMPLE", "LONGEST_TEXT", "SavedModel", "parse_metadata"]
 
 LARGEST_SAMPLE: Final = 1 << 26
 _FORMAT: Final = 2
 LONGEST_TEXT: Final = 4096
+LARGEST_METADATA: Final = 1 << 24
 _LARGEST_SIDE: Final = 1 << 24
 _FIRST_FORMAT: Final = ("model", "input_shape", "classes", "data", "steps")
 
@@ -101,6 +102,8 @@ def parse_metadata(text: str) -> SavedModel:
     Raises:
         ModelError: it says something else; nothing that it says is larger than a model can be.
     """
+    if len(text) > LARGEST_METADATA:
+        raise ModelError(f"its metadata has {len(text):,} characters, expected at most {LARGEST_METADATA:,}")
     try:
         fields = json.loads(text)
         if not isinstance(fields, dict):

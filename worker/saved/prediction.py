@@ -64,7 +64,7 @@ class LoadedModel:
 
         Args:
             x: (n, *input_shape), numbers as in the data that it was trained on, not normalised.
-            batch: samples that are computed at once.
+            batch: samples that are computed at once, at most; fewer where their activations would take over 4 GiB.
 
         Returns:
             (n, classes) probabilities, or (n, outputs) values, float32.
@@ -75,6 +75,7 @@ class LoadedModel:
         inputs = self._checked(x)
         if batch < 1:
             raise DataError(f"batch: expected at least 1, seen {batch}")
+        batch = self._stored.batch(batch)
         width = self.info.classes or self.info.outputs
         answers = np.empty((len(inputs), width), dtype=np.float32)
         for start in range(0, len(inputs), batch):

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from taihu.errors import ConfigError, ModelError
 from taihu.names import MODEL_NAMES
-from worker.engine import Model, build_from_definition, build_model
+from worker.engine import Conv2d, Model, build_from_definition, build_model
 from worker.engine.loss import make_loss
 from worker.saved.metadata import LARGEST_SAMPLE, SavedModel, parse_metadata
 from worker.saved.writing import BUFFER_PREFIX, METADATA_KEY
@@ -23,6 +23,8 @@ __all__ = ["ModelFile", "StoredModel", "load_model", "open_model"]
 
 # All activations of one sample, in values: 1 GiB.
 _LARGEST_ACTIVATIONS: Final = 4 * LARGEST_SAMPLE
+# Those of all samples that are computed at once: 4 GiB.
+_ROOM: Final = 4 * _LARGEST_ACTIVATIONS
 _NOT_OURS: Final = "not written by `taihu train --save`"
 
 
@@ -59,6 +61,10 @@ class StoredModel:
     model: Model
     parameters: NDArray[np.float32]
     saved: SavedModel
+
+    def batch(self, wished: int) -> int:
+        """At most `wished` samples, so few that their activations take 4 GiB: a small file may have large ones."""
+        return max(1, min(wished, _ROOM // max(1, _activations(self.model))))
 
 
 @contextmanager
@@ -129,6 +135,17 @@ def _network(file: ModelFile, own: str | None) -> Model:
     saved = file.saved
     if own is not None:
         return build_model(own, saved.input_shape, saved.outputs)
+    model = _told_network(file)
+    if (elements := max(_activations(model), _largest_padded(model))) > _LARGEST_ACTIVATIONS:
+        raise ModelError(
+            f"{file.path}: its layers have {elements:.3g} activations for one sample, at most "
+            f"{_LARGEST_ACTIVATIONS} are computed; no model that was trained has so many"
+        )
+    return model
+
+
+def _told_network(file: ModelFile) -> Model:
+    saved = file.saved
     if saved.definition is None:
         if saved.model in MODEL_NAMES:
             return build_model(saved.model, saved.input_shape, saved.outputs)
@@ -137,16 +154,19 @@ def _network(file: ModelFile, own: str | None) -> Model:
             "unasked; give --model path/to/file.py:function if you have that code and trust it"
         )
     try:
-        model = Model(build_from_definition(saved.definition), saved.input_shape, saved.outputs)
+        return Model(build_from_definition(saved.definition), saved.input_shape, saved.outputs)
     except ModelError as error:
         raise ModelError(f"{file.path}: {error}") from None
-    activations = sum(layer.output_elements for layer in model.tree())
-    if activations > _LARGEST_ACTIVATIONS:
-        raise ModelError(
-            f"{file.path}: its layers have {activations:.3g} activations for one sample, at most "
-            f"{_LARGEST_ACTIVATIONS} are computed; no model that was trained has so many"
-        )
-    return model
+
+
+def _activations(model: Model) -> int:
+    """Of all layers, in values for a sample."""
+    return sum(layer.output_elements for layer in model.tree())
+
+
+def _largest_padded(model: Model) -> int:
+    """The largest input of a convolution with its border, in values for a sample."""
+    return max((layer.padded_elements for layer in model.leaves if isinstance(layer, Conv2d)), default=0)
 
 
 def _compare(file: ModelFile, model: Model) -> None:

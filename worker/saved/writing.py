@@ -16,7 +16,7 @@ from taihu.errors import ModelError
 from taihu.job import Job
 from worker.data.dataset import Dataset
 from worker.engine import Model
-from worker.saved.metadata import LONGEST_TEXT, SavedModel
+from worker.saved.metadata import LARGEST_METADATA, LONGEST_TEXT, SavedModel
 
 __all__ = ["BUFFER_PREFIX", "METADATA_KEY", "describe_model", "save_model"]
 
@@ -33,7 +33,7 @@ def describe_model(job: Job, dataset: Dataset, model: Model, steps: int) -> Save
         ModelError: the model is larger than a file may say.
     """
     try:
-        return SavedModel.model_validate(
+        saved = SavedModel.model_validate(
             {
                 "model": _one_line(job.model.name),
                 "definition": model.definition(),
@@ -53,6 +53,12 @@ def describe_model(job: Job, dataset: Dataset, model: Model, steps: int) -> Save
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ModelError(f"the model cannot be saved: {first['loc']} {first['msg']}") from None
+    if (length := len(saved.to_metadata())) > LARGEST_METADATA:
+        raise ModelError(
+            f"the model cannot be saved: layers, classes and columns are {length:,} characters, at most "
+            f"{LARGEST_METADATA:,} are read"
+        )
+    return saved
 
 
 def _one_line(text: str) -> str:
