@@ -27,7 +27,7 @@ class Rule:
 
 
 def _own_kind(job: Job) -> str:
-    """What data of the user's own are, nothing where they are built in."""
+    """The kind of the user's own data, nothing where they are built in."""
     own = own_data(job.data.name)
     return "" if own is None else own.kind
 
@@ -111,7 +111,7 @@ _NEVER_OFF: Final = ("optimizer.beta1", "optimizer.beta2")
 
 
 def advice(job: Job, length: RunLength | None = None) -> tuple[str, ...]:
-    """What whoever started `job` should know before it runs, one line each; `length` as far as it is known."""
+    """Lines for whoever started `job`, to be said before it runs; `length` as far as it is known."""
     settings = dict(without_effect(job))
     idle = [f"{key} = {written(_value(job, key))} has no effect: it {because}" for key, because in settings.items()]
     return (*idle, *advice_on_schedule(job, length))
@@ -138,7 +138,7 @@ def _value(job: Job, key: str) -> object:
 
 
 def advice_on_schedule(job: Job, length: RunLength | None) -> Iterator[str]:
-    """What of a learning rate's schedule does not fit the length of the run, as far as that is known."""
+    """Lines about a learning rate's schedule that does not fit the length of the run, as far as that is known."""
     total = length.total_steps if length is not None else job.train.steps
     if total is None:
         return

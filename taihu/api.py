@@ -44,7 +44,7 @@ _DAEMONS: Final = ("worker.__main__", "ps_server.__main__")
 
 @dataclass(frozen=True)
 class Result:
-    """What a run led to.
+    """The outcome of a run.
 
     Attributes:
         metrics: of the last test: accuracy, or rmse, mae and r2, by name; empty where nothing was tested.

@@ -52,7 +52,7 @@ def foreign_packages(modules: dict[str, ModuleType]) -> list[str]:
 
 
 def _place_elsewhere(spec: ModuleSpec | None) -> str | None:
-    """Where a package is found, when not beside this one; nothing of it has been executed."""
+    """The place of a package that is not beside this one; nothing of it has been executed."""
     if spec is None:
         return "missing"
     places = [*(spec.submodule_search_locations or ()), spec.origin or ""]

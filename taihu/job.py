@@ -316,7 +316,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _setter(location: tuple[int | str, ...], overrides: Sequence[Overrides], sources: Sequence[str]) -> str | None:
-    """Which of `sources` set the value at `location` last; None when it is the file's."""
+    """The one of `sources` that set the value at `location` last; None when it is the file's."""
     names = [str(part) for part in location[:2]]
     section, key = names if len(names) == 2 else ("", *names, "")[:2]
     for layer, source in zip(reversed(overrides), reversed(sources), strict=False):
@@ -338,7 +338,7 @@ def _describe(error: ValidationError, source: str) -> str:
 
 
 def _wanted(location: tuple[int | str, ...]) -> str:
-    """What the key at `location` takes, or one value of its list."""
+    """The values that the key at `location` takes, or one value of its list."""
     field = Job.model_fields[str(location[0])]
     for part in location[1:]:
         table = field.annotation
@@ -349,7 +349,7 @@ def _wanted(location: tuple[int | str, ...]) -> str:
 
 
 def _remedy(key: str, wanted: str, given: object) -> str:
-    """How a value that only looks right is written."""
+    """The right way to write a value that only looks right."""
     if isinstance(given, str) and wanted.startswith(("an integer", "a number", "a boolean")):
         value = parse_value(given)
         return "" if isinstance(value, str) else f"; write it without quotes: {key} = {given.strip()}"

@@ -37,7 +37,7 @@ def _data_sets() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFlags:
-    """What was given of them; None stands for a flag that was not. A new flag is a new field here.
+    """Flags as they were given; None stands for one that was not. A new flag is a new field here.
 
     `assignments` are those of `--set`, over which flags win.
     """
@@ -154,7 +154,7 @@ class JobFlags:
     assignments: SetOption = None
 
     def overrides(self) -> dict[str, dict[str, object]]:
-        """What was given, by section and key; the section of keys that stand at the top is empty.
+        """Values that were given, by section and key; the section of keys that stand at the top is empty.
 
         Raises:
             ConfigError: an assignment is not of the form `section.key=value`.

@@ -38,7 +38,7 @@ _MOST_NODES: Final = 100_000
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher says of this process.
+    """A process in the words of its launcher.
 
     Args:
         launcher: its name, for messages.

@@ -29,7 +29,7 @@ class LocalRun:
 
     @property
     def files(self) -> RunFiles:
-        """Where what stays of it goes."""
+        """Places of what stays of it."""
         return self.training.files
 
     def run(self, display: Display) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What of a job is too much for one machine: known only where its processes start."""
+"""Limits of one machine that a job may exceed: known only where its processes start."""
 
 from __future__ import annotations
 

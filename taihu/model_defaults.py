@@ -1,4 +1,4 @@
-"""What each model of the zoo needs where a job does not say it; told without the engine and without arrays."""
+"""Needs of each model of the zoo where a job does not say them; told without the engine and without arrays."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _PLAIN: Final = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib,uct,ofi,usnic"}
 
 
 def gather(record: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-    """What every rank of this `mpirun` gave as `record`, in the order of ranks; all ranks call this.
+    """Records of all ranks of this `mpirun`, in the order of ranks; all ranks call this.
 
     Raises:
         ConfigError: Open MPI's library is not there, or does not answer within `timeout_s`.

@@ -61,7 +61,7 @@ class SyntheticData:
 
 @dataclass(frozen=True)
 class OwnData:
-    """Where data of the user's own lie: a function, a file of arrays, a table, or a folder of any of them.
+    """Place of data of the user's own: a function, a file of arrays, a table, or a folder of any of them.
 
     `path` is relative to the current folder as long as the name was; `~` is expanded. `function` is empty but for
     functions.
@@ -130,7 +130,7 @@ def check_data_name(name: str) -> None:
 
 
 def own_data(name: str) -> OwnData | None:
-    """What a name says of data of the user's own, by its form alone; None for names of other forms.
+    """Data of the user's own that a name stands for, by its form alone; None for names of other forms.
 
     `path/to/file.py:function` is a function, what ends in .npz holds arrays, in .csv, .tsv (perhaps with .gz) or
     .parquet a table, and every other name with a slash is a folder, as are `.`, `..` and `~`.
@@ -151,7 +151,7 @@ def own_data(name: str) -> OwnData | None:
 
 
 def shared_data_name(name: str) -> str:
-    """What the members of a run must have in common of `data.name`: of a file or folder its own name.
+    """The part of `data.name` that the members of a run must have in common: of a file or folder its own name.
 
     It may lie elsewhere on every host.
     """

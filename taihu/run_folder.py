@@ -1,4 +1,4 @@
-"""What stays of a run: the folder that holds it, and where its files lie."""
+"""The folder of a run, which holds what stays of it, and the places of its files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where a run's files go.
+    """Places of a run's files.
 
     Attributes:
         folder: of the run; None where nobody asked for one.
@@ -68,7 +68,7 @@ def _located(path: Path | None, folder: Path | None) -> Path | None:
 
 
 def stopped_model(job: Job, files: RunFiles, step: int) -> Path | None:
-    """Where the model of a run that was stopped after `step` is saved, even if nobody asked for it.
+    """Place of the model of a run that was stopped after `step`: it is saved even if nobody asked for it.
 
     That is in the current folder, where nothing else is said; None where `run.save` is none.
     """
@@ -175,7 +175,8 @@ def describe_run(folder: Path, job: Job, job_file: Path | None) -> None:
 
     The settings are a job file too, which begins the run again in another folder.
     """
-    if job_file is not None:
+    # A pipe has been read already, and is empty now.
+    if job_file is not None and job_file.is_file():
         (folder / "job.toml").write_bytes(job_file.read_bytes())
     else:
         (folder / "job.toml").write_text(job_to_toml(job, given=True))

@@ -1,4 +1,4 @@
-"""What fits of a run into one line of a terminal: pure."""
+"""A run in one line of a terminal, of the parts that fit: pure."""
 
 from __future__ import annotations
 

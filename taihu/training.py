@@ -111,7 +111,7 @@ class LocalTraining:
         return coordinator
 
     def _run_settings(self) -> RunSettings:
-        """What worker 0 writes; the results of all workers together are written here."""
+        """The run's settings for worker 0; the results of all workers together are written here."""
         folder = self.files.folder.absolute() if self.files.folder else Path("none")
         model = self.files.model.absolute() if self.files.model else self.job.run.save
         return self.job.run.model_copy(update={"dir": folder, "save": model, "results": Path("none")})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import datetime
 from pathlib import Path
@@ -74,6 +75,14 @@ def test_without_a_file_the_job_is_what_was_given(tmp_path: Path) -> None:
     folder = prepare_run(job, None).folder
     assert folder is not None
     assert (folder / "job.toml").read_text().split("[run]")[0].strip() == "[train]\nbatch = 9"
+    assert load_job(folder / "job.toml") == job
+
+
+def test_a_job_file_that_is_a_pipe_is_not_read_again(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    job = load_job(None, {"train": {"batch": 9}, "run": {"dir": str(tmp_path / "run")}})
+    folder = prepare_run(job, tmp_path / "pipe").folder
+    assert folder is not None
     assert load_job(folder / "job.toml") == job
 
 

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: an event file with the scalars of every step and test."""
+"""A run in TensorBoard: an event file with the scalars of every step and test."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _INTERVAL_S = 1.0
 
 
 class ScalarWriter(Protocol):
-    """Where rows go; called by one thread."""
+    """A place that rows go to; called by one thread."""
 
     def add_step(self, row: Scalars) -> None:
         """Take in a row of `step_scalars`."""
@@ -135,7 +135,7 @@ class RunLog:
 
     @property
     def pending(self) -> int:
-        """How many notes wait to be written."""
+        """Number of notes that wait to be written."""
         return len(self._notes)
 
     def stepped(self, step: int, sample: StepSample, loss_scale: float) -> None:

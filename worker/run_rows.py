@@ -30,7 +30,7 @@ Scalars = dict[str, float]
 
 
 class StepNote(NamedTuple):
-    """What is noted of a step while it goes on; everything else is worked out later, by who writes it."""
+    """Notes of a step, taken while it goes on; everything else is worked out later, by who writes it."""
 
     step: int
     sample: StepSample

@@ -104,7 +104,7 @@ def node(
 
 @dataclass(frozen=True)
 class _Meeting:
-    """Where the coordinator of the run listens: with rank 0."""
+    """The place of the run's coordinator: with rank 0."""
 
     host: str
     port: int
@@ -116,7 +116,7 @@ class _Meeting:
         return join_address(self.host, self.port)
 
     def bind(self, *, first: bool) -> str:
-        """Where a process listens: on one machine, only that machine reaches it."""
+        """The address on which a process listens: on one machine, only that machine reaches it."""
         from taihu.wire.address import is_loopback, join_address
 
         everywhere = "::" if ":" in self.host else "0.0.0.0"  # noqa: S104
@@ -145,7 +145,7 @@ def _free_port() -> int:
 
 
 def _settings(job: Job, launch: Launch, meeting: _Meeting) -> Iterator[str]:
-    """What the launch decides, as assignments."""
+    """The settings that the launch decides, as assignments."""
     yield f"cluster.workers={job.cluster.workers}"
     yield f"cluster.servers={job.cluster.servers}"
     yield f'cluster.coordinator="{meeting.address}"'

@@ -37,7 +37,7 @@ _UNCOMPRESSED_RUN: Final = Compression("none")
 
 @dataclass(frozen=True)
 class Costs:
-    """Where a step's costs come from, and what is asked for instead of what was measured.
+    """The source of a step's costs, and what is asked for instead of what was measured.
 
     Either `profile_file` or the `coordinator` of a running job has them.
     """
@@ -50,7 +50,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class AskedCompression:
-    """What is asked for in the place of how the run compressed; None for what stays as it was."""
+    """A compression that is asked for in the place of the run's; None for what stays as it was."""
 
     method: Method | None = None
     density: float | None = None
@@ -112,7 +112,7 @@ def load_measured(path: Path) -> tuple[Profile, Compression]:
 
 
 def _compression_of(results: dict[str, Any]) -> Compression:
-    """How a run compressed; results without its keys are those of one that did not."""
+    """A run's compression; results without its keys are those of a run that had none."""
     if results.get("compression", "none") == "none":
         return _UNCOMPRESSED_RUN
     density, refresh_every = results.get("density"), results.get("refresh_every", _UNCOMPRESSED_RUN.refresh_every)

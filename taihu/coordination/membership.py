@@ -368,7 +368,7 @@ class Membership:
 
 
 def _differences(own: Mapping[str, str], others: Mapping[str, str]) -> str:
-    """Which settings a member has otherwise than its coordinator, as `: train.batch 8, expected 32`."""
+    """Settings that a member has otherwise than its coordinator, as `: train.batch 8, expected 32`."""
     if not own or not others:
         return ""
     keys = [key for key in sorted({*own, *others}) if own.get(key) != others.get(key)]

@@ -119,7 +119,7 @@ class Overview:
 
 
 def member_as_json(member: MemberId, address: str) -> dict[str, object]:
-    """Who a member is; where it is, is null as long as nobody knows."""
+    """A member as JSON; its address is null as long as nobody knows it."""
     return {"role": member.role.value, "rank": member.rank, "address": address or None}
 
 

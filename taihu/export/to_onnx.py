@@ -12,8 +12,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from taihu.errors import ModelError
-from taihu.export.files import replaced
 from taihu.export.graph import INPUT, Graph, Node, graph_of
+from taihu.whole_file import replaced
 from worker.engine import Array
 from worker.saved.prediction import LoadedModel
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from taihu.errors import ModelError
-from taihu.export.files import replaced
 from taihu.export.graph import INPUT, Graph, Node, graph_of
+from taihu.whole_file import replaced
 from worker.saved.prediction import LoadedModel
 
 __all__ = ["torch_source", "torch_state", "write_torch"]

@@ -1,4 +1,4 @@
-"""What the tables of a job file have in common: strict types, and texts of a given form."""
+"""Base of the tables of a job file: strict types, and texts of a given form."""
 
 from __future__ import annotations
 

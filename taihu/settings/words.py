@@ -25,7 +25,7 @@ _LONGEST = 80
 
 
 def expected(field: FieldInfo) -> str:
-    """What a field takes: `an integer from 1 to 100`, `'sgd', 'adam' or 'adamw'`, ..."""
+    """The values that a field takes: `an integer from 1 to 100`, `'sgd', 'adam' or 'adamw'`, ..."""
     return expected_of(field.annotation, field.metadata)
 
 

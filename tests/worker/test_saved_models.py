@@ -128,7 +128,7 @@ def test_a_save_that_fails_leaves_what_was_there(model: Model, said: SavedModel,
 def test_a_place_that_cannot_be_written_is_named(model: Model, said: SavedModel, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "model.safetensors"
-    with pytest.raises(ModelError, match=f"cannot save {path}: "):
+    with pytest.raises(ModelError, match=f"cannot write {path}: "):
         save_model(path, model, said)
 
 
@@ -251,6 +251,10 @@ def _padded(layers: int) -> dict[str, Any]:
         (
             {"definition": None, "model": "resnet20", "input_shape": [8192, 8192, 1]},
             "its layers have 4.91e+10 activations for one sample",
+        ),
+        (
+            {"columns": [["city", [""] * 1001]], "input_shape": [1001]},
+            "columns.0 Tuple should have at most 1000 items",
         ),
         ({"job": {"name": "x" * (1 << 24)}}, "characters, expected at most 16,777,216"),
     ],

@@ -1,4 +1,4 @@
-"""What a data set is: two sets of examples that are read row by row, and the statistics that normalise them."""
+"""A data set: two sets of examples that are read row by row, and the statistics that normalise them."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class UserCode:
     lock: Lock = field(default_factory=Lock)
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """What `function` returns.
+        """Call `function`.
 
         Raises:
             DataError: it fails; the message has file and line.
@@ -120,7 +120,7 @@ class UserCode:
             return function()
 
     def sample(self, get: Callable[[int], Any], row: int) -> NDArray[Any]:
-        """What `get(row)` returns, as an array.
+        """Input of `get(row)`, as an array.
 
         Raises:
             DataError: it fails, or returns no array; the message has the row, and file and line.
@@ -134,7 +134,7 @@ class UserCode:
 
 @dataclass(frozen=True, eq=False)
 class ItemInputs:
-    """What `get(row)` of the user's code returns, read one by one when they are needed."""
+    """Inputs that `get(row)` of the user's code returns, read one by one when they are needed."""
 
     get: Callable[[int], Any]
     count: int

@@ -66,7 +66,7 @@ class ResizedExamples:
 
 
 def _taps(before: int, after: int) -> _Taps:
-    """Which pixels of an axis of `before` make each of the `after`, and by how much."""
+    """Pixels of an axis of `before` that make each of the `after`, and their shares."""
     scale = before / after
     reach = max(1.0, scale)
     centres = (np.arange(after) + 0.5) * scale - 0.5

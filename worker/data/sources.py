@@ -106,7 +106,7 @@ def cifar10_folder(path: Path | None) -> Path:
 
 
 def folder_kind(folder: Path) -> FolderKind:
-    """What a folder of the user's own holds: .npy files, the tables `train` and `test`, or images.
+    """Kind of a folder of the user's own: .npy files, the tables `train` and `test`, or images.
 
     Raises:
         DataError: there is no such folder, or it cannot be read.

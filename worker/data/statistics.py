@@ -41,7 +41,7 @@ def image_statistics(images: NDArray[np.uint8]) -> Statistics:
 
 
 def no_statistics(shape: tuple[int, ...]) -> Statistics:
-    """What leaves inputs of `shape` as they are: mean 0 and deviation 1."""
+    """Statistics that leave inputs of `shape` as they are: mean 0 and deviation 1."""
     return np.zeros(shape[-1], np.float32), np.ones(shape[-1], np.float32)
 
 

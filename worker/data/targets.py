@@ -29,7 +29,7 @@ class Understood:
 def understand(
     parts: Sequence[NDArray[Any]], wheres: Sequence[str], task: Task, known_classes: int = 0
 ) -> Understood:
-    """What the targets (n,) or (n, K) of the parts, the first of them for training, mean.
+    """Tell the meaning of the targets (n,) or (n, K) of the parts, the first of them for training.
 
     Whole numbers are classes, and floating-point numbers values, unless `task` says otherwise. There are
     `known_classes`, or, where that is 0, as many as the training part has, numbered from 0 without gaps.

@@ -23,7 +23,7 @@ _OF_FLOAT32: Final = 1e-3
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """How thoroughly is checked.
+    """Thoroughness of a check.
 
     Attributes:
         batch: samples, at least 2.
@@ -257,7 +257,7 @@ def _samples(trial: _Trial) -> Iterator[str]:
 
 
 def _sharing(trial: _Trial) -> Iterator[str]:
-    """What is declared free may be overwritten, and what the container allows to be overwritten changes nothing."""
+    """Arrays declared free may be overwritten, and what the container allows to be overwritten changes nothing."""
     layer = trial.layer
     expected = (trial.y, trial.dx, trial.gradients)
     if layer.output_is_free:

@@ -179,7 +179,7 @@ class Layer(ABC):
         return {}
 
     def definition(self) -> dict[str, Any] | None:
-        """What makes this layer again, as JSON: its class and arguments; see `build_from_definition`.
+        """The layer as JSON, which makes it again: its class and arguments; see `build_from_definition`.
 
         None for a layer of the user's own, and for one that holds such a layer. The built-in ones keep every argument
         of their constructor as an attribute of the same name behind an underscore.

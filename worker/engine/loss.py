@@ -136,7 +136,7 @@ def make_loss(name: LossName, targets: TargetKind, outputs: int, label_smoothing
 
 
 def outputs_of_model(loss: Loss, targets: TargetKind, outputs: int) -> int:
-    """How many outputs a model has for a data set of `outputs` classes or values: one where bce tells two classes."""
+    """Number of outputs of a model for a data set of `outputs` classes or values: one where bce tells two classes."""
     return 1 if loss.name == "bce" and targets == "classes" else outputs
 
 

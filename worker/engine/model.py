@@ -96,7 +96,7 @@ class Model:
 
     @property
     def loss(self) -> Loss:
-        """What it is trained for, and tested by."""
+        """The loss that it is trained for, and tested by."""
         return self._loss
 
     @property

@@ -62,7 +62,7 @@ class CheckedModel:
         )
 
     def layer_faults(self, index: int, options: CheckOptions) -> tuple[str, ...]:
-        """What is wrong with a layer, built anew and alone; to be called once for each."""
+        """Faults of a layer, built anew and alone; to be called once for each."""
         placed = self.layers[index]
         leaf = self._alone[index] if index < len(self._alone) else None
         if leaf is None or leaf.kind != placed.kind:
@@ -73,7 +73,7 @@ class CheckedModel:
         return tuple(_told(placed.name, layer_faults(leaf, placed.name, placed.input_shape, options)))
 
     def model_faults(self, options: CheckOptions) -> tuple[str, ...]:
-        """What is wrong with the gradients of the whole model."""
+        """Faults in the gradients of the whole model."""
         return tuple(_told("model", model_faults(self.model, options)))
 
 

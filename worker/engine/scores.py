@@ -1,4 +1,4 @@
-"""What a test says of a model beside its loss, counted batch by batch."""
+"""Scores of a test beside the loss, counted batch by batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a saved model's file says about the model: data, never code."""
+"""Metadata of a saved model's file: data, never code."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ def _printable(text: str) -> str:
 
 
 _Text = Annotated[str, Field(max_length=LONGEST_TEXT), AfterValidator(_printable)]
+# Each becomes an input of every row: a table of few bytes would take much memory. Training takes 100.
+_Categories = Annotated[tuple[_Text, ...], Field(max_length=1000)]
 _Side = Annotated[int, Field(ge=1, le=_LARGEST_SIDE)]
 
 
 class SavedModel(BaseModel):
-    """What a file says about the model in it.
+    """Facts about the model in a file.
 
     Attributes:
         format: version of this table.
@@ -63,7 +65,7 @@ class SavedModel(BaseModel):
     mean: tuple[float, ...] = ()
     scale: tuple[Annotated[float, Field(gt=0)], ...] = ()
     class_names: tuple[_Text, ...] = ()
-    columns: tuple[tuple[_Text, tuple[_Text, ...]], ...] = ()
+    columns: tuple[tuple[_Text, _Categories], ...] = ()
     data: _Text
     steps: Annotated[int, Field(ge=0, lt=2**63)]
     job: dict[str, Any] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a saved model says about inputs: the probabilities of classes, or values."""
+"""Answers of a saved model to inputs: the probabilities of classes, or values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LoadedModel:
 
     @property
     def info(self) -> SavedModel:
-        """What the file says about the model: classes, shapes, normalisation, job."""
+        """The file's facts about the model: classes, shapes, normalisation, job."""
         return self._stored.saved
 
     @property

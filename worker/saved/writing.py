@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 
 from taihu.errors import ModelError
 from taihu.job import Job
+from taihu.whole_file import replaced
 from worker.data.dataset import Dataset
 from worker.engine import Model
 from worker.saved.metadata import LARGEST_METADATA, LONGEST_TEXT, SavedModel
@@ -27,7 +27,7 @@ _ALIGNMENT = 8
 
 
 def describe_model(job: Job, dataset: Dataset, model: Model, steps: int) -> SavedModel:
-    """What the file of `model`, trained by `job` on `dataset` for so many steps, will say.
+    """Metadata of `model`, trained by `job` on `dataset` for so many steps.
 
     Raises:
         ModelError: the model is larger than a file may say.
@@ -78,14 +78,16 @@ def save_model(
     """
     buffers = {f"{BUFFER_PREFIX}{name}": values for name, values in model.buffers().items()}
     header = _header({**model.parameters_by_name(), **buffers}, saved)
-    with _new_file(path) as file:
-        file.write(header)
-        for index, layer in enumerate(model.parameter_layers):
-            read_layer(index)
-            for values in layer.parameters.values():
+    with replaced(path) as partial:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(header)
+            for index, layer in enumerate(model.parameter_layers):
+                read_layer(index)
+                for values in layer.parameters.values():
+                    _write(file, values)
+            for values in buffers.values():
                 _write(file, values)
-        for values in buffers.values():
-            _write(file, values)
 
 
 def _header(tensors: Mapping[str, NDArray[np.float32]], saved: SavedModel) -> bytes:
@@ -103,20 +105,3 @@ def _header(tensors: Mapping[str, NDArray[np.float32]], saved: SavedModel) -> by
 
 def _write(file: BinaryIO, values: NDArray[np.float32]) -> None:
     file.write(np.ascontiguousarray(values, dtype="<f4").data)
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """What is written takes the place of `path` when the block ends, or is gone."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            yield file
-        partial.replace(path)
-    except BaseException as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise ModelError(f"cannot save {path}: {error}") from None
-        raise

@@ -23,7 +23,7 @@ def replaced(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     except OSError as error:
-        raise ModelError(f"cannot write {path}: {error.strerror}") from None
+        raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
