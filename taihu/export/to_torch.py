@@ -19,9 +19,10 @@ from worker.saved.prediction import LoadedModel
 
 __all__ = ["torch_source", "torch_state", "write_torch"]
 
+_MARK: Final = "Written by `taihu export --to torch`"
 _SOURCE: Final = '''"""{title}
 
-Written by `taihu export --to torch`; the parameters are in {state}:
+{mark}; the parameters are in {state}:
 
     from {module} import load
     model = load()              # in evaluation mode
@@ -70,9 +71,12 @@ def write_torch(model: LoadedModel, path: Path) -> tuple[Path, ...]:
     """Write the state to `path` and the source of the module beside it; returns both paths.
 
     Raises:
-        ModelError: a layer is of the user's own or has no equal in PyTorch, or a file cannot be written.
+        ModelError: a layer is of the user's own or has no equal in PyTorch, a file cannot be written, or what lies
+            where the source goes was not exported.
     """
     source_path = path.with_name(re.sub(r"\W", "_", path.stem) + ".py")
+    if source_path.exists() and _MARK not in source_path.read_text(encoding="utf-8", errors="replace"):
+        raise ModelError(f"{source_path}: is there already, and is no export; give another --out than {path.name}")
     source = torch_source(model, path.name, source_path.stem)
     with replaced(path) as partial:
         partial.write_bytes(save(torch_state(model)))
@@ -111,6 +115,7 @@ def torch_source(model: LoadedModel, state: str, module: str) -> str:
     kinds = {"cross-entropy": "logits of classes", "bce": "logits", "mse": "values"}
     predicts = f"Probabilities of classes (n, {info.classes})" if info.classes else f"Values (n, {info.outputs})"
     return _SOURCE.format(
+        mark=_MARK,
         title=f"A model that taihu trained for {info.steps} steps.",
         state=state.replace('"', "").replace("\\", ""),
         module=module,
