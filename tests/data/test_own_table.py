@@ -271,6 +271,12 @@ def test_texts_in_a_dictionary_and_decimals(tmp_path: Path) -> None:
     assert whole(dataset)[1].tolist() == [0, 1, 0]
 
 
+def test_whole_numbers_beyond_those_of_an_int64(tmp_path: Path) -> None:
+    table = pa.table({"a": [1.0, 2.0], "y": pa.array([2**63 + 1, 1], pa.uint64())})
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert failure(tmp_path / "t.parquet").startswith(f"{tmp_path / 't.parquet'}: column y: Integer value 9223372036")
+
+
 def test_a_large_table_is_mapped_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "t.parquet", NUMBERS)
     expected = whole(loaded(path))

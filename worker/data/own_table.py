@@ -157,7 +157,10 @@ def _scan(table: TableFile, kinds: dict[str, Kind], target: str) -> tuple[dict[s
             if kind == "text":
                 texts[name].update(pc.unique(_texts(column)).to_pylist())
                 _check_categories(table, name, texts[name], _MOST_CLASSES if name == target else _MOST_CATEGORIES)
-        targets.append(_target_values(portion.column(target), kinds[target]))
+        try:
+            targets.append(_target_values(portion.column(target), kinds[target]))
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{table.path}: column {target}: {' '.join(str(error).split())}") from None
         rows += len(portion)
     if not rows:
         raise DataError(f"{table.path}: it has no rows")
