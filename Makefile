@@ -3,6 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := protos kernels taihu allreduce ps_server worker
 JOB ?=
+PROGRAMS ?= tests/programs
+TORCH ?= torch==2.13.0
 
 .PHONY: docs train test test-deploy test-torch check protos bench clean help
 
@@ -24,10 +26,10 @@ test: $(VENV)/installed ## run the test suite
 
 # What needs more than Python: promtool (Debian's prometheus), mpirun (openmpi-bin), ip (iproute2), root for namespaces.
 test-deploy: $(VENV)/installed ## run the tests that need programs of Debian's, as root
-	$(BIN)/pytest tests/programs
+	$(BIN)/pytest $(PROGRAMS)
 
 test-torch: $(VENV)/installed ## install torch beside everything else, and run the tests of models exported to it
-	$(BIN)/pip install --quiet --editable '.[demo,dev,torch]'
+	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pytest tests/with_torch
 
 check: $(VENV)/installed ## style, types, layers, generated code
