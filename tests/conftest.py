@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 import typer
 from daemons import Start, daemons
 from wheel import build_wheel
@@ -18,6 +19,14 @@ from taihu.entry import run_app
 from taihu.environment import without_settings
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def _own_logs() -> Iterator[None]:
+    """A command that runs in the test's process sets up logs that write to what pytest closes after the test."""
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
 
 
 @pytest.fixture
