@@ -14,17 +14,15 @@ from safetensors import SafetensorError, safe_open
 
 from taihu.errors import ConfigError, ModelError
 from taihu.names import MODEL_NAMES
+from taihu.wire.memory_limit import memory_limit_bytes
 from worker.engine import Conv2d, Model, build_from_definition, build_model
 from worker.engine.loss import make_loss
-from worker.saved.metadata import LARGEST_SAMPLE, SavedModel, parse_metadata
+from worker.saved.metadata import SavedModel, parse_metadata
 from worker.saved.writing import BUFFER_PREFIX, METADATA_KEY
 
 __all__ = ["ModelFile", "StoredModel", "load_model", "open_model"]
 
-# All activations of one sample, in values: 1 GiB.
-_LARGEST_ACTIVATIONS: Final = 4 * LARGEST_SAMPLE
-# Those of all samples that are computed at once: 4 GiB.
-_ROOM: Final = 4 * _LARGEST_ACTIVATIONS
+_VALUE_BYTES: Final = 4
 _NOT_OURS: Final = "not written by `taihu train --save`"
 
 
@@ -63,8 +61,8 @@ class StoredModel:
     saved: SavedModel
 
     def batch(self, wished: int) -> int:
-        """At most `wished` samples, so few that their activations take 4 GiB: a small file may have large ones."""
-        return max(1, min(wished, _ROOM // max(1, _activations(self.model))))
+        """At most `wished` samples, so few that their activations have room: a small file may have large ones."""
+        return max(1, min(wished, _room() // max(1, _activations(self.model))))
 
 
 @contextmanager
@@ -136,12 +134,17 @@ def _network(file: ModelFile, own: str | None) -> Model:
     if own is not None:
         return build_model(own, saved.input_shape, saved.outputs)
     model = _told_network(file)
-    if (elements := max(_activations(model), _largest_padded(model))) > _LARGEST_ACTIVATIONS:
+    if (elements := max(_activations(model), _largest_padded(model))) > _room():
         raise ModelError(
-            f"{file.path}: its layers have {elements:.3g} activations for one sample, at most "
-            f"{_LARGEST_ACTIVATIONS} are computed; no model that was trained has so many"
+            f"{file.path}: its layers have {elements:.3g} activations for one sample, at most {_room():.3g} are half "
+            "of the memory here; load it on a machine with more"
         )
     return model
+
+
+def _room() -> int:
+    """Activations that may be held at once, in values: half of the memory that this process may take."""
+    return memory_limit_bytes() // 2 // _VALUE_BYTES
 
 
 def _told_network(file: ModelFile) -> Model:
