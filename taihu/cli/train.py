@@ -161,7 +161,7 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
         )
     if results["fc"] is not None:
         display.say(_sharded(results["fc"]))
-    display.say(f"parameters      sha256 {results['parameters_sha256']}")
+    display.say(f"{'sha256':<15} {results['parameters_sha256']}")
     if results["saved"]:
         display.say(f"saved           {_shown(Path(results['saved']))}")
     if results["not_saved"]:

@@ -55,7 +55,7 @@ def test_three_hosts_train_what_one_machine_trains(mpi: MpiHosts, taihu: Taihu, 
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["parameters_sha256"] == local_hash(taihu, tmp_path, "--servers", "2", "--workers", "3")
     assert (tmp_path / "model.safetensors").exists()
-    for words in ("2 servers, 3 workers", "done in", f"sha256 {result['parameters_sha256']}"):
+    for words in ("2 servers, 3 workers", "done in", f"{'sha256':<15} {result['parameters_sha256']}"):
         assert output.count(words) == 1
     for role, place in (("server", 0), ("server", 1), ("worker", 0), ("worker", 1), ("worker", 2)):
         assert any(f"role={role}" in line and f"rank={place} " in line + " " for line in output.splitlines())
