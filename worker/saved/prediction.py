@@ -64,7 +64,7 @@ class LoadedModel:
 
         Args:
             x: (n, *input_shape), numbers as in the data that it was trained on, not normalised.
-            batch: samples that are computed at once, at most; fewer where activations would take over half of the memory.
+            batch: samples computed at once, at most; fewer where activations would fill half of the memory.
 
         Returns:
             (n, classes) probabilities, or (n, outputs) values, float32.
