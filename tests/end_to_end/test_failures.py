@@ -84,7 +84,7 @@ def test_ctrl_c_saves_what_there_is_and_says_where(tmp_path: Path, taihu: Taihu)
     assert steps >= 3
     tested = taihu("evaluate", told["saved"])
     assert tested.stdout.startswith(f"small_cnn after {steps} steps on digits: ")
-    assert told["parameters"] in tested.stdout
+    assert told["sha256"] in tested.stdout
 
 
 def test_a_second_signal_ends_all_daemons_at_once(tmp_path: Path) -> None:
