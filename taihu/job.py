@@ -273,7 +273,7 @@ def load_job(path: Path | None, *overrides: Overrides, sources: Sequence[str] = 
     except ValidationError as error:
         location = error.errors(include_url=False)[0]["loc"]
         setter = _setter(location, overrides, sources)
-        raise ConfigError(_describe(error, setter or source)) from None
+        raise ConfigError(_one_line(_describe(error, setter or source))) from None
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, dict[str, object]]:

@@ -694,3 +694,9 @@ def test_what_is_no_assignment_is_refused_in_one_line(text: str) -> None:
     ) as caught:
         parse_assignments([text])
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_name_with_a_line_break_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match="unknown model ; known are") as caught:
+        load_job(None, {"model": {"name": "\r"}})
+    assert len(str(caught.value).splitlines()) == 1
