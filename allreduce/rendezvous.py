@@ -1,4 +1,4 @@
-"""How workers find each other: through the run's coordinator, which worker 0 hosts where there are no servers."""
+"""Workers find each other here: through the run's coordinator, which worker 0 hosts where there are no servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["ListenOptions", "Listener", "Meeting", "listen_for_peers", "meet"]
 
 @dataclass(frozen=True)
 class ListenOptions:
-    """Where a worker listens for its peers.
+    """The address at which a worker listens for its peers.
 
     `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for worker 0, a
     free one for the others), `advertise` the host that peers are told.

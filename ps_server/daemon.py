@@ -40,7 +40,7 @@ _TICK_S = 0.2
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What differs between the servers of a job, and what SIGTERM and SIGINT lead to.
+    """The options of one server of a job, and what SIGTERM and SIGINT lead to.
 
     `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for server 0, a
     free one for the others); `advertise` is the host that workers are told; `metrics_port` None serves no metrics,
@@ -222,7 +222,7 @@ class ServerDaemon:
             store.stop_sharing()
 
     def _progress(self) -> Progress:
-        """What this server tells of itself."""
+        """The progress that this server tells of itself."""
         return Progress(update_seconds=self.metrics.mean_update_seconds)
 
     @contextmanager

@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """What needs the engine is imported when it is used, from beside this file: no file of the user's instead."""
+    """Import what needs the engine when it is used, from beside this file: no file of the user's instead."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     folder = str(Path(__file__).resolve().parents[1])

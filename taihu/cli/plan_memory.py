@@ -121,7 +121,7 @@ class _Room:
 
 @dataclass(frozen=True)
 class _Row:
-    """What one kind of process takes, and what is free for it."""
+    """The memory that one kind of process takes, and what is free for it."""
 
     key: str
     name: str
