@@ -11,15 +11,15 @@ from typing import Any, Self
 import grpc
 from numpy.typing import NDArray
 
-from allreduce.operation import Operation, OperationKey
-from allreduce.parts import FIRST_PARTS_GROUP, PartsMesh, PartsOperation, Transfer
+from allreduce.parts.mesh import FIRST_PARTS_GROUP, PartsMesh, PartsOperation, Transfer
 from allreduce.peer_link import LinkEvents, PeerLink
 from allreduce.peer_service import PeerServicer
-from allreduce.ring import Broadcast, Ring, Segment, buffer_layout, cut_chunks
-from allreduce.same_host import SameHostPath
-from allreduce.sharing import share_with_all
-from allreduce.sparse import SparseExchange
-from allreduce.sparse_mesh import SparseMesh, SparseOperation
+from allreduce.ring.operation import Operation, OperationKey
+from allreduce.ring.schedule import Broadcast, Ring, Segment, buffer_layout, cut_chunks
+from allreduce.same_host.agreement import share_with_all
+from allreduce.same_host.path import SameHostPath
+from allreduce.sparse.exchange import SparseExchange
+from allreduce.sparse.mesh import SparseMesh, SparseOperation
 from taihu.errors import ConfigError, ExchangeError, FrameError, MemberLostError, TaihuError
 from taihu.planner.groups import Group
 from taihu.settings import Transport

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from kernels import merge_search
+from kernels import group_search
 from taihu.planner.merging import TIE, merge_exact, merge_greedy
 from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Method, Profile
 from taihu.planner.timeline import simulate, step_costs
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--slack", type=float, default=TIE, help="share that fewer groups may cost; auto: 0.02")
     options = parser.parse_args()
     rng = np.random.default_rng(1)
-    merge_search.warm_up()
+    group_search.warm_up()
     methods: tuple[Method, ...] = ("none", "lags", "dlgs")
     seconds, excess = [], []
     for number in range(options.nets):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import allreduce, exchange
-from taihu.planner.tables import layer_table
+from taihu.planner.model_shapes import layer_table
 
 __all__ = ["measure", "paper_ratio"]
 

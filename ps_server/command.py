@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from taihu.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.job_flags import JobFlags, takes_job_flags
-from taihu.options import (
+from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
+from taihu.process.options import (
     AdvertiseOption,
     BindOption,
     CoordinatorOption,
@@ -68,7 +68,7 @@ def server(
     """  # noqa: D301
     from ps_server.daemon import ServerDaemon, ServerOptions
     from taihu.coordination.membership import RunState
-    from taihu.discovery import find_coordinator, find_rank
+    from taihu.launch.discovery import find_coordinator, find_rank
     from taihu.wire.log import configure_logs
 
     job = flags.resolve(job_file, {"cluster": {"coordinator": coordinator}}, launched=True)

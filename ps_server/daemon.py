@@ -23,9 +23,9 @@ from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice
 from taihu.coordination.waiting import telling_who_is_awaited
-from taihu.entry import InterruptedRunError, Interrupts, wait_for_termination
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
+from taihu.process.entry import InterruptedRunError, Interrupts, wait_for_termination
 from taihu.trace import Tracer
 from taihu.wire.metrics import MetricsPage, ServerMetrics
 from taihu.wire.server import RpcServer

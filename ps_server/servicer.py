@@ -22,7 +22,7 @@ from ps_server.store import ParameterStore
 from ps_server.worker_exchange import WorkerExchange
 from taihu.errors import FrameError, MemberLostError, RunError, SharedMemoryError, StaleError, TaihuError
 from taihu.job import Job
-from taihu.process import give_back_freed_memory
+from taihu.process.preparation import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.codec import Frame, FrameHeader, frame_from_message, layout_from_message, read_frame

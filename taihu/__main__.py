@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from taihu.guard import check_installation
-from taihu.process import prepare_process
+from taihu.process.guard import check_installation
+from taihu.process.preparation import prepare_process
 
 __all__ = ["main"]
 

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 
-from taihu.display import make_display
-from taihu.entry import InterruptedRunError, Interrupts
 from taihu.environment import resolve_job
 from taihu.errors import ConfigError, DataError, ModelError
 from taihu.job import Job
-from taihu.local_run import LocalRun, check_job, prepare
+from taihu.local.display import make_display
+from taihu.local.run import LocalRun, check_job, prepare
+from taihu.local.training import LocalTraining
+from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.run_folder import describe_run
-from taihu.training import LocalTraining
 from worker.data.load import load_dataset
 from worker.engine import Layer, Model
 from worker.engine.loss import make_loss, outputs_of_model

@@ -17,7 +17,7 @@ from taihu.environment import resolve_job
 from taihu.errors import ConfigError
 from taihu.job import Job, Overrides, parse_assignments
 from taihu.names import DATA_NAMES, MODEL_NAMES, OWN_DATA
-from taihu.options import SetOption, Sets
+from taihu.process.options import SetOption, Sets
 
 __all__ = ["JobFlags", "default_of", "flags_by_key", "takes_job_flags"]
 

@@ -68,7 +68,7 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
     """
     text = as_json(results, indent=2) + "\n"
     if is_stdout(path):
-        # What a command tells people goes elsewhere, see `taihu.command_line`.
+        # What a command tells people goes elsewhere, see `taihu.process.command_line`.
         stream = sys.__stdout__ or sys.stdout
         stream.write(text)
         stream.flush()

@@ -24,7 +24,7 @@ from typing import Any, Final
 import structlog
 
 from taihu.errors import ConfigError, RunError, TaihuError
-from taihu.guard import PACKAGES
+from taihu.process.guard import PACKAGES
 
 __all__ = ["explained", "load_function", "own_mistakes_told", "split_function", "user_line"]
 

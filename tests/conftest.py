@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import structlog
 import typer
-from daemons import Start, daemons
-from wheel import build_wheel
+from support.daemons import Start, daemons
+from support.wheel import build_wheel
 
 from taihu.cli.plan import plan
-from taihu.entry import run_app
 from taihu.environment import without_settings
+from taihu.process.entry import run_app
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.discovery import all_addresses, find_coordinator, find_rank, place_among
 from taihu.errors import ConfigError, PeerUnreachableError
 from taihu.job import Job
+from taihu.launch.discovery import all_addresses, find_coordinator, find_rank, place_among
 from taihu.settings import ClusterSettings
 
 ADDRESSES = st.lists(st.ip_addresses(v=4).map(str), min_size=1, max_size=30, unique=True)

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from taihu.coordination.membership import Progress
 from taihu.coordination.messages import progress_from_message, progress_to_message
-from taihu.display import PlainDisplay, RunView, TerminalDisplay, make_display, view_of, waiting
+from taihu.local.display import PlainDisplay, RunView, TerminalDisplay, make_display, view_of, waiting
+from taihu.local.terminal_line import clock_time, fitting, remaining_s
 from taihu.scores import score_lines
-from taihu.terminal_line import clock_time, fitting, remaining_s
-from worker.progress import ProgressMeter, StepSample
+from worker.reporting.progress import ProgressMeter, StepSample
 
 
 def test_what_is_waited_for_is_named_on_a_terminal_and_gone_afterwards() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from taihu.entry import InterruptedRunError, Interrupts
+from taihu.process.entry import InterruptedRunError, Interrupts
 
 
 @pytest.fixture

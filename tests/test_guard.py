@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from taihu.environment import without_settings
-from taihu.guard import PACKAGES, foreign_packages, leave_starting_folder
+from taihu.process.guard import PACKAGES, foreign_packages, leave_starting_folder
 
 ROOT = Path(__file__).parents[1]
 OURS = [name for name in PACKAGES if name != "taihu"]
@@ -45,7 +45,7 @@ def package(name: str, distribution: str | None) -> ModuleType:
 
 
 def test_an_installation_of_our_own_passes(tmp_path: Path) -> None:
-    done = python(tmp_path, "-c", "from taihu.guard import check_installation; check_installation()")
+    done = python(tmp_path, "-c", "from taihu.process.guard import check_installation; check_installation()")
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import pytest
 
 from taihu.cli.main import make_app
-from taihu.entry import run_app
 from taihu.environment import without_settings
+from taihu.process.entry import run_app
 
 FOLDER = Path(__file__).parent / "testdata" / "inputs"
 ROWS = [
@@ -36,7 +36,7 @@ def no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     def accepted(*_: object) -> NoReturn:
         raise AssertionError("accepted: training would have started")
 
-    monkeypatch.setattr("taihu.training.LocalTraining.run", accepted)
+    monkeypatch.setattr("taihu.local.training.LocalTraining.run", accepted)
     monkeypatch.chdir(tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield

@@ -4,7 +4,7 @@ import ipaddress
 import socket
 from pathlib import Path
 
-from taihu.interfaces import own_interfaces
+from taihu.launch.interfaces import own_interfaces
 
 
 def test_every_address_can_be_bound_and_none_is_loopback(tmp_path: Path) -> None:

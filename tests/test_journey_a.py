@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from readme import README, commands, files
-from wheel import install_wheel
+from support.readme import README, commands, files
+from support.wheel import install_wheel
 
 from taihu.environment import without_settings
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from taihu.errors import ConfigError
 from taihu.job import Job
-from taihu.launch import (
+from taihu.launch.place import (
     Launch,
     choose_address,
     coordinator_at,

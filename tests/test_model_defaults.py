@@ -15,7 +15,7 @@ from taihu.names import DATA_NAMES, MODEL_NAMES, built_in_data
 from taihu.settings import DataSettings, OptimizerSettings
 from worker.data.load import load_dataset
 from worker.engine import MODELS, Model, build_model
-from worker.inputs import check_inputs
+from worker.preflight import check_inputs
 
 
 def test_every_model_of_the_zoo_has_its_defaults() -> None:

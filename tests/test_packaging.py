@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from taihu.guard import PACKAGES
+from taihu.process.guard import PACKAGES
 
 
 @pytest.mark.xdist_group("wheel")

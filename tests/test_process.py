@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from taihu.process import give_back_freed_memory, keep_freed_memory, prefer_widest_vectors, prepare_process
+from taihu.process.preparation import (
+    give_back_freed_memory,
+    keep_freed_memory,
+    prefer_widest_vectors,
+    prepare_process,
+)
 
 AVX2 = "flags\t\t: fpu sse2 avx avx2 fma\n"
 AVX512 = "processor: 0\nflags\t\t: fpu avx2 avx512f avx512dq avx512bw avx512vl\n"
@@ -52,7 +57,7 @@ _KEEP_AND_GIVE_BACK = """
 import sys
 from pathlib import Path
 from threading import Barrier, Thread
-from taihu.process import give_back_freed_memory, keep_freed_memory
+from taihu.process.preparation import give_back_freed_memory, keep_freed_memory
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 def fill(count, filled, freed):

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from readme import README, Command, commands, files, taihu_arguments
+from support.readme import README, Command, commands, files, taihu_arguments
 from typer.core import TyperGroup
 
 from taihu.cli.lazy import LazyCommand

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from taihu.guard import check_installation
-from taihu.process import prepare_process
+from taihu.process.guard import check_installation
+from taihu.process.preparation import prepare_process
 
 __all__ = ["main"]
 
@@ -14,8 +14,8 @@ def main() -> None:
     """Check whose packages these are and prepare the process, before anything else is imported; run the command."""
     check_installation()
     prepare_process(os.environ)
-    from taihu.command_line import command_of  # noqa: PLC0415
-    from taihu.entry import run_app  # noqa: PLC0415
+    from taihu.process.command_line import command_of  # noqa: PLC0415
+    from taihu.process.entry import run_app  # noqa: PLC0415
     from worker.command import worker  # noqa: PLC0415
 
     run_app(command_of(worker))

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from taihu.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.errors import ConfigError
 from taihu.job_flags import JobFlags, takes_job_flags
-from taihu.options import (
+from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
+from taihu.process.options import (
     AdvertiseOption,
     BindOption,
     CoordinatorOption,
@@ -73,7 +73,7 @@ def worker(
       RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml --exchange ring
     """  # noqa: D301
     from allreduce.rendezvous import ListenOptions, listen_for_peers
-    from taihu.discovery import find_coordinator, find_rank
+    from taihu.launch.discovery import find_coordinator, find_rank
     from taihu.run_folder import RunFiles, prepare_run
     from taihu.wire.log import configure_logs
     from taihu.wire.server import RpcServer

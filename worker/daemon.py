@@ -22,12 +22,12 @@ from taihu.coordination.membership import MemberId, Role
 from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import Coordinator
 from taihu.coordination.stopping import StopNotice
-from taihu.entry import Interrupts
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.machine import check_threads
 from taihu.optimization import in_steps, learning_rate
 from taihu.planner.groups import group_of_layer
+from taihu.process.entry import Interrupts
 from taihu.run_folder import RunFiles, stopped_model
 from taihu.run_length import RunLength
 from taihu.trace import Tracer
@@ -36,26 +36,26 @@ from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
 from taihu.wire.server import RpcServer
 from taihu.words import counted
-from worker.clipping import LayerClipping
 from worker.data.ahead import LoadAhead
 from worker.data.batches import Batches, BatchSource
 from worker.data.load import load_dataset
 from worker.engine import Model, build_model
 from worker.engine.loss import make_loss, outputs_of_model
-from worker.measuring import Measuring
-from worker.observer import Observer
-from worker.plan_follower import PlanFollower
-from worker.replica import Replica, Uses, WholeReplica, prepare_hybrid
-from worker.run_log import RunLog, open_writers
+from worker.reporting.observer import Observer
+from worker.reporting.run_log import RunLog, open_writers
 from worker.saved.beginning import begin_from, beginning_of
 from worker.saved.writing import describe_model, save_model
 from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
-from worker.step_record import StepRecord
-from worker.stopping import EvaluationAbandonedError, LastStep, write_or_say
-from worker.trainer import Trainer
+from worker.training.calibration import Measuring
+from worker.training.clipping import LayerClipping
+from worker.training.plan_follower import PlanFollower
+from worker.training.replica import Replica, Uses, WholeReplica, prepare_hybrid
+from worker.training.step_record import StepRecord
+from worker.training.stopping import EvaluationAbandonedError, LastStep, write_or_say
+from worker.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from worker.modelled_compute import ModelledCompute
+    from worker.sw26010.modelled_compute import ModelledCompute
 
 __all__ = ["WorkerDaemon", "WorkerOptions"]
 
@@ -147,7 +147,7 @@ class WorkerDaemon:
     def _model_compute(self, model: Model) -> ModelledCompute | None:
         if not self._job.models_compute:
             return None
-        from worker.modelled_compute import model_compute  # noqa: PLC0415 - most workers do not need it
+        from worker.sw26010.modelled_compute import model_compute  # noqa: PLC0415 - most workers do not need it
 
         return model_compute(self._job, model, self._dataset.input_shape)
 

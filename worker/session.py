@@ -26,13 +26,13 @@ from taihu.layout import Layout
 from taihu.run_length import RunLength
 from taihu.trace import Tracer
 from taihu.wire.identity import WorkerIdentity
-from worker.arenas import Arenas
-from worker.exchange import GradientExchange
-from worker.initial_parameters import InitialParameters
-from worker.ring_exchange import RingExchange
-from worker.server_exchange import ServerExchange
-from worker.sharded_ring_exchange import ShardedRingExchange
-from worker.sparse_ring_exchange import SparseRingExchange
+from worker.exchange.interface import GradientExchange
+from worker.exchange.ring.dense import RingExchange
+from worker.exchange.ring.sharded import ShardedRingExchange
+from worker.exchange.ring.sparse import SparseRingExchange
+from worker.exchange.servers.route import ServerExchange
+from worker.memory.arenas import Arenas
+from worker.memory.initial_parameters import InitialParameters
 
 __all__ = ["Exchanged", "Reporting", "Session", "take_part", "take_part_after_meeting"]
 

@@ -17,12 +17,12 @@ from allreduce.bench import Allreduce, as_rows, elements_of, time_allreduce
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
 from taihu.cli.ranks import measure_here
-from taihu.entry import Interrupts
 from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.options import (
+from taihu.process.entry import Interrupts
+from taihu.process.options import (
     AdvertiseOption,
     BindOption,
     CoordinatorOption,
@@ -35,7 +35,7 @@ from taihu.results import check_writable, write_json
 from taihu.wire.address import join_address, split_address
 from taihu.wire.codec import ValueType
 from taihu.words import counted
-from worker.arenas import allocate_arenas
+from worker.memory.arenas import allocate_arenas
 
 __all__ = ["allreduce"]
 

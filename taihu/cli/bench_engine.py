@@ -16,14 +16,14 @@ from threadpoolctl import threadpool_limits
 
 from kernels.nn.peak import multiply_add_rate
 from taihu.cli.torch_twin import TorchLayout, TorchStep, import_torch
-from taihu.display import waiting
 from taihu.errors import ConfigError, RunError
-from taihu.local import LocalProcesses
+from taihu.local.display import waiting
+from taihu.local.processes import LocalProcesses
 from taihu.measure import spread
-from taihu.options import JsonOption
+from taihu.process.options import JsonOption
 from taihu.results import check_writable, write_json
 from taihu.words import counted
-from worker.engine_bench import EngineStep, LayerTime
+from worker.bench.engine import EngineStep, LayerTime
 
 __all__ = ["engine"]
 

@@ -12,12 +12,13 @@ import typer
 from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.cli.link_rate import floor_seconds, parse_rate
 from taihu.cli.ranks import wait_for_all
-from taihu.entry import Interrupts
 from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
 from taihu.job import Job
-from taihu.local import LocalProcesses
-from taihu.options import (
+from taihu.local.processes import LocalProcesses
+from taihu.planner.model_shapes import layer_table
+from taihu.process.entry import Interrupts
+from taihu.process.options import (
     BindOption,
     CoordinatorOption,
     JsonOption,
@@ -25,11 +26,10 @@ from taihu.options import (
     StopWithStdinOption,
     stop_with_stdin,
 )
-from taihu.planner.tables import layer_table
 from taihu.results import check_writable, read_json, write_json
 from taihu.wire.log import configure_logs
 from taihu.words import counted
-from worker.bench import exchange_rounds
+from worker.bench.exchange import exchange_rounds
 
 __all__ = ["exchange"]
 

@@ -13,11 +13,12 @@ from threadpoolctl import threadpool_limits
 
 from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
 from taihu.cli.ranks import measure_here
-from taihu.entry import Interrupts
 from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
 from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.options import (
+from taihu.planner.fc_mode import FcLayer
+from taihu.process.entry import Interrupts
+from taihu.process.options import (
     AdvertiseOption,
     BindOption,
     CoordinatorOption,
@@ -26,7 +27,6 @@ from taihu.options import (
     StopWithStdinOption,
     stop_with_stdin,
 )
-from taihu.planner.fc_mode import FcLayer
 from taihu.results import check_writable, write_json
 from taihu.trace import Tracer, merge_parts
 from taihu.words import counted

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from kernels.pack import pack, packed_bound
 from kernels.select import accumulate_select, kth_largest_magnitude
 from taihu.compression.methods import kept_elements
-from taihu.display import waiting
 from taihu.errors import ConfigError
+from taihu.local.display import waiting
 from taihu.measure import spread
-from taihu.options import JsonOption
+from taihu.process.options import JsonOption
 from taihu.results import check_writable, write_json
 
 __all__ = ["select"]

@@ -13,9 +13,9 @@ from rich.table import Table
 from kernels.sw26010.errors import BlockingError
 from kernels.sw26010.grids import KERNELS, PUBLISHED_SWDNN, Row, rows_of
 from kernels.sw26010.ledger import Ledger
-from taihu.display import human_bytes
 from taihu.errors import ConfigError
-from taihu.options import JsonOption
+from taihu.local.display import human_bytes
+from taihu.process.options import JsonOption
 from taihu.results import check_writable, write_json
 from worker.engine.loading import build_model
 from worker.sw26010.times import layer_times

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from taihu.display import waiting
 from taihu.errors import ConfigError, RunError
-from taihu.options import JsonOption
+from taihu.local.display import waiting
+from taihu.process.options import JsonOption
 from taihu.results import check_writable, write_json
 
 if TYPE_CHECKING:

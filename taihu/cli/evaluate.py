@@ -12,17 +12,17 @@ import typer
 from taihu.errors import ModelError
 from taihu.job import load_job
 from taihu.names import DATA_NAMES
-from taihu.options import JsonOption, OwnModelOption
+from taihu.process.options import JsonOption, OwnModelOption
 from taihu.results import write_json
 from taihu.scores import ACCURACY, score_lines
 from taihu.settings import DataSettings
 from taihu.words import counted
 from worker.data.dataset import Dataset
 from worker.data.load import load_dataset
-from worker.evaluation import EVALUATION_BATCH, evaluate
-from worker.hashing import parameters_sha256
 from worker.saved.metadata import SavedModel
 from worker.saved.reading import load_model
+from worker.training.evaluation import EVALUATION_BATCH, evaluate
+from worker.training.hashing import parameters_sha256
 
 __all__ = ["evaluate_file"]
 

@@ -9,7 +9,7 @@ import typer
 
 from taihu.errors import ConfigError
 from taihu.export.to_torch import write_torch
-from taihu.options import OwnModelOption
+from taihu.process.options import OwnModelOption
 from taihu.results import check_writable
 from worker.saved.prediction import LoadedModel, load_model_file
 

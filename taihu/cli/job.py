@@ -10,7 +10,7 @@ from taihu.advice import advice
 from taihu.errors import ConfigError
 from taihu.job import job_to_toml
 from taihu.job_flags import JobFlags, takes_job_flags
-from taihu.options import JobArgument
+from taihu.process.options import JobArgument
 from taihu.reference import defaults_toml, explain
 
 __all__ = ["job"]

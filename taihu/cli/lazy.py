@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from taihu.command_line import command_of
+from taihu.process.command_line import command_of
 
 __all__ = ["LazyCommand"]
 

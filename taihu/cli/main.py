@@ -11,8 +11,8 @@ from typer.main import get_install_completion_arguments
 
 import taihu
 from taihu.cli.lazy import LazyCommand
-from taihu.command_line import CONTEXT_SETTINGS, version_option
-from taihu.entry import run_app
+from taihu.process.command_line import CONTEXT_SETTINGS, version_option
+from taihu.process.entry import run_app
 
 __all__ = ["make_app", "run", "version"]
 

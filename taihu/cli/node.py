@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from taihu.entry import InterruptedRunError
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job_flags import JobFlags, takes_job_flags
-from taihu.options import (
+from taihu.process.entry import InterruptedRunError
+from taihu.process.options import (
     JobArgument,
     JsonOption,
     LogFormatOption,
@@ -29,7 +29,7 @@ from taihu.options import (
 
 if TYPE_CHECKING:
     from taihu.job import Job
-    from taihu.launch import Launch, NodeRole
+    from taihu.launch.place import Launch, NodeRole
 
 __all__ = ["node"]
 
@@ -63,7 +63,7 @@ def node(
       srun -n 5 taihu node job.toml --exchange ring
       torchrun --no-python --nproc-per-node 5 taihu node job.toml
     """  # noqa: D301
-    from taihu.launch import find_launch, fit_to_size, role_of
+    from taihu.launch.place import find_launch, fit_to_size, role_of
 
     launch = find_launch(os.environ)
     job = fit_to_size(flags.resolve(job_file), launch)
@@ -124,9 +124,9 @@ class _Meeting:
 
 
 def _find_meeting(given: str | None, launch: Launch, job: Job) -> _Meeting:
-    from taihu.interfaces import own_interfaces
-    from taihu.launch import choose_address, coordinator_at
-    from taihu.mpi import gather
+    from taihu.launch.interfaces import own_interfaces
+    from taihu.launch.mpi import gather
+    from taihu.launch.place import choose_address, coordinator_at
 
     host, port = coordinator_at(given, launch)
     if host is None and launch.launcher == "mpirun":
@@ -167,10 +167,10 @@ def _shown(job: Job, meeting: _Meeting, json_file: Path | None, role: NodeRole) 
     from rich.console import Console
 
     from taihu.cli.train import opening, summarise
-    from taihu.display import PlainDisplay
+    from taihu.local.display import PlainDisplay
+    from taihu.local.training import results_of
+    from taihu.local.watching import watching
     from taihu.results import is_stdout, read_json, write_json
-    from taihu.training import results_of
-    from taihu.watching import watching
 
     start = time.monotonic()
     # mpirun gives terminals to the processes, but their lines are mixed in one log.

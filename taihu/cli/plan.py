@@ -10,7 +10,7 @@ import typer
 
 from taihu.errors import ConfigError
 from taihu.job_flags import JobFlags, takes_job_flags
-from taihu.options import CoordinatorOption, JsonOption
+from taihu.process.options import CoordinatorOption, JsonOption
 
 __all__ = ["plan"]
 

@@ -12,10 +12,10 @@ import typer
 
 from taihu.compression import make_compressor
 from taihu.coordination.planning import FRAME_BYTES, is_computed
-from taihu.display import human_bytes
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 from taihu.layout import Layout
+from taihu.local.display import human_bytes
 from taihu.optimization import OptimizerState
 from taihu.planner.groups import cap_groups, plan_groups
 from taihu.planner.memory import (

@@ -15,8 +15,8 @@ import typer
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.cli.link_rate import floor_seconds, parse_rate
-from taihu.display import human_bytes
 from taihu.errors import ConfigError
+from taihu.local.display import human_bytes
 from taihu.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
 from taihu.planner.fc_mode import FcChoice
 from taihu.planner.profile import Compression, Downlink, Method, Profile

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from taihu.options import JsonOption, OwnModelOption
+from taihu.process.options import JsonOption, OwnModelOption
 from taihu.results import check_writable, write_json
 from worker.saved.inputs import read_samples
 from worker.saved.prediction import LoadedModel, load_model_file

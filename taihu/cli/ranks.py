@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from taihu.display import waiting
-from taihu.local import LocalProcesses
+from taihu.local.display import waiting
+from taihu.local.processes import LocalProcesses
 from taihu.results import read_json
 from taihu.words import counted
 

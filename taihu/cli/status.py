@@ -14,7 +14,7 @@ from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.messages import member_from_message, progress_from_message, state_from_message
 from taihu.coordination.overview import member_as_json
 from taihu.coordination.status import fetch_status
-from taihu.options import JsonOption
+from taihu.process.options import JsonOption
 from taihu.results import write_json
 from taihu.rows import aligned
 from taihu.wire.host_names import check_host

@@ -18,9 +18,9 @@ from taihu.coordination.membership import RunState
 from taihu.coordination.messages import state_from_message
 from taihu.coordination.overview import COLUMNS, MemberView, Overview, overview_of
 from taihu.coordination.status import fetch_status
-from taihu.display import human_bytes
-from taihu.entry import raise_on_terminate
 from taihu.errors import PeerUnreachableError
+from taihu.local.display import human_bytes
+from taihu.process.entry import raise_on_terminate
 from taihu.results import check_writable, json_lines
 from taihu.wire.host_names import check_host
 

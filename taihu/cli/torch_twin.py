@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from taihu.errors import ConfigError
+from worker.bench.engine import LEARNING_RATE, MOMENTUM, EngineStep, example_batch
 from worker.engine import (
     Array,
     AvgPool2d,
@@ -26,7 +27,6 @@ from worker.engine import (
     Residual,
     Sequential,
 )
-from worker.engine_bench import LEARNING_RATE, MOMENTUM, EngineStep, example_batch
 
 __all__ = ["TorchLayout", "TorchStep", "import_torch"]
 

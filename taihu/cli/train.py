@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from taihu.display import Display, PlainDisplay, human_bytes, make_display
-from taihu.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.job_flags import JobFlags, takes_job_flags
+from taihu.local.display import Display, PlainDisplay, human_bytes, make_display
 from taihu.model_defaults import smallest_size
 from taihu.names import built_in_data
-from taihu.options import (
+from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
+from taihu.process.options import (
     JobArgument,
     JsonOption,
     RunDirOption,
@@ -69,9 +69,9 @@ def train(
       taihu train --compute sw26010 --trace trace.json
       taihu train --optimizer adam --lr 0.001
     """  # noqa: D301
-    from taihu.local_run import check_job, prepare
+    from taihu.local.run import check_job, prepare
+    from taihu.local.training import LocalTraining
     from taihu.run_folder import RunFiles
-    from taihu.training import LocalTraining
 
     # All that can be known to be wrong is said before anything starts.
     own = {"run": {"dir": run_dir, "save": from_here(save), "results": from_here(json_file)}}

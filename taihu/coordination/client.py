@@ -23,12 +23,12 @@ from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_from_message
 from taihu.coordination.stopping import StopNotice
 from taihu.coordination.waiting import telling_who_is_awaited
-from taihu.entry import InterruptedRunError
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.profile import Profile
+from taihu.process.entry import InterruptedRunError
 from taihu.run_length import RunLength
 from taihu.wire.address import split_address
 from taihu.wire.channel import open_channel

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kernels import merge_search
+from kernels import group_search
 from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from taihu.coordination.membership import Membership
 from taihu.coordination.planning import Planning
@@ -39,7 +39,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer) -> Iterator[Coordinator]:
         layout_follows=job.exchange.fc != "data",
     )
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
-    threading.Thread(target=merge_search.warm_up, name="warm-up", daemon=True).start()
+    threading.Thread(target=group_search.warm_up, name="warm-up", daemon=True).start()
     coordinator = Coordinator(membership, lambda layout: _planning(job, layout, membership), SystemClock())
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), rpc.grpc_server)
     closed = threading.Event()

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from kernels.merge_search import Pipeline
+from kernels.group_search import Pipeline
 from taihu.errors import ConfigError
 from taihu.planner.fc_mode import FcChoice, FcJob, FcLinks, choose_fc
 from taihu.planner.groups import Group, plan_groups

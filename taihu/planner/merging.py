@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.merge_search import Pipeline, allow_group, relax, run_pipeline, search
+from kernels.group_search import Pipeline, allow_group, relax, run_pipeline, search
 from taihu.planner.groups import Group
 
 __all__ = ["TIE", "merge_exact", "merge_greedy"]

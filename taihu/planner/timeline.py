@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.merge_search import Pipeline, run_pipeline
+from kernels.group_search import Pipeline, run_pipeline
 from taihu.planner.groups import Group
 from taihu.planner.profile import Compression, Profile
 

@@ -1,7 +1,7 @@
 """Whether the name in an address means a host.
 
 A name that nobody knows is a mistake, told at once, except in containers: there the name of another one is known only
-when that one has been started. `dns:NAME:port` is waited for everywhere, see `taihu.discovery`.
+when that one has been started. `dns:NAME:port` is waited for everywhere, see `taihu.launch.discovery`.
 """
 
 from __future__ import annotations

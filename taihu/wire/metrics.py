@@ -16,8 +16,8 @@ from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
-from taihu.entry import InterruptedRunError
 from taihu.errors import ConfigError
+from taihu.process.entry import InterruptedRunError
 from taihu.scores import ACCURACY
 from taihu.wire.memory_limit import memory_limit_bytes
 

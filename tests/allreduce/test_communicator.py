@@ -9,14 +9,14 @@ from itertools import pairwise
 import grpc
 import numpy as np
 import pytest
-from cluster import layout_of
 from numpy.typing import NDArray
-from peers import Peers
+from support.cluster import layout_of
+from support.peers import Peers
 
 from allreduce.communicator import Communicator
-from allreduce.operation import Operation, OperationKey
 from allreduce.peer_link import PEER_SERVICE
-from allreduce.ring import Ring, cut_chunks, summation_order
+from allreduce.ring.operation import Operation, OperationKey
+from allreduce.ring.schedule import Ring, cut_chunks, summation_order
 from taihu.errors import ExchangeError, RunError, TaihuError
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, slice_bounds

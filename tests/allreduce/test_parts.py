@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from peers import Peers
+from support.peers import Peers
 
 from allreduce.communicator import Communicator
-from allreduce.parts import FIRST_PARTS_GROUP, PartsMesh, Transfer
+from allreduce.parts.mesh import FIRST_PARTS_GROUP, PartsMesh, Transfer
 from taihu.errors import FrameError, TaihuError
 from taihu.wire.codec import FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity

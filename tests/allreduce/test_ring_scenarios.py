@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from cluster import layout_of
-from scenarios import check_scenario, parse_options, scenario_paths
+from support.cluster import layout_of
+from support.scenarios import check_scenario, parse_options, scenario_paths
 
-from allreduce.operation import Schedule
-from allreduce.ring import Broadcast, Ring, Segment
+from allreduce.ring.operation import Schedule
+from allreduce.ring.schedule import Broadcast, Ring, Segment
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, Shard
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import layout_of
 from numpy.typing import NDArray
-from peers import Peers
+from support.cluster import layout_of
+from support.peers import Peers
 
 from allreduce.communicator import Communicator
-from allreduce.operation import Operation, OperationKey
-from allreduce.ring import Ring, cut_chunks
-from allreduce.same_host import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
+from allreduce.ring.operation import Operation, OperationKey
+from allreduce.ring.schedule import Ring, cut_chunks
+from allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
 from taihu.errors import ConfigError, RunError, SharedMemoryError, TaihuError
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec

@@ -7,9 +7,9 @@ from itertools import accumulate
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parts_network import MemoryMover, MemoryNetwork
+from support.parts_network import MemoryMover, MemoryNetwork
 
-from allreduce.shards import (
+from allreduce.parts.shards import (
     columns_to_rows,
     gather_columns,
     gather_rows,

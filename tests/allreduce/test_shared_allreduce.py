@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from value_kinds import random_values, same_bits, summed
+from support.value_kinds import random_values, same_bits, summed
 
-from allreduce.shared_allreduce import SharedAllreduce
+from allreduce.same_host.allreduce import SharedAllreduce
 from kernels.shared_reduce import REDUCE_KINDS, ReduceKind, dtype_of
 from taihu.errors import ExchangeError
 from taihu.wire.shared_memory import SharedBuffer, open_shared

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_network import ALGORITHMS, Network, make_exchange
+from support.sparse_network import ALGORITHMS, Network, make_exchange
 
-from allreduce.sparse import Message, RankOrderSum, Slice
-from allreduce.sparse_tree import GtopkTree
+from allreduce.sparse.exchange import Message, RankOrderSum, Slice
+from allreduce.sparse.tree import GtopkTree
 from taihu.errors import ConfigError, ExchangeError, FrameError
 
 quick = settings(deadline=None, max_examples=60)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scenarios import check_scenario, parse_options, scenario_paths
-from sparse_network import Network, make_exchange
+from support.scenarios import check_scenario, parse_options, scenario_paths
+from support.sparse_network import Network, make_exchange
 
-from allreduce.sparse import Message, Slice
+from allreduce.sparse.exchange import Message, Slice
 
 
 class Interpreter:

@@ -14,9 +14,9 @@ import pytest
 
 import taihu
 import taihu.api
-from taihu.entry import Interrupts
 from taihu.errors import ConfigError, DataError, ModelError, TaihuError
 from taihu.job import Job
+from taihu.process.entry import Interrupts
 from worker.engine import Flatten, Layer, Linear, ReLU, Sequential
 
 

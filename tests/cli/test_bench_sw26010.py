@@ -11,8 +11,8 @@ import pytest
 from kernels.sw26010.product import plan_product
 from taihu.cli.bench_sw26010 import sw26010
 from taihu.cli.main import make_app
-from taihu.entry import run_app
 from taihu.errors import ConfigError, ModelError
+from taihu.process.entry import run_app
 
 _KEYS = {
     "kernel",

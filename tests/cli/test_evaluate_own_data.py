@@ -14,8 +14,8 @@ from taihu.job import load_job
 from taihu.results import read_json
 from worker.data.load import load_dataset
 from worker.engine import Model, build_model
-from worker.evaluation import evaluate
 from worker.saved.writing import describe_model, save_model
+from worker.training.evaluation import evaluate
 
 
 def pictures(folder: Path, classes: tuple[str, ...]) -> str:

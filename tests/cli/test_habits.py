@@ -12,9 +12,9 @@ from test_main import COMMANDS
 from ps_server.command import server
 from taihu import __version__
 from taihu.cli.main import make_app
-from taihu.command_line import command_of
-from taihu.entry import run_app
-from taihu.options import JsonOption
+from taihu.process.command_line import command_of
+from taihu.process.entry import run_app
+from taihu.process.options import JsonOption
 from taihu.results import as_json, write_json
 from taihu.words import counted, listed
 from worker.command import worker

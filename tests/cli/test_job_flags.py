@@ -16,10 +16,10 @@ from taihu.cli.manifest import manifest_command
 from taihu.cli.node import node
 from taihu.cli.plan import plan
 from taihu.cli.train import train
-from taihu.entry import run_app
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 from taihu.job_flags import JobFlags, takes_job_flags
+from taihu.process.entry import run_app
 from worker.command import worker
 
 ROLES = {"train": train, "worker": worker, "server": server, "node": node, "plan": plan, "manifest": manifest_command}

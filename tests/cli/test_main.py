@@ -17,8 +17,8 @@ from typer.core import TyperGroup
 from taihu import __version__
 from taihu.cli.lazy import LazyCommand
 from taihu.cli.main import make_app
-from taihu.entry import run_app
 from taihu.environment import without_settings
+from taihu.process.entry import run_app
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -98,7 +98,7 @@ def test_help_of_a_command_connects_to_nothing(command: str) -> None:
     assert "grpc" not in imported_by_command(command, "--help")
 
 
-@pytest.mark.parametrize("module", ["taihu.training", "taihu.cli.status", "taihu.cli.top"])
+@pytest.mark.parametrize("module", ["taihu.local.training", "taihu.cli.status", "taihu.cli.top"])
 def test_who_only_looks_on_needs_no_arrays(module: str) -> None:
     modules = imported_by(f"import {module}")
     assert "grpc" in modules
@@ -106,7 +106,7 @@ def test_who_only_looks_on_needs_no_arrays(module: str) -> None:
 
 
 def test_the_inputs_of_workers_are_checked_without_arrays() -> None:
-    statement = "from worker.inputs import check_inputs; from taihu.job import Job; check_inputs(Job())"
+    statement = "from worker.preflight import check_inputs; from taihu.job import Job; check_inputs(Job())"
     assert not imported_by(statement) & NUMERIC
 
 

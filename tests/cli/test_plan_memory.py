@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taihu.cli.plan_memory import free_bytes, memory_job
-from taihu.display import human_bytes
 from taihu.errors import ConfigError
 from taihu.job import load_job, parse_assignments
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.local.display import human_bytes
 from taihu.optimization import OptimizerShard
 from taihu.planner.groups import Group
 from taihu.planner.memory import server_memory, worker_memory

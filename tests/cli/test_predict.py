@@ -16,8 +16,8 @@ from PIL import Image
 from taihu.cli.evaluate import evaluate_file
 from taihu.cli.export import export
 from taihu.cli.predict import predict
-from taihu.entry import run_app
 from taihu.job import Job
+from taihu.process.entry import run_app
 from worker.data.load import load_dataset
 from worker.engine import Model, build_model
 from worker.saved.prediction import LoadedModel, load_model_file

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from statistics import fmean
 
 import pytest
-from daemons import Start, listening, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from support.daemons import Start, listening, wait_for
 
 from protos import coordinator_pb2 as pb
 from taihu.cli.top import render

@@ -6,7 +6,7 @@ from itertools import islice, pairwise
 
 import pytest
 import structlog
-from cluster import Cluster, layout_of, make_job
+from support.cluster import Cluster, layout_of, make_job
 
 from taihu.coordination.awaited import awaited_in_words, missing_of, pauses_s
 from taihu.coordination.client import CoordinatorClient, coordinator_address

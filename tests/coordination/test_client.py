@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from cluster import make_job
-from daemons import free_port
+from support.cluster import make_job
+from support.daemons import free_port
 
 from taihu.coordination.client import CoordinatorClient
 from taihu.coordination.membership import MemberId, Role

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from scenarios import check_scenario, parse_options, scenario_paths
+from support.scenarios import check_scenario, parse_options, scenario_paths
 
 from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
 from taihu.layout import LayerSpec, Layout, TensorSpec

@@ -10,7 +10,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from strategies import weighted
+from support.strategies import weighted
 
 from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
 from taihu.errors import TaihuError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cluster import Cluster, Member, layout_of, make_job
+from support.cluster import Cluster, Member, layout_of, make_job
 
 from taihu.coordination.planning import Planning, first_plan, planned_compression
 from taihu.errors import FrameError, StaleError

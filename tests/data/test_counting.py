@@ -23,7 +23,7 @@ from taihu.job import load_job
 from taihu.settings import DataSettings
 from worker.data.counting import count_training_samples
 from worker.data.load import load_dataset
-from worker.inputs import check_inputs
+from worker.preflight import check_inputs
 
 
 def agreed(name: str | Path, path: Path | None = None, **given: object) -> int:

@@ -13,7 +13,7 @@ from taihu.job import load_job, parse_assignments
 from worker.data.batches import Batches
 from worker.data.load import load_dataset
 from worker.engine import build_model
-from worker.inputs import check_inputs
+from worker.preflight import check_inputs
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 BLOCK = re.compile(r"^```(python|sh)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)

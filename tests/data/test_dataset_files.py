@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from reading import inputs_of, targets_of
+from support.reading import inputs_of, targets_of
 
 from taihu.errors import DataError
 from taihu.settings import DataSettings

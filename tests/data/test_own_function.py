@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading import inputs_of, targets_of
+from support.reading import inputs_of, targets_of
 
 from taihu.errors import DataError
 from taihu.settings import DataSettings

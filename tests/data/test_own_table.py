@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from reading import inputs_of, targets_of
+from support.reading import inputs_of, targets_of
 
 from taihu.errors import DataError
 from taihu.settings import DataSettings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import yaml
-from tests_deploy import DEPLOY
+from support.tests_deploy import DEPLOY
 
 RULES = DEPLOY / "prometheus"
 

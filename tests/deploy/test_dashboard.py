@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from daemons import daemons, free_port, listening, page, wait_for
 from prometheus_client.parser import text_string_to_metric_families
-from tests_deploy import DEPLOY
+from support.daemons import daemons, free_port, listening, page, wait_for
+from support.tests_deploy import DEPLOY
 
 from taihu.wire.address import split_address
 

@@ -16,7 +16,7 @@ import typer
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests_deploy import DEPLOY
+from support.tests_deploy import DEPLOY
 from typer.testing import CliRunner
 from validate import problems
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from daemons import Start, free_port, wait_for
-from tests_deploy import DEPLOY
+from support.daemons import Start, free_port, wait_for
+from support.tests_deploy import DEPLOY
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

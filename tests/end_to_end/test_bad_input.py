@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, layout_of, make_job
+from support.cluster import Cluster, layout_of, make_job
 
 from taihu.job import job_to_toml
 

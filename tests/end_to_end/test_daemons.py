@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grpc
-from daemons import Start, free_port, listening, page, wait_for
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
+from support.daemons import Start, free_port, listening, page, wait_for
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

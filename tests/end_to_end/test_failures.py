@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Taihu
-from daemons import wait_for
+from support.daemons import wait_for
 
 from taihu.environment import without_settings
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from cluster import Member, layout_of, make_job
-from daemons import Start, listening, ring_address, wait_for
+from support.cluster import Member, layout_of, make_job
+from support.daemons import Start, listening, ring_address, wait_for
 
 from protos import coordinator_pb2
 from protos import parameter_server_pb2 as pb

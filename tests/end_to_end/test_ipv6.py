@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from daemons import Start, listening, ring_address
+from support.daemons import Start, listening, ring_address
 
 from taihu.coordination.awaited import missing_of
 from taihu.coordination.status import fetch_status

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from daemons import Start, free_port, listening, page, wait_for
 from grpc_health.v1 import health_pb2
 from prometheus_client.parser import text_string_to_metric_families
+from support.daemons import Start, free_port, listening, page, wait_for
 
 from taihu.wire.memory_limit import memory_limit_bytes
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from daemons import daemons, free_port, ring_address, wait_for
 from safetensors.numpy import load_file
+from support.daemons import daemons, free_port, ring_address, wait_for
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from daemons import Start, listening, wait_for
+from support.daemons import Start, listening, wait_for
 
 from taihu.coordination.status import fetch_status
 from worker.saved.reading import load_model

@@ -13,7 +13,7 @@ import pytest
 from kernels.nn.peak import multiply_add_rate
 from taihu.cli.bench_engine import engine
 from taihu.errors import ConfigError
-from worker.engine_bench import EngineStep
+from worker.bench.engine import EngineStep
 
 _MODEL = """
 from worker.engine import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential

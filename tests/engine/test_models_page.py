@@ -11,8 +11,8 @@ import pytest
 
 import worker.engine
 from taihu.cli.main import make_app
-from taihu.entry import run_app
 from taihu.model_defaults import MODEL_DEFAULTS
+from taihu.process.entry import run_app
 from taihu.settings import TrainSettings
 from worker.engine import StepContext, StepHooks, build_model
 

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from saved import loaded, raw
+from support.saved import loaded, raw
 
 from taihu.errors import ModelError
 from taihu.export.to_onnx import onnx_model, write_onnx

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from saved import loaded
+from support.saved import loaded
 
 from taihu.errors import ModelError
 from taihu.export.to_torch import write_torch

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from value_kinds import random_values, same_bits, summed
+from support.value_kinds import random_values, same_bits, summed
 
 from kernels import shared_reduce
 from kernels.shared_reduce import REDUCE_KINDS, ReduceKind, dtype_of, reduce_to_all, warm_up

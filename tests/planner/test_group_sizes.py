@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from cluster import layout_of
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cluster import layout_of
 
 from taihu.planner.groups import (
     Group,

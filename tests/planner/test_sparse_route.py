@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_network import Network, make_exchange
+from support.sparse_network import Network, make_exchange
 
-from allreduce.ring import Ring, buffer_layout
-from allreduce.sparse import Message, Slice
+from allreduce.ring.schedule import Ring, buffer_layout
+from allreduce.sparse.exchange import Message, Slice
 from kernels.pack import pack, packed_bound
 from taihu.errors import ConfigError
 from taihu.planner.partition import Shard

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from tests_deploy import DEPLOY
+from support.tests_deploy import DEPLOY
 
 RULES = DEPLOY / "prometheus"
 

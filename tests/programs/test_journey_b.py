@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mpi_hosts import MpiHosts
 from PIL import Image
-from readme import README, files
+from support.readme import README, files
 
 CLASSES = ("circle", "cross", "ring", "square")
 IMAGES = 2000

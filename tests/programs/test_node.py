@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from daemons import wait_for
 from mpi_hosts import MpiHosts
+from support.daemons import wait_for
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

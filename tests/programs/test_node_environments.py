@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from daemons import free_port
+from support.daemons import free_port
 
 from taihu.environment import without_settings
 

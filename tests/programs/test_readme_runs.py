@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from readme import README, commands, files
+from support.readme import README, commands, files
 
 from taihu.environment import without_settings
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from scenarios import check_scenario, parse_options, scenario_paths
-from strategies import weighted
+from support.scenarios import check_scenario, parse_options, scenario_paths
+from support.strategies import weighted
 
 from ps_server.aggregator import Aggregator, Complete
 from taihu.errors import StaleError, TaihuError

@@ -6,7 +6,7 @@ import socket
 from queue import SimpleQueue
 
 import numpy as np
-from daemons import wait_for
+from support.daemons import wait_for
 
 from ps_server.answer import Answer
 from ps_server.worker_exchange import WorkerExchange

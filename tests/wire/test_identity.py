@@ -6,7 +6,7 @@ import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loopback import Loopback, loopback_method
+from support.loopback import Loopback, loopback_method
 
 from taihu.errors import FrameError
 from taihu.wire.channel import open_channel

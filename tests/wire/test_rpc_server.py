@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from loopback import Loopback
+from support.loopback import Loopback
 
 from taihu.errors import ConfigError
 from taihu.wire.channel import open_channel

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loopback import Loopback
+from support.loopback import Loopback
 
 from taihu import errors
 from taihu.errors import RunError, TaihuError

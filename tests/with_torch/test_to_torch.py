@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from saved import loaded, raw
+from support.saved import loaded, raw
 
 from taihu.errors import ModelError
 from taihu.export.to_torch import torch_source, write_torch

@@ -12,7 +12,7 @@ from kernels.optim import SgdRule
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.optimization import OptimizerShard
 from taihu.settings import OptimizerSettings
-from worker.clipping import LayerClipping
+from worker.training.clipping import LayerClipping
 
 LAYOUT = Layout(tuple(LayerSpec(f"layer{i}", (TensorSpec("weight", (size,)),)) for i, size in enumerate((5, 1, 40))))
 

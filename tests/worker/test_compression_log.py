@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from taihu.compression import UnitReport
-from worker.compression_log import CompressionLog
+from worker.reporting.compression_log import CompressionLog
 
 
 def test_every_threshold_that_was_made_anew_is_kept_and_the_first_ones_are_not() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import grpc
 import numpy as np
 import pytest
-from cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job, momentum_sgd
+from support.cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job, momentum_sgd
 
 from taihu.coordination.client import CoordinatorClient
 from taihu.coordination.membership import MemberId, Role

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 import pytest
-from cluster import Cluster, initial_parameters, layout_of, make_job
+from support.cluster import Cluster, initial_parameters, layout_of, make_job
 
 from protos import parameter_server_pb2 as pb
 from taihu.coordination.messages import state_from_message
 from taihu.errors import FrameError, RunError, TaihuError
 from taihu.wire import direct_connection
 from taihu.wire.codec import FrameHeader, encode_frame, layout_to_message
-from worker.server_exchange import ServerExchange
+from worker.exchange.servers.route import ServerExchange
 
 LAYOUT = layout_of(8, 3)
 SERVICE = "/taihu.v1.ParameterServerService"

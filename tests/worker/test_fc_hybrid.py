@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from parts_network import MemoryMover, MemoryNetwork
+from support.parts_network import MemoryMover, MemoryNetwork
 
 from taihu.errors import ConfigError, RunError
 from taihu.optimization import OptimizerShard

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from peers import Peers
+from support.peers import Peers
 
 from allreduce.communicator import Communicator
 from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer

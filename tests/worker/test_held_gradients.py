@@ -6,7 +6,7 @@ import pytest
 
 from taihu.errors import RunError
 from taihu.settings import TrainSettings
-from worker.held_gradients import HeldGradients
+from worker.exchange.held_gradients import HeldGradients
 
 
 def test_other_precisions_hold_and_scale_nothing() -> None:

@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job
 from numpy.typing import NDArray
-from peers import Peers
+from support.cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job
+from support.peers import Peers
 
 from allreduce.communicator import Communicator
 from taihu.coordination.plan import Plan
@@ -18,9 +18,9 @@ from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.planner.groups import cap_groups, group_bounds, plan_groups
 from taihu.wire.codec import BYTES_PER_VALUE
-from worker.arenas import Arenas, arenas_of
-from worker.exchange import GradientExchange
-from worker.sharded_ring_exchange import ShardedRingExchange
+from worker.exchange.interface import GradientExchange
+from worker.exchange.ring.sharded import ShardedRingExchange
+from worker.memory.arenas import Arenas, arenas_of
 
 Precision = Literal["bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16")

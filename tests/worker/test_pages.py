@@ -7,14 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from cluster import layout_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cluster import layout_of
 
 from taihu.layout import Layout
 from taihu.planner.partition import Shard
-from worker.initial_parameters import InitialParameters
-from worker.pages import Pages
+from worker.memory.initial_parameters import InitialParameters
+from worker.memory.pages import Pages
 
 PER_PAGE = mmap.PAGESIZE // 4
 

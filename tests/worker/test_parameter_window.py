@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from worker.parameter_window import ParameterWindow, Todo, leading_groups
+from worker.exchange.parameter_window import ParameterWindow, Todo, leading_groups
 
 
 def test_a_step_of_three_groups() -> None:

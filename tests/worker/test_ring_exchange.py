@@ -6,17 +6,17 @@ import threading
 
 import numpy as np
 import pytest
-from cluster import Values, initial_parameters, layout_of, make_job, momentum_sgd
 from numpy.typing import NDArray
-from peers import Peers
+from support.cluster import Values, initial_parameters, layout_of, make_job, momentum_sgd
+from support.peers import Peers
 
 from allreduce.communicator import Communicator
 from taihu.coordination.plan import Plan
 from taihu.errors import ConfigError, FrameError, TaihuError
 from taihu.job import Job
 from taihu.planner.groups import plan_groups
-from worker.arenas import allocate_arenas
-from worker.ring_exchange import RingExchange
+from worker.exchange.ring.dense import RingExchange
+from worker.memory.arenas import allocate_arenas
 
 LAYOUT = layout_of(1, 700, 3, 4096, 2500, 2)
 

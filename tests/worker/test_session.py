@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from cluster import Cluster, Member, initial_parameters, layout_of, make_job
+from support.cluster import Cluster, Member, initial_parameters, layout_of, make_job
 
 from taihu.errors import RunError
-from worker.arenas import Arenas
+from worker.memory.arenas import Arenas
 from worker.session import Exchanged, Reporting, take_part
 
 LAYOUT = layout_of(8, 3)

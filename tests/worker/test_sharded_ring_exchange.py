@@ -6,18 +6,18 @@ import threading
 
 import numpy as np
 import pytest
-from cluster import Values, initial_parameters, layout_of, make_job
-from peers import Peers
+from support.cluster import Values, initial_parameters, layout_of, make_job
+from support.peers import Peers
 
 from allreduce.communicator import Communicator
 from taihu.coordination.plan import Plan
 from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.planner.groups import cap_groups, group_bounds, plan_groups
-from worker.arenas import Arenas, arenas_of
-from worker.hashing import exchanged_sha256, parameters_sha256
-from worker.ring_exchange import RingExchange
-from worker.sharded_ring_exchange import ShardedRingExchange
+from worker.exchange.ring.dense import RingExchange
+from worker.exchange.ring.sharded import ShardedRingExchange
+from worker.memory.arenas import Arenas, arenas_of
+from worker.training.hashing import exchanged_sha256, parameters_sha256
 
 LAYOUT = layout_of(1, 700, 3, 4096, 2500, 2, 9000)
 STEPS = range(1, 5)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job
 from numpy.typing import NDArray
+from support.cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job
 
 from taihu.errors import TaihuError
 from taihu.job import Job

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job
-from peers import Peers
+from support.cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job
+from support.peers import Peers
 
 from allreduce.communicator import Communicator
 from taihu.coordination.planning import first_plan
@@ -15,8 +15,8 @@ from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.planner.groups import plan_groups
 from taihu.planner.sparse_route import SPARSE_ROUTES, Route
-from worker.arenas import Arenas, allocate_arenas
-from worker.sparse_ring_exchange import SparseRingExchange
+from worker.exchange.ring.sparse import SparseRingExchange
+from worker.memory.arenas import Arenas, allocate_arenas
 
 LAYOUT = layout_of(300, 7, 1, 1200, 64)
 STEPS = 7

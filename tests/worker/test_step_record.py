@@ -12,11 +12,11 @@ import pytest
 import structlog
 
 from taihu.wire.metrics import WorkerMetrics
-from worker.exchange_times import GroupTimes
-from worker.observer import Observer
-from worker.run_log import RunLog
-from worker.step_record import StepRecord
+from worker.exchange.times import GroupTimes
+from worker.reporting.observer import Observer
+from worker.reporting.run_log import RunLog
 from worker.sw26010 import ModelledStep
+from worker.training.step_record import StepRecord
 
 
 def record() -> StepRecord:
@@ -87,7 +87,7 @@ def test_a_step_is_put_into_words_only_for_those_who_read_them(level: int) -> No
     try:
         run_log = RunLog([], steps_per_epoch=1, learning_rate=lambda _: 0.1)
         observer = Observer(0, total_steps=9, batch=8, metrics=WorkerMetrics(0), run_log=run_log)
-        with patch("worker.observer.asdict", wraps=asdict) as worded:
+        with patch("worker.reporting.observer.asdict", wraps=asdict) as worded:
             observer.stepped(record())
     finally:
         structlog.configure(**before)

@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster import Cluster, make_job
-from daemons import wait_for
+from support.cluster import Cluster, make_job
+from support.daemons import wait_for
 
 from allreduce.rendezvous import Listener, ListenOptions, listen_for_peers
 from taihu.coordination.membership import RunState
 from taihu.coordination.status import fetch_status, stop_run
-from taihu.entry import Interrupts
 from taihu.errors import ModelError
 from taihu.job import Job
+from taihu.process.entry import Interrupts
 from taihu.run_folder import RunFiles, stopped_model
-from worker import evaluation, replica
 from worker.daemon import WorkerDaemon, WorkerOptions
 from worker.saved.reading import load_model
-from worker.stopping import write_or_say
+from worker.training import evaluation, replica
+from worker.training.stopping import write_or_say
 
 WORKERS = 2
 ENDLESS = 500

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job
-from daemons import wait_for
 from numpy.typing import NDArray
+from support.cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job
+from support.daemons import wait_for
 
 from taihu.errors import TaihuError
 from taihu.layout import Layout

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from worker.private_memory import private_memory
+from worker.memory.pages import private_memory
 
 __all__ = ["Array", "BufferPool", "Workspace"]
 

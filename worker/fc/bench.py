@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.communicator import Communicator
-from allreduce.shards import columns_to_rows, gather_rows, rows_to_columns, scatter_rows, sum_terms
+from allreduce.parts.shards import columns_to_rows, gather_rows, rows_to_columns, scatter_rows, sum_terms
 from taihu.measure import spread
 from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc, step_seconds
 from taihu.planner.partition import all_bounds

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from allreduce.parts import Transfer
+from allreduce.parts.mesh import Transfer
 from kernels.reduce import all_finite
 from taihu.errors import ConfigError, ModelError, RunError
 from taihu.layout import LayerSpec, Layout, TensorSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from allreduce.communicator import Communicator
-from allreduce.parts import Transfer, value_type_of
+from allreduce.parts.mesh import Transfer, value_type_of
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from taihu.wire.codec import ValueType

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from allreduce.communicator import Communicator
-from allreduce.shards import gather_rows
+from allreduce.parts.shards import gather_rows
 from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer, FcLinks, choose_fc
 from taihu.wire.clock import Clock
 from taihu.wire.codec import ValueType

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from allreduce.parts import Transfer
-from allreduce.shards import (
+from allreduce.parts.mesh import Transfer
+from allreduce.parts.shards import (
     columns_to_rows,
     gather_columns,
     gather_rows,

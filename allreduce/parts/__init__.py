@@ -1,0 +1,1 @@
+"""Parts of arrays from every rank to every other one, and the gathers and scatters made of them."""

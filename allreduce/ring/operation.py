@@ -1,0 +1,143 @@
+"""One collective operation on one rank: an arena, the schedule that moves its parts, and what is told of progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce.ring.reduction import add_values, scale_values
+from allreduce.ring.schedule import Action, Arrival, Segment
+from taihu.errors import FrameError
+from taihu.planner.partition import FrameSpec
+from taihu.wire.codec import FrameHeader, ValueType
+
+__all__ = ["Operation", "OperationKey", "Schedule"]
+
+Values = NDArray[Any]
+
+
+class OperationKey(NamedTuple):
+    """Which operation a frame belongs to: the group of a step, or the number of a call."""
+
+    step: int
+    group: int
+
+
+class Schedule(Protocol):
+    """What a rank sends and does, see `allreduce.ring.schedule`."""
+
+    @property
+    def done(self) -> bool:
+        """Whether everything has arrived."""
+        ...
+
+    def first_segments(self) -> Sequence[Segment]:
+        """What is sent before anything has arrived."""
+        ...
+
+    def is_result(self, hop: int) -> bool:
+        """Whether what is sent at a hop is complete."""
+        ...
+
+    def replaces(self, hop: int, offset: int, count: int) -> Segment | None:
+        """The segment, if it is the next one and replaces the own values."""
+        ...
+
+    def arrive(self, hop: int, offset: int, count: int) -> Arrival:
+        """Take notice of a segment; raises FrameError when it is not the next one."""
+        ...
+
+
+@dataclass
+class Operation:
+    """An arena of which some ranges are reduced or filled in place; one thread at a time calls `take`.
+
+    Attributes:
+        key: the same on all ranks.
+        values: shape (n,), of the dtype of `value_type`, contiguous and writable.
+        value_type: of the values.
+        schedule: this rank's.
+        results: like `values`, where the results of all parts lie, if not there: `on_complete` puts those there that
+            are summed here, and the others are received there.
+        scale: what complete sums are multiplied by.
+        on_complete: called with every part whose sum this rank completes, before it is sent on.
+        on_final: called with every part of the arena once it holds the result; parts do not overlap.
+        on_finished: called when the result is complete and everything has been sent on.
+        finished: whether that was so.
+        sent_bytes, received_bytes: of values.
+    """
+
+    key: OperationKey
+    values: Values
+    value_type: ValueType
+    schedule: Schedule
+    results: Values | None = None
+    scale: float = 1.0
+    on_complete: Callable[[FrameSpec], None] = lambda frame: None
+    on_final: Callable[[FrameSpec], None] = lambda frame: None
+    on_finished: Callable[[], None] = lambda: None
+    finished: bool = field(default=False, init=False)
+    sent_bytes: int = field(default=0, init=False)
+    received_bytes: int = field(default=0, init=False)
+
+    def views(self, segment: Segment) -> list[Values]:
+        """The ranges of memory that a segment is sent from or received in, in order."""
+        arena = self.values
+        if self.results is not None and self.schedule.is_result(segment.hop):
+            arena = self.results
+        return [arena[piece.start : piece.stop] for piece in segment.frame.pieces]
+
+    def places(self, header: FrameHeader) -> Sequence[Values] | None:
+        """Where values of a frame may be received without a copy, if they may; in one place."""
+        segment = self.schedule.replaces(header.hop, header.offset, header.count)
+        if segment is None or header.value_type is not self.value_type or len(segment.frame.pieces) != 1:
+            return None
+        return self.views(segment)
+
+    def take(self, header: FrameHeader, values: Values, *, in_place: bool = False) -> Segment | None:
+        """Add or write what has arrived; returns what is to be sent on, if anything.
+
+        With `in_place`, `values` are those of `places(header)`.
+
+        Raises:
+            FrameError: the frame is not the next of its hop, or of another kind.
+        """
+        if header.value_type is not self.value_type:
+            raise FrameError(
+                f"operation {self.key.group} of step {self.key.step}: expected {self.value_type.label} values, got "
+                f"{header.value_type.label} ones"
+            )
+        arrival = self.schedule.arrive(header.hop, header.offset, header.count)
+        self.received_bytes += values.nbytes
+        if not in_place:
+            self._merge(arrival, values)
+        if arrival.action is Action.COMPLETE:
+            self.on_complete(arrival.segment.frame)
+        if arrival.action is not Action.ADD:
+            self.on_final(arrival.segment.frame)
+        return arrival.forward
+
+    def _merge(self, arrival: Arrival, values: Values) -> None:
+        taken = 0
+        for own in self.views(arrival.segment):
+            part = values[taken : taken + len(own)]
+            taken += len(own)
+            if arrival.action is Action.REPLACE:
+                np.copyto(own, part)
+            else:
+                add_values(part, own, self.value_type)
+            if arrival.action is Action.COMPLETE and self.scale != 1.0:
+                scale_values(own, self.scale, self.value_type)
+
+    def finish_alone(self, frames: Sequence[FrameSpec]) -> None:
+        """The only rank's own values are the result."""
+        for frame in frames:
+            for piece in frame.pieces:
+                if self.scale != 1.0:
+                    scale_values(self.values[piece.start : piece.stop], self.scale, self.value_type)
+            self.on_complete(frame)
+            self.on_final(frame)

@@ -1,0 +1,1 @@
+"""Allreduce in memory that the workers of one machine share."""

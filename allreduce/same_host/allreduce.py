@@ -1,0 +1,149 @@
+"""Allreduce between processes of one machine, directly in the buffers that they share.
+
+Every rank sums one chunk of everybody's buffer and writes the sum into all of them: no value is copied to be sent.
+Chunk c is summed in the order of ranks c, c + 1, ..., c - 1 (mod P), as a ring sums it (`allreduce.ring.schedule`),
+so both give the same bits, equal on all ranks.
+
+Each rank has a counter in its own buffer. An odd value says that its contribution to a call is ready, the next even
+one that its chunk is written; two waits for everybody's counter separate contributing, summing and reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from allreduce.ring.schedule import summation_order
+from kernels.futex import publish, wait_until
+from kernels.shared_reduce import REDUCE_KINDS, ReduceKind, dtype_of, reduce_to_all, warm_up
+from taihu.errors import ExchangeError
+from taihu.planner.partition import slice_bounds
+from taihu.wire.shared_memory import SharedBuffer
+
+__all__ = ["IsFailed", "SharedAllreduce"]
+
+IsFailed = Callable[[], BaseException | None]
+
+# One cache line of control words: the counter, and what the call is about.
+_COUNTER: Final = 0
+_CALL: Final = slice(1, 5)
+
+
+def _never() -> None:
+    return None
+
+
+class SharedAllreduce:
+    """Rank `rank`'s part in allreduces over buffers that belong to this object from creation to end.
+
+    All ranks make the same calls in the same order, each from one thread.
+
+    Args:
+        rank: the own one.
+        buffers: one for each rank, all of one size; new ones, in which nothing was reduced yet.
+
+    Raises:
+        ValueError: they are not.
+    """
+
+    def __init__(self, rank: int, buffers: Sequence[SharedBuffer]) -> None:
+        sizes = {buffer.size_bytes for buffer in buffers}
+        if not 0 <= rank < len(buffers) or len(sizes) != 1:
+            seen = f"rank {rank} with {len(buffers)} shared buffers of {sorted(sizes)} bytes"
+            raise ValueError(f"{seen}: expected one for each rank, all of one size")
+        self._rank = rank
+        self._size = len(buffers)
+        self._bytes = sizes.pop()
+        self._controls = [buffer.control for buffer in buffers]
+        if self._controls[rank][_COUNTER]:
+            raise ValueError(f"shared buffer of rank {rank} was used by another allreduce: expected a new one")
+        self._others = [control for other, control in enumerate(self._controls) if other != rank]
+        # The views keep the memory mapped as long as its addresses are used.
+        self._data = [buffer.array(np.uint8, self._bytes) for buffer in buffers]
+        order = summation_order(rank, self._size)
+        self._addresses = np.array([self._data[other].ctypes.data for other in order], dtype=np.int64)
+        self._counter = 0
+        self._failed = False
+
+    def warm_up(self, value_type: ReduceKind) -> None:
+        """Compile the kernels before the first call, so that nobody waits for it."""
+        warm_up(value_type)
+        counters = np.ones(1, dtype=np.int64)
+        publish(counters, 0, 1)
+        wait_until(counters, 0, 1)
+
+    def allreduce(
+        self,
+        start: int,
+        stop: int,
+        value_type: ReduceKind,
+        *,
+        own: Sequence[tuple[int, int]] | None = None,
+        mean: bool = False,
+        is_failed: IsFailed = _never,
+    ) -> None:
+        """Replace elements [start, stop) of every rank's data area by their sum, or mean, over the ranks.
+
+        Additions are rounded to the type one by one. The mean is the sum times 1 / P.
+
+        Args:
+            start: the first element, counted in values of the type from the start of the data area.
+            stop: the one after the last.
+            own: ranges that this rank sums; those of all ranks cover [start, stop) once. By default, one of P ranges
+                of equal size.
+            value_type: of fp16 and bf16 the area holds the codes of `kernels.half`.
+            mean: whether the mean is wanted.
+            is_failed: asked at least every 50 ms while waiting; an error that it returns ends the wait.
+
+        Raises:
+            ValueError: a range does not lie in the data area, or the type is not known. Nothing has changed.
+            ExchangeError: another rank made another call, or an earlier call failed; the range holds anything then.
+            BaseException: what `is_failed` returned; the range holds anything then.
+        """
+        self._check(start, stop, value_type)
+        if any(not start <= begin <= end <= stop for begin, end in own or ()):
+            raise ValueError(f"ranges to sum {list(own or ())}: expected ranges within [{start}, {stop})")
+        if self._failed:
+            raise ExchangeError(f"shared allreduce of rank {self._rank}: an earlier call failed; make new buffers")
+        self._failed = True
+        self._controls[self._rank][_CALL] = (start, stop, REDUCE_KINDS.index(value_type), mean)
+        self._synchronise(is_failed)
+        self._expect_same_calls()
+        if own is None:
+            begin, end = slice_bounds(stop - start, self._size, self._rank)
+            own = [(start + begin, start + end)]
+        scale = 1.0 / self._size if mean else 1.0
+        for begin, end in own:
+            reduce_to_all(self._addresses, begin, end, value_type, scale)
+        self._synchronise(is_failed)
+        self._failed = False
+
+    def _check(self, start: int, stop: int, value_type: ReduceKind) -> None:
+        elements = self._bytes // dtype_of(value_type).itemsize
+        if not 0 <= start <= stop <= elements:
+            raise ValueError(f"{value_type} elements [{start}, {stop}) to reduce: expected a range of {elements}")
+
+    def _synchronise(self, is_failed: IsFailed) -> None:
+        """Say that this rank has come so far, and wait until all have."""
+        self._counter += 1
+        publish(self._controls[self._rank], _COUNTER, self._counter)
+        for control in self._others:
+            while not wait_until(control, _COUNTER, self._counter):
+                if (failure := is_failed()) is not None:
+                    raise failure
+
+    def _expect_same_calls(self) -> None:
+        """Refuse to sum what does not belong together; all ranks see the same calls, so all of them refuse."""
+        calls = [tuple(map(int, control[_CALL])) for control in self._controls]
+        for rank, call in enumerate(calls):
+            if call != calls[0]:
+                raise ExchangeError(
+                    f"shared allreduce {self._counter // 2 + 1}: rank {rank} calls for {_describe(*call)}, "
+                    f"rank 0 for {_describe(*calls[0])}; expected the same call of all ranks"
+                )
+
+
+def _describe(start: int, stop: int, kind: int, mean: int) -> str:
+    return f"the {'mean' if mean else 'sum'} of {REDUCE_KINDS[kind]} [{start}, {stop})"

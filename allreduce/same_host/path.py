@@ -1,0 +1,145 @@
+"""The path between workers that all run on one machine: groups are summed in memory that they share."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import chain
+from queue import SimpleQueue
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce.ring.operation import Operation
+from allreduce.ring.reduction import reduce_kind
+from allreduce.ring.schedule import Ring
+from allreduce.same_host.allreduce import IsFailed, SharedAllreduce
+from taihu.errors import SharedMemoryError, TaihuError
+from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
+
+__all__ = ["DESCRIPTOR_BYTES", "SameHostPath", "decode_descriptor", "encode_descriptor", "open_all"]
+
+DESCRIPTOR_BYTES: Final = 512
+
+
+class SameHostPath:
+    """Carries out operations on a shared buffer, one after the other, in a thread of its own.
+
+    Args:
+        rank: the own one.
+        buffers: of all ranks.
+        is_failed: see `SharedAllreduce.allreduce`.
+        on_finished: called with every operation that is complete.
+        on_failed: called with what went wrong.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        buffers: Sequence[SharedBuffer],
+        *,
+        is_failed: IsFailed,
+        on_finished: Callable[[Operation], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self._rank = rank
+        self._allreduce = SharedAllreduce(rank, buffers)
+        self._data = buffers[rank].array(np.uint8, buffers[rank].size_bytes)
+        self._is_failed = is_failed
+        self._on_finished = on_finished
+        self._on_failed = on_failed
+        self._queue: SimpleQueue[Operation | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="same-host", daemon=True)
+        self._thread.start()
+
+    def takes(self, operation: Operation) -> bool:
+        """Whether the operation is a sum of values in the shared buffer."""
+        return isinstance(operation.schedule, Ring) and self._offset(operation.values) is not None
+
+    def start(self, operation: Operation) -> None:
+        """Queue an operation that `takes` holds for; all ranks start the same ones in the same order."""
+        self._queue.put(operation)
+
+    def close(self) -> None:
+        """End when everything queued is done."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _offset(self, values: NDArray[Any]) -> int | None:
+        """The first byte of `values` in the shared buffer."""
+        start, size = values.ctypes.data - self._data.ctypes.data, len(self._data)
+        inside = start >= 0 and start + values.nbytes <= size and start % values.itemsize == 0
+        return start if inside else None
+
+    def _run(self) -> None:
+        try:
+            while (operation := self._queue.get()) is not None:
+                self._carry_out(operation)
+                self._on_finished(operation)
+        except BaseException as error:
+            self._on_failed(error)
+            if not isinstance(error, TaihuError):
+                raise
+
+    def _carry_out(self, operation: Operation) -> None:
+        ring, offset = operation.schedule, self._offset(operation.values)
+        assert isinstance(ring, Ring)  # noqa: S101
+        assert offset is not None  # noqa: S101
+        base = offset // operation.values.itemsize
+        pieces = [piece for frame in chain.from_iterable(ring.chunks) for piece in frame.pieces]
+        if pieces:
+            self._allreduce.allreduce(
+                base + min(piece.start for piece in pieces),
+                base + max(piece.stop for piece in pieces),
+                reduce_kind(operation.value_type),
+                own=[(base + p.start, base + p.stop) for frame in ring.chunks[self._rank] for p in frame.pieces],
+                mean=operation.scale != 1.0,
+                is_failed=self._is_failed,
+            )
+        for frame in chain.from_iterable(ring.chunks):
+            operation.on_final(frame)
+        # What a ring would have sent: the planner compares groups by it.
+        operation.sent_bytes = operation.received_bytes = ring.sent_elements * operation.values.itemsize
+
+
+def encode_descriptor(descriptor: SharedDescriptor) -> NDArray[np.uint8]:
+    """The descriptor as `DESCRIPTOR_BYTES` bytes, uint8."""
+    fields = {**asdict(descriptor), "token": descriptor.token.hex()}
+    text = json.dumps(fields).encode().ljust(DESCRIPTOR_BYTES)
+    return np.frombuffer(text[:DESCRIPTOR_BYTES], dtype=np.uint8)
+
+
+def decode_descriptor(data: NDArray[np.uint8]) -> SharedDescriptor:
+    """What `encode_descriptor` wrote; raises SharedMemoryError for anything else."""
+    try:
+        fields = json.loads(data.tobytes())
+        boot_id, path, size_bytes = fields["boot_id"], fields["path"], fields["size_bytes"]
+        token = bytes.fromhex(fields["token"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise SharedMemoryError(f"a peer's shared buffer: not a descriptor: {error!r}") from None
+    if not (isinstance(boot_id, str) and isinstance(path, str) and isinstance(size_bytes, int) and size_bytes >= 0):
+        raise SharedMemoryError("a peer's shared buffer: not a descriptor")
+    return SharedDescriptor(boot_id, path, token, size_bytes)
+
+
+def open_all(own: SharedBuffer, rank: int, descriptors: Sequence[NDArray[np.uint8]]) -> list[SharedBuffer]:
+    """Every rank's buffer; `own` stands at `rank`.
+
+    Raises:
+        SharedMemoryError: one cannot be opened, or has another size. None stays open but the own one.
+    """
+    opened: list[SharedBuffer] = []
+    try:
+        for other, data in enumerate(descriptors):
+            opened.append(own if other == rank else open_shared(decode_descriptor(data)))
+            if opened[-1].size_bytes != own.size_bytes:
+                raise SharedMemoryError(f"shared buffer of worker {other}: another size than that of worker {rank}")
+    except SharedMemoryError:
+        for buffer in opened:
+            if buffer is not own:
+                buffer.close()
+        raise
+    return opened

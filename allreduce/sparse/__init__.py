@@ -1,0 +1,1 @@
+"""Sparse allreduce: messages from rank to rank, and three algorithms."""

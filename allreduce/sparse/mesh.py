@@ -1,0 +1,137 @@
+"""Sparse allreduces under way on one rank: messages become frames, and frames find the exchange they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce.ring.operation import OperationKey
+from allreduce.sparse.exchange import Message, SparseExchange
+from kernels.pack import pack, packed_bound, unpack
+from taihu.errors import FrameError
+from taihu.wire.codec import Frame, FrameHeader, ValueType
+from taihu.wire.identity import WorkerIdentity
+
+__all__ = ["SparseMesh", "SparseOperation"]
+
+Send = Callable[[int, FrameHeader, Sequence[NDArray[Any]]], None]
+
+
+@dataclass
+class SparseOperation:
+    """One sparse allreduce; `exchange` is this rank's part in it, once it has begun.
+
+    Attributes:
+        key: the same on all ranks.
+        on_finished: called with the operation when there is a result; by any thread.
+        finished: whether it has returned.
+        sent_bytes, received_bytes: of values and their places.
+    """
+
+    key: OperationKey
+    on_finished: Callable[[SparseOperation], None] = lambda operation: None
+    exchange: SparseExchange | None = field(default=None, init=False)
+    finished: bool = field(default=False, init=False)
+    sent_bytes: int = field(default=0, init=False)
+    received_bytes: int = field(default=0, init=False)
+
+
+class SparseMesh:
+    """The running operations; frames of those that this rank has not begun yet wait for it. Not thread-safe.
+
+    `send(rank, header, pieces)` hands a frame to a rank; frames to one rank keep their order.
+    """
+
+    def __init__(self, identity: WorkerIdentity, send: Send) -> None:
+        self._identity = identity
+        self._send = send
+        self._running: dict[OperationKey, SparseOperation] = {}
+        self._early: dict[OperationKey, list[Frame]] = {}
+
+    def awaits(self, rank: int) -> bool:
+        """Whether an operation needs a message of `rank`."""
+        return any(rank in operation.exchange.awaited for operation in self._running.values() if operation.exchange)
+
+    def begin(self, operation: SparseOperation, exchange: SparseExchange) -> bool:
+        """Take part; returns whether the operation is done already.
+
+        Raises:
+            FrameError: see `take`.
+        """
+        operation.exchange = exchange
+        self._running[operation.key] = operation
+        self._send_all(operation, exchange.begin())
+        for frame in self._early.pop(operation.key, ()):
+            self._arrive(operation, exchange, frame)
+        return self._end_if_done(operation, exchange)
+
+    def take(self, frame: Frame) -> SparseOperation | None:
+        """Take in a frame; returns the operation if that completes it.
+
+        Raises:
+            FrameError: it is malformed, or not what its sender should send next. Nothing was changed.
+        """
+        key = OperationKey(frame.header.step, frame.header.group)
+        operation = self._running.get(key)
+        if operation is None or operation.exchange is None:
+            self._early.setdefault(key, []).append(frame)
+            return None
+        self._arrive(operation, operation.exchange, frame)
+        return operation if self._end_if_done(operation, operation.exchange) else None
+
+    def _arrive(self, operation: SparseOperation, exchange: SparseExchange, frame: Frame) -> None:
+        operation.received_bytes += frame.size_bytes
+        self._send_all(operation, exchange.arrive(_decode(self._identity.rank, frame)))
+
+    def _end_if_done(self, operation: SparseOperation, exchange: SparseExchange) -> bool:
+        if exchange.done:
+            del self._running[operation.key]
+        return exchange.done
+
+    def _send_all(self, operation: SparseOperation, messages: Sequence[Message]) -> None:
+        for message in messages:
+            header, pieces = self._pack(operation.key, message)
+            operation.sent_bytes += sum(piece.nbytes for piece in pieces)
+            self._send(message.to, header, pieces)
+
+    def _pack(self, key: OperationKey, message: Message) -> tuple[FrameHeader, Sequence[NDArray[Any]]]:
+        count = len(message.indices)
+        values = np.empty(count, dtype=np.float32)
+        sections = np.empty(packed_bound(count, 1), dtype=np.uint8)
+        _, size = pack(message.indices, message.values, _bounds(message.start, message.stop), values, sections)
+        header = FrameHeader(
+            job=self._identity.job,
+            incarnation=self._identity.incarnation,
+            plan=0,
+            step=key.step,
+            group=key.group,
+            offset=message.start,
+            count=message.stop - message.start,
+            sender=self._identity.rank,
+            selected=count,
+            hop=message.round,
+        )
+        return header, (values, sections[:size])
+
+
+def _decode(rank: int, frame: Frame) -> Message:
+    header = frame.header
+    if header.sender is None or header.value_type is not ValueType.FP32:
+        raise FrameError(
+            f"sparse frame of worker {header.sender} with {header.value_type.label} values: expected float32 ones"
+        )
+    start, stop = header.offset, header.offset + header.count
+    indices = np.empty(len(frame.values), dtype=np.int32)
+    try:
+        unpack(frame.sections, _bounds(start, stop), len(indices), indices)
+    except ValueError as error:
+        raise FrameError(f"sparse frame of worker {header.sender}: {error}") from None
+    return Message(rank, header.sender, header.hop, indices, frame.values, start, stop)
+
+
+def _bounds(start: int, stop: int) -> NDArray[np.int64]:
+    return np.array([[start, stop]], dtype=np.int64)

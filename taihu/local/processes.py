@@ -1,0 +1,151 @@
+"""Processes on this machine: started, watched, and ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from taihu.environment import without_settings
+from taihu.errors import RunError
+from taihu.process.entry import EXIT_INTERRUPTED
+
+__all__ = ["DaemonFailedError", "LocalProcesses"]
+
+_POLL_S = 0.05
+
+
+class DaemonFailedError(RunError):
+    """A daemon ended before its time; the message holds its last words."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass
+class _Daemon:
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    log_file: IO[bytes]
+
+
+class LocalProcesses:
+    """Daemons of one run, each with a log file in `log_dir`; a context manager that leaves none behind.
+
+    They do not see a terminal's Ctrl-C, and they end at once when their stdin closes, as it does when this process
+    dies.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self.log_dir = log_dir
+        self._daemons: list[_Daemon] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, name: str, module: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start `python -m module arguments`; its stderr goes to `<name>.log`."""
+        log = self.log_dir / f"{name.replace(' ', '-')}.log"
+        log_file = log.open("wb")
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-P", "-m", module, *arguments, "--stop-with-stdin"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log_file,
+            env=without_settings(os.environ),
+            start_new_session=True,
+        )
+        self._daemons.append(_Daemon(name, process, log, log_file))
+        return process
+
+    def start_listening(self, name: str, module: str, arguments: Sequence[str]) -> str:
+        """Start a daemon and return the address that its first line of output tells."""
+        process = self.start(name, module, arguments)
+        assert process.stdout is not None  # noqa: S101
+        line = process.stdout.readline().decode()
+        if not line.startswith("listening on "):
+            process.wait()
+            self.check()
+            raise RunError(f"{name} did not say where it listens; see {self.log_dir}")
+        return line.removeprefix("listening on ").split(",")[0].strip()
+
+    def check(self) -> bool:
+        """Whether all daemons have ended: well, or interrupted.
+
+        Raises:
+            DaemonFailedError: one ended otherwise; the message names it and holds its last words.
+        """
+        codes = [daemon.process.poll() for daemon in self._daemons]
+        self._raise_for(0, EXIT_INTERRUPTED, None)
+        return None not in codes
+
+    def raise_if_interrupted(self) -> None:
+        """Raise DaemonFailedError if a daemon was interrupted, which is no failure where the run was stopped."""
+        self._raise_for(0, None)
+
+    def _raise_for(self, *accepted: int | None) -> None:
+        failed = [daemon for daemon in self._daemons if daemon.process.returncode not in accepted]
+        if failed:
+            # Prefer the cause to its consequences: a kill first, then a wrong setting, then a failed run.
+            raise _failure(min(failed, key=_rank_as_cause), self._daemons)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when all daemons have ended or `timeout_s` has passed."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and any(d.process.poll() is None for d in self._daemons):
+            time.sleep(_POLL_S)
+
+    def stop(self, grace_s: float = 8.0) -> None:
+        """End what still runs: SIGTERM and a closed stdin, then after `grace_s` SIGKILL."""
+        for daemon in self._daemons:
+            if daemon.process.poll() is None:
+                daemon.process.send_signal(signal.SIGTERM)
+                assert daemon.process.stdin is not None  # noqa: S101
+                daemon.process.stdin.close()
+        self.wait(grace_s)
+        for daemon in self._daemons:
+            if daemon.process.poll() is None:
+                daemon.process.kill()
+            daemon.process.wait()
+            for stream in (daemon.process.stdin, daemon.process.stdout, daemon.log_file):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+
+
+def _rank_as_cause(daemon: _Daemon) -> int:
+    code = daemon.process.returncode
+    return 0 if code < 0 else 1 if code == 2 else 2
+
+
+def _failure(daemon: _Daemon, daemons: Sequence[_Daemon]) -> DaemonFailedError:
+    code = daemon.process.returncode
+    if code < 0:
+        return DaemonFailedError(f"{daemon.name} was killed by {signal.Signals(-code).name}; log: {daemon.log}", 1)
+    words = _last_words(daemon.log)
+    # Server 0 tells for which member's sake the run failed; that member's log has the rest.
+    culprit = next((other for other in daemons if words.startswith(f"{other.name}: ")), None)
+    if culprit is None:
+        return DaemonFailedError(f"{daemon.name}: {words}; log: {daemon.log}", code)
+    return DaemonFailedError(f"{words}; log: {culprit.log}", code)
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return errors[-1] if errors else lines[-1] if lines else "ended without a word"

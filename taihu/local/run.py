@@ -1,0 +1,61 @@
+"""A whole run on this machine from its settings to its files: what `taihu train` and `taihu.train` have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from taihu.advice import advice
+from taihu.job import Job
+from taihu.local.display import Display
+from taihu.local.training import LocalTraining
+from taihu.machine import check_processes, check_threads
+from taihu.results import write_json
+from taihu.run_folder import RunFiles, prepare_run
+from worker.preflight import check_inputs
+
+__all__ = ["RUN_FOLDER", "LocalRun", "check_job", "prepare"]
+
+RUN_FOLDER: Final = Path("runs/{name}-{time}")
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A run that can begin; `warnings` are about settings that have no effect."""
+
+    training: LocalTraining
+    warnings: tuple[str, ...]
+
+    @property
+    def files(self) -> RunFiles:
+        """Places of what stays of it."""
+        return self.training.files
+
+    def run(self, display: Display) -> dict[str, Any]:
+        """Train, see `LocalTraining.run`; the results are written to the run's files too."""
+        results = self.training.run(display)
+        for file in self.files.results:
+            write_json(file, results)
+        return results
+
+
+def check_job(job: Job) -> None:
+    """Say all that can be known to be wrong before anything is made or started.
+
+    Raises:
+        ConfigError: there is not room for so many threads or processes, or an input is missing.
+    """
+    check_threads(job)
+    check_processes(job)
+    check_inputs(job)
+
+
+def prepare(training: LocalTraining, job_file: Path | None) -> LocalRun:
+    """Make the folder of a run whose job is checked; `job_file` is where it came from.
+
+    Raises:
+        ConfigError: see `prepare_run`.
+    """
+    files = prepare_run(training.job, job_file, default=RUN_FOLDER)
+    return LocalRun(replace(training, files=files), tuple(advice(training.job)))

@@ -1,0 +1,252 @@
+"""A whole run on this machine: real daemons, watched to the end, and their results put together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from taihu.advice import advice_on_schedule
+from taihu.coordination.membership import RunState
+from taihu.coordination.status import stop_run
+from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
+from taihu.job import Job, job_to_toml
+from taihu.local.display import Display, RunView
+from taihu.local.processes import LocalProcesses
+from taihu.local.watching import show_status
+from taihu.process.entry import InterruptedRunError, Interrupts
+from taihu.results import read_json
+from taihu.run_folder import RunFiles
+from taihu.run_length import RunLength
+from taihu.settings import RunSettings
+from taihu.trace import merge_parts
+
+__all__ = ["LocalTraining", "results_of"]
+
+_LOOK_S = 0.1
+_STATUS_S = 0.5
+_CONSEQUENCES_S = 2.0
+_STOP_S = 10.0
+_STUCK_S = 60.0
+_STUCK_STEPS = 4
+_FIRST_WORKERS = (
+    "measured_steps",
+    "selected_ratio",
+    "predicted_seconds_per_step",
+    "plan",
+    "groups",
+    "group_layers",
+    "profile",
+    "thresholds",
+)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """`taihu train`: the job's servers, if it has any, and workers on this machine.
+
+    Logs go to `logs`, else into the run's folder, else to a temporary one that is kept only when the run fails. The
+    first of the `interrupts` stops the run in order.
+    """
+
+    job: Job
+    files: RunFiles = field(default_factory=RunFiles)
+    logs: Path | None = None
+    trace: Path | None = None
+    trace_steps: str | None = None
+    interrupts: Interrupts = field(default_factory=Interrupts)
+
+    def run(self, display: Display) -> dict[str, Any]:
+        """Train to the end, or until a stop, and return the results.
+
+        Raises:
+            DaemonFailedError: a daemon ended before its time; all others have been ended.
+            InterruptedRunError: interrupted when there was nothing to save, or for the second time.
+        """
+        with self._log_folder() as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
+            folder = Path(name)
+            try:
+                with LocalProcesses(logs) as processes:
+                    coordinator = self._start(processes, folder)
+                    self._watch(processes, coordinator, display)
+                    if not all(path.exists() for path in self._result_files(folder)):
+                        processes.raise_if_interrupted()
+            finally:
+                self._merge_trace(folder)
+            return results_of(self.job, [read_json(path) for path in self._result_files(folder)])
+
+    def _trace_arguments(self, folder: Path, name: str) -> list[str]:
+        if self.trace is None:
+            return []
+        steps = [] if self.trace_steps is None else ["--trace-steps", self.trace_steps]
+        return ["--trace", str(_trace_part(folder, name)), *steps]
+
+    def _merge_trace(self, folder: Path) -> None:
+        """Put the processes' parts together; of a run that failed, those that are there."""
+        if self.trace is not None:
+            parts = [_trace_part(folder, name) for name, _, _ in self._members(folder)]
+            with suppress(RunError):  # a run that failed before it began has none
+                merge_parts(parts, self.trace)
+
+    def _start(self, processes: LocalProcesses, folder: Path) -> str:
+        """Start everything; returns the coordinator's address."""
+        threads = self.job.cluster.threads or max(1, (os.cpu_count() or 1) // self.job.cluster.workers)
+        local = self.job.cluster.model_copy(update={"coordinator": None, "threads": threads})
+        job_file = folder / "job.toml"
+        # What was not given stays so: its default may depend on other settings.
+        given = self.job.model_copy(update={"cluster": local, "run": self._run_settings()})
+        job_file.write_text(job_to_toml(given, given=True))
+        common = [str(job_file), "--log-format", "json"]
+        (first, module, arguments), *others = self._members(folder)
+        coordinator = processes.start_listening(first, module, [*common, *arguments])
+        for name, module, arguments in others:
+            processes.start(name, module, [*common, "--coordinator", coordinator, *arguments])
+        return coordinator
+
+    def _run_settings(self) -> RunSettings:
+        """The run's settings for worker 0; the results of all workers together are written here."""
+        folder = self.files.folder.absolute() if self.files.folder else Path("none")
+        model = self.files.model.absolute() if self.files.model else self.job.run.save
+        return self.job.run.model_copy(update={"dir": folder, "save": model, "results": Path("none")})
+
+    def _members(self, folder: Path) -> Iterator[tuple[str, str, list[str]]]:
+        """Name, module and arguments of every process; the first one is the coordinator."""
+        bind = ["--bind", "127.0.0.1:0"]
+        for index in range(self.job.servers):
+            name = f"server {index}"
+            yield name, "ps_server", ["--rank", str(index), *bind, *self._trace_arguments(folder, name)]
+        for rank, result in enumerate(self._result_files(folder)):
+            name = f"worker {rank}"
+            arguments = ["--rank", str(rank), "--json", str(result), *self._trace_arguments(folder, name)]
+            if rank == 0 and self.files.folder is not None:
+                arguments.append("--run-dir-is-made")
+            yield name, "worker", [*arguments, *bind] if self.job.workers_meet else arguments
+
+    def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
+        start = looked = time.monotonic()
+        stopping: _Stopping | None = None
+        advised = False
+        try:
+            with self.interrupts.offered_to(lambda reason: True):
+                while not processes.check():
+                    time.sleep(_LOOK_S)
+                    if self.interrupts.reason and stopping is None:
+                        stopping = self._stop(coordinator, display)
+                    if time.monotonic() - looked > _STATUS_S:
+                        looked = time.monotonic()
+                        view = show_status(coordinator, display, looked - start)
+                        if stopping is not None:
+                            stopping.check(view, looked)
+                        if view is not None and not advised:
+                            advised = True
+                            self._advise(view.total_steps, display)
+        except InterruptedRunError:
+            self.interrupts.ignore()  # all daemons are ended now, whatever else comes
+            raise
+        except TaihuError:
+            # What one failure leads to elsewhere ends within a moment; the cause is told, not the consequence.
+            processes.wait(_CONSEQUENCES_S)
+            processes.check()
+            raise
+
+    def _advise(self, total: int, display: Display) -> None:
+        """Say what only shows when the length of the run is known: by its workers, from their data."""
+        if self.job.train.steps is None:
+            length = RunLength(1, max(1, total // self.job.train.epochs), total)
+            for line in advice_on_schedule(self.job, length):
+                display.say(f"warning: {line}")
+
+    def _stop(self, coordinator: str, display: Display) -> _Stopping:
+        """Ask the run to stop; raises InterruptedRunError when there is nothing to save."""
+        reason = self.interrupts.reason
+        state = RunState.RUNNING
+        with suppress(PeerUnreachableError):  # who does not answer is about to end, or is waited for in vain
+            state = stop_run(coordinator, self.job.name, reason, _STOP_S)
+        if state is RunState.FAILED:
+            raise InterruptedRunError(f"{reason} before the first step: there is nothing to save")
+        display.say("stopping after the next steps and saving; press Ctrl-C again to end at once")
+        return _Stopping(reason, time.monotonic())
+
+    def _result_files(self, folder: Path) -> list[Path]:
+        return [folder / f"worker-{rank}.json" for rank in range(self.job.cluster.workers)]
+
+    @contextmanager
+    def _log_folder(self) -> Iterator[Path]:
+        logs = self.logs or (self.files.folder and self.files.folder / "logs")
+        if logs is not None:
+            try:
+                logs.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"cannot write logs to {logs}: {error.strerror}") from None
+            yield logs
+            return
+        folder = Path(tempfile.mkdtemp(prefix="taihu-logs-"))
+        try:
+            yield folder
+        except InterruptedRunError:  # whose message names no log
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder)
+
+
+def _trace_part(folder: Path, name: str) -> Path:
+    return folder / f"trace-{name.replace(' ', '-')}.json"
+
+
+class _Stopping:
+    """Bounds how long a run that was asked to stop is waited for: as long as something goes on."""
+
+    def __init__(self, reason: str, now: float) -> None:
+        self._reason = reason
+        self._moved_s = now
+        self._step = 0
+
+    def check(self, view: RunView | None, now: float) -> None:
+        """Raise InterruptedRunError when the run, of which `view` may be known, has not moved for too long."""
+        bound_s = _STUCK_S
+        if view is not None:
+            bound_s = max(_STUCK_S, _STUCK_STEPS * view.step_seconds)
+            if view.step != self._step:
+                self._step, self._moved_s = view.step, now
+        if now - self._moved_s > bound_s:
+            raise InterruptedRunError(
+                f"{self._reason}: the run has not stopped, and nothing has moved for {bound_s:.0f} s; see the logs"
+            )
+
+
+def results_of(job: Job, workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The results of a run, from those that its workers wrote."""
+    first = workers[0]
+    evaluations = first["evaluations"]
+    return {
+        "test_accuracy": evaluations[-1]["test_accuracy"] if evaluations else None,
+        "test_metrics": evaluations[-1]["test_metrics"] if evaluations else None,
+        "final_loss": fmean(worker["final_loss"] for worker in workers),
+        "parameters_sha256": first["parameters_sha256"],
+        "steps": first["steps"],
+        **{name: first[name] for name in ("total_steps", "stopped", "stop_reason", "saved", "not_saved")},
+        "servers": job.servers,
+        "workers": job.cluster.workers,
+        "exchange": job.exchange.kind,
+        "compression": job.compression.method,
+        "density": 1.0 if job.compression.method == "none" else job.compression.density,
+        "refresh_every": job.compression.refresh_every,
+        "downlink": job.downlink,
+        "precision": job.train.precision,
+        "compute": job.cluster.compute,
+        "modelled": first["modelled"],
+        "skipped_steps": first["skipped_steps"],
+        "bytes_sent_per_step": sum(worker["bytes_sent_per_step"] for worker in workers),
+        "bytes_received_per_step": sum(worker["bytes_received_per_step"] for worker in workers),
+        **{name: value for name, value in first.items() if name.startswith("seconds_")},
+        **{name: first[name] for name in _FIRST_WORKERS},
+        "evaluations": evaluations,
+        "fc": first.get("fc"),
+    }

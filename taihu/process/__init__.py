@@ -1,0 +1,1 @@
+"""Processes of taihu: how each begins, takes options, and ends."""

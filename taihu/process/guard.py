@@ -1,0 +1,69 @@
+"""taihu's packages have short names: nobody else's file may stand in the place of one.
+
+Nothing but this module is imported before it has looked, so that no file of the user's is executed by its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+__all__ = ["PACKAGES", "check_installation", "foreign_packages", "leave_starting_folder"]
+
+PACKAGES = ("protos", "kernels", "taihu", "allreduce", "ps_server", "worker")
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def check_installation() -> None:
+    """Exit with a clear message when something else stands in the place of one of taihu's packages.
+
+    The current folder, where `python -m` looks first, is taken off the path before.
+    """
+    leave_starting_folder(sys.path)
+    elsewhere = {name: place for name in PACKAGES if (place := _place_elsewhere(find_spec(name))) is not None}
+    if elsewhere:
+        _refuse(elsewhere)
+    modules = {name: importlib.import_module(name) for name in PACKAGES}
+    _refuse({name: str(modules[name].__file__) for name in foreign_packages(modules)})
+
+
+def leave_starting_folder(path: list[str]) -> None:
+    """Remove from `path` what Python put first for the way it was started, unless taihu itself lies there.
+
+    That is the current folder for `python -m`, or the script's folder.
+    """
+    if sys.flags.safe_path or not path:
+        return
+    first = Path(path[0] or ".").resolve()
+    script = Path(sys.argv[0] or ".").resolve().parent
+    if first != _ROOT and first in (Path.cwd(), script):
+        del path[0]
+
+
+def foreign_packages(modules: dict[str, ModuleType]) -> list[str]:
+    """The names whose module is not taihu's."""
+    return [name for name, module in modules.items() if getattr(module, "__distribution__", None) != "taihu"]
+
+
+def _place_elsewhere(spec: ModuleSpec | None) -> str | None:
+    """The place of a package that is not beside this one; nothing of it has been executed."""
+    if spec is None:
+        return "missing"
+    places = [*(spec.submodule_search_locations or ()), spec.origin or ""]
+    return None if Path(places[0]).resolve().parent == _ROOT else places[0]
+
+
+def _refuse(places: dict[str, str]) -> None:
+    if not places:
+        return
+    named = ", ".join(f"{name} ({place})" for name, place in places.items())
+    entries = [Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if any(Path(place).resolve().is_relative_to(entry) for place in places.values() for entry in entries):
+        sys.exit(f"error: PYTHONPATH puts {named} in the place of taihu's own; take that folder out of PYTHONPATH")
+    sys.exit(f"error: another distribution owns {named}; install taihu in a virtual environment of its own")

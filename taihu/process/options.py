@@ -1,0 +1,164 @@
+"""Command-line options that several commands share, and the job they lead to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from taihu.errors import ConfigError
+from taihu.process.entry import Interrupts
+from taihu.trace import Tracer
+
+__all__ = [
+    "AdvertiseOption",
+    "BindOption",
+    "CoordinatorOption",
+    "JobArgument",
+    "JsonOption",
+    "LingerOption",
+    "LogFormatOption",
+    "MetricsPortOption",
+    "OwnModelOption",
+    "RunDirOption",
+    "SaveOption",
+    "SetOption",
+    "Sets",
+    "StopWithStdinOption",
+    "TraceOption",
+    "TraceStepsOption",
+    "VerboseOption",
+    "from_here",
+    "make_tracer",
+    "stop_with_stdin",
+]
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The key of the job that an option sets; where that has no default of its own, `otherwise` says what holds.
+
+    It stands beside the option in `Annotated`, see `taihu.job_flags`.
+    """
+
+    key: str
+    otherwise: str = ""
+
+
+JobArgument = Annotated[Path | None, typer.Argument(metavar="JOB.toml", help="Job file; without one, the demo job.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set any key of the job file; may be repeated."),
+]
+CoordinatorOption = Annotated[
+    str | None,
+    Sets("cluster.coordinator", "none"),
+    typer.Option("--coordinator", metavar="HOST:PORT", help="Where server 0, in a ring worker 0, listens."),
+]
+BindOption = Annotated[
+    str,
+    typer.Option(
+        "--bind", metavar="HOST:PORT", envvar="TAIHU_BIND", help="Where to listen; port 0 takes a free one."
+    ),
+]
+AdvertiseOption = Annotated[
+    str,
+    typer.Option(
+        "--advertise", metavar="HOST", envvar="TAIHU_ADVERTISE", help="The host that workers are told to connect to."
+    ),
+]
+MetricsPortOption = Annotated[
+    int,
+    typer.Option("--metrics-port", envvar="TAIHU_METRICS_PORT", help="Port of /metrics; 0 takes a free one, logged."),
+]
+LingerOption = Annotated[
+    float,
+    typer.Option(
+        "--linger",
+        metavar="SECONDS",
+        min=0,
+        envvar="TAIHU_LINGER",
+        help="Serve /metrics for so long after the end, for a last scrape.",
+    ),
+]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.")
+]
+OwnModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="FILE:FUNCTION",
+        help="What builds the model, for one with layers of your own: this file is executed, the model's is not.",
+    ),
+]
+RunDirOption = Annotated[
+    Path | None,
+    Sets("run.dir", "runs/NAME-TIME with taihu train, else none"),
+    typer.Option(
+        "--run-dir",
+        metavar="DIR|none",
+        help="A new folder for settings, results, steps, model; {name} and {time} in it are filled in.",
+    ),
+]
+SaveOption = Annotated[
+    Path | None,
+    Sets("run.save", "model.safetensors in the run folder, if there is one"),
+    typer.Option("--save", metavar="FILE.safetensors|none", help="Where worker 0 saves the model at the end."),
+]
+LogFormatOption = Annotated[
+    Literal["auto", "text", "json"],
+    typer.Option("--log-format", metavar="auto|text|json", help="Form of the log lines on stderr."),
+]
+TraceOption = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Record what happened when, for ui.perfetto.dev.")
+]
+TraceStepsOption = Annotated[
+    str | None, typer.Option("--trace-steps", metavar="FIRST-LAST", help="Record these steps only, e.g. 20-40.")
+]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")]
+StopWithStdinOption = Annotated[
+    bool,
+    typer.Option("--stop-with-stdin", hidden=True, help="End when stdin closes: with the process that started it."),
+]
+
+
+def from_here(path: Path | None) -> Path | None:
+    """A file that a flag names, in the current folder if it is relative; `none` stays, `-` is no file."""
+    if path is None or str(path) == "-":
+        return None
+    return path if str(path) == "none" else path.absolute()
+
+
+def make_tracer(path: Path | None, steps: str | None) -> Tracer:
+    """The tracer that `--trace` and `--trace-steps` ask for.
+
+    Raises:
+        ConfigError: `steps` is no range, or without a trace.
+    """
+    if path is None and steps is not None:
+        raise ConfigError(f"--trace-steps {steps}: of which trace? give --trace FILE as well")
+    if path is None:
+        return Tracer.off()
+    if steps is None:
+        return Tracer()
+    first, dash, last = steps.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal()):
+        raise ConfigError(f"--trace-steps {steps}: expected FIRST-LAST, for example 20-40")
+    return Tracer(first_step=int(first), last_step=int(last))
+
+
+def stop_with_stdin(interrupts: Interrupts) -> None:
+    """Interrupt this process as soon as its stdin is closed."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        interrupts.end_at_once()
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()

@@ -1,0 +1,1 @@
+"""Helpers of several tests: processes, networks, scenarios, strategies."""

@@ -1,0 +1,172 @@
+"""Servers and exchanges of one job in this process, over real gRPC on free ports."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps_server.daemon import ServerDaemon, ServerOptions
+from taihu.coordination.client import CoordinatorClient, HeartbeatThread
+from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.errors import RunError, TaihuError
+from taihu.job import Job
+from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.planner.groups import group_bounds
+from taihu.settings import ClusterSettings
+from taihu.wire.identity import WorkerIdentity
+from worker.exchange.servers.route import ServerExchange
+from worker.memory.arenas import Arenas, arenas_of
+
+Values = NDArray[np.float32]
+
+
+def layout_of(*sizes: int) -> Layout:
+    """Layers of these many values."""
+    return Layout(tuple(LayerSpec(f"layer{i}", (TensorSpec("weight", (size,)),)) for i, size in enumerate(sizes)))
+
+
+class Cluster:
+    """`job`'s servers, each in a thread; a context manager."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.outcomes: dict[int, TaihuError | None] = {}
+        self._stack = ExitStack()
+        self._threads: list[threading.Thread] = []
+        self.servers: list[ServerDaemon] = []
+
+    def __enter__(self) -> Self:
+        for index in range(self.job.cluster.servers):
+            server = self._stack.enter_context(ServerDaemon(self.job, ServerOptions(index, bind="127.0.0.1:0")))
+            self.servers.append(server)
+            if index == 0:
+                cluster = self.job.cluster.model_copy(update={"coordinator": server.address})
+                self.job = self.job.model_copy(update={"cluster": cluster})
+            thread = threading.Thread(target=self._run, args=(index, server))
+            thread.start()
+            self._threads.append(thread)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for server in self.servers:
+            server.stop("the test is over")
+        self.join()
+        self._stack.close()
+
+    def join(self) -> None:
+        """Wait until every server has ended."""
+        for thread in self._threads:
+            thread.join(timeout=30)
+            assert not thread.is_alive()
+
+    def member(self, rank: int, layout: Layout, arenas: Arenas | None = None) -> Member:
+        """Worker `rank`, joined; its arenas are shared if the job says so."""
+        return Member(self.job, rank, layout, arenas)
+
+    def run(
+        self,
+        layout: Layout,
+        work: Callable[[Member], None],
+        arenas_of: Callable[[int], Arenas | None] = lambda _: None,
+    ) -> None:
+        """Let every worker, in a thread of its own, join, `work`, and finish."""
+
+        def life(rank: int) -> None:
+            with self.member(rank, layout, arenas_of(rank)) as member:
+                member.exchange.start()
+                work(member)
+                member.client.finish(parameters_sha256="equal")
+
+        with ThreadPoolExecutor(self.job.cluster.workers) as pool:
+            for future in [pool.submit(life, rank) for rank in range(self.job.cluster.workers)]:
+                future.result(timeout=60)
+
+    def _run(self, index: int, server: ServerDaemon) -> None:
+        try:
+            server.run()
+            self.outcomes[index] = None
+        except TaihuError as error:
+            self.outcomes[index] = error
+
+
+class Member:
+    """One worker: arenas, client, exchange and heartbeats; a context manager."""
+
+    def __init__(self, job: Job, rank: int, layout: Layout, arenas: Arenas | None = None) -> None:
+        assert job.cluster.coordinator is not None
+        self.rank = rank
+        self.identity = WorkerIdentity(job.name, rank, 1000 + rank)
+        self.arenas = arenas or arenas_of(job, layout.elements)
+        if rank == 0:
+            self.arenas.parameters[:] = initial_parameters(layout)
+        member = MemberId(Role.WORKER, rank)
+        self.client = CoordinatorClient(job.cluster.coordinator, job, member, self.identity.incarnation)
+        self.addresses = self.client.join(layout=layout)
+        self.plan = self.client.get_plan(10)
+        self.exchange = ServerExchange(
+            job=job, plan=self.plan, addresses=self.addresses, identity=self.identity, arenas=self.arenas
+        )
+        self._heartbeats = HeartbeatThread(self.client, job, Progress, self._end)
+
+    def __enter__(self) -> Self:
+        self._heartbeats.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.exchange.__exit__(kind, value, trace)
+        self._heartbeats.__exit__(kind, value, trace)
+        self.client.__exit__(kind, value, trace)
+
+    def step(self, step: int, gradients: Values) -> Values:
+        """One whole exchange, and the reads of the next forward; returns a copy of the parameters."""
+        bounds = group_bounds(self.exchange.plan.layout, self.exchange.groups)
+        self.exchange.begin(step)
+        for group, (start, stop) in enumerate(bounds):
+            self.exchange.prepare(group)
+            self.arenas.gradients[start:stop] = gradients[start:stop] * np.float32(self.exchange.loss_scale)
+            self.exchange.push(group)
+        for group in reversed(range(len(bounds))):
+            self.exchange.wait(group)
+        values = np.empty_like(self.arenas.parameters)
+        for group, (start, stop) in enumerate(bounds):
+            self.exchange.recall(group)
+            values[start:stop] = self.arenas.parameters[start:stop]
+        return values
+
+    def _end(self, state: RunState, reason: str) -> None:
+        if state is RunState.FAILED:
+            self.exchange.fail(RunError(reason))
+
+
+def initial_parameters(layout: Layout) -> Values:
+    """What worker 0 starts with."""
+    return np.random.default_rng(0).standard_normal(layout.elements, dtype=np.float32)
+
+
+def make_job(servers: int, workers: int, **sections: dict[str, object]) -> Job:
+    """A job with short timeouts, over TCP unless `exchange` says otherwise."""
+    cluster = ClusterSettings(
+        servers=servers, workers=workers, heartbeat_s=0.1, lost_after_s=5.0, connect_timeout_s=15.0
+    )
+    exchange = {"transport": "tcp", **sections.get("exchange", {})}
+    return Job.model_validate({"cluster": cluster.model_dump(), **sections, "exchange": exchange})
+
+
+def momentum_sgd(start: Values, steps: Sequence[Sequence[Values]], rate: float, momentum: float) -> Values:
+    """The parameters after `steps` (each the workers' gradients), in float64."""
+    parameters, velocity = start.astype(np.float64), np.zeros(start.shape)
+    for gradients in steps:
+        velocity = momentum * velocity + np.mean([g.astype(np.float64) for g in gradients], axis=0)
+        parameters -= rate * velocity
+    return parameters.astype(np.float32)

@@ -1,0 +1,9 @@
+"""What the tests of deploy/ share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["DEPLOY"]
+
+DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -1,9 +1,0 @@
-"""What the tests of deploy/ share."""
-
-from __future__ import annotations
-
-from pathlib import Path
-
-__all__ = ["DEPLOY"]
-
-DEPLOY = Path(__file__).parents[1] / "deploy"

@@ -1,0 +1,94 @@
+"""Compresses groups of this worker's gradient arena and packs what was selected into frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.pack import pack, packed_bound
+from taihu.compression import Compressor, UnitReport, make_compressor, units_of_plan
+from taihu.coordination.plan import Plan
+from taihu.job import Job
+from taihu.planner.groups import Group
+from taihu.planner.partition import FrameSpec
+from taihu.wire.codec import ValueType
+from worker.memory.arenas import Arenas
+
+__all__ = ["GroupCompressor", "Selection"]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is sent of one group: views into buffers, valid until the next group is compressed."""
+
+    indices: NDArray[np.int32]
+    values: NDArray[Any]
+    reports: tuple[UnitReport, ...]
+
+
+class GroupCompressor:
+    """One worker's compression: the method, its state, and buffers that are allocated once for each plan.
+
+    One thread compresses; the state may be read when nothing is under way.
+    """
+
+    def __init__(self, job: Job, plan: Plan, arenas: Arenas) -> None:
+        self._arenas = arenas
+        self._layout = plan.layout
+        self._compressor: Compressor = make_compressor(
+            job.compression,
+            job.optimizer,
+            workers=job.cluster.workers,
+            momentum_here=job.momentum_on_workers,
+        )
+        self.value_type = ValueType.named(job.compression.value_type)
+        self.state = self._compressor.init(plan.layout.elements, ())
+        self.adopt(plan.groups)
+
+    def adopt(self, groups: Sequence[Group]) -> None:
+        """Go on with other groups: residuals stay, thresholds are made anew."""
+        units = units_of_plan(self._compressor.method.unit, self._layout, groups)
+        self.state.rebind(units)
+        self._units: list[list[int]] = [[] for _ in groups]
+        room = [0] * len(groups)
+        for index, unit in enumerate(units):
+            self._units[unit.group].append(index)
+            room[unit.group] += self._compressor.most_selected(unit.elements)
+        most = max(room, default=0)
+        largest = max((group.last_layer - group.first_layer + 1 for group in groups), default=0)
+        self._indices = np.empty(most, dtype=np.int32)
+        self._values = np.empty(most, dtype=self._compressor.value_dtype)
+        self._packed = np.empty_like(self._values)
+        self._sections = np.empty(packed_bound(most, largest), dtype=np.uint8)
+
+    def compress(self, group: int, step: int) -> Selection:
+        """Select from the group's gradients, which are in the arena, and keep the rest for later."""
+        reports = []
+        stop = 0
+        for unit in self._units[group]:
+            reports.append(
+                self._compressor.update(
+                    self.state,
+                    unit,
+                    step,
+                    gradient=self._arenas.gradients,
+                    parameters=self._arenas.parameters,
+                    indices=self._indices[stop:],
+                    values=self._values[stop:],
+                )
+            )
+            stop += reports[-1].selected
+        return Selection(self._indices[:stop], self._values[:stop], tuple(reports))
+
+    def kept(self, elements: int, step: int) -> int:
+        """How many of so many elements the density of step `step` keeps."""
+        return self._compressor.kept(elements, step)
+
+    def pack(self, selection: Selection, frame: FrameSpec) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+        """The values and sections of one frame; views that are valid until the next call."""
+        count, size = pack(selection.indices, selection.values, frame.arena_bounds, self._packed, self._sections)
+        return self._packed[:count], self._sections[:size]

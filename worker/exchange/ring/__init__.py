@@ -1,0 +1,1 @@
+"""The routes between workers without servers: around a ring, or from each to each when compressed."""

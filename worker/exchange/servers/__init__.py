@@ -1,0 +1,1 @@
+"""The route through parameter servers."""

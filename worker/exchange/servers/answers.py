@@ -1,0 +1,125 @@
+"""What a server answers: checked against the plan, and handed to where it belongs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.pack import unpack
+from kernels.scatter import scatter_assign
+from taihu.errors import FrameError
+from taihu.planner.partition import FrameSpec, Framing
+from taihu.wire.codec import Frame, FrameHeader, ValueType, dense_values
+from worker.exchange.servers.answer_destination import AnswerDestination
+
+__all__ = ["ServerAnswers"]
+
+Values = NDArray[np.float32]
+
+
+class ServerAnswers:
+    """The answers of one server, which messages call `peer`, to the frames of one plan and step at a time.
+
+    Dense ones have values of `value_type`. `shared` are the server's own parameters, where this process has them
+    mapped.
+    """
+
+    def __init__(
+        self, peer: str, job: str, parameters: Values, destination: AnswerDestination, value_type: ValueType
+    ) -> None:
+        self._value_type = value_type
+        self.shared: Values | None = None
+        self._peer = peer
+        self._job = job
+        self._parameters = parameters
+        self._destination = destination
+        self._positions: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._framing: Framing | None = None
+        self._plan = 0
+        self._step = 0
+        self._asked: dict[int, int] = {}
+
+    def adopt(self, framing: Framing, plan: int) -> None:
+        """Expect answers to the frames of plan number `plan`."""
+        self._framing = framing
+        self._plan = plan
+
+    def begin(self, step: int) -> None:
+        """Expect answers to `step`."""
+        self._step = step
+
+    def expect(self, frame: FrameSpec, step: int) -> None:
+        """Expect the parameters of `frame` as they are after `step`: they have been asked for."""
+        self._asked[frame.offset] = step
+
+    def places(self, header: FrameHeader) -> list[NDArray[Any]]:
+        """Where the values of a dense answer belong; `received` follows.
+
+        Raises:
+            FrameError: nobody asked for it.
+        """
+        return self._destination.places(self._find_dense(header))
+
+    def received(self, header: FrameHeader) -> bool:
+        """The places of a dense answer are filled; returns whether it had been asked for."""
+        frame = self._find_dense(header)
+        asked = self._asked.pop(frame.offset, None)
+        self._destination.received(frame, header.step)
+        return asked is not None
+
+    def write(self, answer: Frame) -> bool:
+        """Take an answer of any kind; returns whether it had been asked for.
+
+        Raises:
+            FrameError: nobody asked for it, or it is malformed.
+        """
+        header = answer.header
+        if header.bare:
+            self._find(header, self._step)
+        elif header.shared and self.shared is not None:
+            frame = self._find(header, self._step)
+            self._destination.write(frame, self.shared[frame.offset : frame.offset + frame.count], header.step)
+        elif header.selected is None:
+            values = dense_values(answer, self._value_type)
+            frame = self._find_dense(header)
+            asked = self._asked.pop(frame.offset, None)
+            self._destination.write(frame, values, header.step)
+            return asked is not None
+        else:
+            self._write_sparse(self._find(header, self._step), answer)
+        return False
+
+    def _find_dense(self, header: FrameHeader) -> FrameSpec:
+        if header.value_type is not self._value_type:
+            raise FrameError(
+                f"{self._peer} answered {header.value_type.label} parameters: expected {self._value_type.label}"
+            )
+        return self._find(header, self._asked.get(header.offset, self._step))
+
+    def _find(self, header: FrameHeader, step: int) -> FrameSpec:
+        assert self._framing is not None  # noqa: S101
+        frame = self._framing.find(group=header.group, offset=header.offset, count=header.count)
+        if frame is None or header.job != self._job or header.plan != self._plan:
+            raise FrameError(
+                f"{self._peer} answered job {header.job!r}, plan {header.plan}, group {header.group}, offset "
+                f"{header.offset}, {header.count} values: not a frame of plan {self._plan}"
+            )
+        if header.step != step:
+            raise FrameError(f"{self._peer} answered step {header.step} during step {step}")
+        return frame
+
+    def _write_sparse(self, frame: FrameSpec, answer: Frame) -> None:
+        count = len(answer.values)
+        if len(self._positions) < count:
+            assert self._framing is not None  # noqa: S101
+            self._positions = np.empty(self._framing.largest, dtype=np.int32)
+        positions = self._positions[:count]
+        try:
+            unpack(answer.sections, frame.arena_bounds, count, positions)
+        except ValueError as error:
+            raise FrameError(f"{self._peer} answered group {frame.group}: {error}") from None
+        if answer.header.value_type is not ValueType.FP32:
+            raise FrameError(f"{self._peer} answered {answer.header.value_type.label} parameters: expected float32")
+        scatter_assign(positions, answer.values, self._parameters)

@@ -1,0 +1,77 @@
+"""The memory that a worker trains in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.job import Job
+from taihu.wire.codec import ValueType
+from taihu.wire.shared_memory import SharedBuffer, allocate_values
+from worker.memory.half_arenas import HalfArenas
+from worker.memory.pages import Pages
+
+__all__ = ["Arenas", "allocate_arenas", "arenas_of"]
+
+
+@dataclass(frozen=True)
+class Arenas:
+    """The worker's flat fp32 arrays of `layout.elements` values each; `shared` is the memory of the gradients.
+
+    It is None where no other process can share it. `gradient_pages` and `parameter_pages` are there where the memory
+    of a group can be given back while others are used. In mixed precision `half` holds what is exchanged instead.
+    """
+
+    parameters: NDArray[np.float32]
+    gradients: NDArray[np.float32]
+    shared: SharedBuffer | None = None
+    gradient_pages: Pages | None = None
+    parameter_pages: Pages | None = None
+    half: HalfArenas | None = None
+
+    @property
+    def value_type(self) -> ValueType:
+        """Of what is exchanged."""
+        return ValueType.FP32 if self.half is None else self.half.value_type
+
+    @property
+    def sent(self) -> NDArray[Any]:
+        """The gradients as they are sent, shape (elements,), of the dtype of `value_type`."""
+        return self.gradients if self.half is None else self.half.gradients
+
+    @property
+    def received(self) -> NDArray[Any]:
+        """The parameters as they come, shape (elements,), of the dtype of `value_type`."""
+        return self.parameters if self.half is None else self.half.parameters
+
+
+def arenas_of(job: Job, elements: int) -> Arenas:
+    """The arenas of a worker of `job`."""
+    value_type = ValueType.named(job.train.precision)
+    return allocate_arenas(elements, shared=job.shares_memory, zero=job.zero, value_type=value_type)
+
+
+def allocate_arenas(elements: int, *, shared: bool, zero: int = 0, value_type: ValueType = ValueType.FP32) -> Arenas:
+    """Arenas of zeros for stage `zero` of ZeRO, which is 2 or 3 where `value_type`, what is exchanged, is not fp32.
+
+    With `shared`, other processes of this machine can map the gradients, if it has the memory; not from stage 2 on.
+    """
+    if zero < 2:
+        gradients, buffer = allocate_values(elements, shared=shared)
+        return Arenas(np.zeros(elements, dtype=np.float32), gradients, buffer)
+    gradient_pages = Pages(elements)
+    half = None if value_type is ValueType.FP32 else HalfArenas(elements, value_type, keeps=zero == 2)
+    if zero == 2 and half is None:
+        parameters = np.zeros(elements, dtype=np.float32)
+        return Arenas(parameters, gradient_pages.values, gradient_pages=gradient_pages)
+    parameter_pages = Pages(elements)
+    return Arenas(
+        parameter_pages.values,
+        gradient_pages.values,
+        gradient_pages=gradient_pages,
+        parameter_pages=parameter_pages,
+        half=half,
+    )

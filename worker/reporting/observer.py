@@ -1,0 +1,98 @@
+"""What a worker tells of its run while it trains: metrics, log lines, progress, and the results at the end."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, replace
+from typing import Any
+
+import structlog
+
+from taihu.compression import UnitReport
+from taihu.coordination.membership import Progress
+from taihu.coordination.plan import Plan
+from taihu.planner.profile import Profile
+from taihu.wire.metrics import WorkerMetrics
+from worker.reporting.compression_log import CompressionLog
+from worker.reporting.progress import ProgressMeter
+from worker.reporting.run_log import RunLog
+from worker.training.evaluation import Scores
+from worker.training.step_record import StepRecord
+
+__all__ = ["Observer"]
+
+
+class Observer:
+    """Takes in steps, compressed groups, plans and evaluations as they happen."""
+
+    def __init__(self, rank: int, *, total_steps: int, batch: int, metrics: WorkerMetrics, run_log: RunLog) -> None:
+        self._meter = ProgressMeter(total_steps=total_steps, batch=batch)
+        self._thresholds = CompressionLog()
+        self._metrics = metrics
+        self._run_log = run_log
+        self._batch = batch
+        self._skipped_steps = 0
+        self._drift = 0.0
+        self._log = structlog.get_logger().bind(role="worker", rank=rank)
+
+    def progress(self) -> Progress:
+        """Where the run is, for heartbeats."""
+        return replace(self._meter.progress, threshold_drift_ratio=self._drift)
+
+    def compressed(self, report: UnitReport) -> None:
+        """One unit was compressed; called by the compressing thread."""
+        self._thresholds.add(report)
+        if report.drift == report.drift:  # a first threshold has none
+            self._metrics.threshold_drift.observe(report.drift)
+            self._drift = report.drift
+
+    def stepped(self, record: StepRecord) -> None:
+        """A step and its exchange have ended."""
+        sample = record.sample()
+        self._meter.add(record.step, sample)
+        self._run_log.stepped(record.step, sample, record.loss_scale)
+        metrics = self._metrics
+        metrics.step_seconds.observe(sample.step_seconds)
+        metrics.compute_seconds.observe(sample.compute_seconds)
+        metrics.compress_seconds.observe(sample.compress_seconds)
+        metrics.compress_wait_seconds.observe(sample.compress_wait_seconds)
+        metrics.exchange_seconds.observe(sample.exchange_seconds)
+        metrics.wait_seconds.observe(sample.wait_seconds)
+        metrics.selected_ratio.set(sample.selected_ratio)
+        metrics.sent_bytes.inc(sample.sent_bytes)
+        metrics.received_bytes.inc(sample.received_bytes)
+        metrics.samples.inc(self._batch)
+        metrics.step.set(record.step)
+        metrics.loss.set(sample.loss)
+        metrics.loss_scale.set(record.loss_scale)
+        metrics.skipped_steps.inc(record.skipped_steps - self._skipped_steps)
+        self._skipped_steps = record.skipped_steps
+        if self._log.is_enabled_for(logging.DEBUG):
+            self._log.debug("step", step=record.step, **asdict(sample))
+
+    def planned(self, plan: Plan) -> None:
+        """The run goes on by `plan`."""
+        self._metrics.predicted_seconds.set(plan.predicted_seconds)
+        predicted_ms = round(plan.predicted_seconds * 1e3, 3)
+        self._log.info("planned", version=plan.version, groups=len(plan.groups), predicted_ms=predicted_ms)
+
+    def evaluated(self, tested: Scores, *, epoch: int, seconds: float) -> None:
+        """The replica was tested after the last step."""
+        evaluation = self._meter.evaluated(
+            epoch=epoch, seconds=seconds, test_loss=tested.loss, test_metrics=tested.metrics
+        )
+        self._run_log.evaluated(evaluation)
+        self._metrics.tested(tested.loss, tested.metrics)
+        self._log.info("evaluated", **asdict(evaluation))
+
+    def results(self, plan: Plan, profile: Profile | None) -> dict[str, Any]:
+        """What `--json` holds, with the last plan and the costs that it was made from."""
+        return {
+            **self._meter.results(),
+            "groups": len(plan.groups),
+            "group_layers": [[group.first_layer, group.last_layer] for group in plan.groups],
+            "predicted_seconds_per_step": plan.predicted_seconds or None,
+            "profile": profile.to_json() if profile is not None else None,
+            "thresholds": self._thresholds.results(),
+            "evaluations": [asdict(evaluation) for evaluation in self._meter.evaluations],
+        }

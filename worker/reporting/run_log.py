@@ -1,0 +1,184 @@
+"""Steps and tests of a run, written into its folder while it goes on, by a thread of its own."""
+
+from __future__ import annotations
+
+import csv
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Literal, Protocol, Self
+
+import structlog
+
+from taihu.errors import ConfigError
+from worker.reporting.progress import Evaluation, StepSample
+from worker.reporting.run_rows import STEP_COLUMNS, Scalars, StepNote, epoch_scalars, step_scalars
+
+__all__ = ["CsvTables", "RunLog", "ScalarWriter", "open_writers"]
+
+_INTERVAL_S = 1.0
+
+
+class ScalarWriter(Protocol):
+    """A place that rows go to; called by one thread."""
+
+    def add_step(self, row: Scalars) -> None:
+        """Take in a row of `step_scalars`."""
+
+    def add_test(self, row: Scalars) -> None:
+        """Take in a row of `epoch_scalars`; all of a run have the same keys."""
+
+    def flush(self) -> None:
+        """Let others read what there is."""
+
+    def close(self) -> None:
+        """Write what is left; nothing comes after."""
+
+
+class CsvTables:
+    """`steps.csv` and `epochs.csv` in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._epochs_path = folder / "epochs.csv"
+        self._steps_file = (folder / "steps.csv").open("w", encoding="utf-8", newline="")
+        self._steps = csv.writer(self._steps_file, lineterminator="\n")
+        self._steps.writerow(STEP_COLUMNS)
+        self._epochs_file: IO[str] | None = None
+
+    def add_step(self, row: Scalars) -> None:
+        """See `ScalarWriter`; microseconds are enough for a time."""
+        self._steps.writerow(f"{value:.6f}" if name.endswith("_seconds") else value for name, value in row.items())
+
+    def add_test(self, row: Scalars) -> None:
+        """See `ScalarWriter`; the first row says what the columns are."""
+        first = self._epochs_file is None
+        self._epochs_file = self._epochs_file or self._epochs_path.open("w", encoding="utf-8", newline="")
+        table = csv.writer(self._epochs_file, lineterminator="\n")
+        if first:
+            table.writerow(row)
+        table.writerow(row.values())
+
+    def flush(self) -> None:
+        """See `ScalarWriter`."""
+        for file in (self._steps_file, self._epochs_file):
+            if file is not None:
+                file.flush()
+
+    def close(self) -> None:
+        """See `ScalarWriter`."""
+        for file in (self._steps_file, self._epochs_file):
+            if file is not None:
+                file.close()
+
+
+def open_writers(folder: Path | None, events: Literal["none", "tensorboard"]) -> list[ScalarWriter]:
+    """The files of a run in its folder; none where it has no folder.
+
+    Raises:
+        ConfigError: one cannot be made.
+    """
+    if folder is None:
+        return []
+    try:
+        tables = CsvTables(folder)
+        if events == "none":
+            return [tables]
+        from worker.reporting.run_events import EventFile  # noqa: PLC0415 - an extra, which most runs do not need
+
+        return [tables, EventFile(folder)]
+    except OSError as error:
+        raise ConfigError(f"run folder {folder}: {error.filename} cannot be written: {error.strerror}") from None
+
+
+class RunLog:
+    """Takes in steps and tests without waiting for a disk; a context manager, at whose end everything is written.
+
+    A file that cannot be written is given up with a warning: the run goes on without it.
+
+    Args:
+        writers: where the rows go.
+        steps_per_epoch: how many steps are a pass over the data.
+        learning_rate: the rate of a step.
+        interval_s: how often it is written.
+    """
+
+    def __init__(
+        self,
+        writers: Sequence[ScalarWriter],
+        *,
+        steps_per_epoch: int,
+        learning_rate: Callable[[int], float],
+        interval_s: float = _INTERVAL_S,
+    ) -> None:
+        self._writers = list(writers)
+        self._steps_per_epoch = steps_per_epoch
+        self._learning_rate = learning_rate
+        self._interval_s = interval_s
+        self._notes: deque[StepNote | Evaluation] = deque()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="run-log", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._writers:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread.is_alive():
+            self._ends.set()
+            self._thread.join()
+
+    @property
+    def pending(self) -> int:
+        """Number of notes that wait to be written."""
+        return len(self._notes)
+
+    def stepped(self, step: int, sample: StepSample, loss_scale: float) -> None:
+        """A step has ended."""
+        if self._writers:
+            self._notes.append(StepNote(step, sample, loss_scale))
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """The model was tested."""
+        if self._writers:
+            self._notes.append(evaluation)
+
+    def _run(self) -> None:
+        while not self._ends.wait(self._interval_s):
+            self._write()
+        self._write()
+        for writer in tuple(self._writers):
+            with self._given_up_on_failure(writer):
+                writer.close()
+
+    def _write(self) -> None:
+        notes = [self._notes.popleft() for _ in range(len(self._notes))]
+        if not notes:
+            return
+        steps = [self._row(note) for note in notes if isinstance(note, StepNote)]
+        tests = [epoch_scalars(note) for note in notes if isinstance(note, Evaluation)]
+        for writer in tuple(self._writers):
+            with self._given_up_on_failure(writer):
+                for row in steps:
+                    writer.add_step(row)
+                for row in tests:
+                    writer.add_test(row)
+                writer.flush()
+
+    def _row(self, note: StepNote) -> Scalars:
+        return step_scalars(note, self._steps_per_epoch, self._learning_rate)
+
+    @contextmanager
+    def _given_up_on_failure(self, writer: ScalarWriter) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._writers.remove(writer)
+            with suppress(OSError):
+                writer.close()
+            structlog.get_logger().warning("the run folder cannot be written any more", error=str(error))

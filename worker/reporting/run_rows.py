@@ -1,0 +1,62 @@
+"""The tables of a run, a row for every step and one for every test: pure, nothing is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from worker.reporting.progress import Evaluation, StepSample
+
+__all__ = ["STEP_COLUMNS", "StepNote", "epoch_scalars", "step_scalars"]
+
+STEP_COLUMNS = (
+    "step",
+    "epoch",
+    "worker_0_loss",
+    "learning_rate",
+    "step_seconds",
+    "compute_seconds",
+    "compress_seconds",
+    "exchange_seconds",
+    "wait_seconds",
+    "sent_bytes",
+    "received_bytes",
+    "selected_ratio",
+    "loss_scale",
+)
+_OF_SAMPLE = STEP_COLUMNS[4:-1]
+
+Scalars = dict[str, float]
+
+
+class StepNote(NamedTuple):
+    """Notes of a step, taken while it goes on; everything else is worked out later, by who writes it."""
+
+    step: int
+    sample: StepSample
+    loss_scale: float
+
+
+def step_scalars(note: StepNote, steps_per_epoch: int, learning_rate: Callable[[int], float]) -> Scalars:
+    """One row by `STEP_COLUMNS`; times in seconds, epochs from 1."""
+    step, sample, loss_scale = note
+    return {
+        "step": step,
+        "epoch": -(-step // steps_per_epoch),
+        "worker_0_loss": sample.loss,
+        "learning_rate": learning_rate(step),
+        **{name: getattr(sample, name) for name in _OF_SAMPLE},
+        "loss_scale": loss_scale,
+    }
+
+
+def epoch_scalars(evaluation: Evaluation) -> Scalars:
+    """One row of a test: epoch and step, seconds that it took, losses, and what was measured by name."""
+    return {
+        "epoch": evaluation.epoch,
+        "step": evaluation.step,
+        "seconds": evaluation.seconds,
+        "train_loss": evaluation.train_loss,
+        "test_loss": evaluation.test_loss,
+        **{f"test_{name}": value for name, value in evaluation.test_metrics.items()},
+    }

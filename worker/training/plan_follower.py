@@ -1,0 +1,55 @@
+"""A worker's part in planning: it keeps what it measures, reports it, and goes on by the plan it gets."""
+
+from __future__ import annotations
+
+from taihu.coordination.client import CoordinatorClient
+from taihu.coordination.plan import Plan
+from taihu.planner.measurement import GroupMeasurement, StepMeasurement
+from worker.exchange.times import GroupTimes
+from worker.training.calibration import Measuring
+from worker.training.step_record import StepRecord
+
+__all__ = ["PlanFollower"]
+
+
+class PlanFollower:
+    """Collects measured steps and exchanges them for a plan."""
+
+    def __init__(self, measuring: Measuring, client: CoordinatorClient, timeout_s: float) -> None:
+        self._measuring = measuring
+        self._client = client
+        self._timeout_s = timeout_s
+        self._measured: list[StepMeasurement] = []
+
+    def observe(self, record: StepRecord) -> None:
+        """Keep a step that is to be reported; its exchange has ended."""
+        if self._measuring.is_measured(record.step):
+            self._measured.append(_measurement(record))
+
+    def report(self, step: int) -> Plan:
+        """Report what was kept until `step`; returns the plan of the steps that follow, agreed with all workers."""
+        measured, self._measured = self._measured, []
+        return self._client.report_steps(step, measured, self._timeout_s)
+
+
+def _measurement(record: StepRecord) -> StepMeasurement:
+    return StepMeasurement(
+        step=record.step,
+        serial=record.serial,
+        forward_seconds=record.forward_seconds,
+        backward_seconds=tuple(record.backward_seconds),
+        groups=tuple(map(_group_measurement, record.times)),
+    )
+
+
+def _group_measurement(times: GroupTimes) -> GroupMeasurement:
+    return GroupMeasurement(
+        elements=times.elements,
+        compress_seconds=times.compress_s,
+        refreshed=times.refreshed,
+        bytes_up=times.bytes_up,
+        bytes_down=times.bytes_down,
+        up_seconds=times.completed_s - times.submitted_s,
+        down_seconds=times.answered_s - times.first_completed_s,
+        overlap_seconds=times.completed_s - times.first_completed_s,
+    )

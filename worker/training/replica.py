@@ -1,0 +1,266 @@
+"""What a worker trains: a whole replica, or one whose fully connected end is spread over the workers."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce.communicator import Communicator
+from allreduce.parts.shards import gather_rows
+from taihu.errors import ConfigError
+from taihu.job import Job
+from taihu.optimization import OptimizerShard
+from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer
+from taihu.trace import Tracer
+from taihu.wire.clock import Clock
+from taihu.wire.codec import ValueType
+from worker.data.dataset import Dataset
+from worker.engine import Array, Model, StepContext, StepHooks
+from worker.exchange.interface import GradientExchange
+from worker.fc.hybrid import HybridModel, fully_connected_layers
+from worker.fc.mover import PeerMover
+from worker.fc.probe import agree_on_fc
+from worker.memory.arenas import arenas_of
+from worker.session import Exchanged
+from worker.training.evaluation import Scores, evaluate, read_along
+from worker.training.hashing import exchanged_sha256, parameters_sha256
+
+if TYPE_CHECKING:
+    from worker.sw26010 import ProcessorModel
+
+__all__ = ["HybridReplica", "Replica", "Uses", "WholeReplica", "prepare_hybrid"]
+
+_DIGEST_BYTES = 32
+
+Write = Callable[[Model, Callable[[int], None]], None]
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What worker 0 does with the whole model: test it after every epoch, on so many images, and save it."""
+
+    tests: bool
+    saves: bool
+    test_images: int
+
+    def agreed(self, agree: Callable[[NDArray[np.float64]], None]) -> Uses:
+        """What `agree`, which replaces flags by worker 0's, makes of it."""
+        flags = np.array([self.tests, self.saves, self.test_images], dtype=np.float64)
+        agree(flags)
+        return Uses(bool(flags[0]), bool(flags[1]), int(flags[2]))
+
+
+class Replica(ABC):
+    """A model bound to its arenas.
+
+    Attributes:
+        exchanged: the layers that are exchanged, and the arenas that hold them.
+        uses: when worker 0 needs the whole model; all ranks know.
+        reads_together: whether no worker can read all parameters without the others.
+    """
+
+    exchanged: Exchanged
+    uses: Uses
+    reads_together = False
+
+    @abstractmethod
+    def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
+        """See `Model.train`."""
+
+    @abstractmethod
+    def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
+        """Have rank 0 write the whole model; all ranks call this at the same time.
+
+        `write(model, read_layer)` calls `read_layer(i)` before it reads the parameters of layer i, for every one in
+        the order of the layout.
+        """
+
+    @abstractmethod
+    def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Scores | None:
+        """Test the model on rank 0; all ranks call this at the same time.
+
+        `read_layer(i)` is called before the parameters of an exchanged layer i are read.
+        """
+
+    @abstractmethod
+    def digest(self, exchange: GradientExchange) -> str:
+        """A hash of all parameters, the same on all ranks; all ranks call this at the same time."""
+
+    @abstractmethod
+    def results(self, steps: int) -> dict[str, Any]:
+        """What it adds to the results of a run of so many steps."""
+
+
+class WholeReplica(Replica):
+    """Everything is here, and everything is exchanged."""
+
+    def __init__(self, model: Model, job: Job, rank: int, uses: Uses) -> None:
+        self.uses = uses
+        arenas = arenas_of(job, model.layout.elements)
+        model.bind(arenas.parameters, arenas.gradients)
+        self._model = model
+        self._trained = _trained(model, job)
+        self._rank = rank
+        self._seed = job.train.seed
+        self.reads_together = job.zero == 3 and not job.servers
+        if rank == 0 and arenas.parameter_pages is None:
+            model.initialize(self._seed)
+        self.exchanged = Exchanged(model.layout, arenas, self._initialize)
+
+    def _initialize(self, layer: int) -> None:
+        self._model.parameter_layers[layer].initialize(self._seed)
+
+    def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
+        """See `Replica.train`."""
+        return self._trained.train(images, labels, context, hooks)
+
+    def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
+        """See `Replica.save`."""
+        if self._rank == 0:
+            write(self._model, read_layer)
+        elif self.reads_together:
+            for layer in range(len(self._model.layout.layers)):
+                read_layer(layer)
+
+    def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Scores | None:
+        """See `Replica.evaluate`."""
+        if self._rank == 0:
+            return evaluate(self._model, dataset, before_layer=read_layer)
+        if self.reads_together:
+            read_along(self.uses.test_images, len(self._model.layout.layers), read_layer)
+        return None
+
+    def digest(self, exchange: GradientExchange) -> str:
+        """See `Replica.digest`."""
+        return exchanged_sha256(exchange, self.exchanged.arenas.parameters)
+
+    def results(self, steps: int) -> dict[str, Any]:
+        """See `Replica.results`."""
+        return {}
+
+
+def _trained(model: Model, job: Job) -> Model | ProcessorModel:
+    """What runs the training steps of `model`."""
+    if job.cluster.compute != "sw26010-functional":
+        return model
+    from worker.sw26010 import ProcessorModel  # noqa: PLC0415 - most workers do not need it
+
+    return ProcessorModel(model, job.cluster.core_groups)
+
+
+class HybridReplica(Replica):
+    """Some fully connected layers are spread over the workers; `build` makes the model anew, for rank 0 to test."""
+
+    def __init__(
+        self,
+        model: Model,
+        job: Job,
+        mover: PeerMover,
+        *,
+        choices: tuple[FcChoice, ...],
+        build: Callable[[], Model],
+        uses: Uses,
+    ) -> None:
+        self.uses = uses
+        sharded = [choice.layer.name for choice in choices if choice.choice == "shard"]
+        self._hybrid = HybridModel(model, sharded, rank=mover.rank, size=mover.size)
+        self._mover = mover
+        self._choices = choices
+        self._settings = job.exchange
+        self._build = build
+        self._whole: Model | None = None
+        arenas = arenas_of(job, self._hybrid.layout.elements)
+        self._hybrid.bind(arenas.parameters, arenas.gradients)
+        self._hybrid.initialize_shards(job.train.seed)
+        if mover.rank == 0:
+            self._hybrid.initialize(job.train.seed)
+        self._hybrid.attach(
+            mover,
+            OptimizerShard(job.optimizer, self._hybrid.shards),
+            scheme=job.exchange.fc_scheme,
+            update_each_pass=job.exchange.fc_update == "pass",
+            check_finite=job.exchange.non_finite == "error",
+            tracer=mover.tracer,
+        )
+        self.exchanged = Exchanged(self._hybrid.layout, arenas)
+
+    def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
+        """See `Replica.train`."""
+        self._mover.step = context.step
+        return self._hybrid.train(images, labels, context, hooks)
+
+    def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
+        """See `Replica.save`."""
+        whole = self._collected()
+        if whole is not None:
+            write(whole, lambda layer: None)
+
+    def _collected(self) -> Model | None:
+        """The whole model, on rank 0."""
+        if self._mover.rank == 0 and self._whole is None:
+            self._whole = self._build()
+            arena = np.zeros(self._whole.layout.elements, dtype=np.float32)
+            self._whole.bind(arena, np.zeros_like(arena))
+        self._hybrid.collect(self._mover, self._whole)
+        return self._whole
+
+    def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Scores | None:
+        """See `Replica.evaluate`."""
+        whole = self._collected()
+        return evaluate(whole, dataset) if whole is not None else None
+
+    def digest(self, exchange: GradientExchange) -> str:
+        """See `Replica.digest`."""
+        everybody = np.zeros((self._mover.size, _DIGEST_BYTES), dtype=np.float32)
+        own = hashlib.sha256(self._hybrid.shards.data).digest()
+        everybody[self._mover.rank] = np.frombuffer(own, dtype=np.uint8)
+        self._mover.start("digest", gather_rows(self._mover.rank, range(self._mover.size + 1), everybody))()
+        rest = bytes.fromhex(parameters_sha256(self.exchanged.arenas.parameters))
+        return hashlib.sha256(rest + everybody.astype(np.uint8).tobytes()).hexdigest()
+
+    def results(self, steps: int) -> dict[str, Any]:
+        """See `Replica.results`."""
+        layers = [choice.to_json() for choice in self._choices]
+        scheme, update = self._settings.fc_scheme, self._settings.fc_update
+        sent = self._mover.sent_bytes // max(1, steps)
+        return {"fc": {"scheme": scheme, "update": update, "bytes_sent_per_step": sent, "layers": layers}}
+
+
+def prepare_hybrid(  # noqa: PLR0917 - what a replica is made of
+    job: Job,
+    communicator: Communicator,
+    model: Model,
+    build: Callable[[], Model],
+    uses: Uses,
+    clock: Clock,
+    tracer: Tracer,
+) -> Replica:
+    """Agree with the other workers on what is sharded; they all call this. If nothing is, the replica is a whole one.
+
+    All take over worker 0's `uses`.
+
+    Raises:
+        ConfigError: nothing of the model can be sharded as `exchange.fc` demands.
+    """
+    layers = [FcLayer(layer.name, *layer.tensors[0].shape[:2]) for layer in fully_connected_layers(model)]
+    facts = FcJob(job.train.batch, job.cluster.workers, job.servers)
+    everything = len(layers) == len(model.layout.layers)
+    insist = job.exchange.fc == "shard"
+    choices = agree_on_fc(layers, facts, communicator, clock, insist=insist, leave_one=everything)
+    if not any(choice.choice == "shard" for choice in choices):
+        if insist and job.cluster.workers > 1:
+            raise ConfigError(
+                f"exchange.fc 'shard': model {job.model.name} has no fully connected layer at its end "
+                f"that can be split over {job.cluster.workers} workers; set exchange.fc = 'data'"
+            )
+        return WholeReplica(model, job, communicator.rank, uses)
+    uses = uses.agreed(partial(communicator.broadcast, value_type=ValueType.FP64))
+    mover = PeerMover(communicator, clock, tracer)
+    return HybridReplica(model, job, mover, choices=choices, build=build, uses=uses)
