@@ -140,14 +140,13 @@ class JobFlags:
         ),
     ] = None
     compute: Annotated[
-        Literal["cpu", "sw26010", "sw26010-functional"] | None,
+        Literal["cpu", "sw26010"] | None,
         Sets("cluster.compute"),
         typer.Option(
             "--compute",
-            metavar="cpu|sw26010[-functional]",
+            metavar="cpu|sw26010",
             help="sw26010: compute here as always, but plan by modelled times of forward and backward on that "
-            "processor, told by layer in metrics, trace and --json; all else is measured. sw26010-functional: its "
-            "model computes, slowly.",
+            "processor, told by layer in metrics, trace and --json; all else is measured.",
         ),
     ] = None
     name: Annotated[str | None, Sets("name"), typer.Option("--name", metavar="NAME", help="Name of the job.")] = None

@@ -137,7 +137,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "lost_after_s": SECONDS,
         "threads": st.integers(0, 4096),
         "reflection": st.booleans(),
-        "compute": st.sampled_from(["cpu", "sw26010", "sw26010-functional"]),
+        "compute": st.sampled_from(["cpu", "sw26010"]),
         "core_groups": st.integers(1, 4),
     },
     "run": {
@@ -390,10 +390,11 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
             ["compute sw26010", "whole layers", "exchange.fc = 'data'"],
         ),
         (
-            "[train]\ncheckpoint = 'spill'\n[cluster]\ncompute = 'sw26010-functional'",
-            ["compute sw26010-functional", "train.checkpoint = 'none'"],
+            "[train]\ncheckpoint = 'spill'\n[cluster]\ncompute = 'sw26010'",
+            ["compute sw26010", "train.checkpoint = 'none'"],
         ),
-        ("[cluster]\ncompute = 'gpu'", ["cluster.compute", "'cpu', 'sw26010' or 'sw26010-functional'", "'gpu'"]),
+        ("[cluster]\ncompute = 'gpu'", ["cluster.compute", "'cpu' or 'sw26010'", "'gpu'"]),
+        ("[cluster]\ncompute = 'sw26010-functional'", ["cluster.compute", "use 'sw26010'", "taihu bench sw26010"]),
         ("[cluster]\nheartbeat_s = 20", ["cluster.lost_after_s 15", "more than cluster.heartbeat_s, 20"]),
         ("[optimizer]\nschedule = 'step'", ["optimizer.milestones"]),
         ("[optimizer]\nschedule = 'step'", ["optimizer.milestone_epochs"]),

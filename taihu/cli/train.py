@@ -177,9 +177,7 @@ def _modelled(modelled: dict[str, Any]) -> str:
 
 
 def _chip(cluster: ClusterSettings) -> str:
-    groups = counted(cluster.core_groups, "core group")
-    computing = ", whose model computes" if cluster.compute == "sw26010-functional" else ""
-    return f"SW26010 ({groups}){computing}"
+    return f"SW26010 ({counted(cluster.core_groups, 'core group')})"
 
 
 def _sharded(fc: dict[str, Any]) -> str:

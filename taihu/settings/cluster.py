@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from taihu.settings.base import Form, Seconds, Section
 
@@ -27,8 +27,7 @@ class ClusterSettings(Section):
 
     With `compute` sw26010 this machine's processor computes, the same bits as always, but the job is planned by
     modelled times of forward and backward: those of an SW26010, of which `core_groups` core groups share a worker's
-    batch. With sw26010-functional the model of that processor computes as well, tile by tile: the same within
-    rounding, and many times as long. All other times, those of links and compression, are measured as always.
+    batch. All other times, those of links and compression, are measured as always.
     """
 
     servers: Members = Field(default=2, description="number of servers; none take part in a ring")
@@ -49,12 +48,22 @@ class ClusterSettings(Section):
     reflection: bool = Field(
         default=False, description="serve gRPC reflection, for looking at a run with other tools"
     )
-    compute: Literal["cpu", "sw26010", "sw26010-functional"] = Field(
+    compute: Literal["cpu", "sw26010"] = Field(
         default="cpu", description="what workers compute with, or are planned for"
     )
     core_groups: Annotated[int, Field(ge=1, le=4)] = Field(
         default=4, description="sw26010: core groups that share a worker's batch"
     )
+
+    @field_validator("compute", mode="before")
+    @classmethod
+    def _the_functional_model_does_not_train(cls, compute: object) -> object:
+        if compute == "sw26010-functional":
+            raise ValueError(
+                "'sw26010-functional' trains no more: use 'sw26010', which plans by the same times, and "
+                "`taihu bench sw26010` to run the kernels of the functional model"
+            )
+        return compute
 
     @model_validator(mode="after")
     def _a_missed_heartbeat_is_no_loss(self) -> ClusterSettings:

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from worker.engine import build_model
 from worker.sw26010 import layer_times, modelled_step
@@ -20,18 +18,16 @@ Taihu = Callable[..., subprocess.CompletedProcess[str]]
 COMMON = ("--servers", "1", "--workers", "2", "--batch", "8", "--steps", "9", "--set=exchange.calibration_steps=4")
 
 
-def train(taihu: Taihu, folder: Path, compute: str, *arguments: str) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Results, parameters and what was said of a run."""
-    files = ("--json", f"{compute}.json", "--save", f"{compute}.safetensors")
-    done = taihu("train", *COMMON, "--compute", compute, *files, *arguments)
+def train(taihu: Taihu, folder: Path, compute: str, *arguments: str) -> tuple[dict[str, Any], str]:
+    """Results of a run, and what it said."""
+    done = taihu("train", *COMMON, "--compute", compute, "--json", f"{compute}.json", *arguments)
     assert done.returncode == 0, done.stderr
-    results = json.loads((folder / f"{compute}.json").read_text())
-    return results, load_file(folder / f"{compute}.safetensors"), done.stdout
+    return json.loads((folder / f"{compute}.json").read_text()), done.stdout
 
 
 def test_a_run_planned_for_the_sw26010_ends_as_on_the_cpu(taihu: Taihu, tmp_path: Path) -> None:
-    on_cpu, parameters, _ = train(taihu, tmp_path, "cpu")
-    planned, _, said = train(taihu, tmp_path, "sw26010", "--trace", "trace.json")
+    on_cpu, _ = train(taihu, tmp_path, "cpu")
+    planned, said = train(taihu, tmp_path, "sw26010", "--trace", "trace.json")
     assert planned["parameters_sha256"] == on_cpu["parameters_sha256"]
     assert (on_cpu["compute"], on_cpu["modelled"], on_cpu["profile"]["compute"]) == ("cpu", None, "cpu")
 
@@ -49,15 +45,6 @@ def test_a_run_planned_for_the_sw26010_ends_as_on_the_cpu(taihu: Taihu, tmp_path
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     drawn = [e for e in events if e.get("cat") == "modelled compute" and e["name"] == "conv1 backward"]
     assert sorted(e["args"]["step"] for e in drawn) == sorted([*range(1, 10)] * 2)
-
-    computed, on_processor, said = train(taihu, tmp_path, "sw26010-functional")
-    assert computed["modelled"] == {**planned["modelled"], "compute": "sw26010-functional"}
-    assert "whose model computes" in said
-    assert on_processor.keys() == parameters.keys()
-    assert computed["parameters_sha256"] != on_cpu["parameters_sha256"]
-    for name, expected in parameters.items():
-        distance = np.linalg.norm(on_processor[name] - expected) / np.linalg.norm(expected)
-        assert distance < 1e-5, (name, distance)
 
 
 def test_what_is_not_modelled_is_refused_before_anything_starts(taihu: Taihu) -> None:

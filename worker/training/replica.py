@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,6 @@ from worker.memory.arenas import arenas_of
 from worker.session import Exchanged
 from worker.training.evaluation import Scores, evaluate, read_along
 from worker.training.hashing import exchanged_sha256, parameters_sha256
-
-if TYPE_CHECKING:
-    from worker.sw26010 import ProcessorModel
 
 __all__ = ["HybridReplica", "Replica", "Uses", "WholeReplica", "prepare_hybrid"]
 
@@ -106,7 +103,6 @@ class WholeReplica(Replica):
         arenas = arenas_of(job, model.layout.elements)
         model.bind(arenas.parameters, arenas.gradients)
         self._model = model
-        self._trained = _trained(model, job)
         self._rank = rank
         self._seed = job.train.seed
         self.reads_together = job.zero == 3 and not job.servers
@@ -119,7 +115,7 @@ class WholeReplica(Replica):
 
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
         """See `Replica.train`."""
-        return self._trained.train(images, labels, context, hooks)
+        return self._model.train(images, labels, context, hooks)
 
     def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
         """See `Replica.save`."""
@@ -144,15 +140,6 @@ class WholeReplica(Replica):
     def results(self, steps: int) -> dict[str, Any]:
         """See `Replica.results`."""
         return {}
-
-
-def _trained(model: Model, job: Job) -> Model | ProcessorModel:
-    """What runs the training steps of `model`."""
-    if job.cluster.compute != "sw26010-functional":
-        return model
-    from worker.sw26010 import ProcessorModel  # noqa: PLC0415 - most workers do not need it
-
-    return ProcessorModel(model, job.cluster.core_groups)
 
 
 class HybridReplica(Replica):
