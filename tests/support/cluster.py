@@ -10,21 +10,31 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ps_server.daemon import ServerDaemon, ServerOptions
+from support.worker import Values, Worker, initial_parameters, through_servers
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.plan import Plan
 from taihu.errors import RunError, TaihuError
 from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import group_bounds
+from taihu.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.settings import ClusterSettings
 from taihu.wire.identity import WorkerIdentity
-from worker.exchange.servers.route import ServerExchange
 from worker.memory.arenas import Arenas, arenas_of
 
-Values = NDArray[np.float32]
+__all__ = [
+    "Cluster",
+    "Member",
+    "Values",
+    "initial_parameters",
+    "layout_of",
+    "make_job",
+    "measured_step",
+    "momentum_sgd",
+]
 
 
 def layout_of(*sizes: int) -> Layout:
@@ -112,9 +122,8 @@ class Member:
         self.client = CoordinatorClient(job.cluster.coordinator, job, member, self.identity.incarnation)
         self.addresses = self.client.join(layout=layout)
         self.plan = self.client.get_plan(10)
-        self.exchange = ServerExchange(
-            job=job, plan=self.plan, addresses=self.addresses, identity=self.identity, arenas=self.arenas
-        )
+        self.exchange = through_servers(job, self.plan, self.addresses, self.identity, self.arenas)
+        self.worker = Worker(rank, self.exchange, self.arenas, self._change_plan)
         self._heartbeats = HeartbeatThread(self.client, job, Progress, self._end)
 
     def __enter__(self) -> Self:
@@ -129,29 +138,29 @@ class Member:
         self.client.__exit__(kind, value, trace)
 
     def step(self, step: int, gradients: Values) -> Values:
-        """One whole exchange, and the reads of the next forward; returns a copy of the parameters."""
-        bounds = group_bounds(self.exchange.plan.layout, self.exchange.groups)
-        self.exchange.begin(step)
-        for group, (start, stop) in enumerate(bounds):
-            self.exchange.prepare(group)
-            self.arenas.gradients[start:stop] = gradients[start:stop] * np.float32(self.exchange.loss_scale)
-            self.exchange.push(group)
-        for group in reversed(range(len(bounds))):
-            self.exchange.wait(group)
-        values = np.empty_like(self.arenas.parameters)
-        for group, (start, stop) in enumerate(bounds):
-            self.exchange.recall(group)
-            values[start:stop] = self.arenas.parameters[start:stop]
-        return values
+        """See `Worker.step`."""
+        return self.worker.step(step, gradients)
+
+    def _change_plan(self, step: int, strategy: str) -> None:
+        """Report that messages cost so much, or so little, that the coordinator plans as few groups or as many."""
+        message_s = {"single": 1.0, "per-layer": 0.0}[strategy]
+        measured = [
+            measured_step(self.exchange.plan, step - serial, message_s, serial=bool(serial)) for serial in (1, 0)
+        ]
+        self.exchange.adopt(self.client.report_steps(step, measured, 20.0))
 
     def _end(self, state: RunState, reason: str) -> None:
         if state is RunState.FAILED:
             self.exchange.fail(RunError(reason))
 
 
-def initial_parameters(layout: Layout) -> Values:
-    """What worker 0 starts with."""
-    return np.random.default_rng(0).standard_normal(layout.elements, dtype=np.float32)
+def measured_step(plan: Plan, number: int, message_s: float, *, serial: bool) -> StepMeasurement:
+    """What a worker may have measured where every message costs `message_s`, and every byte a microsecond."""
+    sizes = [4 * (stop - start) for start, stop in group_bounds(plan.layout, plan.groups)]
+    times = [
+        GroupMeasurement(size // 4, 0.0, False, size, size, message_s + 1e-6 * size, 1e-6 * size) for size in sizes
+    ]
+    return StepMeasurement(number, serial, 0.1, (0.01,) * len(plan.layout.layers), tuple(times))
 
 
 def make_job(servers: int, workers: int, **sections: dict[str, object]) -> Job:

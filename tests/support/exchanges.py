@@ -1,0 +1,211 @@
+"""Whole exchanges in this process, the workers of a job each in a thread: the one factory of the tests.
+
+The job says of which kind they are: through servers or between workers, dense, sharded (ZeRO) or sparse (compressed),
+over which transport, in which precision. All go over real connections on free ports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from allreduce.communicator import Communicator
+from support.cluster import Cluster
+from support.peers import Peers
+from support.worker import Values, Worker, between_workers, initial_parameters
+from taihu.coordination.plan import Plan
+from taihu.coordination.planning import first_plan
+from taihu.errors import TaihuError
+from taihu.job import Job
+from taihu.layout import Layout
+from taihu.planner.groups import cap_groups, plan_groups
+from taihu.planner.sparse_route import Route
+from taihu.wire.codec import BYTES_PER_VALUE
+from worker.exchange.interface import ExchangeTotals
+from worker.exchange.times import GroupTimes
+from worker.memory.arenas import Arenas, arenas_of
+
+__all__ = ["Run", "exchange_steps", "regrouped", "run_workers", "try_workers"]
+
+T = TypeVar("T")
+
+OwnArenas = Callable[[int], Arenas | None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of steps; lists of steps hold a list of ranks each.
+
+    Attributes:
+        parameters: what was read after each step.
+        times: when groups were sent and answered.
+        totals: bytes so far, after the forward behind each step.
+        groups: how many groups each step had, which is the same for all.
+        path: how values travelled, by rank.
+        scales: loss scale and number of skipped steps at the end, by rank.
+    """
+
+    parameters: list[list[Values]]
+    times: list[list[list[GroupTimes]]]
+    totals: list[list[ExchangeTotals]]
+    groups: list[int]
+    path: list[str]
+    scales: list[tuple[float, int]]
+
+    @property
+    def ends(self) -> set[bytes]:
+        """The parameters that workers read last: of one kind, if they agree to the bit."""
+        return {values.tobytes() for values in self.parameters[-1]}
+
+
+def exchange_steps(
+    job: Job,
+    layout: Layout,
+    gradients: Callable[[int, int], Values],
+    *,
+    steps: int = 4,
+    plan: Plan | None = None,
+    plans: Mapping[int, str] | None = None,
+) -> Run:
+    """Exchange `gradients(rank, step)`, shape (layout.elements,), in steps from 1 on; everything is read in between.
+
+    `plan` is where a ring begins, if not with the job's own; after the steps in `plans` all go on by the groups that
+    a strategy makes.
+
+    Raises:
+        TaihuError: what a worker ended with.
+    """
+
+    def work(worker: Worker) -> _Seen:
+        seen = _Seen([], [], [], [], worker.exchange.path)
+        worker.read()
+        for step in range(1, steps + 1):
+            seen.parameters.append(worker.step(step, gradients(worker.rank, step)))
+            worker.complete()
+            seen.times.append([replace(times) for times in worker.exchange.group_times()])
+            seen.totals.append(worker.exchange.totals())
+            seen.groups.append(len(worker.exchange.groups))
+            seen.scale = worker.exchange.loss_scale, worker.exchange.skipped_steps
+            if plans is not None and step in plans:
+                worker.change_plan(step, plans[step])
+        return seen
+
+    seen = run_workers(job, layout, work, plan=plan)
+    return Run(
+        parameters=[list(each) for each in zip(*(one.parameters for one in seen), strict=True)],
+        times=[list(each) for each in zip(*(one.times for one in seen), strict=True)],
+        totals=[list(each) for each in zip(*(one.totals for one in seen), strict=True)],
+        groups=seen[0].groups,
+        path=[one.path for one in seen],
+        scales=[one.scale for one in seen],
+    )
+
+
+@dataclass
+class _Seen:
+    parameters: list[Values]
+    times: list[list[GroupTimes]]
+    totals: list[ExchangeTotals]
+    groups: list[int]
+    path: str
+    scale: tuple[float, int] = (1.0, 0)
+
+
+def run_workers(
+    job: Job,
+    layout: Layout,
+    work: Callable[[Worker], T],
+    *,
+    plan: Plan | None = None,
+    own_arenas: OwnArenas = lambda _: None,
+) -> list[T]:
+    """Let every worker start its exchange, `work`, and leave in good order; returns what came of it, by rank.
+
+    Worker 0 brings `initial_parameters`. `own_arenas(rank)` are a worker's, if not those of the job.
+
+    Raises:
+        TaihuError: what the first worker of those that failed ended with.
+    """
+    results: list[T] = []
+    for outcome in try_workers(job, layout, work, plan=plan, own_arenas=own_arenas):
+        if isinstance(outcome, TaihuError):
+            raise outcome
+        results.append(outcome)
+    return results
+
+
+def try_workers(
+    job: Job,
+    layout: Layout,
+    work: Callable[[Worker], T],
+    *,
+    plan: Plan | None = None,
+    own_arenas: OwnArenas = lambda _: None,
+) -> list[T | TaihuError]:
+    """As `run_workers`, with what a worker ended with in place of what came of it, where it failed.
+
+    Who fails tells the others, as a daemon does.
+    """
+    if job.servers:
+        return _through_servers(job, layout, work, own_arenas)
+    plan = plan or first_plan(job, layout, one_host=False)
+    return _between_workers(job, plan, work, own_arenas)
+
+
+def _through_servers(
+    job: Job, layout: Layout, work: Callable[[Worker], T], own_arenas: OwnArenas
+) -> list[T | TaihuError]:
+    def life(rank: int) -> T | TaihuError:
+        try:
+            with cluster.member(rank, layout, own_arenas(rank)) as member:
+                member.exchange.start()
+                result = work(member.worker)
+                member.client.finish(parameters_sha256="equal")
+            return result
+        except TaihuError as error:
+            return error
+
+    with Cluster(job) as cluster, ThreadPoolExecutor(job.cluster.workers) as pool:
+        futures = [pool.submit(life, rank) for rank in range(job.cluster.workers)]
+        results = [future.result(timeout=60) for future in futures]
+        cluster.join()
+    if not any(isinstance(result, TaihuError) for result in results):
+        assert cluster.outcomes == dict.fromkeys(range(job.servers))
+    return results
+
+
+def _between_workers(
+    job: Job, plan: Plan, work: Callable[[Worker], T], own_arenas: OwnArenas
+) -> list[T | TaihuError]:
+    def life(communicator: Communicator) -> T | TaihuError:
+        arenas = own_arenas(communicator.rank) or arenas_of(job, plan.layout.elements)
+        if communicator.rank == 0:
+            arenas.parameters[:] = initial_parameters(plan.layout)
+        exchange = between_workers(job, plan, communicator, arenas)
+
+        def change_plan(_: int, strategy: str) -> None:
+            exchange.adopt(regrouped(job, exchange.plan, strategy))
+
+        try:
+            with exchange:
+                exchange.start()
+                return work(Worker(communicator.rank, exchange, arenas, change_plan))
+        except TaihuError as error:
+            return error
+
+    is_direct = job.exchange.transport != "grpc"
+    is_mesh = job.compression.method != "none"
+    size, timeout_s = job.cluster.workers, job.exchange.timeout_s
+    with Peers(size, timeout_s=timeout_s, direct=is_direct, mesh=is_mesh) as peers:
+        return peers.run(life)
+
+
+def regrouped(job: Job, plan: Plan, strategy: str, route: Route = Route.ALLGATHER) -> Plan:
+    """The plan behind `plan`, with the groups of `strategy`; where gradients are compressed all take `route`."""
+    groups = plan_groups(plan.layout, strategy)
+    if job.zero >= 2:
+        groups = cap_groups(groups, plan.layout, job.exchange.bucket_bytes // BYTES_PER_VALUE)
+    routes = (route,) * len(groups) if plan.routes else ()
+    return replace(plan, version=plan.version + 1, groups=groups, routes=routes)
