@@ -14,7 +14,6 @@ import structlog
 
 from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from ps_server.store import ParameterStore
-from taihu.clock_offset import ClockOffset
 from taihu.coordination.awaited import awaited_in_words
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread, coordinator_address, failure_reported
 from taihu.coordination.host import hosted_coordinator, listen
@@ -27,6 +26,7 @@ from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
 from taihu.process.entry import InterruptedRunError, Interrupts, wait_for_termination
 from taihu.trace import Tracer
+from taihu.trace.clock_offset import ClockOffset
 from taihu.wire.metrics import MetricsPage, ServerMetrics
 from taihu.wire.server import RpcServer
 from taihu.words import counted

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 
-from taihu.environment import resolve_job
 from taihu.errors import ConfigError, DataError, ModelError
 from taihu.job import Job
+from taihu.job.environment import resolve_job
 from taihu.local.display import make_display
 from taihu.local.run import LocalRun, check_job, prepare
 from taihu.local.training import LocalTraining

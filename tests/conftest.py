@@ -15,7 +15,7 @@ from support.daemons import Start, daemons
 from support.wheel import build_wheel
 
 from taihu.cli.plan import plan
-from taihu.environment import without_settings
+from taihu.job.environment import without_settings
 from taihu.process.entry import run_app
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]

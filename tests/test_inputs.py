@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pytest
 
 from taihu.cli.main import make_app
-from taihu.environment import without_settings
+from taihu.job.environment import without_settings
 from taihu.process.entry import run_app
 
 FOLDER = Path(__file__).parent / "testdata" / "inputs"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from taihu.errors import ConfigError
-from taihu.job_flags import JobFlags, takes_job_flags
+from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.process.options import (
     AdvertiseOption,

@@ -15,8 +15,6 @@ from threadpoolctl import threadpool_limits
 
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import Listener
-from taihu.advice import advice
-from taihu.clock_offset import ClockOffset
 from taihu.coordination.client import coordinator_address
 from taihu.coordination.membership import MemberId, Role
 from taihu.coordination.metrics import CoordinatorMetrics
@@ -24,13 +22,15 @@ from taihu.coordination.service import Coordinator
 from taihu.coordination.stopping import StopNotice
 from taihu.errors import ConfigError
 from taihu.job import Job
-from taihu.machine import check_threads
+from taihu.job.advice import advice
+from taihu.job.machine import check_threads
 from taihu.optimization import in_steps, learning_rate
 from taihu.planner.groups import group_of_layer
 from taihu.process.entry import Interrupts
 from taihu.run_folder import RunFiles, stopped_model
 from taihu.run_length import RunLength
 from taihu.trace import Tracer
+from taihu.trace.clock_offset import ClockOffset
 from taihu.user_code import own_mistakes_told
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics

@@ -17,9 +17,9 @@ from allreduce.bench import Allreduce, as_rows, elements_of, time_allreduce
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
 from taihu.cli.ranks import measure_here
-from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
 from taihu.job import Job
+from taihu.job.environment import rank_from_environment, resolve_job
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.process.entry import Interrupts
 from taihu.process.options import (

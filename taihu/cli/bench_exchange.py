@@ -12,9 +12,9 @@ import typer
 from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.cli.link_rate import floor_seconds, parse_rate
 from taihu.cli.ranks import wait_for_all
-from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
 from taihu.job import Job
+from taihu.job.environment import rank_from_environment, resolve_job
 from taihu.local.processes import LocalProcesses
 from taihu.planner.model_shapes import layer_table
 from taihu.process.entry import Interrupts

@@ -13,8 +13,8 @@ from threadpoolctl import threadpool_limits
 
 from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
 from taihu.cli.ranks import measure_here
-from taihu.environment import rank_from_environment, resolve_job
 from taihu.errors import ConfigError
+from taihu.job.environment import rank_from_environment, resolve_job
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.fc_mode import FcLayer
 from taihu.process.entry import Interrupts

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from taihu.advice import advice
 from taihu.errors import ConfigError
 from taihu.job import job_to_toml
-from taihu.job_flags import JobFlags, takes_job_flags
+from taihu.job.advice import advice
+from taihu.job.flags import JobFlags, takes_job_flags
+from taihu.job.reference import defaults_toml, explain
 from taihu.process.options import JobArgument
-from taihu.reference import defaults_toml, explain
 
 __all__ = ["job"]
 

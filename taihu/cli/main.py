@@ -109,7 +109,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """See `click.Group`."""
         if any(name.startswith("TAIHU_") for name in os.environ):
-            from taihu.variables import check_variables  # noqa: PLC0415 - costs the time to import all settings
+            from taihu.job.variables import check_variables  # noqa: PLC0415 - costs the time to import all settings
 
             check_variables(os.environ)
         return super().invoke(ctx)

@@ -11,8 +11,8 @@ import yaml
 
 from taihu.errors import ConfigError, DataError
 from taihu.job import Job, Overrides, load_job
-from taihu.job_flags import JobFlags, takes_job_flags
-from taihu.manifest import DATA_FOLDER, ManifestOptions, Resources, manifest
+from taihu.job.flags import JobFlags, takes_job_flags
+from taihu.launch.manifest import DATA_FOLDER, ManifestOptions, Resources, manifest
 from taihu.names import own_data, own_model
 from taihu.user_code import split_function
 from taihu.words import counted

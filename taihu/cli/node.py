@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from taihu.errors import ConfigError, RunError, TaihuError
-from taihu.job_flags import JobFlags, takes_job_flags
+from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.process.entry import InterruptedRunError
 from taihu.process.options import (
     JobArgument,

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from taihu.errors import ConfigError
-from taihu.job_flags import JobFlags, takes_job_flags
+from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.process.options import CoordinatorOption, JsonOption
 
 __all__ = ["plan"]
@@ -69,8 +69,8 @@ def plan(
     of_memory = {"--job": job_file, **job_alone, "--free-worker": free_worker, "--free-server": free_server}
     _check_mode(memory, of_memory=of_memory, of_time=of_time)
     if memory:
-        from taihu.advice import advice
         from taihu.cli.plan_memory import plan_memory
+        from taihu.job.advice import advice
 
         job = flags.resolve(job_file)
         for line in advice(job):

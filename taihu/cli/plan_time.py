@@ -21,12 +21,11 @@ from taihu.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
 from taihu.planner.fc_mode import FcChoice
 from taihu.planner.profile import Compression, Downlink, Method, Profile
 from taihu.results import check_writable, write_json
-from taihu.rows import aligned
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import SystemClock
 from taihu.wire.host_names import check_host
 from taihu.wire.retry import call_until_reachable
-from taihu.words import counted
+from taihu.words import aligned, counted
 
 __all__ = ["AskedCompression", "Costs", "load_measured", "plan_time", "profile_of_running_job"]
 

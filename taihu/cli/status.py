@@ -16,8 +16,8 @@ from taihu.coordination.overview import member_as_json
 from taihu.coordination.status import fetch_status
 from taihu.process.options import JsonOption
 from taihu.results import write_json
-from taihu.rows import aligned
 from taihu.wire.host_names import check_host
+from taihu.words import aligned
 
 __all__ = ["status"]
 

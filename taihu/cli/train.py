@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from taihu.job_flags import JobFlags, takes_job_flags
+from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.local.display import Display, PlainDisplay, human_bytes, make_display
 from taihu.model_defaults import smallest_size
 from taihu.names import built_in_data

@@ -15,7 +15,6 @@ import structlog
 
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
-from taihu.clock_offset import ClockOffset
 from taihu.coordination import messages
 from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.membership import MemberId, Progress, RunState
@@ -30,6 +29,7 @@ from taihu.planner.measurement import StepMeasurement
 from taihu.planner.profile import Profile
 from taihu.process.entry import InterruptedRunError
 from taihu.run_length import RunLength
+from taihu.trace.clock_offset import ClockOffset
 from taihu.wire.address import split_address
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import Clock, SystemClock

@@ -13,9 +13,9 @@ import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
-from taihu.environment import rank_from_environment
 from taihu.errors import ConfigError, PeerUnreachableError
 from taihu.job import Job
+from taihu.job.environment import rank_from_environment
 from taihu.wire.address import join_address, split_address
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.host_names import check_host, names_may_come

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from taihu.environment import without_settings
 from taihu.errors import RunError
+from taihu.job.environment import without_settings
 from taihu.process.entry import EXIT_INTERRUPTED
 
 __all__ = ["DaemonFailedError", "LocalProcesses"]

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from taihu.advice import advice
 from taihu.job import Job
+from taihu.job.advice import advice
+from taihu.job.machine import check_processes, check_threads
 from taihu.local.display import Display
 from taihu.local.training import LocalTraining
-from taihu.machine import check_processes, check_threads
 from taihu.results import write_json
 from taihu.run_folder import RunFiles, prepare_run
 from worker.preflight import check_inputs

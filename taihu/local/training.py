@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from taihu.advice import advice_on_schedule
 from taihu.coordination.membership import RunState
 from taihu.coordination.status import stop_run
 from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
+from taihu.job.advice import advice_on_schedule
 from taihu.local.display import Display, RunView
 from taihu.local.processes import LocalProcesses
 from taihu.local.watching import show_status

@@ -43,7 +43,7 @@ __all__ = [
 class Sets:
     """The key of the job that an option sets; where that has no default of its own, `otherwise` says what holds.
 
-    It stands beside the option in `Annotated`, see `taihu.job_flags`.
+    It stands beside the option in `Annotated`, see `taihu.job.flags`.
     """
 
     key: str

@@ -10,11 +10,11 @@ from unittest.mock import patch
 import pytest
 
 from taihu.cli.main import make_app
-from taihu.environment import without_settings
 from taihu.job import Job, load_job, setting_keys
-from taihu.job_flags import flags_by_key
+from taihu.job.environment import without_settings
+from taihu.job.flags import flags_by_key
+from taihu.job.reference import defaults_toml, explain, reference_markdown
 from taihu.process.entry import run_app
-from taihu.reference import defaults_toml, explain, reference_markdown
 from taihu.settings.words import expected
 
 

@@ -18,7 +18,7 @@ from taihu.cli.plan import plan
 from taihu.cli.train import train
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
-from taihu.job_flags import JobFlags, takes_job_flags
+from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.process.entry import run_app
 from worker.command import worker
 

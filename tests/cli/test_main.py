@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from taihu import __version__
 from taihu.cli.lazy import LazyCommand
 from taihu.cli.main import make_app
-from taihu.environment import without_settings
+from taihu.job.environment import without_settings
 from taihu.process.entry import run_app
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]

@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 from validate import problems
 
 from taihu.cli.manifest import manifest_command
-from taihu.environment import environment_overrides, rank_from_environment
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
-from taihu.manifest import ManifestOptions, Resources, manifest, object_name
+from taihu.job.environment import environment_overrides, rank_from_environment
+from taihu.launch.manifest import ManifestOptions, Resources, manifest, object_name
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 Write = Callable[..., str]

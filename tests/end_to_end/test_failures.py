@@ -14,7 +14,7 @@ import pytest
 from conftest import Taihu
 from support.daemons import wait_for
 
-from taihu.environment import without_settings
+from taihu.job.environment import without_settings
 
 ENDLESS = ("--steps", "1000000", "--set", "train.evaluate=false")
 

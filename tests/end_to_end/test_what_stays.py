@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from taihu.environment import without_settings
 from taihu.job import load_job
+from taihu.job.environment import without_settings
 
 JOB = "name = 'kept'\n# As it was given.\n[optimizer]\nschedule = 'cosine'\ndecay_steps = 40\nwarmup_steps = 5\n"
 STEPS = 20

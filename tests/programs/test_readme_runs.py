@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.readme import README, commands, files
 
-from taihu.environment import without_settings
+from taihu.job.environment import without_settings
 
 # Enough steps for a plan, and as few processes as the command leaves open.
 FEW = {

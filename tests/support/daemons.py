@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from taihu.environment import without_settings
+from taihu.job.environment import without_settings
 
 __all__ = ["Start", "daemons", "free_port", "listening", "page", "ring_address", "wait_for"]
 

@@ -11,10 +11,10 @@ from types import ModuleType
 
 import pytest
 
-from taihu.environment import without_settings
+from taihu.job.environment import without_settings
 from taihu.process.guard import PACKAGES, foreign_packages, leave_starting_folder
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OURS = [name for name in PACKAGES if name != "taihu"]
 
 

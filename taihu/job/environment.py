@@ -8,7 +8,7 @@ from pathlib import Path
 
 from taihu.errors import ConfigError
 from taihu.job import Job, Overrides, load_job, parse_assignments, parse_value
-from taihu.variables import PREFIX, check_variables, variable_of
+from taihu.job.variables import PREFIX, check_variables, variable_of
 
 __all__ = [
     "coordinator_from_environment",

@@ -11,9 +11,9 @@ from pydantic.fields import FieldInfo
 
 from taihu.errors import ConfigError
 from taihu.job import Job, setting_keys, setting_tables, toml_value
-from taihu.job_flags import flags_by_key
+from taihu.job.flags import flags_by_key
+from taihu.job.variables import variable_of
 from taihu.settings.words import expected
-from taihu.variables import variable_of
 
 __all__ = ["defaults_toml", "explain", "reference_markdown"]
 

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.environment import (
+from taihu.errors import ConfigError
+from taihu.job import load_job
+from taihu.job.environment import (
     coordinator_from_environment,
     environment_overrides,
     launcher_overrides,
@@ -20,11 +22,9 @@ from taihu.environment import (
     resolve_job,
     without_settings,
 )
-from taihu.errors import ConfigError
-from taihu.job import load_job
-from taihu.variables import check_variables, known_variables
+from taihu.job.variables import check_variables, known_variables
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 quick = settings(deadline=None)
 

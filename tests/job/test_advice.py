@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from taihu.advice import RULES, advice
 from taihu.errors import ConfigError
 from taihu.job import Job, job_to_toml, load_job, parse_assignments, setting_keys
-from taihu.machine import check_processes, check_threads
+from taihu.job.advice import RULES, advice
+from taihu.job.machine import check_processes, check_threads
 from taihu.run_length import RunLength
 
 VALUES: dict[str, Any] = {

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import typer
 from typer.models import OptionInfo
 
-from taihu.environment import resolve_job
 from taihu.errors import ConfigError
 from taihu.job import Job, Overrides, parse_assignments
+from taihu.job.environment import resolve_job
 from taihu.names import DATA_NAMES, MODEL_NAMES, OWN_DATA
 from taihu.process.options import SetOption, Sets
 

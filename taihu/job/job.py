@@ -1,25 +1,14 @@
-"""The job file: what one run is, the same on a laptop and on a hundred machines.
-
-Every key can be given, in rising precedence, by the file, for one process of several by what its launcher sets
-(`WORLD_SIZE`, `DMLC_NUM_WORKER`, ...; see `taihu.environment`), by `TAIHU_SECTION__KEY`, by `--set
-section.key=value`, by a flag.
-"""
+"""The whole job: what its sections may not be combined with, and what follows from them together."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import re
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
-from taihu.errors import ConfigError
 from taihu.model_defaults import default_learning_rate, default_model
 from taihu.names import shared_data_name
 from taihu.settings import (
@@ -34,24 +23,8 @@ from taihu.settings import (
     TrainSettings,
 )
 from taihu.settings.base import Form
-from taihu.settings.words import expected, expected_of, written
 
-__all__ = [
-    "Job",
-    "Overrides",
-    "job_to_toml",
-    "load_job",
-    "parse_assignments",
-    "parse_value",
-    "setting_keys",
-    "setting_tables",
-    "toml_value",
-]
-
-Overrides = Mapping[str, Mapping[str, object]]
-"""Values by section and key; the keys that stand at the top of the file are those of the section ""."""
-
-_TOP_KEYS = ("name",)
+__all__ = ["Job", "setting_keys", "setting_tables"]
 
 _NAME: Final = Form(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
@@ -251,115 +224,6 @@ class Job(Section):
         return {"name": json.dumps(self.name), **values}
 
 
-def load_job(path: Path | None, *overrides: Overrides, sources: Sequence[str] = ()) -> Job:
-    """Read the job file (or none) and lay `overrides` over it, later ones on top.
-
-    `sources` names where each of `overrides` is from; `{variable}` in a name stands for the key's variable.
-
-    Raises:
-        ConfigError: the file is missing or no TOML, a key is unknown (the nearest is suggested), or a value is
-            of the wrong type or out of range.
-    """
-    tables: dict[str, Any] = {} if path is None else _read(path)
-    source = str(path) if path else "job"
-    for layer in overrides:
-        for section, values in layer.items():
-            table = tables.setdefault(section, {}) if section else tables
-            if not isinstance(table, dict):
-                raise ConfigError(f"{source}: {_one_line(section)}: expected a table, got {table!r}")
-            table.update(values)
-    try:
-        return Job.model_validate(tables)
-    except ValidationError as error:
-        location = error.errors(include_url=False)[0]["loc"]
-        setter = _setter(location, overrides, sources)
-        raise ConfigError(_one_line(_describe(error, setter or source))) from None
-
-
-def parse_assignments(assignments: Iterable[str]) -> dict[str, dict[str, object]]:
-    """Turn `section.key=value` texts into overrides; values are TOML where they parse as TOML, else strings.
-
-    Raises:
-        ConfigError: a text is not of this form.
-    """
-    overrides: dict[str, dict[str, object]] = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        at_top = key.strip() in _TOP_KEYS
-        section, dot, name = ("", ".", key.strip()) if at_top else key.strip().partition(".")
-        if not (equals and dot and name and (section or at_top)):
-            raise ConfigError(
-                f"--set {_one_line(assignment)}: expected section.key=value, for example train.steps=100"
-            )
-        overrides.setdefault(section, {})[name] = parse_value(text.strip())
-    return overrides
-
-
-def parse_value(text: str) -> object:
-    """One TOML value, or the text itself when it is none."""
-    try:
-        table = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    return table["value"] if len(table) == 1 else text
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise ConfigError(f"job file {path}: not found; give the path of a TOML file, or none for the demo") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"job file {path}: not valid TOML: {error}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"job file {path}: cannot be read: {error}") from None
-
-
-def _setter(location: tuple[int | str, ...], overrides: Sequence[Overrides], sources: Sequence[str]) -> str | None:
-    """The one of `sources` that set the value at `location` last; None when it is the file's."""
-    names = [str(part) for part in location[:2]]
-    section, key = names if len(names) == 2 else ("", *names, "")[:2]
-    for layer, source in zip(reversed(overrides), reversed(sources), strict=False):
-        if key in layer.get(section, {}):
-            return source.format(variable=f"TAIHU_{'__'.join(names)}".upper())
-    return None
-
-
-def _describe(error: ValidationError, source: str) -> str:
-    first = error.errors(include_url=False)[0]
-    where = _one_line(".".join(str(part) for part in first["loc"]))
-    if first["type"] == "extra_forbidden":
-        return f"{source}: unknown key {where}{_suggestion(first['loc'])}"
-    prefix = f"{source}: {where}: " if where else f"{source}: "
-    if first["type"] == "value_error":
-        return f"{prefix}{first['msg'].removeprefix('Value error, ')}"
-    wanted = _wanted(first["loc"])
-    return f"{prefix}expected {wanted}, got {written(first['input'])}{_remedy(where, wanted, first['input'])}"
-
-
-def _wanted(location: tuple[int | str, ...]) -> str:
-    """The values that the key at `location` takes, or one value of its list."""
-    field = Job.model_fields[str(location[0])]
-    for part in location[1:]:
-        table = field.annotation
-        if isinstance(part, int) or not (isinstance(table, type) and issubclass(table, Section)):
-            return expected_of(get_args(table)[0])
-        field = table.model_fields[part]
-    return expected(field)
-
-
-def _remedy(key: str, wanted: str, given: object) -> str:
-    """The right way to write a value that only looks right."""
-    if isinstance(given, str) and wanted.startswith(("an integer", "a number", "a boolean")):
-        value = parse_value(given)
-        return "" if isinstance(value, str) else f"; write it without quotes: {key} = {given.strip()}"
-    if isinstance(given, float) and wanted.startswith("an integer") and given.is_integer():
-        return f"; write it without a point: {key} = {int(given)}"
-    if isinstance(given, int | float) and "string" in wanted:
-        return f'; write it in quotes: {key} = "{written(given)}"'
-    return ""
-
-
 def setting_keys() -> dict[str, FieldInfo]:
     """Every key of a job file but `name`, as `section.key`."""
     return {
@@ -373,40 +237,3 @@ def setting_tables() -> dict[str, type[Section]]:
     """The tables of a job file by name."""
     kinds = {name: field.annotation for name, field in Job.model_fields.items()}
     return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}
-
-
-def _suggestion(location: tuple[int | str, ...]) -> str:
-    """The nearest known key; a key that is right but in the wrong section is found too."""
-    wrong = str(location[-1])
-    everywhere = list(setting_keys())
-    home = (
-        [key for key in everywhere if key.startswith(f"{location[0]}.")] if len(location) > 1 else [*Job.model_fields]
-    )
-    exact = [key for key in everywhere if key.rpartition(".")[2] == wrong]
-    full = ".".join(map(str, location))
-    near = exact or difflib.get_close_matches(full, home, n=1) or difflib.get_close_matches(full, everywhere, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(home)}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def job_to_toml(job: Job, *, given: bool = False) -> str:
-    """The job as a file, all ASCII, that `load_job` reads back to an equal job; with `given`, without defaults."""
-    tables = job.model_dump(mode="json", exclude_none=True, exclude_unset=given)
-    lines = [f"{key} = {toml_value(value)}" for key, value in tables.items() if not isinstance(value, dict)]
-    for section, values in tables.items():
-        if isinstance(values, dict) and values:
-            lines += ["", f"[{section}]", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
-    return "\n".join(lines) + "\n"
-
-
-def toml_value(value: object) -> str:
-    """One TOML value; all but texts are written as in JSON, whose escapes stop at 16 bits."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(toml_value, value))}]"
-    if not isinstance(value, str):
-        return json.dumps(value)
-    escaped = re.sub(r"[^ !#-\[\]-~]", lambda match: f"\\U{ord(match[0]):08X}", value)
-    return f'"{escaped}"'

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from taihu.errors import ConfigError
 from taihu.job import Job
-from taihu.variables import variable_of
+from taihu.job.variables import variable_of
 
 __all__ = ["DATA_FOLDER", "ManifestOptions", "Resources", "manifest", "object_name"]
 

@@ -1,0 +1,22 @@
+"""The job: what one run is, the same on a laptop and on a hundred machines.
+
+Every key can be given, in rising precedence, by the file, for one process of several by what its launcher sets
+(`WORLD_SIZE`, `DMLC_NUM_WORKER`, ...; see `taihu.job.environment`), by `TAIHU_SECTION__KEY`, by `--set
+section.key=value`, by a flag.
+"""
+
+from taihu.job.job import Job, setting_keys, setting_tables
+from taihu.job.reading import Overrides, load_job, parse_assignments
+from taihu.job.toml import job_to_toml, parse_value, toml_value
+
+__all__ = [
+    "Job",
+    "Overrides",
+    "job_to_toml",
+    "load_job",
+    "parse_assignments",
+    "parse_value",
+    "setting_keys",
+    "setting_tables",
+    "toml_value",
+]

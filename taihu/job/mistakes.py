@@ -1,0 +1,69 @@
+"""Mistakes in a job, each told in one line: the key, what was expected, what was given, and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from typing import get_args
+
+from pydantic import ValidationError
+
+from taihu.job.job import Job, setting_keys
+from taihu.job.toml import parse_value
+from taihu.settings import Section
+from taihu.settings.words import expected, expected_of, written
+from taihu.words import one_line
+
+__all__ = ["mistake"]
+
+
+def mistake(error: ValidationError, source: str) -> str:
+    """The first mistake that `error` holds, in the job from `source`."""
+    return one_line(_describe(error, source))
+
+
+def _describe(error: ValidationError, source: str) -> str:
+    first = error.errors(include_url=False)[0]
+    where = one_line(".".join(str(part) for part in first["loc"]))
+    if first["type"] == "extra_forbidden":
+        return f"{source}: unknown key {where}{_suggestion(first['loc'])}"
+    prefix = f"{source}: {where}: " if where else f"{source}: "
+    if first["type"] == "value_error":
+        return f"{prefix}{first['msg'].removeprefix('Value error, ')}"
+    wanted = _wanted(first["loc"])
+    return f"{prefix}expected {wanted}, got {written(first['input'])}{_remedy(where, wanted, first['input'])}"
+
+
+def _wanted(location: tuple[int | str, ...]) -> str:
+    """The values that the key at `location` takes, or one value of its list."""
+    field = Job.model_fields[str(location[0])]
+    for part in location[1:]:
+        table = field.annotation
+        if isinstance(part, int) or not (isinstance(table, type) and issubclass(table, Section)):
+            return expected_of(get_args(table)[0])
+        field = table.model_fields[part]
+    return expected(field)
+
+
+def _remedy(key: str, wanted: str, given: object) -> str:
+    """The right way to write a value that only looks right."""
+    if isinstance(given, str) and wanted.startswith(("an integer", "a number", "a boolean")):
+        value = parse_value(given)
+        return "" if isinstance(value, str) else f"; write it without quotes: {key} = {given.strip()}"
+    if isinstance(given, float) and wanted.startswith("an integer") and given.is_integer():
+        return f"; write it without a point: {key} = {int(given)}"
+    if isinstance(given, int | float) and "string" in wanted:
+        return f'; write it in quotes: {key} = "{written(given)}"'
+    return ""
+
+
+def _suggestion(location: tuple[int | str, ...]) -> str:
+    """The nearest known key; a key that is right but in the wrong section is found too."""
+    wrong = str(location[-1])
+    everywhere = list(setting_keys())
+    home = (
+        [key for key in everywhere if key.startswith(f"{location[0]}.")] if len(location) > 1 else [*Job.model_fields]
+    )
+    exact = [key for key in everywhere if key.rpartition(".")[2] == wrong]
+    full = ".".join(map(str, location))
+    near = exact or difflib.get_close_matches(full, home, n=1) or difflib.get_close_matches(full, everywhere, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(home)}"
