@@ -11,6 +11,7 @@ from typing import Any, Self
 import grpc
 from numpy.typing import NDArray
 
+from allreduce.fence import Fence
 from allreduce.parts.mesh import FIRST_PARTS_GROUP, PartsMesh, PartsOperation, Transfer
 from allreduce.peer_link import LinkEvents, PeerLink
 from allreduce.peer_service import PeerServicer
@@ -20,7 +21,7 @@ from allreduce.same_host.agreement import share_with_all
 from allreduce.same_host.path import SameHostPath
 from allreduce.sparse.exchange import SparseExchange
 from allreduce.sparse.mesh import SparseMesh, SparseOperation
-from taihu.errors import ConfigError, ExchangeError, FrameError, MemberLostError, TaihuError
+from taihu.errors import ConfigError, ExchangeError, FrameError, MemberLostError, StaleError, TaihuError
 from taihu.planner.groups import Group
 from taihu.settings import Transport
 from taihu.wire.codec import Frame, FrameHeader, ValueType
@@ -53,7 +54,11 @@ class Communicator:
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
         # Guards the operations and their buffers, but not `finished`.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._fence = Fence()
+        # Frames that are being received into buffers, and operations whose end is being told.
+        self._writing = 0
+        self._quiet = threading.Condition(self._lock)
         self._running: dict[OperationKey, Operation] = {}
         self._early: dict[OperationKey, list[tuple[FrameHeader, NDArray[Any]]]] = {}
         self._calls = 0
@@ -155,8 +160,7 @@ class Communicator:
             return
         try:
             with self._lock:
-                if self._incomplete:
-                    raise _neighbour_left()
+                self._admit(operation.key)
                 done = self._sparse.begin(operation, exchange)
             if done:
                 self._finish(operation)
@@ -181,8 +185,7 @@ class Communicator:
             return operation
         try:
             with self._lock:
-                if self._incomplete:
-                    raise _neighbour_left()
+                self._admit(None)
                 self._parts.begin(operation, self._parts_sent)
                 self._end_parts(operation)
         except TaihuError as error:
@@ -197,6 +200,8 @@ class Communicator:
             TaihuError: what `fail` was told.
         """
         key = operation.key
+        if key.attempt < self._fence.attempt and not operation.finished:
+            raise StaleError(f"operation {key.group} of step {key.step}, attempt {key.attempt}, was given up")
         self.wait_until(lambda: operation.finished, lambda: f"operation {key.group} of step {key.step}", timeout_s)
 
     def wait_until(
@@ -208,9 +213,12 @@ class Communicator:
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: predicate() or self._failure, timeout_s)
+            attempt = self._fence.attempt
+            self._changed.wait_for(lambda: predicate() or self._failure or self._fence.attempt != attempt, timeout_s)
             if self._failure is not None:
                 raise self._failure
+            if self._fence.attempt != attempt:
+                raise StaleError(f"{what()} was given up: the run goes back, attempt {self._fence.attempt}")
             if not predicate():
                 raise ExchangeError(
                     f"{what()} did not end within {timeout_s:g} s; another worker is slow or stuck, or raise "
@@ -245,16 +253,43 @@ class Communicator:
                 return
             self._failure = error if isinstance(error, TaihuError) else ExchangeError(str(error) or repr(error))
             self._changed.notify_all()
+        with self._quiet:
+            self._quiet.notify_all()
         self._servicer.end(self._failure)
         for link in self._links.values():
-            link.fail(self._header(OperationKey(0, 0), failure=str(self._failure)))
+            link.fail(self._header(OperationKey(0, 0, self._fence.attempt, 0), failure=str(self._failure)))
+
+    def abort(self, attempt: int) -> None:
+        """Give up everything under way, for the run goes back: it is attempt `attempt` now, on every rank in the end.
+
+        Whoever waits for what was given up raises StaleError. Frames of attempts before this one are dropped from now
+        on; calls and transfers are counted anew. Returns when buffers are not written to any more, so that no
+        operation's callback may call this.
+
+        Raises:
+            StaleError: the attempt is not a higher one.
+            TaihuError: what `fail` was told.
+        """
+        with self._lock:
+            self._fence.abort(attempt)
+            self._calls = 0
+            self._running.clear()
+            self._early = {key: frames for key, frames in self._early.items() if key.attempt >= attempt}
+            self._sparse.abort(attempt)
+            self._parts.abort(attempt)
+        with self._changed:
+            self._changed.notify_all()
+        with self._quiet:
+            self._quiet.wait_for(lambda: not self._writing or self._failure is not None)
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         """Leave in good order; nothing may be under way."""
         if self._same_host is not None:
             self._same_host.close()
         for link in self._links.values():
-            link.close(self._header(OperationKey(0, 0), last=True))
+            link.close(self._header(OperationKey(0, 0, self._fence.attempt, 0), last=True))
         self._servicer.close()
 
     def _call(self, operation: Operation) -> None:
@@ -263,7 +298,7 @@ class Communicator:
 
     def _next_key(self) -> OperationKey:
         self._calls += 1
-        return OperationKey(0, self._calls)
+        return OperationKey(0, 0, self._fence.attempt, self._calls)
 
     def _receiver_left(self, _: int) -> None:
         """Someone sent to has left in good order: it has all it needs, and nothing new can begin."""
@@ -278,9 +313,15 @@ class Communicator:
         if waiting:
             self.fail(_neighbour_left())
 
-    def _start(self, operation: Operation) -> None:
+    def _admit(self, key: OperationKey | None) -> None:
+        """Raise unless an operation can begin; one without a key belongs to the present attempt."""
         if self._incomplete:
             raise _neighbour_left()
+        if key is not None:
+            self._fence.begin(key)
+
+    def _start(self, operation: Operation) -> None:
+        self._admit(operation.key)
         self._running[operation.key] = operation
         segments = operation.schedule.first_segments()
         if self._right is None:
@@ -293,21 +334,27 @@ class Communicator:
             self._advance(operation, header, values, in_place=False)
 
     def _places(self, header: FrameHeader) -> Sequence[NDArray[Any]] | None:
-        if header.group >= FIRST_PARTS_GROUP:
-            with self._lock:
-                return self._parts.places(header)
-        operation = self._running.get(OperationKey(header.step, header.group))
-        return operation.places(header) if operation is not None else None
+        with self._lock:
+            if not self._fence.admits(header):
+                return None
+            if header.group >= FIRST_PARTS_GROUP:
+                places = self._parts.places(header)
+            else:
+                operation = self._running.get(OperationKey.of(header))
+                places = operation.places(header) if operation is not None else None
+            self._writing += places is not None
+        return places
 
     def _take(self, header: FrameHeader, received: Sequence[NDArray[Any]], in_place: bool) -> None:
-        if header.group >= FIRST_PARTS_GROUP:
-            self._take_part(header, None if in_place else received[0])
-            return
-        values = received[0]
-        key = OperationKey(header.step, header.group)
         with self._lock:
-            if self._failure is not None:
+            if in_place:
+                self._written()
+            if self._failure is not None or not self._fence.admits(header):
                 return
+            if header.group >= FIRST_PARTS_GROUP:
+                self._take_part(header, None if in_place else received[0])
+                return
+            key, values = OperationKey.of(header), received[0]
             operation = self._running.get(key)
             if operation is None:
                 self._early.setdefault(key, []).append((header, values.copy()))
@@ -315,10 +362,13 @@ class Communicator:
                 self._advance(operation, header, values, in_place=in_place)
 
     def _take_part(self, header: FrameHeader, values: NDArray[Any] | None) -> None:
-        with self._lock:
-            operation = self._parts.take(header, values) if self._failure is None else None
-            if operation is not None:
-                self._end_parts(operation)
+        operation = self._parts.take(header, values)
+        if operation is not None:
+            self._end_parts(operation)
+
+    def _written(self) -> None:
+        self._writing -= 1
+        self._quiet.notify_all()
 
     def _parts_sent(self, operation: PartsOperation) -> None:
         """Everything for one rank has been read; called by the thread that sends to it."""
@@ -334,7 +384,8 @@ class Communicator:
         if frame.header.shared or frame.header.bare:
             raise FrameError(f"frame of worker {frame.header.sender} without values: expected them in the frame")
         with self._lock:
-            operation = self._sparse.take(frame) if self._failure is None else None
+            taken = self._failure is None and self._fence.admits(frame.header)
+            operation = self._sparse.take(frame) if taken else None
         if operation is not None:
             self._finish(operation)
 
@@ -368,10 +419,18 @@ class Communicator:
         self._right.send(self._header(operation.key, segment, operation.value_type), values)
 
     def _finish(self, operation: Operation | SparseOperation | PartsOperation) -> None:
-        if isinstance(operation, SparseOperation):
-            operation.on_finished(operation)
-        else:
-            operation.on_finished()
+        with self._lock:
+            if operation.key.attempt != self._fence.attempt:
+                return
+            self._writing += 1
+        try:
+            if isinstance(operation, SparseOperation):
+                operation.on_finished(operation)
+            else:
+                operation.on_finished()
+        finally:
+            with self._lock:
+                self._written()
         with self._changed:
             operation.finished = True
             self._changed.notify_all()
@@ -387,7 +446,7 @@ class Communicator:
         return FrameHeader(
             job=self._identity.job,
             incarnation=self._identity.incarnation,
-            plan=0,
+            plan=key.plan,
             step=key.step,
             group=key.group,
             offset=segment.frame.offset if segment is not None else 0,
@@ -397,6 +456,7 @@ class Communicator:
             hop=segment.hop if segment is not None else 0,
             failure=failure,
             last=last,
+            attempt=key.attempt,
         )
 
 

@@ -178,6 +178,7 @@ class Frame(_message.Message):
         LAST_FIELD_NUMBER: _builtins.int
         LOSS_SCALE_FIELD_NUMBER: _builtins.int
         SKIPPED_FIELD_NUMBER: _builtins.int
+        ATTEMPT_FIELD_NUMBER: _builtins.int
         PADDING_FIELD_NUMBER: _builtins.int
         job: _builtins.str
         incarnation: _builtins.int
@@ -210,6 +211,8 @@ class Frame(_message.Message):
         """Workers: the step's gradients do not fit into 16-bit values, and the step shall be skipped by all. Servers: it
         was.
         """
+        attempt: _builtins.int
+        """How often the run had gone back to an earlier step when the frame was sent; never falls in a run."""
         padding: _builtins.bytes
         """Ignored; lets a sender place the payload at an aligned offset of the message."""
         def __init__(
@@ -232,11 +235,12 @@ class Frame(_message.Message):
             last: _builtins.bool = ...,
             loss_scale: _builtins.float = ...,
             skipped: _builtins.bool = ...,
+            attempt: _builtins.int = ...,
             padding: _builtins.bytes = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "sender", b"sender"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "completed_s", b"completed_s", "count", b"count", "data_type", b"data_type", "encoding", b"encoding", "failure", b"failure", "group", b"group", "hop", b"hop", "incarnation", b"incarnation", "job", b"job", "last", b"last", "loss_scale", b"loss_scale", "offset", b"offset", "padding", b"padding", "plan", b"plan", "selected", b"selected", "sender", b"sender", "skipped", b"skipped", "step", b"step"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "attempt", b"attempt", "completed_s", b"completed_s", "count", b"count", "data_type", b"data_type", "encoding", b"encoding", "failure", b"failure", "group", b"group", "hop", b"hop", "incarnation", b"incarnation", "job", b"job", "last", b"last", "loss_scale", b"loss_scale", "offset", b"offset", "padding", b"padding", "plan", b"plan", "selected", b"selected", "sender", b"sender", "skipped", b"skipped", "step", b"step"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         _WhichOneofReturnType__sender: _TypeAlias = _typing.Literal["sender"]  # noqa: Y015
         _WhichOneofArgType__sender: _TypeAlias = _typing.Literal["_sender", b"_sender"]  # noqa: Y015

@@ -85,7 +85,7 @@ class PartsOperation:
     value_type: ValueType
     urgent: bool = False
     on_finished: Callable[[], None] = lambda: None
-    key: OperationKey = field(default=OperationKey(0, FIRST_PARTS_GROUP), init=False)
+    key: OperationKey = field(default=OperationKey(0, 0, 0, FIRST_PARTS_GROUP), init=False)
     finished: bool = field(default=False, init=False)
     unsent: int = field(default=0, init=False)
     expected: dict[int, deque[_Part]] = field(default_factory=dict, init=False)
@@ -106,6 +106,7 @@ class PartsMesh:
         self._identity = identity
         self._send = send
         self._after = after
+        self._attempt = 0
         self._begun = 0
         self._running: dict[OperationKey, PartsOperation] = {}
         self._early: dict[OperationKey, list[tuple[FrameHeader, Values]]] = {}
@@ -113,7 +114,14 @@ class PartsMesh:
     def next_key(self) -> OperationKey:
         """Of the next operation, the same on all ranks."""
         self._begun += 1
-        return OperationKey(0, FIRST_PARTS_GROUP + self._begun)
+        return OperationKey(0, 0, self._attempt, FIRST_PARTS_GROUP + self._begun)
+
+    def abort(self, attempt: int) -> None:
+        """Forget what is under way or early of attempts before `attempt`, in which transfers are counted anew."""
+        self._attempt = attempt
+        self._begun = 0
+        self._running.clear()
+        self._early = {key: frames for key, frames in self._early.items() if key.attempt >= attempt}
 
     def awaits(self, rank: int) -> bool:
         """Whether an operation needs something of `rank`."""
@@ -145,7 +153,7 @@ class PartsMesh:
 
     def places(self, header: FrameHeader) -> Sequence[Values] | None:
         """Where the values of a frame belong, once its operation has begun; raises FrameError as `take` does."""
-        operation = self._running.get(OperationKey(header.step, header.group))
+        operation = self._running.get(OperationKey.of(header))
         return None if operation is None else self._next(operation, header).pieces
 
     def take(self, header: FrameHeader, values: Values | None) -> PartsOperation | None:
@@ -154,13 +162,13 @@ class PartsMesh:
         Raises:
             FrameError: it is not the next one of its sender. Nothing was changed.
         """
-        key = OperationKey(header.step, header.group)
+        key = OperationKey.of(header)
         operation = self._running.get(key)
         if operation is None:
-            ahead = key.group - FIRST_PARTS_GROUP - self._begun
+            ahead = key.group - FIRST_PARTS_GROUP - (self._begun if key.attempt == self._attempt else 0)
             if key.step or not 0 < ahead <= _MOST_AHEAD:
                 raise FrameError(
-                    f"worker {header.sender} sent a part of transfer {self._begun + ahead}, step {key.step}: "
+                    f"worker {header.sender} sent a part of transfer {key.group - FIRST_PARTS_GROUP}, step {key.step}: "
                     f"expected one of the {_MOST_AHEAD} after {self._begun}"
                 )
             if values is not None:
@@ -201,7 +209,7 @@ class PartsMesh:
         return FrameHeader(
             job=self._identity.job,
             incarnation=self._identity.incarnation,
-            plan=0,
+            plan=operation.key.plan,
             step=operation.key.step,
             group=operation.key.group,
             offset=part.offset,
@@ -209,6 +217,7 @@ class PartsMesh:
             sender=self._identity.rank,
             value_type=operation.value_type,
             hop=part.frames,
+            attempt=operation.key.attempt,
         )
 
 

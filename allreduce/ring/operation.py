@@ -21,10 +21,20 @@ Values = NDArray[Any]
 
 
 class OperationKey(NamedTuple):
-    """Which operation a frame belongs to: the group of a step, or the number of a call."""
+    """The operation that a frame belongs to: the group of a step, or the number of a call (without plan and step).
 
+    Attempts count how often the run has gone back, and never fall in it (`allreduce.fence`).
+    """
+
+    plan: int
     step: int
+    attempt: int
     group: int
+
+    @classmethod
+    def of(cls, header: FrameHeader) -> OperationKey:
+        """The key of the operation that a frame belongs to."""
+        return cls(header.plan, header.step, header.attempt, header.group)
 
 
 class Schedule(Protocol):

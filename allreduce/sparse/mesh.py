@@ -56,6 +56,11 @@ class SparseMesh:
         """Whether an operation needs a message of `rank`."""
         return any(rank in operation.exchange.awaited for operation in self._running.values() if operation.exchange)
 
+    def abort(self, attempt: int) -> None:
+        """Forget what is under way or early of attempts before `attempt`."""
+        self._running.clear()
+        self._early = {key: frames for key, frames in self._early.items() if key.attempt >= attempt}
+
     def begin(self, operation: SparseOperation, exchange: SparseExchange) -> bool:
         """Take part; returns whether the operation is done already.
 
@@ -75,7 +80,7 @@ class SparseMesh:
         Raises:
             FrameError: it is malformed, or not what its sender should send next. Nothing was changed.
         """
-        key = OperationKey(frame.header.step, frame.header.group)
+        key = OperationKey.of(frame.header)
         operation = self._running.get(key)
         if operation is None or operation.exchange is None:
             self._early.setdefault(key, []).append(frame)
@@ -106,7 +111,7 @@ class SparseMesh:
         header = FrameHeader(
             job=self._identity.job,
             incarnation=self._identity.incarnation,
-            plan=0,
+            plan=key.plan,
             step=key.step,
             group=key.group,
             offset=message.start,
@@ -114,6 +119,7 @@ class SparseMesh:
             sender=self._identity.rank,
             selected=count,
             hop=message.round,
+            attempt=key.attempt,
         )
         return header, (values, sections[:size])
 

@@ -105,6 +105,9 @@ class FrameHeader:
     often a range has been sent on, why the sender gives up, and whether it leaves in good order. In mixed precision
     `loss_scale` is what a worker's gradients were multiplied by, and `skipped` says of a worker's frame that the step
     has gradients which do not fit, of a server's that the step was skipped.
+
+    `attempt` is how often the run had gone back when the frame was sent. It never falls: a rank may be a step ahead of
+    another, so that what it sent of later steps is undone as well when a step is replayed.
     """
 
     job: str
@@ -125,6 +128,7 @@ class FrameHeader:
     last: bool = False
     loss_scale: float = 1.0
     skipped: bool = False
+    attempt: int = 0
 
     @property
     def is_dense(self) -> bool:
@@ -185,6 +189,7 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
         last=header.last,
         loss_scale=header.loss_scale if header.loss_scale != 1.0 else 0.0,
         skipped=header.skipped,
+        attempt=header.attempt,
     )
     if header.sender is not None:
         message.sender = header.sender
@@ -364,6 +369,7 @@ def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:
         last=message.last,
         loss_scale=message.loss_scale or 1.0,
         skipped=message.skipped,
+        attempt=message.attempt,
     )
 
 

@@ -28,9 +28,9 @@ from taihu.wire.limits import MAX_PAYLOAD_BYTES
 __all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender", "Origin", "Sink"]
 
 _MAGIC: Final = 0x74616869
-# magic, data type, encoding, skipped, plan, step, group, hop, offset, count, selected, payload bytes, completed,
-# loss scale
-_HEADER: Final = struct.Struct("<IBBBxIQIIQQQQdf")
+# magic, data type, encoding, skipped, plan, attempt, step, group, hop, offset, count, selected, payload bytes,
+# completed, loss scale
+_HEADER: Final = struct.Struct("<IBBBxIIQIIQQQQdf")
 HEADER_BYTES: Final = _HEADER.size
 _DENSE, _SPARSE, _SHARED, _BARE = range(4)
 
@@ -151,8 +151,8 @@ class DirectReceiver:
 
     def _parse(self) -> tuple[FrameHeader, int]:
         fields = _HEADER.unpack(self._header)
-        magic, value_type, encoding, skipped, plan, step, group, hop, offset, count, selected, size, *rest = fields
-        completed_s, loss_scale = rest
+        magic, value_type, encoding, skipped, plan, attempt, step, group, hop, *rest = fields
+        offset, count, selected, size, completed_s, loss_scale = rest
         kinds = {kind.value: kind for kind in ValueType}
         known = magic == _MAGIC and value_type in kinds and encoding in (_DENSE, _SPARSE, _SHARED, _BARE)
         if not known or not math.isfinite(completed_s) or not 0.0 < loss_scale < math.inf or skipped > 1:
@@ -174,6 +174,7 @@ class DirectReceiver:
             hop=hop,
             loss_scale=loss_scale,
             skipped=bool(skipped),
+            attempt=attempt,
         )
         check_payload(header, size)
         return header, size
@@ -281,6 +282,7 @@ def _packed(header: FrameHeader, size: int) -> bytes:
         encoding,
         header.skipped,
         header.plan,
+        header.attempt,
         header.step,
         header.group,
         header.hop,

@@ -140,7 +140,7 @@ def test_operations_overlap_and_frames_of_one_that_was_not_started_wait() -> Non
         operations = []
         for number, group in enumerate((Group(0, 0), Group(1, 3), Group(4, 4))):
             ring = Ring(communicator.rank, cut_chunks(layout, group, size, 4))
-            operations.append(Operation(OperationKey(7, number), arena, ValueType.FP32, ring, on_final=note))
+            operations.append(Operation(OperationKey(1, 7, 0, number), arena, ValueType.FP32, ring, on_final=note))
         # Rank 0 starts everything at once, the others go group by group.
         for operation in operations:
             communicator.start(operation)
@@ -291,5 +291,7 @@ def test_streams_that_are_idle_are_not_cut() -> None:
     with Peers(2) as peers:
         first = peers.communicators[0]
         with pytest.raises(ExchangeError, match="did not end"):
-            first.wait(Operation(OperationKey(1, 0), np.zeros(1), ValueType.FP64, Ring(0, [(), ()])), timeout_s=33)
+            first.wait(
+                Operation(OperationKey(1, 1, 0, 0), np.zeros(1), ValueType.FP64, Ring(0, [(), ()])), timeout_s=33
+            )
         assert peers.run(lambda communicator: outcome(communicator, 10)) == ["done", "done"]

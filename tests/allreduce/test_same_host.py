@@ -45,7 +45,7 @@ def reduced(communicator: Communicator, *, shared: bool) -> tuple[bytes, list[tu
         arena[:] = values_of(communicator.rank, elements)
         operations = [
             Operation(
-                OperationKey(1, number),
+                OperationKey(1, 1, 0, number),
                 arena,
                 ValueType.FP32,
                 Ring(communicator.rank, cut_chunks(layout, group, communicator.size, 4)),

@@ -54,6 +54,7 @@ def header_of(count: int) -> st.SearchStrategy[FrameHeader]:
         last=st.booleans(),
         loss_scale=st.integers(0, 32).map(lambda power: 2.0**power),
         skipped=st.booleans(),
+        attempt=UINT32,
     )
 
 
@@ -94,6 +95,7 @@ def read_by_protobuf(message: bytes) -> tuple[FrameHeader, bytes] | None:
         "failure",
         "last",
         "skipped",
+        "attempt",
     )
     fields = {name: getattr(header, name) for name in names}
     return FrameHeader(**fields, sender=sender, loss_scale=header.loss_scale or 1.0), frame.payload

@@ -65,7 +65,19 @@ def connected() -> Iterator[tuple[Inbox, DirectReceiver, socket.socket]]:
 def header_of(count: int, value_type: ValueType = ValueType.FP32, *, offset: int = 0) -> FrameHeader:
     scale, skipped = (1.0, False) if value_type is ValueType.FP32 else (4096.0, offset % 2 == 0)
     return FrameHeader(
-        "job", 77, 1, 5, 9, offset, count, 3, value_type=value_type, hop=2, loss_scale=scale, skipped=skipped
+        "job",
+        77,
+        1,
+        5,
+        9,
+        offset,
+        count,
+        3,
+        value_type=value_type,
+        hop=2,
+        loss_scale=scale,
+        skipped=skipped,
+        attempt=6,
     )
 
 
@@ -228,7 +240,22 @@ def raw_header(
 ) -> bytes:
     size = size if size is not None else 0 if encoding == 2 else 4 * count
     return struct.pack(
-        "<IBBBxIQIIQQQQdf", magic, kind, encoding, skipped, 1, 5, 9, 2, 0, count, selected, size, completed_s, scale
+        "<IBBBxIIQIIQQQQdf",
+        magic,
+        kind,
+        encoding,
+        skipped,
+        1,
+        6,
+        5,
+        9,
+        2,
+        0,
+        count,
+        selected,
+        size,
+        completed_s,
+        scale,
     )
 
 

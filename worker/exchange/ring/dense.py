@@ -141,7 +141,7 @@ class RingExchange(MemoryExchange):
 
     def _operation(self, group: int) -> Operation:
         operation = Operation(
-            OperationKey(self._step, group),
+            OperationKey(self.plan.version, self._step, 0, group),
             self._arenas.gradients,
             ValueType.FP32,
             Ring(self._communicator.rank, self._chunks[group]),

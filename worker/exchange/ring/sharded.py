@@ -97,7 +97,7 @@ class ShardedRingExchange(RingExchange):
         fetched = self._job.zero == 3
         ring = Ring(self._communicator.rank, self._chunks[group], "reduce-scatter" if fetched else "both")
         operation = Operation(
-            OperationKey(self._step, group),
+            OperationKey(self.plan.version, self._step, 0, group),
             self._arenas.sent,
             self._arenas.value_type,
             ring,
@@ -158,7 +158,7 @@ class ShardedRingExchange(RingExchange):
                 to_half(own, half.kind, place)
         self._gathers[group] += 1
         operation = Operation(
-            OperationKey((self.plan.version << 32) + self._gathers[group], _FIRST_GATHER + group),
+            OperationKey(self.plan.version, self._gathers[group], 0, _FIRST_GATHER + group),
             self._arenas.received,
             self._arenas.value_type,
             Ring(self._communicator.rank, self._chunks[group], "allgather"),

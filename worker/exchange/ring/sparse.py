@@ -92,7 +92,10 @@ class SparseRingExchange(RingExchange):
         times = self._times[group]
         times.ready_s = self._clock.now()
         self._parts[group] = [
-            SparseOperation(OperationKey(self._step, self._numbers[frame.offset]), partial(self._apply, frame))
+            SparseOperation(
+                OperationKey(self.plan.version, self._step, 0, self._numbers[frame.offset]),
+                partial(self._apply, frame),
+            )
             for frame in self._framing.by_group[group]
         ]
         self._compressing.put(group, self._step, times)

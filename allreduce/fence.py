@@ -1,0 +1,55 @@
+"""What a rank still takes of what arrives: nothing of attempts that were given up, and nothing of an earlier plan."""
+
+from __future__ import annotations
+
+from allreduce.ring.operation import OperationKey
+from taihu.errors import FrameError, StaleError
+from taihu.wire.codec import FrameHeader
+
+__all__ = ["Fence"]
+
+
+class Fence:
+    """Pure; not thread-safe.
+
+    Attempts count for a whole run and never fall. A rank may be a step ahead of its neighbour: when the run goes back,
+    what was sent of later steps is undone too, and only a number that stays high tells it from what comes again. Such
+    frames are dropped, for their senders had not heard of it. Frames of a higher attempt wait, as those of operations
+    that have not begun do. A plan changes while nothing is under way, so that an earlier one's frames are a mistake.
+    """
+
+    def __init__(self) -> None:
+        self.attempt = 0
+        """How often the run has gone back, as far as this rank knows."""
+        self._plan = 0
+
+    def begin(self, key: OperationKey) -> None:
+        """Take notice of an operation that this rank begins; raises StaleError for one of another attempt."""
+        if key.attempt != self.attempt:
+            raise StaleError(
+                f"operation {key.group} of step {key.step}, attempt {key.attempt}: this rank is at attempt "
+                f"{self.attempt}; abort before a step is replayed, and go on with the same attempt"
+            )
+        self._plan = max(self._plan, key.plan)
+
+    def abort(self, attempt: int) -> None:
+        """Give up all attempts before `attempt`; raises StaleError unless it is a higher one."""
+        if attempt <= self.attempt:
+            raise StaleError(f"attempt {attempt} after attempt {self.attempt}: expected a higher one")
+        self.attempt = attempt
+        self._plan = 0
+
+    def admits(self, header: FrameHeader) -> bool:
+        """Whether a frame is to be taken in, now or when its operation begins; False for one to drop.
+
+        Raises:
+            FrameError: it is of an earlier plan; frames without a plan (0) are of none.
+        """
+        if header.attempt < self.attempt:
+            return False
+        if header.attempt == self.attempt and 0 < header.plan < self._plan:
+            raise FrameError(
+                f"worker {header.sender} sent a part of group {header.group}, step {header.step}, by plan "
+                f"{header.plan}: plan {self._plan} is in use"
+            )
+        return True
