@@ -12,10 +12,11 @@ __all__ = ["Fence"]
 class Fence:
     """Pure; not thread-safe.
 
-    Attempts count for a whole run and never fall. A rank may be a step ahead of its neighbour: when the run goes back,
-    what was sent of later steps is undone too, and only a number that stays high tells it from what comes again. Such
-    frames are dropped, for their senders had not heard of it. Frames of a higher attempt wait, as those of operations
-    that have not begun do. A plan changes while nothing is under way, so that an earlier one's frames are a mistake.
+    Attempts count for a whole run and never fall. A rank may be a step ahead of its neighbour: when the run goes
+    back, what was sent of later steps is undone too, and only a number that stays high tells it from what comes
+    again. Such frames are dropped, for their senders had not heard of it. Frames of a higher attempt wait, as those
+    of operations that have not begun do. A plan changes while nothing is under way, so that an earlier one's frames
+    are a mistake.
     """
 
     def __init__(self) -> None:

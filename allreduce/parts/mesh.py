@@ -167,8 +167,9 @@ class PartsMesh:
         if operation is None:
             ahead = key.group - FIRST_PARTS_GROUP - (self._begun if key.attempt == self._attempt else 0)
             if key.step or not 0 < ahead <= _MOST_AHEAD:
+                number = key.group - FIRST_PARTS_GROUP
                 raise FrameError(
-                    f"worker {header.sender} sent a part of transfer {key.group - FIRST_PARTS_GROUP}, step {key.step}: "
+                    f"worker {header.sender} sent a part of transfer {number}, step {key.step}: "
                     f"expected one of the {_MOST_AHEAD} after {self._begun}"
                 )
             if values is not None:

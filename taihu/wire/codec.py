@@ -106,8 +106,8 @@ class FrameHeader:
     `loss_scale` is what a worker's gradients were multiplied by, and `skipped` says of a worker's frame that the step
     has gradients which do not fit, of a server's that the step was skipped.
 
-    `attempt` is how often the run had gone back when the frame was sent. It never falls: a rank may be a step ahead of
-    another, so that what it sent of later steps is undone as well when a step is replayed.
+    `attempt` is how often the run had gone back when the frame was sent. It never falls: a rank may be a step ahead
+    of another, so that what it sent of later steps is undone as well when a step is replayed.
     """
 
     job: str

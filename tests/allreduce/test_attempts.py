@@ -72,7 +72,8 @@ def values_of(rank: int, attempt: int) -> NDArray[np.float32]:
 
 def sum_of(attempt: int) -> NDArray[np.float32]:
     """Integers: exact in any order."""
-    return np.sum([values_of(rank, attempt) for rank in range(SIZE)], axis=0)
+    total: NDArray[np.float32] = np.sum([values_of(rank, attempt) for rank in range(SIZE)], axis=0)
+    return total
 
 
 def dense(communicator: Communicator, step: int, attempt: int) -> tuple[Operation, NDArray[np.float32]]:
