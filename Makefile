@@ -5,8 +5,10 @@ PACKAGES := protos kernels taihu allreduce ps_server worker
 JOB ?=
 PROGRAMS ?= tests/programs
 TORCH ?= torch==2.13.0
+CORE ?=
+SAMPLE ?=
 
-.PHONY: docs train test test-deploy test-torch check protos bench clean help
+.PHONY: docs train test test-deploy test-torch mutants check protos bench clean help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -31,6 +33,11 @@ test-deploy: $(VENV)/installed ## run the tests that need programs of Debian's, 
 test-torch: $(VENV)/installed ## install torch beside everything else, and run the tests of models exported to it
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pytest tests/with_torch
+
+# All mutants of all cores take hours: name a core, or a sample of each.
+mutants: $(VENV)/installed ## small wrong changes to the pure cores that tests notice (CORE=planner SAMPLE=60)
+	$(BIN)/pip install --quiet --quiet --editable '.[mutants]'
+	PYTHONPATH=tests nice $(BIN)/python -m mutants $(CORE) $(if $(SAMPLE),--sample $(SAMPLE))
 
 check: $(VENV)/installed ## style, types, layers, generated code
 	$(BIN)/ruff check .

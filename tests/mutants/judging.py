@@ -1,0 +1,188 @@
+"""Runs a core's tests once, then those that reach a mutant again in a forked process that has the mutant's code.
+
+The fork has everything imported and collected already. It stops at the first test that fails.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+from mutants.cores import ROOT, Core
+from mutants.operators import Mutant
+from mutants.patching import PatchError, patch_constant, patch_function
+
+__all__ = ["Fate", "judge"]
+
+Trace = Callable[[FrameType, str, Any], Any]
+
+_FAILED, _NOT_PATCHED = 1, 3
+
+
+class Fate(Enum):
+    """What the tests made of a mutant: only SURVIVED and UNREACHED are bad; NO_MUTANT could not be made."""
+
+    NOTICED = "noticed"
+    ENDLESS = "endless"
+    SURVIVED = "survived"
+    UNREACHED = "unreached"
+    NO_MUTANT = "no mutant"
+
+
+@dataclass
+class _Seen:
+    """What one test did: its CPU time, and the lines of the core that it ran."""
+
+    seconds: float = 0.0
+    lines: set[tuple[str, int]] = field(default_factory=set)
+
+
+class _Judge:
+    """A plugin of pytest whose test loop is the one that judges."""
+
+    def __init__(self, core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Fate], None]) -> None:
+        self._files = frozenset(str(ROOT / path) for path in core.files)
+        self._mutants = mutants
+        self._tell = tell
+        self._seen: dict[pytest.Item, _Seen] = defaultdict(_Seen)
+        self._failed: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.append(f"{report.nodeid}: {report.longreprtext.splitlines()[-1] if report.longrepr else ''}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self) -> tuple[str, str, str]:
+        return "", "", ""
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            raise pytest.UsageError("some tests cannot be collected")
+        for item, following in _with_following(session.items):
+            self._run_traced(item, following)
+        if self._failed:
+            raise pytest.UsageError(f"tests fail without a mutant: {'; '.join(self._failed)}")
+        for mutant in self._mutants:
+            self._tell(mutant, self._judge(mutant))
+        return True
+
+    def _run_traced(self, item: pytest.Item, following: pytest.Item | None) -> None:
+        seen = self._seen[item]
+
+        def trace(frame: FrameType, event: str, _: object) -> Trace | None:
+            if frame.f_code.co_filename not in self._files:
+                return None
+            seen.lines.add((frame.f_code.co_filename, frame.f_lineno))
+            return trace
+
+        begun = time.process_time()
+        threading.settrace(trace)
+        sys.settrace(trace)
+        try:
+            _run(item, following)
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)
+        seen.seconds = time.process_time() - begun
+
+    def _judge(self, mutant: Mutant) -> Fate:
+        path = str(ROOT / mutant.path)
+        items = [item for item, seen in self._seen.items() if _reaches(seen, path, mutant)]
+        if not items:
+            return Fate.UNREACHED
+        items.sort(key=lambda item: self._seen[item].seconds)
+        limit = 5 + 4 * sum(self._seen[item].seconds for item in items)
+        child = os.fork()
+        if not child:
+            self._try(mutant, items, int(limit))
+        status = os.waitpid(child, 0)[1]
+        if os.WIFSIGNALED(status):
+            return Fate.ENDLESS
+        ends = {0: Fate.SURVIVED, _NOT_PATCHED: Fate.NO_MUTANT}
+        return ends.get(os.WEXITSTATUS(status), Fate.NOTICED)
+
+    def _try(self, mutant: Mutant, items: Sequence[pytest.Item], limit_s: int) -> None:
+        """In the forked process: the tests with the mutant; never returns."""
+        # The processor's time ends a loop, the clock a wait for what never comes.
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.alarm(60 + 20 * limit_s)
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        end = _FAILED
+        try:
+            _patch(mutant)
+            end = 0
+            for item, following in _with_following(items):
+                _run(item, following)
+                if self._failed:
+                    end = _FAILED
+                    break
+        except PatchError:
+            end = _NOT_PATCHED
+        except BaseException:
+            end = _FAILED
+        finally:
+            os._exit(end)
+
+
+def judge(core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Fate], None]) -> None:
+    """Call `tell` with what becomes of each mutant, in order.
+
+    Raises:
+        RuntimeError: the tests fail without any mutant.
+    """
+    # The same examples for every mutant; what fails is not made smaller.
+    settings.register_profile(
+        "mutants",
+        phases=(Phase.explicit, Phase.generate),
+        database=None,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.load_profile("mutants")
+    options = ["-qq", "-s", "--no-summary", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is here before pytest
+    end = pytest.main([*options, "--rootdir", str(ROOT), *core.tests], plugins=[_Judge(core, mutants, tell)])
+    if end is not pytest.ExitCode.OK:
+        raise RuntimeError(
+            f"pytest ended with {end!r}: the tests {' '.join(core.tests)} must pass before mutants count"
+        )
+
+
+def _patch(mutant: Mutant) -> None:
+    path, changed = ROOT / mutant.path, mutant.write()
+    if mutant.is_constant:
+        patch_constant(str(path), mutant.place, changed)
+    else:
+        patch_function(str(path), mutant.place, path.read_text(encoding="utf-8"), changed)
+
+
+def _reaches(seen: _Seen, path: str, mutant: Mutant) -> bool:
+    """A constant is read by whoever runs any of its file."""
+    if mutant.is_constant:
+        return any(file == path for file, _ in seen.lines)
+    return any((path, line) in seen.lines for line in range(mutant.first_line, mutant.last_line + 1))
+
+
+def _run(item: pytest.Item, following: pytest.Item | None) -> None:
+    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+
+def _with_following(items: Sequence[pytest.Item]) -> list[tuple[pytest.Item, pytest.Item | None]]:
+    return list(zip(items, [*items[1:], None], strict=True))
