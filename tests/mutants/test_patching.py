@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from mutants.patching import PatchError, patch_constant, patch_function
 
 TEXT = '''
