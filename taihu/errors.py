@@ -32,7 +32,7 @@ class DataError(ConfigError):
 
 
 class ModelError(ConfigError):
-    """A model does not fit its data, the other workers' model, or a checkpoint."""
+    """A model does not fit its data, the other workers' model, or a saved one."""
 
 
 class PeerUnreachableError(ConfigError):

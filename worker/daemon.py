@@ -140,8 +140,8 @@ class WorkerDaemon:
         model = build_model(self._job.model.name, data.input_shape, outputs)
         model.use_loss(loss)
         model.use_threads(self._threads)
-        if train.checkpoint != "none":
-            model.checkpoint(train.checkpoint_segments, spill=train.checkpoint == "spill")
+        if train.recompute != "none":
+            model.recompute(train.recompute_segments, spill=train.recompute == "spill")
         return model
 
     def _model_compute(self, model: Model) -> ModelledCompute | None:

@@ -65,7 +65,7 @@ def train(
       taihu train --compression dlgs --density 0.01
       taihu train --exchange ring --workers 4
       taihu train --exchange ring --fc auto --set exchange.fc_scheme=slices
-      taihu train --zero 3 --precision bf16 --set train.checkpoint=recompute
+      taihu train --zero 3 --precision bf16 --set train.recompute=memory
       taihu train --compute sw26010 --trace trace.json
       taihu train --optimizer adam --lr 0.001
     """  # noqa: D301

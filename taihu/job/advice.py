@@ -54,7 +54,7 @@ RULES: Final = (
         "is for optimizer.schedule cosine",
     ),
     Rule("train.epochs", lambda job: job.train.steps is not None, "gives way to train.steps"),
-    Rule("train.checkpoint_segments", lambda job: job.train.checkpoint == "none", "needs a train.checkpoint"),
+    Rule("train.recompute_segments", lambda job: job.train.recompute == "none", "needs a train.recompute"),
     Rule(
         "train.loss_scale train.loss_scale_growth_steps",
         lambda job: job.train.precision != "fp16",

@@ -105,8 +105,8 @@ class Job(Section):
             raise ValueError(f"zero {zero} keeps no arena that others can map: set exchange.transport = 'auto'")
         if zero >= 2 and exchange.fc != "data":
             raise ValueError(f"layers that are sharded do not go with zero {zero}: set exchange.fc = 'data'")
-        if self.train.checkpoint != "none" and exchange.fc != "data":
-            raise ValueError("sharded layers are not computed again: set train.checkpoint = 'none'")
+        if self.train.recompute != "none" and exchange.fc != "data":
+            raise ValueError("sharded layers are not computed again: set train.recompute = 'none'")
         return self
 
     @model_validator(mode="after")
@@ -126,9 +126,9 @@ class Job(Section):
     def _compute_fits(self) -> Job:
         if self.models_compute and self.exchange.fc != "data":
             raise ValueError(f"compute {self.cluster.compute} models whole layers alone: set exchange.fc = 'data'")
-        if self.models_compute and self.train.checkpoint != "none":
+        if self.models_compute and self.train.recompute != "none":
             raise ValueError(
-                f"compute {self.cluster.compute} does not model what is computed again: set train.checkpoint = 'none'"
+                f"compute {self.cluster.compute} does not model what is computed again: set train.recompute = 'none'"
             )
         return self
 
@@ -216,7 +216,7 @@ class Job(Section):
         own = {"model": {"init_from"}, "data": {"path"}, "train": {"evaluate"}, "cluster": local}
         if self.servers or self.zero < 3:
             # Where workers gather parameters from each other, they must do so equally often.
-            own["train"] |= {"checkpoint", "checkpoint_segments"}
+            own["train"] |= {"recompute", "recompute_segments"}
         data = self.data.model_copy(update={"name": shared_data_name(self.data.name)})
         shared = self.model_copy(update={"data": data})
         tables = shared.model_dump(mode="json", exclude={**own, "name": True, "run": True})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from typing import get_args
+from types import MappingProxyType
+from typing import Final, get_args
 
 from pydantic import ValidationError
 
@@ -13,7 +14,12 @@ from taihu.settings import Section
 from taihu.settings.words import expected, expected_of, written
 from taihu.words import one_line
 
-__all__ = ["mistake"]
+__all__ = ["RENAMED", "mistake", "new_name"]
+
+RENAMED: Final = MappingProxyType(
+    {"train.checkpoint": "train.recompute", "train.checkpoint_segments": "train.recompute_segments"}
+)
+"""Keys that jobs had once, and their names now."""
 
 
 def mistake(error: ValidationError, source: str) -> str:
@@ -21,11 +27,17 @@ def mistake(error: ValidationError, source: str) -> str:
     return one_line(_describe(error, source))
 
 
+def new_name(key: str) -> str:
+    """The name and values, in words, of one of `RENAMED` now."""
+    name = RENAMED[key]
+    return f"it is {name} now, which takes {expected(setting_keys()[name])}"
+
+
 def _describe(error: ValidationError, source: str) -> str:
     first = error.errors(include_url=False)[0]
     where = one_line(".".join(str(part) for part in first["loc"]))
     if first["type"] == "extra_forbidden":
-        return f"{source}: unknown key {where}{_suggestion(first['loc'])}"
+        return f"{source}: unknown key {where}{_hint(where, first['loc'])}"
     prefix = f"{source}: {where}: " if where else f"{source}: "
     if first["type"] == "value_error":
         return f"{prefix}{first['msg'].removeprefix('Value error, ')}"
@@ -56,8 +68,10 @@ def _remedy(key: str, wanted: str, given: object) -> str:
     return ""
 
 
-def _suggestion(location: tuple[int | str, ...]) -> str:
-    """The nearest known key; a key that is right but in the wrong section is found too."""
+def _hint(key: str, location: tuple[int | str, ...]) -> str:
+    """The new name of the unknown `key`, or the nearest one; a right one in the wrong section is found too."""
+    if key in RENAMED:
+        return f"; {new_name(key)}"
     wrong = str(location[-1])
     everywhere = list(setting_keys())
     home = (

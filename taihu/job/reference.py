@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from taihu.errors import ConfigError
 from taihu.job import Job, setting_keys, setting_tables, toml_value
 from taihu.job.flags import flags_by_key
+from taihu.job.mistakes import RENAMED, new_name
 from taihu.job.variables import variable_of
 from taihu.settings.words import expected
 
@@ -53,6 +54,8 @@ def explain(key: str) -> str:
     """
     fields = {"name": Job.model_fields["name"], **setting_keys()}
     if key not in fields:
+        if key in RENAMED:
+            raise ConfigError(f"unknown key {key}; {new_name(key)}")
         near = difflib.get_close_matches(key, fields, n=1)
         raise ConfigError(f"unknown key {key}; {f'did you mean {near[0]}?' if near else 'see taihu job --defaults'}")
     field = fields[key]

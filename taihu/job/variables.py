@@ -12,6 +12,7 @@ from typing import Final
 
 from taihu.errors import ConfigError
 from taihu.job import setting_keys
+from taihu.job.mistakes import RENAMED, new_name
 
 __all__ = ["OPTIONS", "PREFIX", "check_variables", "known_variables", "variable_of"]
 
@@ -59,5 +60,8 @@ def _is_service_link(name: str, value: str) -> bool:
 
 
 def _remedy(name: str, known: Iterable[str]) -> str:
+    for key in RENAMED:
+        if name == variable_of(key):
+            return f"{new_name(key)}: {variable_of(RENAMED[key])}"
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
     return f"did you mean {near[0]}?" if near else f"unset it, or name a setting as in {variable_of('train.steps')}"

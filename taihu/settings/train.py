@@ -18,9 +18,9 @@ class TrainSettings(Section):
     The `loss` bce, binary cross-entropy of the outputs' sigmoid, is for values of 0 and 1, and for two classes, which
     one output tells apart.
 
-    With `checkpoint` recompute only the inputs of `checkpoint_segments` segments of the model are kept in forward, by
-    default at most as many as the square root of its layers, and the rest is computed again in backward; with spill
-    the inputs wait in a temporary file. Results are the same bits.
+    With `recompute` memory or spill a forward keeps only the inputs of `recompute_segments` segments of the model, by
+    default at most as many as the square root of its layers; backward computes the rest again. memory keeps these
+    inputs in memory, spill in a temporary file. Results are the same bits.
 
     With `precision` bf16 or fp16 workers keep and exchange parameters and gradients in 16 bits, computing in fp32,
     and the optimizer state lies beside an fp32 master of the parameters. fp16 needs its loss scaled: by `loss_scale`
@@ -39,12 +39,12 @@ class TrainSettings(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="cross-entropy: the share of a target that all classes get alike"
     )
-    checkpoint: Literal["none", "recompute", "spill"] = Field(
+    recompute: Literal["none", "memory", "spill"] = Field(
         default="none",
-        description="what becomes of activations: kept, computed again in backward, or put into a file",
+        description="activations: none are computed again, or all are but some inputs, kept in memory or in a file",
     )
-    checkpoint_segments: Annotated[int, Field(ge=1, le=10**5)] | None = Field(
-        default=None, description="segments of the model with checkpoint; by default the square root of its layers"
+    recompute_segments: Annotated[int, Field(ge=1, le=10**5)] | None = Field(
+        default=None, description="segments of the model with recompute; by default the square root of its layers"
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="what workers keep and exchange parameters and gradients in"

@@ -48,7 +48,7 @@ def test_a_run_planned_for_the_sw26010_ends_as_on_the_cpu(taihu: Taihu, tmp_path
 
 
 def test_what_is_not_modelled_is_refused_before_anything_starts(taihu: Taihu) -> None:
-    for setting in ("exchange.fc=auto", "train.checkpoint=recompute"):
+    for setting in ("exchange.fc=auto", "train.recompute=memory"):
         refused = taihu("train", "--compute", "sw26010", "--set", setting)
         assert refused.returncode == 2
         assert "compute sw26010" in refused.stderr

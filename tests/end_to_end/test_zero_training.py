@@ -1,4 +1,4 @@
-"""ZeRO in runs of real processes: the same bits from stage to stage, with tests, checkpointing and saving."""
+"""ZeRO in runs of real processes: the same bits from stage to stage, with tests, recomputing and saving."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_stage_ends_with_the_same_model(taihu: Taihu, tmp_path: Path, exch
     common = ["--exchange", exchange, "--steps", "100", "--plan", "per-layer"]
     common += [word for setting in settings for word in ("--set", setting)]
     runs = [train(taihu, tmp_path, *common, "--set", f"exchange.zero={zero}") for zero in (0, 1, 2)]
-    small = ("--set", "exchange.zero=3", "--set", "train.checkpoint=recompute")
+    small = ("--set", "exchange.zero=3", "--set", "train.recompute=memory")
     runs.append(train(taihu, tmp_path, *common, *small))
     assert len({model for _, model in runs}) == 1
     assert len({results["parameters_sha256"] for results, _ in runs}) == 1

@@ -74,8 +74,8 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "evaluate": st.booleans(),
         "loss": st.sampled_from(["auto", "cross-entropy", "mse", "bce"]),
         "label_smoothing": FRACTION,
-        "checkpoint": st.sampled_from(["none", "recompute", "spill"]),
-        "checkpoint_segments": MANY,
+        "recompute": st.sampled_from(["none", "memory", "spill"]),
+        "recompute_segments": MANY,
         "precision": st.sampled_from(["fp32", "bf16", "fp16"]),
         "loss_scale": st.integers(0, 32).map(lambda power: 2.0**power),
         "loss_scale_growth_steps": COUNT,
@@ -166,7 +166,7 @@ def fits(job: Tables) -> bool:
         f"{section}.{key}": job.get(section, {}).get(key, SECTIONS[section].model_fields[key].default)
         for section, key in KEYS
     }
-    whole = of["exchange.fc"] == "data" and of["train.checkpoint"] == "none"
+    whole = of["exchange.fc"] == "data" and of["train.recompute"] == "none"
     if of["cluster.lost_after_s"] <= of["cluster.heartbeat_s"]:
         return False
     if of["train.label_smoothing"] and of["train.loss"] in {"mse", "bce"}:
@@ -189,7 +189,7 @@ def zero_fits(of: dict[str, Any]) -> bool:
         allowed &= {2, 3}
     if of["exchange.fc"] != "data":
         allowed -= {2, 3}
-        if of["train.checkpoint"] != "none":
+        if of["train.recompute"] != "none":
             return False
     if of["exchange.zero"] is None:
         return usual in allowed or (2 in allowed and of["train.precision"] != "fp32")
@@ -390,8 +390,8 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
             ["compute sw26010", "whole layers", "exchange.fc = 'data'"],
         ),
         (
-            "[train]\ncheckpoint = 'spill'\n[cluster]\ncompute = 'sw26010'",
-            ["compute sw26010", "train.checkpoint = 'none'"],
+            "[train]\nrecompute = 'spill'\n[cluster]\ncompute = 'sw26010'",
+            ["compute sw26010", "train.recompute = 'none'"],
         ),
         ("[cluster]\ncompute = 'gpu'", ["cluster.compute", "'cpu' or 'sw26010'", "'gpu'"]),
         ("[cluster]\ncompute = 'sw26010-functional'", ["cluster.compute", "use 'sw26010'", "taihu bench sw26010"]),
@@ -511,8 +511,8 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "evaluate": False,
         "loss": "cross-entropy",
         "label_smoothing": 0.1,
-        "checkpoint": "spill",
-        "checkpoint_segments": 7,
+        "recompute": "spill",
+        "recompute_segments": 7,
         "precision": "bf16",
         "loss_scale": 8,
         "loss_scale_growth_steps": 7,
@@ -583,8 +583,8 @@ LOCAL = {
     ("model", "init_from"),
     ("data", "path"),
     ("train", "evaluate"),
-    ("train", "checkpoint"),
-    ("train", "checkpoint_segments"),
+    ("train", "recompute"),
+    ("train", "recompute_segments"),
     ("cluster", "coordinator"),
     ("cluster", "connect_timeout_s"),
     ("cluster", "threads"),
@@ -613,7 +613,7 @@ def test_the_digest_covers_what_members_share_and_nothing_local(section: str, ke
 
 def test_workers_that_gather_from_each_other_must_agree_on_what_they_compute_again() -> None:
     ring = {"exchange": {"kind": "ring", "zero": 3}}
-    recompute = {"train": {"checkpoint": "recompute"}}
+    recompute = {"train": {"recompute": "memory"}}
     assert load_job(None, ring).digest != load_job(None, ring, recompute).digest
     assert load_job(None).digest == load_job(None, recompute).digest
 

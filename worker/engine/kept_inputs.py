@@ -150,7 +150,7 @@ class _TemporaryFile:
 def _cannot(what: str, error: OSError) -> RunError:
     return RunError(
         f"cannot {what} the temporary file of activations in {_folder()}: {error.strerror}; set TMPDIR to a folder "
-        "with more room, or train.checkpoint = 'recompute'"
+        "with more room, or train.recompute = 'memory'"
     )
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from taihu.errors import ModelError
 from taihu.layout import LayerSpec, Layout
-from worker.engine.checkpoint import CheckpointedChain, checkpointed
 from worker.engine.containers import Sequential
 from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, ignore_layer
 from worker.engine.loss import CrossEntropy, Loss
+from worker.engine.recompute import SegmentedChain, segmented
 from worker.engine.team import SOLO, Team
 from worker.engine.workspace import Workspace
 
@@ -32,7 +32,7 @@ class StepHooks:
         before_backward: called with i = 0, 1, 2, ... right before the backward of layout.layers[i] reads its
             parameters and writes its gradient.
         before_recompute: called with i, between `forwarded` and the layer's `before_backward`, right before
-            layout.layers[i] reads its parameters to compute its activations again; see `Model.checkpoint`. It is not
+            layout.layers[i] reads its parameters to compute its activations again; see `Model.recompute`. It is not
             `before_layer`, which may wait for parameters of a step that has not begun yet at that time.
         loss_scale: called after `forwarded`; all gradients are multiplied by what it returns.
     """
@@ -83,7 +83,7 @@ class Model:
             layer.index = index
         self.layout = Layout(tuple(LayerSpec(layer.name, layer.tensors) for layer in self._layers))
         self._root.skip_input_gradient()
-        self._runner: Sequential | CheckpointedChain = self._root
+        self._runner: Sequential | SegmentedChain = self._root
         self._scratch = Workspace()
         self._dtype: np.dtype[np.floating] | None = None
         self._context: StepContext | None = None
@@ -118,7 +118,7 @@ class Model:
         """The threads that compute."""
         return self._team
 
-    def checkpoint(self, segments: int | None = None, *, spill: bool = False) -> None:
+    def recompute(self, segments: int | None = None, *, spill: bool = False) -> None:
         """Train with less memory for activations from now on, and the same results; before `bind`.
 
         The chain is cut into segments, of which a training forward keeps the inputs alone; all but the last one are
@@ -133,7 +133,7 @@ class Model:
             ModelError: there are not so many layers, or no segments.
             RunError: the file cannot be made; and in a step, when it cannot be written.
         """
-        self._runner = checkpointed(self._root, segments, spill=spill)
+        self._runner = segmented(self._root, segments, spill=spill)
 
     def bind(self, parameters: Array, gradients: Array) -> None:
         """Use two arenas, of which the layers keep views.
@@ -202,7 +202,7 @@ class Model:
             before_layer: called with i right before layout.layers[i] reads its parameters, for i = n-1, ..., 0.
 
         Returns:
-            (B, outputs), valid until the next forward; that of a checkpointed model, until `backward`.
+            (B, outputs), valid until the next forward; that of a model that recomputes, until `backward`.
 
         Raises:
             ModelError: no arena is bound, or the inputs have another shape.
@@ -230,11 +230,11 @@ class Model:
         """The input of `chain[stop]` in a training step, and what the layers from there on may know of the step.
 
         Raises:
-            ModelError: as `forward`; or the model is checkpointed, see `checkpoint`.
+            ModelError: as `forward`; or the model recomputes, see `recompute`.
         """
-        if isinstance(self._runner, CheckpointedChain):
+        if isinstance(self._runner, SegmentedChain):
             raise ModelError(
-                "train.checkpoint: expected 'none' where fully connected layers are sharded over the workers; set "
+                "train.recompute: expected 'none' where fully connected layers are sharded over the workers; set "
                 "it so, or exchange.fc = 'data'"
             )
         run = Run(
@@ -300,7 +300,7 @@ class Model:
     @property
     def held_bytes(self) -> int:
         """Memory of the buffers that steps and evaluations have taken: activations, their gradients, scratch."""
-        if isinstance(self._runner, CheckpointedChain):
+        if isinstance(self._runner, SegmentedChain):
             return self._runner.held_bytes + self._scratch.held_bytes
         return sum(layer.workspace.held_bytes for layer in self._root.tree()) + self._scratch.held_bytes
 
@@ -322,12 +322,12 @@ class Model:
         own = self.buffers()
         if difference := sorted(own.keys() ^ buffers.keys()):
             where = "missing" if difference[0] in own else "not in this model"
-            raise ModelError(f"buffer {difference[0]} is {where}; load the checkpoint of the same model")
+            raise ModelError(f"buffer {difference[0]} is {where}; load a file of the same model")
         for name, buffer in own.items():
             if buffers[name].shape != buffer.shape:
                 raise ModelError(
                     f"buffer {name}: expected shape {buffer.shape}, seen {buffers[name].shape}; "
-                    "load the checkpoint of the same model"
+                    "load a file of the same model"
                 )
         for name, buffer in own.items():
             buffer[...] = buffers[name]

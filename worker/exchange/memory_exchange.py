@@ -106,7 +106,7 @@ class MemoryExchange(GradientExchange):
         yield from range(group + 1, len(self.groups))
         # These have been pushed in this step, and come down updated while backward's other gradients go up; but what
         # is recomputed needs the room in an order of its own.
-        if not self._job.holds_gradients and self._job.train.checkpoint == "none":
+        if not self._job.holds_gradients and self._job.train.recompute == "none":
             yield from reversed(range(group))
 
     def prepare(self, group: int) -> None:

@@ -1,4 +1,4 @@
-"""Checkpointed training: the same bits as without, from less memory."""
+"""Training that computes activations again: the same bits as without, from less memory."""
 
 import gc
 import re
@@ -132,11 +132,11 @@ def _training(step: int = 0) -> StepContext:
 _EVALUATION = StepContext(training=False, seed=1, step=0, first_sample=0)
 
 
-def _history(root: Layer, shape: tuple[int, int, int], checkpoint: dict[str, Any] | None) -> list[Any]:
+def _history(root: Layer, shape: tuple[int, int, int], recompute: dict[str, Any] | None) -> list[Any]:
     """All that three steps with batches of different sizes and evaluations between them compute."""
     model, parameters, gradients = _model(root, shape)
-    if checkpoint is not None:
-        model.checkpoint(**checkpoint)
+    if recompute is not None:
+        model.recompute(**recompute)
     history: list[Any] = []
     for step, count in enumerate((3, 2, 4)):
         history.append(model.train(*_batch(count, shape, seed=step), _training(step), StepHooks()))
@@ -150,14 +150,14 @@ def _history(root: Layer, shape: tuple[int, int, int], checkpoint: dict[str, Any
 
 @_EXAMPLES
 @given(st.lists(_KINDS, min_size=1, max_size=7), st.data())
-def test_results_are_those_without_checkpointing_wherever_the_chain_is_cut(
+def test_results_are_those_without_recomputing_wherever_the_chain_is_cut(
     kinds: list[str], data: st.DataObject
 ) -> None:
     layers = len(kinds) + 2
     cuts = data.draw(st.sets(st.integers(1, layers - 1)))
-    checkpoint = {"segments": len(cuts) + 1, "spill": data.draw(st.booleans())}
-    with patch("worker.engine.checkpoint.cut", return_value=(0, *sorted(cuts), layers)):
-        history = _history(_chain(kinds), _SMALL, checkpoint)
+    recompute = {"segments": len(cuts) + 1, "spill": data.draw(st.booleans())}
+    with patch("worker.engine.recompute.cut", return_value=(0, *sorted(cuts), layers)):
+        history = _history(_chain(kinds), _SMALL, recompute)
     assert history == _history(_chain(kinds), _SMALL, None)
 
 
@@ -171,8 +171,8 @@ def test_models_of_the_zoo_train_to_the_same_bits(name: str, shape: tuple[int, i
     @_FEW_EXAMPLES
     @given(st.none() | st.integers(1, layers), st.booleans())
     def compare(segments: int | None, spill: bool) -> None:
-        checkpoint = {"segments": segments, "spill": spill}
-        assert _history(MODELS[name](shape, _CLASSES), shape, checkpoint) == expected
+        recompute = {"segments": segments, "spill": spill}
+        assert _history(MODELS[name](shape, _CLASSES), shape, recompute) == expected
 
     compare()
 
@@ -180,7 +180,7 @@ def test_models_of_the_zoo_train_to_the_same_bits(name: str, shape: tuple[int, i
 def test_a_step_that_was_broken_off_leaves_nothing_behind() -> None:
     kinds = ["conv", "norm", "drop", "conv", "relu"]
     model, _, gradients = _model(_chain(kinds), _SMALL)
-    model.checkpoint(4, spill=True)
+    model.recompute(4, spill=True)
     batch = _batch(3, _SMALL)
 
     def fail(layer: int) -> None:
@@ -201,7 +201,7 @@ def test_every_read_of_parameters_is_announced_and_every_gradient_once() -> None
     batch = _batch(3, shape)
     model.train(*batch, _training(), StepHooks())
     model, parameters, gradients = _model(MODELS["resnet20"](shape, _CLASSES), shape)
-    model.checkpoint(5)
+    model.recompute(5)
     values, finished = parameters.copy(), np.full_like(gradients, np.nan)
     offsets = model.layout.offsets
     events: list[tuple[str, int]] = []
@@ -241,7 +241,7 @@ def test_every_read_of_parameters_is_announced_and_every_gradient_once() -> None
 
 def test_a_segment_is_computed_again_right_before_its_backward() -> None:
     model, _, _ = _model(Sequential([Conv2d(3, 1), Conv2d(3, 1), GlobalAvgPool(), Linear(_CLASSES)]), _SMALL)
-    model.checkpoint(4)
+    model.recompute(4)
     events: list[tuple[str, int]] = []
     hooks = StepHooks(
         before_backward=lambda index: events.append(("backward", index)),
@@ -275,7 +275,7 @@ def test_buffers_are_as_small_as_the_square_root_promises(spill: bool) -> None:
     plain.train(*batch, _training(), StepHooks())
     assert plain.held_bytes >= (2 * _DEEP - 1) * 4 * _SAMPLE_BYTES
     model, _, _ = _deep()
-    model.checkpoint(spill=spill)
+    model.recompute(spill=spill)
     for step in range(2):
         model.train(*batch, _training(step), StepHooks())
         assert model.held_bytes <= (_activations(spill=spill) + 0.1) * 4 * _SAMPLE_BYTES
@@ -288,7 +288,7 @@ _CHILD = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {folder!r})
-from test_checkpoint import StepHooks, _batch, _deep, _training
+from test_recompute import StepHooks, _batch, _deep, _training
 
 def status(key):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -296,7 +296,7 @@ def status(key):
 
 model, _, _ = _deep()
 if {mode!r} != "none":
-    model.checkpoint(spill={mode!r} == "spill")
+    model.recompute(spill={mode!r} == "spill")
 model.train(*_batch(1, {shape}), _training(), StepHooks())  # everything is compiled
 batch = _batch({samples}, {shape})
 before = status("VmRSS")
@@ -310,15 +310,15 @@ print(status("VmHWM") - before)
 def test_resident_memory_falls_as_much() -> None:
     samples, slack = 48, 24 << 20
     grown = {}
-    for mode in ("none", "recompute", "spill"):
+    for mode in ("none", "memory", "spill"):
         folder = str(Path(__file__).parent)
         code = _CHILD.format(folder=folder, mode=mode, shape=(_SIDE, _SIDE, 4), samples=samples)
         child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
         grown[mode] = int(child.stdout)
     assert grown["none"] >= 0.95 * 2 * _DEEP * samples * _SAMPLE_BYTES
-    assert grown["recompute"] <= _activations(spill=False) * samples * _SAMPLE_BYTES + slack
+    assert grown["memory"] <= _activations(spill=False) * samples * _SAMPLE_BYTES + slack
     assert grown["spill"] <= _activations(spill=True) * samples * _SAMPLE_BYTES + slack
-    assert grown["spill"] < grown["recompute"] < grown["none"] / 3
+    assert grown["spill"] < grown["memory"] < grown["none"] / 3
 
 
 @pytest.mark.parametrize("spill", [False, True])
@@ -326,7 +326,7 @@ def test_no_step_but_the_first_allocates(spill: bool) -> None:
     seen: list[int] = []
     layers = [layer for _ in range(6) for layer in (Addresses(seen), Conv2d(4, 1), BatchNorm(), Addresses(seen))]
     model, _, _ = _model(Sequential([*layers, GlobalAvgPool(), Linear(_CLASSES)]), _SMALL)
-    model.checkpoint(5, spill=spill)
+    model.recompute(5, spill=spill)
     batch = _batch(3, _SMALL)
     model.train(*batch, _training(), StepHooks())
     held, steps = model.held_bytes, []
@@ -341,14 +341,14 @@ def test_no_step_but_the_first_allocates(spill: bool) -> None:
 @pytest.mark.parametrize("segments", [0, -1, 6])
 def test_impossible_numbers_of_segments_are_refused(segments: int) -> None:
     model, _, _ = _model(_chain(["conv", "relu", "conv"]), _SMALL)
-    message = "train.checkpoint_segments: expected 1 to 5, the number of layers of the model's outermost Sequential"
+    message = "train.recompute_segments: expected 1 to 5, the number of layers of the model's outermost Sequential"
     with pytest.raises(ModelError, match=re.escape(f"{message}, seen {segments}; leave it out")):
-        model.checkpoint(segments)
+        model.recompute(segments)
 
 
 def test_sharded_layers_are_refused() -> None:
     model, _, _ = _model(_chain(["conv", "relu"]), _SMALL)
-    model.checkpoint(2)
+    model.recompute(2)
     with pytest.raises(ModelError, match=re.escape("set it so, or exchange.fc = 'data'")):
         model.forward_until(2, _batch(2, _SMALL)[0], _training(), StepHooks())
 
@@ -446,7 +446,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
 def test_the_file_of_spilled_inputs_has_no_name_and_goes_with_the_model(folder: Path) -> None:
     model, _, _ = _model(_chain(["conv", "conv", "conv"]), _SMALL)
-    model.checkpoint(5, spill=True)
+    model.recompute(5, spill=True)
     assert not list(folder.iterdir())
     model.train(*_batch(2, _SMALL), _training(), StepHooks())
     # Inputs of the second to fourth of five segments: the images stay where they are, the last one in memory.
@@ -458,7 +458,7 @@ def test_the_file_of_spilled_inputs_has_no_name_and_goes_with_the_model(folder: 
 
 def test_a_full_disk_is_an_error_in_one_line(folder: Path) -> None:
     model, _, _ = _model(_chain(["conv", "conv", "conv"]), _SMALL)
-    model.checkpoint(5, spill=True)
+    model.recompute(5, spill=True)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
@@ -473,4 +473,4 @@ def test_a_folder_that_is_not_there_is_an_error_in_one_line(folder: Path, monkey
     monkeypatch.setattr(tempfile, "tempdir", str(folder / "missing"))
     model, _, _ = _model(_chain(["conv"]), _SMALL)
     with pytest.raises(RunError, match=r"cannot make the temporary file of activations in .*missing"):
-        model.checkpoint(2, spill=True)
+        model.recompute(2, spill=True)

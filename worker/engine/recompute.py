@@ -15,10 +15,10 @@ from worker.engine.layer import Array, Layer, Run
 from worker.engine.segments import cut, usual_segments
 from worker.engine.workspace import BufferPool
 
-__all__ = ["CheckpointedChain", "checkpointed"]
+__all__ = ["SegmentedChain", "segmented"]
 
 
-def checkpointed(chain: Sequential, segments: int | None, *, spill: bool) -> CheckpointedChain:
+def segmented(chain: Sequential, segments: int | None, *, spill: bool) -> SegmentedChain:
     """`chain`, which has been built, in `segments` segments, or in the best number up to about its square root.
 
     Raises:
@@ -28,11 +28,11 @@ def checkpointed(chain: Sequential, segments: int | None, *, spill: bool) -> Che
     layers = len(chain.children)
     if segments is not None and not 1 <= segments <= layers:
         raise ModelError(
-            f"train.checkpoint_segments: expected 1 to {layers}, the number of layers of the model's outermost "
+            f"train.recompute_segments: expected 1 to {layers}, the number of layers of the model's outermost "
             f"Sequential, seen {segments}; leave it out to have the model cut where it needs the least memory"
         )
     bounds = _bounds(chain.children, segments, spill=spill)
-    return CheckpointedChain(chain, bounds, SpilledInputs() if spill else KeptInputs())
+    return SegmentedChain(chain, bounds, SpilledInputs() if spill else KeptInputs())
 
 
 def _bounds(layers: Sequence[Layer], segments: int | None, *, spill: bool) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ def _bounds(layers: Sequence[Layer], segments: int | None, *, spill: bool) -> tu
     return cut(sizes, inputs, max if spill else sum, counts)
 
 
-class CheckpointedChain:
+class SegmentedChain:
     """Runs the layers of a chain segment by segment (Chen et al. 2016; ZeRO-R, Rajbhandari et al. 2020, section 6).
 
     A training forward keeps the input of every segment and nothing else. Before the backward of a segment its forward

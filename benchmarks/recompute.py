@@ -1,4 +1,4 @@
-"""What activation checkpointing holds and costs: `python -m benchmarks.checkpoint --help`.
+"""Memory and time of training that recomputes activations: `python -m benchmarks.recompute --help`.
 
 The engine alone trains models of the zoo on random images; bytes are those of all its buffers, times the best step.
 """
@@ -14,7 +14,7 @@ from worker.engine import StepContext, StepHooks, build_model
 
 __all__ = ["measure"]
 
-_WAYS = ("none", "recompute", "spill")
+_WAYS = ("none", "memory", "spill")
 _SHAPE = (32, 32, 3)
 _CLASSES = 10
 
@@ -23,7 +23,7 @@ def measure(name: str, batch: int, way: str, steps: int) -> tuple[float, int]:
     """Seconds of the best step, and bytes held."""
     model = build_model(name, _SHAPE, _CLASSES)
     if way != "none":
-        model.checkpoint(spill=way == "spill")
+        model.recompute(spill=way == "spill")
     parameters = np.zeros(model.layout.elements, dtype=np.float32)
     model.bind(parameters, np.zeros_like(parameters))
     model.initialize(1)
