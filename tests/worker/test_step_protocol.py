@@ -283,7 +283,7 @@ class Training(RuleBasedStateMachine):
             assert self.sums or self.fetches or self.widening, "waits for nothing"
             return False
         self.step += 1
-        self.protocol.begin(self.step, self.attempt)
+        self.protocol.begin(self.step)
         self.current = None
         self.ended.clear()
         self.in_backward = True

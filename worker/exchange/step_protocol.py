@@ -110,7 +110,7 @@ class StepProtocol:
         self._groups: list[_Group] = []
         self._sizes: list[int] = []
         self._room = self._live = self._held_elements = 0
-        self._begun = self._given_up = False
+        self._has_begun = self._given_up = False
         self._lost = ""
         self.at = At(0, 0)
         self.overflowed = self.skipped = False
@@ -190,13 +190,16 @@ class StepProtocol:
         return actions
 
     def begin(self, step: int, attempt: int = 0) -> Sequence[Action]:
-        """Step `step` begins, or begins again: `abort` comes before another attempt.
+        """Step `step` begins, or begins again: `abort` comes before a higher attempt.
+
+        Attempts never fall: a lower one than the present is the present one.
 
         Raises:
             ExchangeError: the step before has not ended, or this attempt began already.
             RunError: see `LossScale.update`.
         """
         again = self._given_up and attempt > self.at.attempt
+        attempt = max(attempt, self.at.attempt)
         if not again and step <= self.at.step:
             raise ExchangeError(
                 f"step {step}, attempt {attempt} was to begin behind step {self.at.step}, attempt {self.at.attempt}; "
@@ -204,11 +207,11 @@ class StepProtocol:
             )
         if not again:
             self._check_quiet(f"step {step}")
-            if self._scale is not None and self._begun:
+            if self._scale is not None and self._has_begun:
                 self._scale.update(skipped=self.skipped)
         self.at = At(self.at.plan, step, attempt)
         self.overflowed = self.skipped = self._given_up = False
-        self._begun = True
+        self._has_begun = True
         self._lost = ""
         for known in self._groups:
             known.phase, known.missing = Phase.AWAITED, known.parts
@@ -280,14 +283,15 @@ class StepProtocol:
         Raises:
             ExchangeError: another step is under way.
         """
-        if step != self.at.step or not self._begun:
+        if step != self.at.step or not self._has_begun:
             raise ExchangeError(f"step {step} was to be given up during step {self.at.step}; name the present one")
         if self._given_up:
             return ()
         self._given_up = True
         actions: list[Action] = [Cancel(self.at)]
         for group, known in enumerate(self._groups):
-            if known.place in _UNDER_WAY:
+            # What has come is widened to the end.
+            if known.place in {Place.WANTED, Place.ASKED}:
                 known.place = Place.AWAY
                 known.asked_attempt = _NO_ATTEMPT
                 actions.append(Drop(group))
@@ -302,7 +306,7 @@ class StepProtocol:
             StaleError: it is of an attempt that was given up.
             FrameError: it was not awaited.
         """
-        if self._given_up or at[1:] < self.at[1:]:
+        if self._given_up or at.attempt < self.at.attempt:
             raise StaleError(
                 f"group {group}: an answer to step {at.step}, attempt {at.attempt}, which was given up; "
                 f"this is step {self.at.step}, attempt {self.at.attempt}"
@@ -338,8 +342,6 @@ class StepProtocol:
     def widened(self, group: int) -> Sequence[Action]:
         """The group's parameters are what is computed with."""
         known = self._groups[group]
-        if known.place is not Place.CAME:
-            return (Drop(group),)
         known.place = Place.HERE
         known.is_kept = self._rules.keeps
         return ()
