@@ -106,25 +106,28 @@ def test_what_is_sent_and_what_stays_is_the_gradient_bit_for_bit(
 
 
 @quick
-@given(SIZES, DENSITIES, st.integers(1, 6), st.integers(0, 2**32))
+@given(SIZES, DENSITIES, st.integers(1, 6), st.sampled_from([0, 0, 9]), st.integers(0, 2**32))
 def test_thresholds_and_selections_follow_the_printed_algorithm(
-    sizes: list[int], density: float, refresh: int, seed: int
+    sizes: list[int], density: float, refresh: int, warmup: int, seed: int
 ) -> None:
-    """Methods 1.1 in plain NumPy, with the bound of the count."""
+    """Methods 1.1 in plain NumPy, with the bound of the count; another density makes the threshold anew."""
     units = units_of(sizes)
-    run = Run(Compressor(METHODS["dlgs"], density, refresh), units)
+    run = Run(Compressor(METHODS["dlgs"], density, refresh, density_warmup_steps=warmup), units)
     residual = np.zeros(run.elements, dtype=np.float32)
     thresholds: dict[int, float] = {}
     ages: dict[int, int] = {}
+    made_for: dict[int, int] = {}
     for step, gradient in enumerate(gradients_of(seed, run.elements, 12, zeros=False), 1):
         for index, unit in enumerate(units):
             part = slice(unit.start, unit.stop)
-            k = max(1, math.ceil(density * unit.elements))
+            share = density if step > warmup else density ** ((step - 1) / warmup)
+            k = max(1, math.ceil(share * unit.elements))
             g = residual[part] + gradient[part]
-            due = index not in ages or ages[index] + 1 == refresh
+            due = index not in ages or ages[index] + 1 == refresh or made_for[index] != k
+            used_before = ages.get(index, -1) + 1
             hits = 0 if due else int((np.abs(g) >= thresholds[index]).sum())
             if due or hits < k - k // 4 or hits > k + max(1, k // 4):
-                thresholds[index], ages[index] = float(np.sort(np.abs(g))[-k]), 0
+                thresholds[index], ages[index], made_for[index] = float(np.sort(np.abs(g))[-k]), 0, k
                 refreshed = True
             else:
                 ages[index] += 1
@@ -134,7 +137,8 @@ def test_thresholds_and_selections_follow_the_printed_algorithm(
             np.testing.assert_array_equal(indices, expected + unit.start)
             np.testing.assert_array_equal(sent, g[expected])
             assert (report.refreshed, report.kept, report.selected) == (refreshed, k, len(expected))
-            assert report.threshold == thresholds[index]
+            assert (report.step, report.unit, report.elements) == (step, index, unit.elements)
+            assert (report.threshold, report.age) == (thresholds[index], used_before)
             g[expected] = 0.0
             residual[part] = g
     np.testing.assert_array_equal(run.state.residual, residual)
@@ -151,6 +155,46 @@ def test_equal_values_are_selected_up_to_a_quarter_more_than_the_density_asks_fo
     report, indices, _ = run.update(0, 1, sign)
     assert report.selected == min(elements, k + max(1, k // 4))
     np.testing.assert_array_equal(indices, np.arange(report.selected))
+
+
+def test_a_threshold_is_not_reused_for_another_density() -> None:
+    """Although it would select few enough: a count may be a quarter off."""
+    run = Run(Compressor(METHODS["dlgs"], 0.5, 99, density_warmup_steps=20), units_of([1000]))
+    gradient = np.arange(1, 1001, dtype=np.float32)
+    kept = []
+    for step in range(1, 24):
+        run.state.residual[:] = 0.0
+        report, _, _ = run.update(0, step, gradient)
+        assert report.refreshed == (step <= 21)
+        kept.append(report.selected)
+    assert kept == [max(1, math.ceil(0.5 ** (min(step, 20) / 20) * 1000)) for step in range(23)]
+
+
+@pytest.mark.parametrize(("method", "unit", "refreshes"), [("topk", 1, 6), ("lags", 3, 6), ("dlgs", 2, 2)])
+def test_methods_differ_in_what_shares_a_threshold_and_for_how_long(method: str, unit: int, refreshes: int) -> None:
+    """Methods 1.5: over the model, every layer, every group; only DLGS uses a threshold again."""
+    settings_ = CompressionSettings.model_validate({"method": method, "density": 0.1, "refresh_every": 3})
+    compressor = make_compressor(settings_, OptimizerSettings(momentum=0.0), workers=1, momentum_here=True)
+    sizes = (100, 200, 300)
+    layout = Layout(tuple(LayerSpec(f"l{i}", (TensorSpec("w", (size,)),)) for i, size in enumerate(sizes)))
+    groups = (Group(0, 2),) if method == "topk" else (Group(0, 1), Group(2, 2))
+    units = units_of_plan(compressor.method.unit, layout, groups)
+    assert len(units) == unit
+    run = Run(compressor, units)
+    gradient = np.arange(1, run.elements + 1, dtype=np.float32)
+    made_anew = 0
+    for step in range(1, 7):
+        run.state.residual[:] = 0.0
+        made_anew += run.update(0, step, gradient)[0].refreshed
+    assert made_anew == refreshes
+
+
+def test_without_compression_everything_of_each_group_is_sent() -> None:
+    settings_ = CompressionSettings(method="none", density=0.01)
+    compressor = make_compressor(settings_, OptimizerSettings(momentum=0.0), workers=1, momentum_here=True)
+    units = units_of_plan(compressor.method.unit, LAYOUT, (Group(0, 1), Group(2, 3)))
+    assert (len(units), compressor.refresh_every, compressor.most_selected(70)) == (2, 1, 70)
+    assert Run(compressor, units_of([70])).update(0, 1, np.ones(70, dtype=np.float32))[0].selected == 70
 
 
 def test_zeros_are_never_sent() -> None:
@@ -277,8 +321,18 @@ def test_a_job_gives_momentum_to_the_side_that_applies_it() -> None:
     optimizer = OptimizerSettings(momentum=0.5, weight_decay=0.1)
     here = make_compressor(settings_, optimizer, workers=9, momentum_here=True)
     assert (here.momentum, here.weight_decay, here.refresh_every, here.clip_norm) == (0.5, 0.1, 7, 1.0)
+    assert (here.density, here.factor_masking, here.nesterov) == (0.25, settings_.factor_masking, False)
     there = make_compressor(settings_, optimizer, workers=9, momentum_here=False)
     assert there == replace(here, momentum=0.0, weight_decay=0.0)
     assert len(there.init(10, ()).velocity) == 0
+    state = here.init(10, ())
+    assert (state.velocity.dtype, state.residual.dtype) == (np.float32, np.float32)
+    assert len(replace(here, momentum=0.0).init(10, ()).velocity) == 10
+    ahead = optimizer.model_copy(update={"nesterov": True})
+    assert make_compressor(settings_, ahead, workers=1, momentum_here=True).nesterov
+    assert not make_compressor(settings_, ahead, workers=1, momentum_here=False).nesterov
+    sixteen = settings_.model_copy(update={"value_type": "bf16", "density_warmup_steps": 5, "factor_masking": True})
+    other = make_compressor(sixteen, optimizer, workers=1, momentum_here=True)
+    assert (other.value_dtype, other.density_warmup_steps, other.factor_masking) == (np.uint16, 5, True)
     exact = make_compressor(settings_.model_copy(update={"method": "lags"}), optimizer, workers=1, momentum_here=True)
     assert exact.refresh_every == 1

@@ -20,6 +20,7 @@ def main(
     cores: Annotated[list[str] | None, typer.Argument(help="Some of the cores; all when none is named.")] = None,
     sample: Annotated[int | None, typer.Option(min=1, help="Judge so many mutants of each core, not all.")] = None,
     seed: Annotated[int, typer.Option(help="Which ones the sample holds.")] = 0,
+    at: Annotated[str, typer.Option(metavar="FILE[:LINE]", help="Only the mutants of this file, or line.")] = "",
     least: Annotated[float, typer.Option(min=0, max=1, help="Fail where a smaller share is noticed.")] = 0.9,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
@@ -32,7 +33,7 @@ def main(
     # Each core has a process of its own: pytest runs once in one.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         try:
-            tallies = list(pool.map(tally, names, [sample] * len(names), [seed] * len(names)))
+            tallies = list(pool.map(tally, names, *([option] * len(names) for option in (sample, seed, at))))
         except RuntimeError as error:
             say(str(error))
             raise typer.Exit(2) from None

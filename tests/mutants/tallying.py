@@ -50,9 +50,17 @@ class Tally:
         return self.noticed / self.mutants if self.mutants else 1.0
 
 
-def tally(core: str, sample: int | None, seed: int) -> Tally:
-    """Judge the mutants of a core, or `sample` of them drawn with `seed`."""
-    every = [mutant for path in CORES[core].files for mutant in mutants_of(path, (ROOT / path).read_text("utf-8"))]
+def tally(core: str, sample: int | None, seed: int, at: str = "") -> Tally:
+    """Judge the mutants of a core, or `sample` of them drawn with `seed`.
+
+    Only those whose `file:line` begins with `at` count; the file is relative to the root.
+    """
+    every = [
+        mutant
+        for path in CORES[core].files
+        for mutant in mutants_of(path, (ROOT / path).read_text("utf-8"))
+        if f"{path}:{mutant.first_line}:".startswith(f"{at}:" if ":" in at else at)
+    ]
     chosen = every if sample is None or sample >= len(every) else random.Random(seed).sample(every, sample)  # noqa: S311
     equivalent = _equivalent()
     fates: Counter[Fate] = Counter()
