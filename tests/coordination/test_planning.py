@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.cluster import Cluster, Member, layout_of, make_job
+from support.cluster import Cluster, Member, layout_of, make_job, measured_step
 
 from taihu.coordination.planning import Planning, first_plan, planned_compression
 from taihu.errors import FrameError, StaleError
 from taihu.job import Job
-from taihu.planner.decide import decide
-from taihu.planner.groups import Group
+from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.planner.decide import decide, predict
+from taihu.planner.fc_mode import FcLayer
+from taihu.planner.groups import Group, group_bounds
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.planner.sparse_route import Route
 
 LAYOUT = layout_of(1000, 2000, 3000)
 
@@ -95,16 +98,130 @@ def test_a_plan_that_is_named_stays_and_gets_a_prediction() -> None:
     assert planning.plan.predicted_seconds > 1.5
 
 
-def test_the_plan_changes_again_only_where_that_gains_enough() -> None:
-    planning = Planning(job(), LAYOUT)
-    for rank in (0, 1):
-        planning.report(rank, 8, report(alpha=1e-6))
-    first = planning.plan
-    again = [replace(each, groups=each.groups[: len(first.groups)]) for each in report(alpha=1.1e-6)]
-    for rank in (0, 1):
-        planning.report(rank, 20, again)
-    assert (planning.plan.version, planning.plan.groups) == (first.version, first.groups)
-    assert planning.plan.from_step == first.from_step
+TWELVE = layout_of(*(100 * number**2 for number in range(1, 13)))
+
+
+def reported(job: Job, *messages_s: float, layout: Layout = TWELVE) -> Planning:
+    """The planning after all workers reported once for each of these costs of a message, after steps 8, 16, ..."""
+    planning = Planning(job, layout)
+    for after, message_s in zip(range(8, 999, 8), messages_s, strict=False):
+        for rank in range(job.cluster.workers):
+            steps = [
+                measured_step(planning.plan, after - serial, message_s, serial=bool(serial)) for serial in (1, 0)
+            ]
+            planning.report(rank, after, steps)
+    return planning
+
+
+@pytest.mark.parametrize(
+    ("message_s", "gain", "changes"), [(0.006, 0.008, False), (0.01, 0.039, False), (0.015, 0.074, True)]
+)
+def test_the_plan_changes_again_only_where_that_gains_a_twentieth(
+    message_s: float, gain: float, changes: bool
+) -> None:
+    job = make_job(1, 2, compression={"method": "none"})
+    first, second = reported(job, 0.0).plan, reported(job, 0.0, message_s)
+    assert second.profile is not None
+    compression = planned_compression(job, second.plan.frame_elements)
+    stays = predict(second.profile, compression, first.groups)
+    best = decide(second.profile, compression, "auto")
+    assert best.groups != first.groups
+    assert 1 - best.seconds / stays == pytest.approx(gain, abs=0.001)
+    assert second.plan.groups == (best.groups if changes else first.groups)
+    assert second.plan.predicted_seconds == (best.seconds if changes else stays)
+    assert (second.plan.version, second.plan.from_step) == ((3, 17) if changes else (2, 9))
+
+
+def test_the_first_computed_plan_is_taken_however_little_it_gains() -> None:
+    """Layers on their own were for measuring."""
+    job = make_job(1, 2, compression={"method": "none"})
+    planning = reported(job, 0.0001)
+    assert planning.profile is not None
+    compression = planned_compression(job, planning.plan.frame_elements)
+    alone = predict(planning.profile, compression, first_plan(job, TWELVE, one_host=False).groups)
+    assert 0.95 * alone < planning.plan.predicted_seconds < 1.02 * alone
+    assert 1 < len(planning.plan.groups) < 12
+
+
+def test_other_routes_alone_are_a_new_plan() -> None:
+    """Where a message costs much, sums go in fewer of them; the groups were named."""
+    job = make_job(
+        1, 4, exchange={"kind": "ring", "plan": "per-layer"}, compression={"method": "dlgs", "density": 0.2}
+    )
+    first = first_plan(job, TWELVE, one_host=False)
+    assert set(first.routes) == {Route.REDUCE_SCATTER}
+    second = reported(job, 0.5)
+    assert (second.plan.groups, second.plan.frame_elements) == (first.groups, first.frame_elements)
+    assert set(second.plan.routes) == {Route.ALLGATHER}
+    assert (second.plan.version, second.plan.from_step) == (2, 9)
+    third = reported(job, 0.5, 0.5)
+    assert third.plan == second.plan
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_groups_whose_memory_is_given_back_are_no_larger_than_a_bucket(zero: int) -> None:
+    """However dear a message is: one group would be the fastest."""
+    job = make_job(1, 2, exchange={"zero": zero, "bucket_bytes": 80_000}, compression={"method": "none"})
+    planning = reported(job, 0.5, 0.5)
+    first = first_plan(
+        make_job(1, 2, exchange={"zero": zero, "bucket_bytes": 80_000, "plan": "single"}), TWELVE, one_host=False
+    )
+    assert planning.plan.groups == first.groups
+    sizes = [stop - start for start, stop in group_bounds(TWELVE, planning.plan.groups)]
+    assert sum(sizes) == TWELVE.elements
+    if zero == 1:
+        assert len(sizes) == 1
+    else:
+        assert max(sizes) <= 20_000
+        assert all(left + right.elements > 20_000 for left, right in following_layers(planning.plan.groups, sizes))
+
+
+def following_layers(groups: tuple[Group, ...], sizes: list[int]) -> list[tuple[int, LayerSpec]]:
+    """Each group's size, and the layer behind it."""
+    return [(size, TWELVE.layers[group.first_layer]) for size, group in zip(sizes, groups[1:], strict=False)]
+
+
+def test_what_fp16_holds_back_tells_nothing() -> None:
+    job = make_job(1, 2, train={"precision": "fp16"}, compression={"method": "none"})
+    planning = reported(job, 0.5)
+    assert planning.profile is None
+    assert planning.plan.version == 1
+    assert planning.decided_after(8)
+    assert not planning.decided_after(9)
+
+
+def test_stage_3_gets_a_profile_and_no_prediction() -> None:
+    job = make_job(1, 2, exchange={"zero": 3}, compression={"method": "none"})
+    planning = reported(job, 0.5)
+    assert planning.profile is not None
+    assert planning.plan.predicted_seconds == 0.0
+    assert planning.plan.groups == first_plan(job, TWELVE, one_host=False).groups
+
+
+def test_the_profile_has_what_the_job_says() -> None:
+    matrix = Layout((LayerSpec("fc2", (TensorSpec("w", (7, 9)),)), LayerSpec("pool", ()), layer_of("conv", 3, 3, 2)))
+    fast = make_job(2, 3, train={"batch": 24, "precision": "bf16"}, compression={"method": "none"})
+    profile = reported(fast, 0.1, layout=matrix).profile
+    assert profile is not None
+    assert (profile.workers, profile.servers, profile.batch, profile.dense_value_bytes) == (3, 2, 24, 2)
+    assert profile.compute == fast.cluster.compute
+    assert profile.fc_layers == (FcLayer("fc2", 7, 9),)
+    assert [layer.name for layer in profile.layers] == ["fc2", "pool", "conv"]
+    slow = reported(make_job(2, 3, compression={"method": "none"}), 0.1, layout=matrix).profile
+    assert slow is not None
+    assert slow.dense_value_bytes == 4
+
+
+def layer_of(name: str, *shape: int) -> LayerSpec:
+    return LayerSpec(name, (TensorSpec("weight", shape),))
+
+
+@pytest.mark.parametrize("value_type", ["fp32", "fp16"])
+def test_the_planner_sees_the_jobs_compression(value_type: str) -> None:
+    settings = {"method": "dlgs", "density": 0.3, "refresh_every": 5, "value_type": value_type}
+    seen = planned_compression(make_job(1, 2, compression=settings), 1000)
+    assert (seen.method, seen.density, seen.refresh_every, seen.downlink) == ("dlgs", 0.3, 5, "exact")
+    assert (seen.value_bytes, seen.frame_bytes) == (4 if value_type == "fp32" else 2, 4000)
 
 
 def test_reports_that_do_not_belong_together_are_refused() -> None:
