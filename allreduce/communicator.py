@@ -6,15 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import grpc
 from numpy.typing import NDArray
 
 from allreduce.fence import Fence
 from allreduce.parts.mesh import FIRST_PARTS_GROUP, PartsMesh, PartsOperation, Transfer
-from allreduce.peer_link import LinkEvents, PeerLink
-from allreduce.peer_service import PeerServicer
+from allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
 from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.schedule import Broadcast, Ring, Segment, buffer_layout, cut_chunks
 from allreduce.same_host.agreement import share_with_all
@@ -25,7 +24,8 @@ from taihu.errors import ConfigError, ExchangeError, FrameError, MemberLostError
 from taihu.planner.groups import Group
 from taihu.settings import Transport
 from taihu.wire.codec import Frame, FrameHeader, ValueType
-from taihu.wire.direct_frames import Sink
+from taihu.wire.direct_frames import Origin, Sink
+from taihu.wire.frame_link import FrameLink, LinkEnd, LinkEvents
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
 
@@ -46,9 +46,9 @@ class Communicator:
         self._timeout_s = timeout_s
         self._direct = direct
         sink = Sink(places=self._places, take=self._take, take_frame=self._take_frame)
-        self._servicer = PeerServicer(identity, size, sink=sink, events=LinkEvents(self.fail, self._sender_left))
-        self._right: PeerLink | None = None
-        self._links: dict[int, PeerLink] = {}
+        self._servicer = PeerServicer(identity, size, sink=sink, events=PeerEvents(self.fail, self._sender_left))
+        self._right: FrameLink | None = None
+        self._links: dict[int, FrameLink] = {}
         self._sparse = SparseMesh(identity, self._send_to)
         self._parts = PartsMesh(identity, self._send_to, self._after_sent_to)
         self._changed = threading.Condition()
@@ -95,15 +95,24 @@ class Communicator:
         With `mesh` the ways to all others too, which sparse operations and transfers of parts need.
         """
         right = (self.rank + 1) % self.size
-        events = LinkEvents(self.fail, self._receiver_left)
         for rank in range(self.size):
             if rank != self.rank and (mesh or rank == right):
-                self._links[rank] = PeerLink(rank, addresses[rank], self._identity, events, direct=self._direct)
+                self._links[rank] = self._open_link(rank, addresses[rank])
         self._right = self._links.get(right)
+
+    def _open_link(self, rank: int, address: str) -> FrameLink:
+        origin = Origin(f"worker {rank} at {address}", self._identity.job, rank=rank)
+        events = LinkEvents(self.fail, self._receiver_left)
+        link = FrameLink(LinkEnd(PEER_SERVICE, address, origin), self._identity, _nothing_from(origin.name), events)
+        link.open()
+        if self._direct:
+            link.prepare("tcp")
+            link.carry("tcp")
+        return link
 
     @property
     def path(self) -> str:
-        """`same-host` where shared values are summed in place, else how they travel (`PeerLink.path`)."""
+        """`same-host` where shared values are summed in place, else what they take (`FrameLink.path`)."""
         if self._same_host is not None:
             return "same-host"
         return self._right.path if self._right is not None else "none"
@@ -300,7 +309,7 @@ class Communicator:
         self._calls += 1
         return OperationKey(0, 0, self._fence.attempt, self._calls)
 
-    def _receiver_left(self, _: int) -> None:
+    def _receiver_left(self) -> None:
         """Someone sent to has left in good order: it has all it needs, and nothing new can begin."""
         self._incomplete = True
 
@@ -458,6 +467,17 @@ class Communicator:
             last=last,
             attempt=key.attempt,
         )
+
+
+def _nothing_from(peer: str) -> Sink:
+    """What a worker takes of one that it sends to: nothing is answered between workers."""
+
+    def refuse(header: FrameHeader) -> NoReturn:
+        raise FrameError(f"{peer} answered: between workers nothing is answered")
+
+    return Sink(
+        places=refuse, take=lambda header, values, _: refuse(header), take_frame=lambda frame: refuse(frame.header)
+    )
 
 
 def _neighbour_left() -> MemberLostError:

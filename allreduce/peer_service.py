@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import grpc
 
-from allreduce.peer_link import PEER_SERVICE, LinkEvents
 from protos import connection_pb2 as pb
+from protos import peer_pb2
 from taihu.errors import FrameError, MemberLostError, StaleError, TaihuError
 from taihu.wire.codec import read_frame
 from taihu.wire.direct_connection import DirectListener
-from taihu.wire.direct_frames import DirectReceiver, Origin, Sink
+from taihu.wire.direct_frames import Origin, Sink
+from taihu.wire.frame_connection import FrameConnection
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.status import abort
 
-__all__ = ["PeerServicer"]
+__all__ = ["PEER_SERVICE", "PeerEvents", "PeerServicer"]
+
+PEER_SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
 
 Outbox = SimpleQueue["TaihuError | None"]
+
+
+@dataclass(frozen=True)
+class PeerEvents:
+    """What is told of those that send to this worker: one was lost, or the rank left in good order."""
+
+    lost: Callable[[TaihuError], None]
+    left: Callable[[int], None]
 
 
 class PeerServicer:
@@ -35,14 +47,14 @@ class PeerServicer:
         events: what is told when a peer's stream ends.
     """
 
-    def __init__(self, identity: WorkerIdentity, size: int, *, sink: Sink, events: LinkEvents) -> None:
+    def __init__(self, identity: WorkerIdentity, size: int, *, sink: Sink, events: PeerEvents) -> None:
         self._identity = identity
         self._size = size
         self._sink = sink
         self._events = events
         self._lock = threading.Lock()
         self._outboxes: dict[int, Outbox] = {}
-        self._receivers: dict[int, DirectReceiver] = {}
+        self._connections: dict[int, FrameConnection] = {}
         self._listener = DirectListener()
         self._end: list[TaihuError | None] = []
         self._stream_bytes = 0
@@ -50,7 +62,7 @@ class PeerServicer:
     @property
     def received_bytes(self) -> int:
         """Bytes of all frames so far, headers included."""
-        return self._stream_bytes + sum(receiver.received_bytes for receiver in list(self._receivers.values()))
+        return self._stream_bytes + sum(each.received_bytes for each in list(self._connections.values()))
 
     def register(self, server: grpc.Server) -> None:
         """Add the service to `server`; frames stay bytes, the codec reads them."""
@@ -77,9 +89,9 @@ class PeerServicer:
         self.end(None)
         self._listener.close()
         with self._lock:
-            receivers = list(self._receivers.values())
-        for receiver in receivers:
-            receiver.close()
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.close()
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
@@ -119,7 +131,7 @@ class PeerServicer:
         try:
             self._check_peer(peer)
             with self._lock:
-                if self._end or peer.rank in self._receivers:
+                if self._end or peer.rank in self._connections:
                     raise StaleError(f"worker {peer.rank} cannot open a connection now")
             port, token = self._listener.expect(peer.rank, partial(self._receive_directly, peer))
             return pb.OpenConnectionResponse(port=port, token=token)
@@ -128,11 +140,11 @@ class PeerServicer:
 
     def _receive_directly(self, peer: WorkerIdentity, connection: socket.socket) -> None:
         with self._lock:
-            if self._end or peer.rank in self._receivers:
+            if self._end or peer.rank in self._connections:
                 connection.close()
                 return
             origin = Origin(f"worker {peer.rank}", peer.job, peer.incarnation, peer.rank)
-            self._receivers[peer.rank] = DirectReceiver(connection, origin, self._sink, self._lost)
+            self._connections[peer.rank] = FrameConnection(connection, origin, self._sink, self._lost)
 
     def _read(self, peer: WorkerIdentity, requests: Iterator[bytes], outbox: Outbox) -> None:
         """Take in one peer's frames until it ends the stream."""
@@ -152,9 +164,9 @@ class PeerServicer:
 
     def _left(self, peer: WorkerIdentity) -> None:
         """The peer has said its last word; what it sent on another connection comes before that."""
-        receiver = self._receivers.get(peer.rank)
-        if receiver is not None:
-            receiver.join()
+        connection = self._connections.get(peer.rank)
+        if connection is not None:
+            connection.drain()
         if not self._end:
             self._events.left(peer.rank)
 
@@ -173,10 +185,8 @@ class PeerServicer:
             )
         if header.failure:
             raise MemberLostError(header.failure)
-        if not header.is_dense:
-            self._sink.take_frame(frame)
-        elif not header.last:
-            self._sink.take(header, [frame.values], False)
+        if not header.last:
+            self._sink.take_any(frame)
         return header.last
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from allreduce.communicator import Communicator
-from allreduce.peer_link import PEER_SERVICE
+from allreduce.peer_service import PEER_SERVICE
 from taihu.coordination.client import (
     CoordinatorClient,
     HeartbeatThread,

@@ -116,8 +116,12 @@ class ParameterServerServicer:
         return connection_pb2.OpenConnectionResponse(port=port, token=token)
 
     def _keep_connection(self, identity: WorkerIdentity, connection: socket.socket) -> None:
-        """The worker's exchange will be opened next."""
+        """For the worker's open exchange, or for the one that it will open next."""
         with self._lock:
+            exchange = self._exchanges.get(identity.rank)
+            if exchange is not None and exchange.identity == identity:
+                exchange.connect(connection)
+                return
             former = self._connections.pop(identity.rank, None)
             self._connections[identity.rank] = (identity, connection)
         if former is not None:
@@ -181,7 +185,7 @@ class ParameterServerServicer:
                 frame = read_frame(message)
                 if frame.header.sender != rank:
                     raise FrameError(f"frame of sender {frame.header.sender} in the exchange of worker {rank}")
-                self._take(exchange, frame)
+                exchange.take(frame)
             # gRPC may tell of a connection that breaks as if the worker had ended the stream.
             if exchange.end(None):
                 self._on_lost(rank, "its exchange ended")

@@ -15,20 +15,19 @@ from numpy.typing import NDArray
 from ps_server.answer import Answer
 from taihu.errors import MemberLostError, TaihuError
 from taihu.wire.codec import Frame, frame_of
-from taihu.wire.direct_frames import DirectReceiver, DirectSender, Origin, Sink
+from taihu.wire.direct_frames import Origin, Sink
+from taihu.wire.frame_connection import FrameConnection
 from taihu.wire.identity import WorkerIdentity
 
 __all__ = ["WorkerExchange"]
 
-_FAREWELL_S = 2.0
-
 
 class WorkerExchange:
-    """Answers go over `connection` if there is one, else in the stream, which `messages` yields.
+    """A worker's frames come in the stream or on a connection beside it, and are answered there.
 
-    `take(exchange, frame)` gets the frames that come on the connection, dense ones in memory that
-    `lend(count, dtype)` gave, and may keep them; `on_lost(exchange, error)` is called when it breaks or brings what
-    it must not.
+    `take(exchange, frame)` gets them, and may keep them: dense ones of the connection in memory that `lend(count,
+    dtype)` gave. `on_lost(exchange, error)` is called when the connection breaks or brings what it must not. The
+    stream yields `messages`.
     """
 
     def __init__(
@@ -43,29 +42,53 @@ class WorkerExchange:
         self.identity = identity
         self.shares = False
         """Whether the worker's last frame had its values in shared memory."""
-        self._closed = self._is_ended = False
+        self._is_ended = False
         self._ending = threading.Lock()
         self._on_lost = on_lost
         self._outbox: SimpleQueue[Answer | TaihuError | None] = SimpleQueue()
-        self._sender: DirectSender | None = None
-        self._receiver: DirectReceiver | None = None
+        self._take = take
+        self._sink = Sink(
+            places=lambda header: [lend(header.count, header.value_type.dtype)],
+            take=lambda header, values, _: self._take_directly(frame_of(header, values[0].view(np.uint8))),
+            take_frame=self._take_directly,
+        )
+        self._connection: FrameConnection | None = None
+        self._closed = False
+        self._answers_directly = connection is not None
         if connection is not None:
-            name = f"worker {identity.rank}"
-            lost = partial(on_lost, self)
-            self._sender = DirectSender(connection.dup(), name, lost)
-            sink = Sink(
-                places=lambda header: [lend(header.count, header.value_type.dtype)],
-                take=lambda header, values, _: take(self, frame_of(header, values[0].view(np.uint8))),
-                take_frame=partial(take, self),
-            )
-            origin = Origin(name, identity.job, identity.incarnation, identity.rank)
-            self._receiver = DirectReceiver(connection, origin, sink, lost, self._ended)
+            self.connect(connection)
+
+    @property
+    def sent_directly(self) -> int:
+        """Bytes that were sent beside the stream so far."""
+        return self._connection.sent_bytes if self._connection is not None else 0
+
+    def connect(self, connection: socket.socket) -> None:
+        """Take frames on `connection`, too; a former one is cut."""
+        identity = self.identity
+        origin = Origin(f"worker {identity.rank}", identity.job, identity.incarnation, identity.rank)
+        lost = partial(self._on_lost, self)
+        ended = partial(lost, MemberLostError(f"{origin.name} was lost: its connection ended"))
+        former, self._connection = self._connection, FrameConnection(connection, origin, self._sink, lost, ended)
+        if former is not None:
+            former.close()
+        if self._closed:
+            self._connection.close()
+
+    def take(self, frame: Frame) -> None:
+        """Take a frame that came in the stream."""
+        self._answers_directly = False
+        self._take(self, frame)
+
+    def _take_directly(self, frame: Frame) -> None:
+        self._answers_directly = True
+        self._take(self, frame)
 
     def answer(self, answer: Answer) -> None:
-        """Queue an answer."""
-        if self._sender is not None:
+        """Queue an answer, on what the worker's last frame came on."""
+        if self._answers_directly and self._connection is not None:
             # A worker's next frames may wait for an answer without values: it does not queue behind parameters.
-            self._sender.send(answer.header, answer.pieces, urgent=not answer.pieces)
+            self._connection.send(answer.header, answer.pieces, urgent=not answer.pieces)
         else:
             self._outbox.put(answer)
 
@@ -84,14 +107,7 @@ class WorkerExchange:
             yield item.message
 
     def close(self) -> None:
-        """Cut the connection."""
+        """Cut the connection. A worker that leaves in good order ends its stream first, which leads here."""
         self._closed = True
-        if self._sender is not None and self._receiver is not None:
-            self._sender.stop()
-            self._receiver.close()
-            self._sender.close(_FAREWELL_S)
-
-    def _ended(self) -> None:
-        """A worker that leaves in good order ends its stream first, which closes this."""
-        if not self._closed:
-            self._on_lost(self, MemberLostError(f"worker {self.identity.rank} was lost: its connection ended"))
+        if self._connection is not None:
+            self._connection.close()

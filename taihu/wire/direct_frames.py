@@ -62,6 +62,13 @@ class Sink:
     take: Callable[[FrameHeader, Sequence[Values], bool], None]
     take_frame: Callable[[Frame], None]
 
+    def take_any(self, frame: Frame) -> None:
+        """Take a frame that came in one message."""
+        if frame.header.is_dense:
+            self.take(frame.header, [frame.values], False)
+        else:
+            self.take_frame(frame)
+
 
 class DirectReceiver:
     """Reads frames from a connection in a thread of its own, until the other side ends it.

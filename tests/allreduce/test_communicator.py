@@ -14,7 +14,7 @@ from support.cluster import layout_of
 from support.peers import Peers
 
 from allreduce.communicator import Communicator
-from allreduce.peer_link import PEER_SERVICE
+from allreduce.peer_service import PEER_SERVICE
 from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.schedule import Ring, cut_chunks, summation_order
 from taihu.errors import ExchangeError, RunError, TaihuError

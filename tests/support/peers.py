@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from allreduce.communicator import Communicator
-from allreduce.peer_link import PEER_SERVICE
+from allreduce.peer_service import PEER_SERVICE
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.server import RpcServer
 

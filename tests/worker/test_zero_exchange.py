@@ -177,7 +177,7 @@ def test_parameters_come_while_gradients_wait_for_the_other_worker(transport: st
             if group == 2:
                 fetched.set()
             exchange.push(group)
-            wait_for(lambda: exchange._links[0]._sender.sent_bytes > 4096, "no frame was sent")
+            wait_for(lambda: exchange._links[0]._link.sent_bytes > 4096, "no frame was sent")
         for group in range(3):
             exchange.complete(group)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -19,7 +18,6 @@ from taihu.layout import Layout
 from taihu.planner.partition import FrameSpec
 from taihu.wire.clock import SystemClock
 from taihu.wire.codec import FrameHeader, decode_frame, encode_frame, layout_to_message
-from taihu.wire.direct_connection import open_connection
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.retry import call_until_reachable
 from taihu.wire.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
@@ -42,7 +40,7 @@ class Call(Protocol):
 
 
 class ServerCalls:
-    """The calls to the server that `channel` reaches at `address`; `peer` names it in messages.
+    """The calls to the server that `channel` reaches; `peer` names it in messages.
 
     `track(call)` is told of calls that wait for others, so that they can be cut.
     """
@@ -54,14 +52,12 @@ class ServerCalls:
         identity: WorkerIdentity,
         *,
         peer: str,
-        address: str,
         track: Callable[[Call], None],
     ) -> None:
         self._channel = channel
         self._job = job
         self._identity = identity
         self._peer = peer
-        self._address = address
         self._track = track
 
     def initialize(
@@ -166,14 +162,6 @@ class ServerCalls:
         except (SharedMemoryError, ValueError) as error:
             structlog.get_logger().info("no memory is shared", peer=self._peer, reason=str(error))
         return None
-
-    def open_connection(self) -> socket.socket | None:
-        """A connection for frames, where there can be one."""
-        return open_connection(self._channel, PARAMETER_SERVER_SERVICE, self._address, self._identity, self._peer)
-
-    def exchange(self) -> grpc.StreamStreamMultiCallable[bytes, bytes]:
-        """The call that the exchange is."""
-        return self._channel.stream_stream(f"{_PATH}/Exchange")
 
     def _initial_header(self, frame: FrameSpec, plan: int) -> FrameHeader:
         return FrameHeader(

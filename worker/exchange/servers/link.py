@@ -9,32 +9,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.coordination.plan import Plan
-from taihu.errors import ExchangeError, MemberLostError, TaihuError
+from taihu.errors import ExchangeError, TaihuError
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.trace import Tracer
-from taihu.wire.channel import open_channel
 from taihu.wire.clock import Clock
-from taihu.wire.codec import Frame, FrameHeader, ValueType, read_frame
-from taihu.wire.direct_frames import HEADER_BYTES, DirectReceiver, DirectSender, Origin, Sink
-from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.codec import Frame, FrameHeader, ValueType, frame_of
+from taihu.wire.direct_frames import HEADER_BYTES, Origin, Sink
+from taihu.wire.frame_link import FrameLink, LinkEnd
+from taihu.wire.frame_link import LinkEvents as WireEvents
+from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
-from taihu.wire.status import error_from_rpc
-from taihu.wire.stream_frames import StreamSender
 from worker.exchange.servers.answer_destination import AnswerDestination, WrittenHere
 from worker.exchange.servers.answers import ServerAnswers
-from worker.exchange.servers.calls import Call, ServerCalls
+from worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
 from worker.exchange.servers.send_window import FrameWindow
 from worker.memory.arenas import Arenas
 
 __all__ = ["LinkEvents", "ServerLink"]
-
-_FAREWELL_S = 2.0
 
 Pushed = tuple[FrameHeader, Sequence[NDArray[Any]]]
 
@@ -91,21 +87,18 @@ class ServerLink:
         self._answers = ServerAnswers(self.peer, job.name, arenas.parameters, destination, arenas.value_type)
         self._step = 0
         self._arrived_s = self._send_start_s = 0.0
-        self._closed = False
-        self._abandoned = False
         self._window = FrameWindow[Pushed](job.exchange.window_frames)
         self._unanswered: set[int] = set()
         self._wanted: dict[int, FrameSpec] = {}
         # Guards the window, what is unanswered or wanted, `sent_bytes`, and the order in which frames are sent.
         self._ordering = threading.Lock()
-        self._channel = open_channel(address)
-        self._calls = ServerCalls(self._channel, job, identity, peer=self.peer, address=address, track=self._track)
-        self._call: Call | None = None
-        self._stream = StreamSender()
-        self._direct: DirectSender | None = None
-        self._receiver: DirectReceiver | None = None
-        self._sender: StreamSender | DirectSender = self._stream
-        self._watcher: threading.Thread | None = None
+        self._link = FrameLink(
+            LinkEnd(PARAMETER_SERVER_SERVICE, address, Origin(self.peer, job.name)),
+            identity,
+            Sink(places=self._places, take=self._take_values, take_frame=self._take_frame),
+            WireEvents(events.failed, self._ended),
+        )
+        self._calls = ServerCalls(self._link.channel, job, identity, peer=self.peer, track=self._link.track)
         self.adopt(plan)
 
     def initialize(self, prepare: Callable[[FrameSpec], None]) -> None:
@@ -130,7 +123,7 @@ class ServerLink:
         """How values travel: `same-host`, `tcp` on a connection of their own, or `grpc` in the stream."""
         if self._answers.shared is not None:
             return "same-host"
-        return "tcp" if self._direct is not None else "grpc"
+        return self._link.path
 
     def share(self, gradients: SharedBuffer) -> None:
         """Exchange values in shared memory, if this worker's `gradients` and the server's parameters can be."""
@@ -138,17 +131,10 @@ class ServerLink:
 
     def open(self) -> None:
         """Open the exchange: frames take a connection of their own if there can be one, else the stream."""
-        connection = self._calls.open_connection() if self._job.exchange.transport != "grpc" else None
-        answers = self._calls.exchange()(self._stream.messages(), metadata=identity_to_metadata(self._identity))
-        self._track(answers)
-        self._watcher = threading.Thread(target=self._watch, args=(answers,), name="pull", daemon=True)
-        self._watcher.start()
-        if connection is not None:
-            sink = Sink(places=self._places, take=self._take_values, take_frame=self._take_frame)
-            origin = Origin(self.peer, self._job.name)
-            self._sender = self._direct = DirectSender(connection.dup(), self.peer, self._connection_lost)
-            ended = partial(self._connection_lost, MemberLostError(f"{self.peer} was lost: its connection ended"))
-            self._receiver = DirectReceiver(connection, origin, sink, self._connection_lost, ended)
+        if self._job.exchange.transport != "grpc":
+            self._link.prepare("tcp")
+            self._link.carry("tcp")
+        self._link.open()
 
     def adopt(self, plan: Plan) -> None:
         """Cut groups by `plan` from the next step on; nothing may be under way."""
@@ -191,7 +177,7 @@ class ServerLink:
         header = replace(self._header(frame), step=step, bare=True)
         self.sent_bytes += HEADER_BYTES
         # Not in the window: nothing goes up, and what comes down was asked for piece by piece.
-        self._sender.send(header, (), urgent=True)
+        self._link.send(header, (), urgent=True)
 
     def push_sparse(
         self, frame: FrameSpec, values: NDArray[Any], value_type: ValueType, sections: NDArray[np.uint8]
@@ -202,24 +188,11 @@ class ServerLink:
 
     def abandon(self) -> None:
         """Cut the exchange; whoever waits for it has been told why."""
-        self._closed = self._abandoned = True
-        self._stream.stop()
-        if self._direct is not None:
-            self._direct.stop()
-        if self._call is not None:
-            self._call.cancel()
+        self._link.abandon()
 
     def close(self) -> None:
         """End the exchange in good order and close the connections."""
-        self._closed = True
-        self._stream.end()
-        if self._watcher is not None:
-            self._watcher.join()
-        if self._receiver is not None:
-            self._receiver.close()
-        if self._direct is not None:
-            self._direct.close(_FAREWELL_S)
-        self._channel.close()
+        self._link.close()
 
     def _send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
         """Queue a frame for the sending thread as soon as there is room in the window."""
@@ -233,9 +206,9 @@ class ServerLink:
 
     def _pass(self, admitted: Iterable[Pushed]) -> None:
         for header, pieces in admitted:
-            self._sender.after(self._sending)
-            self._sender.send(header, pieces)
-            self._sender.after(partial(self._sent, header))
+            self._link.after(self._sending)
+            self._link.send(header, pieces)
+            self._link.after(partial(self._sent, header))
 
     def _sending(self) -> None:
         self._send_start_s = self._clock.now()
@@ -262,42 +235,17 @@ class ServerLink:
             value_type=value_type,
         )
 
-    def _track(self, call: Call) -> None:
-        """`abandon` cuts `call` from now on, also when it came first."""
-        self._call = call
-        if self._abandoned:
-            call.cancel()
-
-    def _watch(self, answers: Iterable[bytes]) -> None:
-        """Take the answers in the stream, if they come there, until it ends; runs in a thread of its own."""
-        try:
-            for message in answers:
-                self._arrived_s = self._clock.now()
-                answer = read_frame(message)
-                asked = self._answers.write(answer)
-                self._answered(answer.header, len(message) + answer.header.shared_bytes, asked=asked)
-            self._fail(ExchangeError(f"{self.peer} ended the exchange at step {self._step}"))
-        except grpc.RpcError as error:
-            self._fail(error_from_rpc(error, f"{self.peer}, step {self._step}"))
-        except TaihuError as error:
-            self._fail(error)
-
-    def _connection_lost(self, error: TaihuError) -> None:
-        """The connection for values broke, or brought what it must not."""
-        if isinstance(error, MemberLostError) and self._watcher is not None:
-            # The server may be about to say why.
-            self._watcher.join(_FAREWELL_S)
-        self._fail(error)
-
-    def _fail(self, error: TaihuError) -> None:
-        if not self._closed:
-            self._events.failed(error)
+    def _ended(self) -> None:
+        self._events.failed(ExchangeError(f"{self.peer} ended the exchange at step {self._step}"))
 
     def _places(self, header: FrameHeader) -> Sequence[NDArray[Any]]:
         self._arrived_s = self._clock.now()
         return self._answers.places(header)
 
-    def _take_values(self, header: FrameHeader, values: Sequence[NDArray[Any]], _: bool) -> None:
+    def _take_values(self, header: FrameHeader, values: Sequence[NDArray[Any]], in_place: bool) -> None:
+        if not in_place:
+            self._take_frame(frame_of(header, values[0].view(np.uint8)))
+            return
         asked = self._answers.received(header)
         self._answered(header, HEADER_BYTES + sum(each.nbytes for each in values), asked=asked)
 
