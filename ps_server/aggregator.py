@@ -3,6 +3,11 @@
 Every frame of the plan is summed on its own, so that its answer starts on the way back while the rest of its group is
 still being pushed. Steps of one frame follow each other without gaps: a worker pushes step t + 1 only after it has
 pulled step t, so anything else is stale or a defect.
+
+Attempts count how often the run has gone back, and never fall in it. The first frame of a higher one drops what had
+come of the step under way, and what still comes of a lower one is refused. That is for a step of which nothing has been
+applied here. Where something has, the parameters are no longer those that the step began with: another attempt at it is
+refused until they are restored.
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ class Complete(Generic[Payload]):
 
     frame: FrameSpec
     step: int
+    attempt: int
     contributions: tuple[Payload, ...]
 
 
@@ -53,15 +59,24 @@ class _Slot(Generic[Payload]):
 
 
 class Aggregator(Generic[Payload]):
-    """Collects contributions to the frames of one plan, starting after `last_step`."""
+    """Collects contributions to the frames of a plan, starting after `last_step`."""
 
     def __init__(self, *, job: str, plan: int, workers: int, frames: Sequence[FrameSpec], last_step: int = 0) -> None:
         self._job = job
-        self._plan = plan
         self._workers = workers
+        self._incarnations: dict[int, int] = {}
+        self._attempt = 0
+        self.restart(plan, frames, last_step)
+
+    def restart(self, plan: int, frames: Sequence[FrameSpec], last_step: int, attempt: int = 0) -> None:
+        """Forget all frames, and go on after `last_step` with those of `plan`; workers stay admitted.
+
+        Frames of attempts before `attempt` are refused from now on.
+        """
+        self._plan = plan
+        self._last_step = last_step
+        self._attempt = max(self._attempt, attempt)
         self._slots: Mapping[int, _Slot[Payload]] = {frame.offset: _Slot(frame, last_step) for frame in frames}
-        self.incarnations: dict[int, int] = {}
-        """The life of each worker whose frames are taken, by rank."""
 
     def admit(self, rank: int, incarnation: int) -> None:
         """From now on frames of worker `rank` must carry `incarnation`.
@@ -71,7 +86,7 @@ class Aggregator(Generic[Payload]):
         """
         if not 0 <= rank < self._workers:
             raise StaleError(f"worker {rank}: outside the world of {self._workers} workers")
-        self.incarnations[rank] = incarnation
+        self._incarnations[rank] = incarnation
 
     def find(self, header: FrameHeader) -> FrameSpec:
         """The frame of the plan that `header` claims to be; raises what `offer` would."""
@@ -93,27 +108,31 @@ class Aggregator(Generic[Payload]):
             )
         return slot.frame
 
-    def is_quiet_after(self, step: int) -> bool:
-        """Whether every frame has been applied up to `step` and nothing waits, so that the plan may change."""
-        return all(slot.step == step and slot.applied and not slot.pending for slot in self._slots.values())
+    def is_quiet_after(self, step: int, attempt: int = 0) -> bool:
+        """Whether every frame has been applied up to `step` and nothing waits, so that the plan may change.
+
+        What waits is nothing if `attempt` is a higher one.
+        """
+        given_up = attempt > self._attempt
+        return all(
+            slot.step == step and slot.applied and (given_up or not slot.pending) for slot in self._slots.values()
+        )
 
     def offer(self, header: FrameHeader, payload: Payload) -> Outcome | Complete[Payload]:
         """Take one frame in; only a frame that is not refused changes anything.
 
         Raises:
             FrameError: the frame is not one of the plan's, or claims the wrong size or group.
-            StaleError: another job, plan, incarnation, an unknown sender, or a step that is not the next one.
+            StaleError: another job, plan, incarnation, an unknown sender, a step that is not the next one, an attempt
+                that was given up, or a new attempt of a step of which a frame has been applied.
         """
         sender = self._check_sender(header)
         slot = self._find(header)
-        if header.step == slot.step and header.step > 0:
+        self._check_step(header, slot)
+        if header.attempt > self._attempt:
+            self._begin_attempt(header)
+        if header.step == slot.step:
             return Outcome.ANSWERED if slot.applied else Outcome.DUPLICATE
-        if header.step != slot.step + 1 or not slot.applied:
-            expected = slot.step + 1 if slot.applied else f"none before the answer to step {slot.step}"
-            raise StaleError(
-                f"worker {sender}, group {header.group}, offset {header.offset}: step {header.step}, "
-                f"expected {expected}"
-            )
         if sender in slot.pending:
             return Outcome.DUPLICATE
         slot.pending[sender] = payload
@@ -123,16 +142,29 @@ class Aggregator(Generic[Payload]):
         slot.pending.clear()
         slot.step = header.step
         slot.applied = False
-        return Complete(slot.frame, header.step, contributions)
+        return Complete(slot.frame, header.step, header.attempt, contributions)
 
     def applied(self, frame: FrameSpec, *, skipped: bool = False) -> None:
         """The last complete sum of `frame` is in the parameters, or its step was skipped."""
         slot = self._slots[frame.offset]
         slot.applied, slot.skipped = True, skipped
 
-    def was_skipped(self, frame: FrameSpec) -> bool:
-        """Whether the last complete sum of `frame` was thrown away."""
-        return self._slots[frame.offset].skipped
+    def find_answered(self, header: FrameHeader) -> tuple[FrameSpec, bool]:
+        """The frame of the plan that `header` claims to be, and whether its last complete sum was thrown away.
+
+        Raises:
+            FrameError, StaleError: as `offer`; the last complete sum is of another step.
+        """
+        self._check_sender(header)
+        slot = self._find(header)
+        if header.step != slot.step or not slot.applied:
+            raise StaleError(f"worker {header.sender}, group {header.group}: step {header.step} was not the last one")
+        return slot.frame, slot.skipped
+
+    @property
+    def is_applying(self) -> bool:
+        """Whether a complete sum is not in the parameters yet."""
+        return not all(slot.applied for slot in self._slots.values())
 
     def missing(self) -> dict[int, tuple[int, ...]]:
         """For every frame that waits, by offset, the ranks whose contribution is missing."""
@@ -142,16 +174,42 @@ class Aggregator(Generic[Payload]):
             if slot.pending
         }
 
+    def _check_step(self, header: FrameHeader, slot: _Slot[Payload]) -> None:
+        """Refuse all but the step to come, and the last one if it was collected here."""
+        if header.step == slot.step > self._last_step or (header.step == slot.step + 1 and slot.applied):
+            return
+        expected = slot.step + 1 if slot.applied else f"none before the answer to step {slot.step}"
+        raise StaleError(
+            f"worker {header.sender}, group {header.group}, offset {header.offset}: step {header.step}, "
+            f"expected {expected}"
+        )
+
+    def _begin_attempt(self, header: FrameHeader) -> None:
+        """Drop what came of lower attempts, unless the step of `header` has changed parameters already."""
+        if any(slot.step >= header.step for slot in self._slots.values()):
+            raise StaleError(
+                f"worker {header.sender} begins attempt {header.attempt} at step {header.step}, of which attempt "
+                f"{self._attempt} has changed parameters already; restore the servers to step {header.step - 1} first"
+            )
+        for slot in self._slots.values():
+            slot.pending.clear()
+        self._attempt = header.attempt
+
     def _check_sender(self, header: FrameHeader) -> int:
         if header.job != self._job:
             raise StaleError(f"frame of job {header.job!r}, this is job {self._job!r}")
         if header.plan != self._plan:
             raise StaleError(f"frame of plan {header.plan}, this server is at plan {self._plan}")
         sender = header.sender
-        if sender is None or sender not in self.incarnations:
+        if sender is None or sender not in self._incarnations:
             raise StaleError(f"frame of worker {sender}, which has no open exchange with this server")
-        if self.incarnations[sender] != header.incarnation:
+        if self._incarnations[sender] != header.incarnation:
             raise StaleError(f"frame of an earlier incarnation of worker {sender}")
+        if header.attempt < self._attempt:
+            raise StaleError(
+                f"worker {sender}, group {header.group}: attempt {header.attempt} at step {header.step} was given up, "
+                f"this server is at attempt {self._attempt}"
+            )
         return sender
 
     def _find(self, header: FrameHeader) -> _Slot[Payload]:

@@ -13,7 +13,7 @@ from typing import Self
 import structlog
 
 from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
-from ps_server.store import ParameterStore
+from ps_server.shard_holder import ShardHolder
 from taihu.coordination.awaited import awaited_in_words
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread, coordinator_address, failure_reported
 from taihu.coordination.host import hosted_coordinator, listen
@@ -148,9 +148,9 @@ class ServerDaemon:
         timeout_s = self._job.cluster.connect_timeout_s
         with hosted_coordinator(self._job, self._rpc) as coordinator:
             self.metrics.registry.register(CoordinatorMetrics(coordinator, self._member))
-            store = ParameterStore(self._job, 0, self._incarnation, lambda: coordinator.plan(timeout_s))
+            holder = ShardHolder(self._job, 0, self._incarnation, lambda: coordinator.plan(timeout_s))
             with (
-                self._serving(store, lambda rank, how: _report_lost(coordinator, rank, how), COORDINATOR_SERVICE),
+                self._serving(holder, lambda rank, how: _report_lost(coordinator, rank, how), COORDINATOR_SERVICE),
                 _failing(coordinator, self._member),
             ):
                 with coordinator.changing() as (members, now):
@@ -184,12 +184,12 @@ class ServerDaemon:
         address = coordinator_address(self._job)
         with CoordinatorClient(address, self._job, self._member, self._incarnation) as client:
             self._coordinator_clock = client.coordinator_clock
-            store = ParameterStore(
+            holder = ShardHolder(
                 self._job, self._options.index, self._incarnation, lambda: client.get_plan(timeout_s)
             )
             # An interrupt may come when the coordinator knows of this server, but not yet this server of that.
             with (
-                self._serving(store, lambda rank, how: self._log.info("worker gone", worker=rank, how=how)),
+                self._serving(holder, lambda rank, how: self._log.info("worker gone", worker=rank, how=how)),
                 failure_reported(client),
             ):
                 client.join(address=self.address)
@@ -202,10 +202,10 @@ class ServerDaemon:
                 client.finish()
 
     @contextmanager
-    def _serving(self, store: ParameterStore, on_lost: LostCallback, *services: str) -> Iterator[None]:
+    def _serving(self, holder: ShardHolder, on_lost: LostCallback, *services: str) -> Iterator[None]:
         """Serve; when the block fails, whoever waits for this server is told why."""
         servicer = ParameterServerServicer(
-            self._job, store, self.metrics, on_lost=on_lost, tracer=self._options.tracer
+            self._job, holder, self.metrics, on_lost=on_lost, tracer=self._options.tracer
         )
         servicer.register(self._rpc.grpc_server)
         self._rpc.start((PARAMETER_SERVER_SERVICE, *services), with_reflection=self._job.cluster.reflection)
@@ -219,7 +219,7 @@ class ServerDaemon:
         finally:
             self._rpc.retire()
             servicer.close()
-            store.stop_sharing()
+            holder.stop_sharing()
 
     def _progress(self) -> Progress:
         """The progress that this server tells of itself."""

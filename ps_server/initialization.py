@@ -17,17 +17,18 @@ Values = NDArray[np.float32]
 
 
 class Initialization:
-    """Initial parameters on their way in; `ParameterStore.adopt` takes them when every frame has come.
+    """Initial parameters on their way in; `ShardHolder.adopt` makes a shard of them when every frame has come.
 
     With `shared` they lie in a `buffer` that other processes of this machine can map, if it has the memory.
     """
 
-    def __init__(self, job: str, plan: Plan, shard: Shard, *, shared: bool) -> None:
+    def __init__(self, job: str, plan: Plan, partition: Shard, *, shared: bool) -> None:
         self.job = job
         self.plan = plan
-        self.shard = shard
-        self.frames = frames = shard.state_frames(plan.frame_elements)
-        self.parameters, self.buffer = allocate_values(shard.elements, shared=shared)
+        self.partition = partition
+        frames = partition.state_frames(plan.frame_elements)
+        self.parameters, self.buffer = allocate_values(partition.elements, shared=shared)
+        self._expected = len(frames)
         self._missing = {frame.offset: frame for frame in frames}
 
     def write(self, header: FrameHeader, values: Values) -> None:
@@ -54,4 +55,4 @@ class Initialization:
     def check_complete(self) -> None:
         """Raise FrameError unless every frame has come."""
         if self._missing:
-            raise FrameError(f"initial parameters: {len(self._missing)} of {len(self.frames)} frames did not come")
+            raise FrameError(f"initial parameters: {len(self._missing)} of {self._expected} frames did not come")

@@ -1,4 +1,4 @@
-"""`ParameterServerService`: around the store, for every worker one thread that reads and one that answers."""
+"""`ParameterServerService`: around the shard, for every worker one thread that reads and one that answers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from protos import connection_pb2
 from protos import parameter_server_pb2 as pb
 from ps_server.aggregator import Outcome
-from ps_server.answer import Answer
+from ps_server.answering import Answer
 from ps_server.initialization import Initialization
-from ps_server.store import ParameterStore
+from ps_server.shard_holder import ShardHolder
 from ps_server.worker_exchange import WorkerExchange
 from taihu.errors import FrameError, MemberLostError, RunError, SharedMemoryError, StaleError, TaihuError
 from taihu.job import Job
 from taihu.process.preparation import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
-from taihu.wire.codec import Frame, FrameHeader, frame_from_message, layout_from_message, read_frame
+from taihu.wire.codec import Frame, frame_from_message, layout_from_message, read_frame
 from taihu.wire.direct_connection import DirectListener, is_open
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.metrics import ServerMetrics
@@ -46,7 +46,7 @@ class ParameterServerServicer:
     def __init__(
         self,
         job: Job,
-        store: ParameterStore,
+        holder: ShardHolder,
         metrics: ServerMetrics,
         *,
         on_lost: Callable[[int, str], None],
@@ -54,7 +54,7 @@ class ParameterServerServicer:
     ) -> None:
         self._job = job.name
         self._workers = job.cluster.workers
-        self._store = store
+        self._holder = holder
         self._metrics = metrics
         self._on_lost = on_lost
         self._tracer = tracer
@@ -88,7 +88,7 @@ class ParameterServerServicer:
 
     def fail(self, error: TaihuError) -> None:
         """End every open exchange, and every later one, with `error`; nobody waits for parameters any longer."""
-        self._store.fail(error)
+        self._holder.fail(error)
         with self._lock:
             self._failure = self._failure or error
             exchanges = list(self._exchanges.values())
@@ -159,14 +159,15 @@ class ParameterServerServicer:
                 raise self._failure
             if identity.rank in self._exchanges:
                 raise StaleError(f"worker {identity.rank} has an open exchange already; ranks must be unique")
-            self._store.admit(identity.rank, identity.incarnation)
+            shard = self._holder.shard
+            shard.admit(identity.rank, identity.incarnation)
             connection = self._connection_of(identity)
             exchange = self._exchanges[identity.rank] = WorkerExchange(
-                identity, connection, lend=self._store.buffers.lend, take=self._take, on_lost=self._connection_lost
+                identity, connection, lend=shard.buffers.lend, take=self._take, on_lost=self._connection_lost
             )
             self._metrics.workers.set(len(self._exchanges))
             if len(self._exchanges) == self._workers:
-                self._store.stop_sharing()
+                shard.stop_sharing()
                 give_back_freed_memory()
         return exchange
 
@@ -206,41 +207,41 @@ class ParameterServerServicer:
             self._on_lost(exchange.identity.rank, "its connection broke")
 
     def _take(self, exchange: WorkerExchange, frame: Frame) -> None:
-        identity, header = exchange.identity, frame.header
+        identity, header, shard = exchange.identity, frame.header, self._holder.shard
         self._metrics.received_bytes.inc(frame.moved_bytes)
         start = self._clock.now()
         if header.bare:
-            self._answer(exchange, self._store.ask(header))
+            self._answer(exchange, shard.ask(header))
             return
         exchange.shares = header.shared
-        outcome = self._store.push(frame, self._gradients.get(identity))
-        if isinstance(outcome, FrameHeader):
+        outcome = shard.push(frame, self._gradients.get(identity))
+        if isinstance(outcome, Answer):
             stop = self._clock.now()
             self._metrics.updated(stop - start)
             self._broadcast(outcome)
             self._tracer.add("update", "update", start, stop, step=header.step, group=header.group)
-            self._metrics.step.set(self._store.step)
+            self._metrics.step.set(shard.step)
         else:
             track = f"collect from worker {identity.rank}"
             self._tracer.add(
                 track, "collect", start, self._clock.now(), step=header.step, group=header.group, peer=identity.rank
             )
         if outcome is Outcome.ANSWERED:
-            self._answer(exchange, self._store.answer_again(header, shared=exchange.shares))
+            self._answer(exchange, shard.answer_again(header))
         if outcome in (Outcome.ANSWERED, Outcome.DUPLICATE):
             self._metrics.duplicate_frames.inc()
 
-    def _broadcast(self, header: FrameHeader) -> None:
-        """Answer everybody, each in its way: all have pushed this frame."""
+    def _broadcast(self, answer: Answer) -> None:
+        """Answer everybody: all have pushed this frame."""
         with self._lock:
             exchanges = list(self._exchanges.values())
-        answers = {
-            shares: self._store.answer(header, shared=shares) for shares in {each.shares for each in exchanges}
-        }
         for exchange in exchanges:
-            self._answer(exchange, answers[exchange.shares])
+            self._answer(exchange, answer)
 
     def _answer(self, exchange: WorkerExchange, answer: Answer) -> None:
+        """Answer one worker in its way."""
+        if exchange.shares:
+            answer = answer.shared
         self._metrics.sent_bytes.inc(answer.moved_bytes)
         exchange.answer(answer)
 
@@ -248,7 +249,7 @@ class ParameterServerServicer:
         identity = WorkerIdentity(request.job, request.rank, request.incarnation)
         try:
             self._check_worker(identity)
-            gradients, parameters = self._store.share(buffer_from_message(request.gradients))
+            gradients, parameters = self._holder.shard.share(buffer_from_message(request.gradients))
         except SharedMemoryError as error:
             self._log.info("no memory is shared", worker=identity.rank, reason=str(error))
             return pb.ShareResponse()
@@ -271,18 +272,18 @@ class ParameterServerServicer:
         self, requests: Iterator[pb.InitializeRequest], context: grpc.ServicerContext
     ) -> pb.InitializeResponse:
         try:
-            elements = self._store.adopt(self._receive(requests))
+            shard = self._holder.adopt(self._receive(requests))
         except TaihuError as error:
             abort(context, error)
-        self._metrics.state_bytes.set(self._store.state_bytes)
-        return pb.InitializeResponse(elements=elements)
+        self._metrics.state_bytes.set(shard.state_bytes)
+        return pb.InitializeResponse(elements=shard.elements)
 
     def _receive(self, requests: Iterator[pb.InitializeRequest]) -> Initialization:
         initial: Initialization | None = None
         for request in requests:
             kind = request.WhichOneof("content")
             if kind == "layout" and initial is None:
-                initial = self._store.begin(layout_from_message(request.layout))
+                initial = self._holder.begin(layout_from_message(request.layout))
             elif kind == "frame" and initial is not None:
                 initial.write(*frame_from_message(request.frame))
             else:
@@ -294,9 +295,9 @@ class ParameterServerServicer:
     def _fetch(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
             self._check_job(request.rank, request.job)
-            self._store.wait_until_initialized(max(0.0, (context.time_remaining() or 3600.0) - 0.2))
-            self._store.check_layout(request.layout_digest)
+            shard = self._holder.wait(max(0.0, (context.time_remaining() or 3600.0) - 0.2))
+            shard.check_layout(request.layout_digest)
         except TaihuError as error:
             abort(context, error)
         if not request.without_values:
-            yield from self._store.read()
+            yield from shard.read()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.answer import Answer
+from ps_server.answering import Answer
 from taihu.errors import MemberLostError, TaihuError
 from taihu.wire.codec import Frame, frame_of
 from taihu.wire.direct_frames import Origin, Sink

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.errors import ConfigError
+
 __all__ = ["SumShard"]
 
 Values = NDArray[np.float32]
@@ -28,6 +30,10 @@ class SumShard:
         """Keep `gradient`, shape (stop - start,), fp32, as elements [start, stop); the rest is for the workers."""
         del step, scale
         np.copyto(self._values[start:stop], gradient)
+
+    def update_sparse(self, indices: NDArray[np.int32], gradient: Values, step: int, scale: float = 1.0) -> None:
+        """Raise ConfigError: workers that update for themselves need the whole sum."""
+        raise ConfigError("a server of sums takes a gradient for every element; set exchange.zero = 1 to compress")
 
     def warm_up(self) -> None:
         """There is nothing to compile."""

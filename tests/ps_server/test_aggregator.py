@@ -20,7 +20,11 @@ from taihu.errors import StaleError, TaihuError
 from taihu.planner.partition import FrameSpec, Piece
 from taihu.wire.codec import FrameHeader
 
-_HEADER = {"step": "", "group": "", "offset": "", "count": "", "job": "demo", "plan": "1", "incarnation": ""}
+_HEADER = {"step": "", "attempt": "0", "group": "", "offset": "", "count": "", "job": "demo", "plan": "1"}
+_HEADER["incarnation"] = ""
+
+
+_PUSH = {"worker": "", "payload": "", **_HEADER}
 
 
 class Interpreter:
@@ -46,18 +50,27 @@ class Interpreter:
                 self._incarnations[rank] = incarnation
                 return "ok"
             case "push":
-                return self._push(parse_options(words, {"worker": "", "payload": "", **_HEADER}))
+                return self._push(parse_options(words, _PUSH))
             case "applied":
-                self._aggregator.applied(self._frames[int(words[1])])
+                self._aggregator.applied(self._frames[int(words[1])], skipped=words[2:] == ["skipped"])
                 return "ok"
+            case "quiet":
+                options = parse_options(words, {"after-step": "", "attempt": "0"})
+                quiet = self._aggregator.is_quiet_after(int(options["after-step"]), int(options["attempt"]))
+                return "yes" if quiet else "no"
+            case "restart":
+                return self._restart(parse_options(words, {"plan": "", "frames": "", "after-step": "", "attempt": "0"}))
+            case "again":
+                frame, skipped = self._aggregator.find_answered(self._header(parse_options(words, _PUSH)))
+                return f"offset {frame.offset}{', skipped' if skipped else ''}"
+            case "ask":
+                return f"offset {self._aggregator.check_asked(self._header(parse_options(words, _PUSH))).offset}"
             case "state":
                 return describe_missing(self._aggregator.missing())
         raise ValueError(f"unknown command {command!r}")
 
     def _start(self, options: Mapping[str, str]) -> str:
-        numbers = [map(int, frame.split(":")) for frame in options["frames"].split()]
-        frames = [FrameSpec(group, offset, count, ()) for group, offset, count in numbers]
-        self._frames = {frame.offset: frame for frame in frames}
+        frames = self._cut(options["frames"])
         self._aggregator = Aggregator(
             job="demo",
             plan=1,
@@ -67,9 +80,21 @@ class Interpreter:
         )
         return "ok"
 
-    def _push(self, options: Mapping[str, str]) -> str:
+    def _restart(self, options: Mapping[str, str]) -> str:
+        frames = self._cut(options["frames"])
+        plan, step, attempt = (int(options[key]) for key in ("plan", "after-step", "attempt"))
+        self._aggregator.restart(plan, frames, step, attempt)
+        return "ok"
+
+    def _cut(self, frames: str) -> list[FrameSpec]:
+        numbers = [map(int, frame.split(":")) for frame in frames.split()]
+        specs = [FrameSpec(group, offset, count, ()) for group, offset, count in numbers]
+        self._frames = {frame.offset: frame for frame in specs}
+        return specs
+
+    def _header(self, options: Mapping[str, str]) -> FrameHeader:
         worker = options["worker"]
-        header = FrameHeader(
+        return FrameHeader(
             job=options["job"],
             incarnation=int(options["incarnation"] or self._incarnations.get(worker, "0")),
             plan=int(options["plan"]),
@@ -78,12 +103,16 @@ class Interpreter:
             offset=int(options["offset"]),
             count=int(options["count"]),
             sender=None if worker == "nobody" else int(worker),
+            attempt=int(options["attempt"]),
         )
-        outcome = self._aggregator.offer(header, options["payload"] or worker)
+
+    def _push(self, options: Mapping[str, str]) -> str:
+        outcome = self._aggregator.offer(self._header(options), options["payload"] or options["worker"])
         if not isinstance(outcome, Complete):
             return outcome.value
+        attempt = f" attempt {outcome.attempt}" if outcome.attempt else ""
         return (
-            f"complete step {outcome.step} group {outcome.frame.group} offset {outcome.frame.offset}: "
+            f"complete step {outcome.step}{attempt} group {outcome.frame.group} offset {outcome.frame.offset}: "
             f"{', '.join(outcome.contributions)}"
         )
 

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import numpy as np
 from support.daemons import wait_for
 
-from ps_server.answer import Answer
+from ps_server.answering import Answer
 from ps_server.worker_exchange import WorkerExchange
 from taihu.wire.codec import FrameHeader
 from taihu.wire.direct_frames import DirectReceiver, Origin, Sink

@@ -1,0 +1,135 @@
+"""What goes back for a frame that was updated: all of its parameters, or those that changed.
+
+In stage 0 of ZeRO a server keeps sums in the place of parameters, and these go back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.half import HalfKind, to_half
+from kernels.pack import pack
+from kernels.scatter import gather
+from ps_server.summing import Scratch, SparseSum, Total
+from taihu.job import Job
+from taihu.planner.partition import FrameSpec
+from taihu.wire.codec import FrameHeader, ValueType, encode_frame
+
+__all__ = ["Answer", "Answering", "make_answering"]
+
+Values = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A frame as `encode_frame` takes it.
+
+    `pieces` may be views of the parameters: a range changes only after every worker, having pulled it, has pushed it
+    for the next step.
+    """
+
+    header: FrameHeader
+    pieces: Sequence[NDArray[Any]]
+
+    @property
+    def moved_bytes(self) -> int:
+        """What the answer moves, see `Frame.moved_bytes`."""
+        return sum(piece.nbytes for piece in self.pieces) + self.header.shared_bytes
+
+    @cached_property
+    def message(self) -> bytes:
+        """The frame encoded, once for all workers whose frames travel in gRPC's stream."""
+        return encode_frame(self.header, self.pieces)
+
+    @cached_property
+    def shared(self) -> Answer:
+        """The same answer to a worker that has the parameters mapped."""
+        return Answer(replace(self.header, shared=True), ())
+
+
+class Answering(ABC):
+    """Makes the answers from `parameters`, shape (n,), fp32: the shard's, kept, changed only as `updated` is told."""
+
+    state_bytes = 0
+    """Bytes that answers are made from, beside the parameters."""
+
+    def __init__(self, parameters: Values) -> None:
+        self._parameters = parameters
+
+    def parameters(self, frame: FrameSpec) -> NDArray[Any]:
+        """The frame's present parameters as they are sent to whoever asks, shape (frame.count,)."""
+        return self._parameters[frame.offset : frame.offset + frame.count]
+
+    @abstractmethod
+    def updated(self, frame: FrameSpec, total: Total, header: FrameHeader, scratch: Scratch) -> None:
+        """The frame's parameters have been updated by `total`; what else is in `scratch` may be overwritten."""
+
+    @abstractmethod
+    def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
+        """The answer to the last step of `frame`, which may have been skipped."""
+
+
+class AllParameters(Answering):
+    """All parameters of the frame, or none where workers ask for them when they need them."""
+
+    def updated(self, frame: FrameSpec, total: Total, header: FrameHeader, scratch: Scratch) -> None:
+        """See `Answering.updated`."""
+
+    def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
+        """See `Answering.answer`."""
+        return Answer(header, () if header.bare else (self.parameters(frame),))
+
+
+class HalfParameters(AllParameters):
+    """All parameters in 16 bits; those of the shard are their fp32 master."""
+
+    def __init__(self, parameters: Values, kind: HalfKind) -> None:
+        super().__init__(parameters)
+        self._kind = kind
+        self._codes = np.empty(len(parameters), dtype=np.uint16)
+        self.state_bytes = self._codes.nbytes
+        to_half(parameters, kind, self._codes)
+
+    def parameters(self, frame: FrameSpec) -> NDArray[Any]:
+        """See `Answering.parameters`."""
+        return self._codes[frame.offset : frame.offset + frame.count]
+
+    def updated(self, frame: FrameSpec, total: Total, header: FrameHeader, scratch: Scratch) -> None:
+        """See `Answering.updated`."""
+        to_half(super().parameters(frame), self._kind, self.parameters(frame))
+
+
+class ChangedParameters(Answering):
+    """The parameters that changed; the last answers are kept, because nothing else tells which they were."""
+
+    def __init__(self, parameters: Values) -> None:
+        super().__init__(parameters)
+        self._answers: dict[int, Answer] = {}
+
+    def updated(self, frame: FrameSpec, total: Total, header: FrameHeader, scratch: Scratch) -> None:
+        """See `Answering.updated`."""
+        if not isinstance(total, SparseSum):
+            raise TypeError("an answer with the parameters that changed: expected to know which they were")
+        values = scratch.values[: len(total.indices)]
+        gather(self._parameters, total.indices, values)
+        count, size = pack(total.indices, values, frame.shard_bounds, scratch.packed, scratch.sections)
+        pieces = (scratch.packed[:count].copy(), scratch.sections[:size].copy())
+        self._answers[frame.offset] = Answer(replace(header, selected=count), pieces)
+
+    def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
+        """See `Answering.answer`."""
+        return self._answers[frame.offset]
+
+
+def make_answering(job: Job, parameters: Values) -> Answering:
+    """The way that the job's parameters come back."""
+    if (kind := ValueType.named(job.train.precision).half_kind) is not None:
+        return HalfParameters(parameters, kind)
+    return AllParameters(parameters) if job.downlink == "dense" else ChangedParameters(parameters)

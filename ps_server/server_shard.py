@@ -1,0 +1,362 @@
+"""What one server owns of a run: its part of the parameters, their optimizer state, and the sums under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.reduce import warm_up
+from kernels.scatter import scatter_assign
+from kernels.select import clear
+from ps_server.aggregator import Aggregator, Complete, Outcome
+from ps_server.answering import Answer, make_answering
+from ps_server.contribution import Contribution, count_non_finite, decode_contribution, values_of
+from ps_server.frame_buffers import FrameBuffers
+from ps_server.snapshot import Snapshot
+from ps_server.summing import DenseSum, Scratch, ScratchPool, SparseSum, Summing, Total, make_summing
+from taihu.coordination.plan import Plan
+from taihu.errors import FrameError, ModelError, SharedMemoryError, StaleError
+from taihu.job import Job
+from taihu.optimization import OptimizerShard, SumShard, in_steps
+from taihu.planner.partition import FrameSpec, Shard
+from taihu.wire.clock import Clock, SystemClock
+from taihu.wire.codec import BYTES_PER_VALUE, Frame, FrameHeader, ValueType, encode_frame
+from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
+
+__all__ = ["ServerShard"]
+
+Values = NDArray[np.float32]
+
+
+class ServerShard:
+    """The shard of one server, complete from the beginning.
+
+    Any thread may call. Frames are disjoint: the thread that brings the last contribution to one sums it, updates the
+    parameters and makes the answer, while others do so for other frames. `snapshot`, `restore` and a change of plan
+    need a moment between two steps; they refuse any other, and wait for nothing.
+
+    Args:
+        job: of the run.
+        partition: what this server owns of the layout.
+        plan: the run's first one.
+        parameters: the initial ones, shape (partition.elements,), fp32; kept, not copied.
+        buffer: where they lie, if others can map it.
+        incarnation: the life of this process.
+        get_plan: returns the run's present plan; called when a frame of a later one comes.
+        clock: what answers tell the time by.
+
+    Attributes:
+        buffers: memory for dense frames, to which it returns when they have been summed.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        partition: Shard,
+        plan: Plan,
+        parameters: Values,
+        *,
+        buffer: SharedBuffer | None = None,
+        incarnation: int,
+        get_plan: Callable[[], Plan],
+        clock: Clock | None = None,
+    ) -> None:
+        self._job = job
+        self._partition = partition
+        self._plan = plan
+        self._parameters = parameters
+        self._buffer = buffer
+        self._incarnation = incarnation
+        self._get_plan = get_plan
+        self._clock = clock or SystemClock()
+        self._value_type = ValueType.named(job.train.precision)
+        self._scale = 1.0 / job.cluster.workers
+        self._state_frames = partition.state_frames(plan.frame_elements)
+        self._lock = threading.Lock()
+        self._step = 0
+        self._optimizer = (
+            OptimizerShard(in_steps(job.server_optimizer, plan.length), parameters)
+            if job.zero
+            else SumShard(parameters)
+        )
+        self._answering = make_answering(job, parameters)
+        self._summing = make_summing(job, parameters)
+        frames = self._frames_of(plan)
+        self._summing.adopt(frames)
+        self._scratches = ScratchPool(frames)
+        self._aggregator: Aggregator[Contribution] = Aggregator(
+            job=job.name, plan=plan.version, workers=job.cluster.workers, frames=frames
+        )
+        self.buffers = FrameBuffers()
+
+    @property
+    def step(self) -> int:
+        """The highest step of which a frame was updated."""
+        return self._step
+
+    @property
+    def plan(self) -> Plan:
+        """The plan whose frames are taken."""
+        return self._plan
+
+    @property
+    def elements(self) -> int:
+        """Number of parameters."""
+        return len(self._parameters)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of parameters, or in stage 0 of ZeRO sums, optimizer state, and what answers are made from."""
+        return self._parameters.nbytes + self._optimizer.state_bytes + self._answering.state_bytes
+
+    def warm_up(self) -> None:
+        """Compile the kernels that updates will use, or load them from the disk cache."""
+        self._optimizer.warm_up()
+        warm_up()
+
+    def check_layout(self, digest: str) -> None:
+        """Raise ModelError unless `digest` is that of the layout held here."""
+        if digest != self._plan.layout.digest:
+            raise ModelError(
+                "the worker's model differs from the server's; give every worker the same model and data"
+            )
+
+    def read(self) -> Iterator[bytes]:
+        """Every frame of the current parameters, encoded."""
+        for frame in self._state_frames:
+            yield encode_frame(
+                self._header(frame, self._step), (self._parameters[frame.offset : frame.offset + frame.count],)
+            )
+
+    def admit(self, rank: int, incarnation: int) -> None:
+        """Let worker `rank` push; raises StaleError for a foreign rank."""
+        with self._lock:
+            self._aggregator.admit(rank, incarnation)
+
+    def share(self, descriptor: SharedDescriptor) -> tuple[Values, SharedDescriptor]:
+        """Map the gradients of a worker on this machine; returns them, and where the worker finds the parameters.
+
+        Raises:
+            FrameError: they are those of another model.
+            SharedMemoryError: one of the two sides shares no memory.
+        """
+        if self._buffer is None:
+            raise SharedMemoryError("this server shares no memory")
+        elements = self._plan.layout.elements
+        if descriptor.size_bytes != elements * BYTES_PER_VALUE:
+            raise FrameError(
+                f"shared gradients of {descriptor.size_bytes} bytes: expected {elements * BYTES_PER_VALUE}, for the "
+                f"{elements} values of the model; give every worker the same model"
+            )
+        return open_shared(descriptor).array(np.float32, elements), self._buffer.descriptor
+
+    def stop_sharing(self) -> None:
+        """Everyone who could has mapped the parameters: remove the memory's name."""
+        if self._buffer is not None:
+            self._buffer.unlink()
+
+    def push(self, frame: Frame, shared: Values | None = None) -> Answer | Outcome:
+        """Take in one worker's frame; the frame that completes a sum returns the answer to all workers.
+
+        Args:
+            frame: as it came.
+            shared: the gradients that the worker shares, where values of shared frames are.
+
+        Raises:
+            FrameError: malformed, of another kind than the job's, or not finite where `exchange.non_finite` is
+                `error`.
+            StaleError: see `Aggregator.offer`.
+        """
+        header = frame.header
+        self._follow_if_later(header)
+        with self._lock:
+            spec = self._aggregator.find(header)
+        sparse = self._job.compression.method != "none"
+        contribution = decode_contribution(frame, spec, sparse=sparse, shared=shared, value_type=self._value_type)
+        if self._job.exchange.non_finite == "error":
+            self._check_finite(header, contribution)
+        with self._lock:
+            outcome = self._aggregator.offer(header, contribution)
+        return self._apply(outcome) if isinstance(outcome, Complete) else outcome
+
+    def answer_again(self, header: FrameHeader) -> Answer:
+        """The answer to a worker's frame that `push` says had been answered before.
+
+        Raises:
+            StaleError: the step of `header` is not the last one any more.
+        """
+        with self._lock:
+            frame, skipped = self._aggregator.find_answered(header)
+        return self._answering.answer(frame, self._answer_header(frame, header, skipped=skipped))
+
+    def ask(self, header: FrameHeader) -> Answer:
+        """The parameters that a worker's bare frame asks for.
+
+        Raises:
+            FrameError: it is no frame of the plan, or the job's workers are not to ask.
+            StaleError: see `Aggregator.check_asked`.
+        """
+        if self._job.zero < 3 and self._value_type is ValueType.FP32:
+            raise FrameError(f"worker {header.sender} asks for what zero {self._job.zero} answers unasked")
+        self._follow_if_later(header)
+        with self._lock:
+            frame = self._aggregator.check_asked(header)
+        answer = self._header(frame, header.step, header.attempt, self._value_type)
+        return Answer(answer, (self._answering.parameters(frame),))
+
+    def snapshot(self) -> Snapshot:
+        """A copy of all that the run needs to go on from here.
+
+        Between the update of a step's last frame and the answer to it no worker can push, so that whoever does both
+        has the moment for it.
+
+        Raises:
+            StaleError: a step is under way.
+        """
+        with self._lock:
+            if not self._aggregator.is_quiet_after(self._step):
+                raise StaleError(
+                    f"a snapshot was wanted while step {self._step + 1} is under way; take it between two"
+                )
+            arrays = {name: array.copy() for name, array in self._state(self._summing).items()}
+            return Snapshot(self._step, self._plan.version, arrays)
+
+    def restore(self, snapshot: Snapshot, plan: Plan, attempt: int = 0) -> None:
+        """Go on as after the step of `snapshot`, in the same memory; what had come of later steps is dropped.
+
+        No worker may read the parameters meanwhile. Workers stay admitted.
+
+        Args:
+            snapshot: of this server, or of one with the same rank in a run of the same job.
+            plan: the one by which it was taken.
+            attempt: the first one at the next step whose frames are taken.
+
+        Raises:
+            StaleError: `plan` is another one, or a frame is being summed.
+            ModelError: the snapshot is of another model, job or number of servers. Nothing was changed.
+        """
+        if plan.version != snapshot.plan:
+            raise StaleError(f"snapshot by plan {snapshot.plan}: expected that plan, got plan {plan.version}")
+        summing = make_summing(self._job, self._parameters)
+        summing.adopt(self._frames_of(plan))
+        with self._lock:
+            if self._aggregator.is_applying:
+                raise StaleError(f"a frame of step {self._step} is being summed; restore when its answer has come")
+            state = self._state(summing)
+            snapshot.check(state)
+            for name, array in snapshot.arrays.items():
+                np.copyto(state[name], array)
+            self._summing = summing
+            self._step = snapshot.step
+            self._begin_plan(plan, snapshot.step, attempt)
+
+    def _state(self, summing: Summing) -> dict[str, NDArray[Any]]:
+        """Live views of all that outlasts a step, with the part of `summing`."""
+        if isinstance(self._optimizer, SumShard):
+            return {}
+        optimizer = {f"optimizer.{name}": array for name, array in self._optimizer.state().items()}
+        return {"parameters": self._parameters, **optimizer, **summing.state()}
+
+    def _follow_if_later(self, header: FrameHeader) -> None:
+        """Change to the plan of `header`, if it is the first frame of a later one.
+
+        Every worker has pulled all of the step before, or it would not push by another plan.
+        """
+        if header.plan <= self._plan.version:
+            return
+        plan = self._get_plan()
+        with self._lock:
+            if plan.version <= self._plan.version:
+                return
+            last_step = plan.from_step - 1
+            if plan.version != header.plan or not self._aggregator.is_quiet_after(last_step, header.attempt):
+                raise StaleError(
+                    f"frame of plan {header.plan}: this server is at plan {self._plan.version}, the run at plan "
+                    f"{plan.version}, which begins with step {plan.from_step}"
+                )
+            self._summing.adopt(self._frames_of(plan))
+            self._begin_plan(plan, last_step)
+
+    def _begin_plan(self, plan: Plan, last_step: int, attempt: int = 0) -> None:
+        frames = self._frames_of(plan)
+        self._scratches = ScratchPool(frames)
+        self._answering = make_answering(self._job, self._parameters)
+        self._aggregator.restart(plan.version, frames, last_step, attempt)
+        self.buffers.free_all()
+        self._plan = plan
+
+    def _frames_of(self, plan: Plan) -> tuple[FrameSpec, ...]:
+        return self._partition.frames(plan.groups, plan.frame_elements)
+
+    def _apply(self, complete: Complete[Contribution]) -> Answer:
+        """Sum, update, and answer."""
+        frame, step = complete.frame, complete.step
+        header = self._answer_header(frame, complete)
+        with self._scratches.borrowed() as scratch:
+            total = self._summing.sum(frame, step, complete.contributions, scratch)
+            if total is not None:
+                self._update(frame, step, total, scratch)
+                self._answering.updated(frame, total, header, scratch)
+        for contribution in complete.contributions:
+            self.buffers.give_back(values_of(contribution))
+        with self._lock:
+            self._aggregator.applied(frame, skipped=total is None)
+            self._step = max(self._step, step)
+        return self._answering.answer(frame, header if total is not None else replace(header, skipped=True))
+
+    def _update(self, frame: FrameSpec, step: int, total: Total, scratch: Scratch) -> None:
+        start, stop = frame.offset, frame.offset + frame.count
+        if isinstance(total, DenseSum):
+            self._optimizer.update(start, stop, total.values, step, scale=self._scale / total.loss_scale)
+        elif self._job.downlink != "dense":
+            self._optimizer.update_sparse(total.indices, total.values, step, scale=self._scale)
+        else:
+            values = _spread(frame, total, scratch)
+            self._optimizer.update(start, stop, values, step, scale=self._scale)
+            clear(values, total.indices)
+
+    def _header(
+        self, frame: FrameSpec, step: int, attempt: int = 0, value_type: ValueType = ValueType.FP32
+    ) -> FrameHeader:
+        return FrameHeader(
+            job=self._job.name,
+            incarnation=self._incarnation,
+            plan=self._plan.version,
+            step=step,
+            attempt=attempt,
+            group=frame.group,
+            offset=frame.offset,
+            count=frame.count,
+            completed_s=self._clock.now(),
+            value_type=value_type,
+        )
+
+    def _answer_header(
+        self, frame: FrameSpec, at: FrameHeader | Complete[Contribution], *, skipped: bool = False
+    ) -> FrameHeader:
+        """Of the answer to everybody; where workers ask for parameters when they need them, it has none."""
+        header = self._header(frame, at.step, at.attempt, self._value_type)
+        return replace(header, bare=self._job.zero == 3, skipped=skipped)
+
+    def _check_finite(self, header: FrameHeader, contribution: Contribution) -> None:
+        bad = count_non_finite(contribution)
+        if bad:
+            group, layers = self._plan.groups[header.group], self._plan.layout.layers
+            raise FrameError(
+                f"worker {header.sender} pushed {bad} gradients that are not finite in layers "
+                f"{layers[group.first_layer].name} to {layers[group.last_layer].name} at step {header.step}; "
+                "lower optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"
+            )
+
+
+def _spread(frame: FrameSpec, total: SparseSum, scratch: Scratch) -> Values:
+    """The sum with a value for every element; the indices of `total` count from the frame's start then."""
+    np.subtract(total.indices, np.int32(frame.offset), out=total.indices)
+    values = scratch.total[: frame.count]
+    scatter_assign(total.indices, total.values, values)
+    return values

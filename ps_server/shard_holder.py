@@ -1,0 +1,119 @@
+"""The place of a server's shard: empty until worker 0 has brought all initial parameters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ps_server.initialization import Initialization
+from ps_server.server_shard import ServerShard
+from taihu.coordination.plan import Plan
+from taihu.errors import ModelError, PeerUnreachableError, StaleError, TaihuError
+from taihu.job import Job
+from taihu.layout import Layout
+from taihu.planner.partition import Shard
+from taihu.wire.clock import Clock
+
+__all__ = ["ShardHolder"]
+
+
+class ShardHolder:
+    """Holds the shard of server `index`, and lets others wait for it. Any thread may call.
+
+    `get_plan` returns the run's present plan; it is called when the parameters arrive and when a frame of a later
+    plan does.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        incarnation: int,
+        get_plan: Callable[[], Plan],
+        clock: Clock | None = None,
+    ) -> None:
+        self._job = job
+        self._index = index
+        self._incarnation = incarnation
+        self._get_plan = get_plan
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._shard: ServerShard | None = None
+        self._failure: TaihuError | None = None
+
+    @property
+    def shard(self) -> ServerShard:
+        """The shard; raises StaleError as long as there is none."""
+        if self._shard is None:
+            raise StaleError("this server has no parameters yet; worker 0 initializes them first")
+        return self._shard
+
+    def begin(self, layout: Layout) -> Initialization:
+        """Start to take in initial parameters of `layout`.
+
+        Raises:
+            StaleError: the parameters are there already.
+            ModelError: the layout is not the one that the run agreed on.
+        """
+        plan = self._get_plan()
+        difference = layout.difference(plan.layout)
+        if difference:
+            raise ModelError(f"initial parameters are of another model: {difference}")
+        self._check_empty()
+        partition = Shard(layout, self._job.cluster.servers, self._index)
+        return Initialization(self._job.name, plan, partition, shared=self._job.shares_memory)
+
+    def adopt(self, initial: Initialization) -> ServerShard:
+        """Make the shard of complete initial parameters, for whoever waits for it.
+
+        Raises:
+            FrameError: they are not complete.
+            StaleError: there is a shard already.
+        """
+        initial.check_complete()
+        shard = ServerShard(
+            self._job,
+            initial.partition,
+            initial.plan,
+            initial.parameters,
+            buffer=initial.buffer,
+            incarnation=self._incarnation,
+            get_plan=self._get_plan,
+            clock=self._clock,
+        )
+        shard.warm_up()
+        with self._changed:
+            self._check_empty()
+            self._shard = shard
+            self._changed.notify_all()
+        return shard
+
+    def wait(self, timeout_s: float) -> ServerShard:
+        """The shard, when it is there.
+
+        Raises:
+            PeerUnreachableError: it did not come in time.
+            TaihuError: what `fail` was told.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._shard is not None or self._failure is not None, timeout_s)
+            if self._failure is not None:
+                raise self._failure
+            if self._shard is None:
+                raise PeerUnreachableError(f"worker 0 brought no initial parameters within {timeout_s:g} s")
+            return self._shard
+
+    def fail(self, error: TaihuError) -> None:
+        """Make every present and later `wait` raise `error`."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def stop_sharing(self) -> None:
+        """Remove the name of the parameters' memory, if there is any."""
+        if self._shard is not None:
+            self._shard.stop_sharing()
+
+    def _check_empty(self) -> None:
+        if self._shard is not None:
+            raise StaleError("the parameters have been initialized already; only worker 0 does so, once")

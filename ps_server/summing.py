@@ -1,0 +1,243 @@
+"""The sum of what all workers pushed for one frame: what the parameters are updated by.
+
+Sums are in rank order, so that they do not depend on which contribution came first. Frames are disjoint, so different
+ones may be summed at the same time from different threads, each in a scratch of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.half import HalfKind
+from kernels.half_sums import sum_half_in_rank_order, warm_up
+from kernels.pack import packed_bound
+from kernels.reduce import sum_in_rank_order
+from kernels.scatter import make_marks, scatter_assign, sum_sparse_in_rank_order
+from kernels.select import clear
+from ps_server.contribution import Contribution, HalfContribution, SparseContribution
+from taihu.compression import METHODS, Compressor, Unit
+from taihu.errors import FrameError
+from taihu.job import Job
+from taihu.planner.partition import FrameSpec
+from taihu.wire.codec import ValueType
+
+__all__ = ["DenseSum", "Scratch", "ScratchPool", "SparseSum", "Summing", "Total", "make_summing"]
+
+Values = NDArray[np.float32]
+Kind = TypeVar("Kind", NDArray[Any], HalfContribution, SparseContribution)
+
+
+class Scratch:
+    """Room for one frame at a time; `total` is zero whenever nobody uses it."""
+
+    def __init__(self, elements: int, layers: int) -> None:
+        self.total = np.zeros(elements, dtype=np.float32)
+        self.marks = make_marks(elements)
+        self.indices = np.empty(elements, dtype=np.int32)
+        self.values = np.empty(elements, dtype=np.float32)
+        self.chosen = np.empty(elements, dtype=np.int32)
+        self.packed = np.empty(elements, dtype=np.float32)
+        self.sections = np.empty(packed_bound(elements, layers), dtype=np.uint8)
+
+
+class ScratchPool:
+    """Scratches for `frames`: as many as were ever used at once, not one for each thread. Any thread may borrow."""
+
+    def __init__(self, frames: Sequence[FrameSpec]) -> None:
+        self._elements = max((frame.count for frame in frames), default=0)
+        self._layers = max((len(frame.pieces) for frame in frames), default=0)
+        self._free: SimpleQueue[Scratch] = SimpleQueue()
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Scratch]:
+        """One that nobody else uses; it is not given back when the block fails, which may leave anything in it."""
+        try:
+            scratch = self._free.get_nowait()
+        except Empty:
+            scratch = Scratch(self._elements, self._layers)
+        yield scratch
+        self._free.put(scratch)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseSum:
+    """A gradient for every element of a frame, shape (count,), fp32; it was computed of losses times `loss_scale`."""
+
+    values: Values
+    loss_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SparseSum:
+    """Gradients, shape (k,), fp32, at ascending positions of the server's arena, shape (k,), int32; else zero."""
+
+    indices: NDArray[np.int32]
+    values: Values
+
+
+Total = DenseSum | SparseSum
+
+
+class Summing(ABC):
+    """One way of summing; `state` is what it keeps from step to step."""
+
+    def adopt(self, frames: Sequence[FrameSpec]) -> None:
+        """The arena is cut into these frames from now on; nothing may be under way."""
+        del frames  # Most ways keep nothing for a frame.
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Live views, by name, of what later sums depend on; of sizes that follow from the arena and the frames."""
+        return {}
+
+    @abstractmethod
+    def sum(
+        self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch
+    ) -> Total | None:
+        """What to update the frame's parameters by, times the number of workers; None where the step is skipped.
+
+        Args:
+            frame: what is summed.
+            step: its number, from 1.
+            contributions: of all workers, in rank order.
+            scratch: for the sum, which is valid as long as nobody else gets the scratch.
+
+        Raises:
+            FrameError: they are of another kind than is summed here, or do not belong together. Nothing was changed.
+        """
+
+
+class DenseSumming(Summing):
+    """A value from every worker for every element."""
+
+    def sum(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch) -> DenseSum:
+        """See `Summing.sum`."""
+        total = scratch.total[: frame.count]
+        sum_in_rank_order(_all_of(np.ndarray, contributions, frame, step), total)
+        return DenseSum(total)
+
+
+class HalfSumming(Summing):
+    """Values of 16 bits, summed in fp32. A step is skipped if one worker's gradients do not fit."""
+
+    def __init__(self, kind: HalfKind) -> None:
+        self._kind = kind
+        warm_up(kind)
+
+    def sum(
+        self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch
+    ) -> DenseSum | None:
+        """See `Summing.sum`."""
+        halves = _all_of(HalfContribution, contributions, frame, step)
+        scales = {each.loss_scale for each in halves}
+        if len(scales) != 1:
+            raise FrameError(
+                f"group {frame.group} of step {step}: workers scaled their losses by {sorted(scales)}; expected one "
+                "scale, train.loss_scale must be the same for all"
+            )
+        if any(each.skipped for each in halves):
+            return None
+        total = scratch.total[: frame.count]
+        sum_half_in_rank_order([each.codes for each in halves], self._kind, total)
+        return DenseSum(total, scales.pop())
+
+
+class SparseSumming(Summing):
+    """Values that the workers selected, at the union of their positions."""
+
+    def sum(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch) -> SparseSum:
+        """See `Summing.sum`."""
+        count = sum_sparse_in_rank_order(
+            [(each.indices, each.values) for each in _all_of(SparseContribution, contributions, frame, step)],
+            frame.offset,
+            scratch.total[: frame.count],
+            scratch.marks,
+            scratch.indices,
+            scratch.values,
+        )
+        return SparseSum(scratch.indices[:count], scratch.values[:count])
+
+
+class SqueezedSumming(SparseSumming):
+    """The sum is compressed again, with error feedback here: DoubleSqueeze, methods section 1.6 (b).
+
+    The servers change exactly the parameters that they send, so replicas stay equal to the last bit.
+
+    Args:
+        parameters: the shard's, shape (n,), fp32.
+        compressor: selects from the sums; what it leaves out waits in a residual.
+    """
+
+    def __init__(self, parameters: Values, compressor: Compressor) -> None:
+        self._parameters = parameters
+        self._compressor = compressor
+        self._state = compressor.init(len(parameters), ())
+        self._sums = np.zeros_like(parameters)
+        self._units: dict[int, int] = {}
+
+    def adopt(self, frames: Sequence[FrameSpec]) -> None:
+        """See `Summing.adopt`; what was held back stays, thresholds are made anew."""
+        self._state.rebind([Unit(f.offset, f.offset + f.count, f.group) for f in frames])
+        self._units = {frame.offset: index for index, frame in enumerate(frames)}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """See `Summing.state`."""
+        state = self._state
+        return {
+            "residual": state.residual,
+            "thresholds": state.thresholds,
+            "ages": state.ages,
+            "kept": state.kept,
+        }
+
+    def sum(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch) -> SparseSum:
+        """See `Summing.sum`."""
+        total = super().sum(frame, step, contributions, scratch)
+        scatter_assign(total.indices, total.values, self._sums)
+        report = self._compressor.update(
+            self._state,
+            self._units[frame.offset],
+            step,
+            gradient=self._sums,
+            parameters=self._parameters,
+            indices=scratch.chosen,
+            values=scratch.packed,
+        )
+        clear(self._sums, total.indices)
+        return SparseSum(scratch.chosen[: report.selected], scratch.packed[: report.selected])
+
+
+def _all_of(kind: type[Kind], contributions: Sequence[Contribution], frame: FrameSpec, step: int) -> list[Kind]:
+    expected = [each for each in contributions if isinstance(each, kind)]
+    if len(expected) != len(contributions):
+        strange = next(rank for rank, each in enumerate(contributions) if not isinstance(each, kind))
+        raise FrameError(
+            f"group {frame.group} of step {step}: worker {strange} pushed a {type(contributions[strange]).__name__}, "
+            f"expected a {kind.__name__} of every worker"
+        )
+    return expected
+
+
+def make_summing(job: Job, parameters: Values) -> Summing:
+    """The way that the job's contributions are summed; `adopt` comes before the first frame."""
+    compression = job.compression
+    if (kind := ValueType.named(job.train.precision).half_kind) is not None:
+        return HalfSumming(kind)
+    if compression.method == "none":
+        return DenseSumming()
+    if job.downlink != "doublesqueeze":
+        return SparseSumming()
+    compressor = Compressor(
+        method=METHODS["dlgs"],
+        density=compression.density,
+        refresh_every=METHODS[compression.method].refresh_every or compression.refresh_every,
+        density_warmup_steps=compression.density_warmup_steps,
+    )
+    return SqueezedSumming(parameters, compressor)
