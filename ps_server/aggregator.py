@@ -5,9 +5,9 @@ still being pushed. Steps of one frame follow each other without gaps: a worker 
 pulled step t, so anything else is stale or a defect.
 
 Attempts count how often the run has gone back, and never fall in it. The first frame of a higher one drops what had
-come of the step under way, and what still comes of a lower one is refused. That is for a step of which nothing has been
-applied here. Where something has, the parameters are no longer those that the step began with: another attempt at it is
-refused until they are restored.
+come of the step under way, and what still comes of a lower one is refused. That is for a step of which nothing has
+been applied here. Where something has, the parameters are no longer those that the step began with: another attempt
+at it is refused until they are restored.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class Aggregator(Generic[Payload]):
             raise StaleError(f"frame of an earlier incarnation of worker {sender}")
         if header.attempt < self._attempt:
             raise StaleError(
-                f"worker {sender}, group {header.group}: attempt {header.attempt} at step {header.step} was given up, "
-                f"this server is at attempt {self._attempt}"
+                f"worker {sender}, group {header.group}: attempt {header.attempt} at step {header.step} was given "
+                f"up, this server is at attempt {self._attempt}"
             )
         return sender
 

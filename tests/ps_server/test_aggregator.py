@@ -49,24 +49,24 @@ class Interpreter:
                 self._aggregator.admit(int(rank), int(incarnation))
                 self._incarnations[rank] = incarnation
                 return "ok"
-            case "push":
-                return self._push(parse_options(words, _PUSH))
+            case "push" | "ask" | "again":
+                return self._frame(command, parse_options(words, _PUSH))
             case "applied":
                 self._aggregator.applied(self._frames[int(words[1])], skipped=words[2:] == ["skipped"])
                 return "ok"
-            case "quiet":
-                options = parse_options(words, {"after-step": "", "attempt": "0"})
-                quiet = self._aggregator.is_quiet_after(int(options["after-step"]), int(options["attempt"]))
-                return "yes" if quiet else "no"
             case "restart":
-                return self._restart(parse_options(words, {"plan": "", "frames": "", "after-step": "", "attempt": "0"}))
-            case "again":
-                frame, skipped = self._aggregator.find_answered(self._header(parse_options(words, _PUSH)))
-                return f"offset {frame.offset}{', skipped' if skipped else ''}"
-            case "ask":
-                return f"offset {self._aggregator.check_asked(self._header(parse_options(words, _PUSH))).offset}"
-            case "state":
-                return describe_missing(self._aggregator.missing())
+                return self._restart(
+                    parse_options(words, {"plan": "", "frames": "", "after-step": "", "attempt": "0"})
+                )
+            case _:
+                return self._state(command, words)
+
+    def _state(self, command: str, words: Sequence[str]) -> str:
+        if command == "state":
+            return describe_missing(self._aggregator.missing())
+        if command == "quiet":
+            options = parse_options(words, {"after-step": "", "attempt": "0"})
+            return str(self._aggregator.is_quiet_after(int(options["after-step"]), int(options["attempt"])))
         raise ValueError(f"unknown command {command!r}")
 
     def _start(self, options: Mapping[str, str]) -> str:
@@ -106,7 +106,12 @@ class Interpreter:
             attempt=int(options["attempt"]),
         )
 
-    def _push(self, options: Mapping[str, str]) -> str:
+    def _frame(self, command: str, options: Mapping[str, str]) -> str:
+        if command == "ask":
+            return f"offset {self._aggregator.check_asked(self._header(options)).offset}"
+        if command == "again":
+            frame, skipped = self._aggregator.find_answered(self._header(options))
+            return f"offset {frame.offset}{', skipped' if skipped else ''}"
         outcome = self._aggregator.offer(self._header(options), options["payload"] or options["worker"])
         if not isinstance(outcome, Complete):
             return outcome.value
@@ -137,6 +142,7 @@ class Ledger:
     admitted: dict[int, int] = field(default_factory=dict)
     accepted: dict[tuple[int, int, int], str] = field(default_factory=dict)
     applied: set[tuple[int, int]] = field(default_factory=set)
+    attempt: int = 0
 
     def newest(self, offset: int) -> int:
         """The last step of which the frame at `offset` has come from everybody."""
@@ -144,6 +150,10 @@ class Ledger:
         while self.contributions(step + 1, offset):
             step += 1
         return step
+
+    def waits(self, newest: int, offset: int) -> bool:
+        """Whether the last complete step of the frame at `offset` is to be applied yet."""
+        return newest > self.last_step and (newest, offset) not in self.applied
 
     def contributions(self, step: int, offset: int) -> list[str]:
         """What all workers sent, in rank order; empty unless everybody did."""
@@ -154,16 +164,23 @@ class Ledger:
         sender = header.sender
         if sender is None or self.admitted.get(sender) != header.incarnation:
             return "StaleError"
-        if (header.job, header.plan) != ("demo", 1):
+        if (header.job, header.plan) != ("demo", 1) or header.attempt < self.attempt:
             return "StaleError"
         if not any((f.group, f.offset, f.count) == (header.group, header.offset, header.count) for f in self.frames):
             return "FrameError"
+        newest = {frame.offset: self.newest(frame.offset) for frame in self.frames}
+        if header.attempt > self.attempt:
+            last = newest[header.offset]
+            if header.step != last + 1 or header.step <= max(newest.values()) or self.waits(last, header.offset):
+                return "StaleError"
+            self.attempt = header.attempt
+            self.accepted = {key: value for key, value in self.accepted.items() if key[0] <= newest[key[1]]}
         return self._take(header.step, header.offset, sender, payload)
 
     def _take(self, step: int, offset: int, sender: int, payload: str) -> object:
         newest = self.newest(offset)
-        waits = newest > self.last_step and (newest, offset) not in self.applied
-        if step == newest and newest > 0:
+        waits = self.waits(newest, offset)
+        if step == newest > self.last_step:
             return "duplicate" if waits else "answered"
         if step != newest + 1 or waits:
             return "StaleError"
@@ -190,12 +207,16 @@ class Admit:
 
 @dataclass(frozen=True)
 class Push:
-    """A push of frame number `frame`, `ahead` steps after the last complete one, with some fields replaced."""
+    """A push of frame number `frame`, `ahead` steps after the last complete one, with some fields replaced.
+
+    `later` attempts after the present one.
+    """
 
     rank: int
     frame: int
     ahead: int
     changes: Mapping[str, Any]
+    later: int = 0
 
 
 @dataclass(frozen=True)
@@ -228,8 +249,13 @@ def commands(workers: int) -> SearchStrategy[Admit | Push | Applied]:
     good = st.builds(Push, ranks, numbers, st.just(1), st.just(NO_DEFECT))
     bad = st.builds(Push, ranks, numbers, st.sampled_from([0, 1]), st.sampled_from(DEFECTS))
     elsewhen = st.builds(Push, ranks, numbers, st.integers(-1, 2), st.just(NO_DEFECT))
+    replays = st.builds(
+        Push, ranks, numbers, st.sampled_from([0, 1, 1]), st.just(NO_DEFECT), st.sampled_from([-1, 1])
+    )
     admissions = st.builds(Admit, st.integers(-1, workers), st.integers(5, 6))
-    return weighted((12, good), (8, st.builds(Applied, numbers)), (3, elsewhen), (2, bad), (1, admissions))
+    return weighted(
+        (12, good), (8, st.builds(Applied, numbers)), (3, elsewhen), (2, bad), (2, replays), (1, admissions)
+    )
 
 
 class Pair:
@@ -274,7 +300,7 @@ class Pair:
         incarnation = self._ledger.admitted.get(push.rank, 5)
         header = replace(
             FrameHeader("demo", incarnation, 1, step, frame.group, frame.offset, frame.count, push.rank),
-            **push.changes,
+            **{"attempt": max(0, self._ledger.attempt + push.later), **push.changes},
         )
         outcome = self._offer(header, payload)
         assert outcome == self._ledger.offer(header, payload)
@@ -287,6 +313,7 @@ class Pair:
             return type(error).__name__
         if isinstance(outcome, Complete):
             assert outcome.frame in FRAMES
+            assert outcome.attempt == header.attempt
             return outcome.step, outcome.frame.offset, list(outcome.contributions)
         return (header.step, header.offset, "pending") if outcome.value == "pending" else outcome.value
 
