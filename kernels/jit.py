@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.compiler_lock import global_compiler_lock
 
 __all__ = ["kernel", "kernel_reassociating"]
 
@@ -16,9 +20,52 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"
 
 def kernel(function: F) -> F:
     """Compile `function`; fused multiply-adds are allowed, reordering of sums is not."""
-    return cast(F, numba.njit(fastmath={"contract"}, **_OPTIONS)(function))
+    return cast(F, _compiled_once(numba.njit(fastmath={"contract"}, **_OPTIONS)(function)))
 
 
 def kernel_reassociating(function: F) -> F:
     """Compile `function` with vectorised reductions: same bits on one kind of machine, not source order."""
-    return cast(F, numba.njit(fastmath={"contract", "reassoc", "nsz"}, **_OPTIONS)(function))
+    return cast(F, _compiled_once(numba.njit(fastmath={"contract", "reassoc", "nsz"}, **_OPTIONS)(function)))
+
+
+def _compiled_once(dispatcher: Any) -> Any:
+    """Let several processes that lack a kernel wait for the one that compiles it: it is in the cache then.
+
+    Otherwise a run's first start compiles everything in each of its processes, and of two that write the cache's
+    index at once one is forgotten.
+    """
+    cache = dispatcher._cache
+    compile_or_load, load = dispatcher.compile, cache.load_overload
+    calls: list[ExitStack] = []
+
+    def compile_alone(signature: Any) -> Any:
+        with global_compiler_lock, ExitStack() as held:
+            calls.append(held)
+            try:
+                return compile_or_load(signature)
+            finally:
+                calls.pop()
+
+    def load_or_lock(signature: Any, context: Any) -> Any:
+        found = load(signature, context)
+        # A kernel that calls itself is locked already.
+        if found is None and len(calls) == 1:
+            name = f"{dispatcher.py_func.__module__}.{dispatcher.py_func.__qualname__}.lock"
+            calls[0].enter_context(_locked(Path(cache.cache_path) / name))
+            found = load(signature, context)
+        return found
+
+    dispatcher.compile, cache.load_overload = compile_alone, load_or_lock
+    return dispatcher
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file during the block; where it cannot be written, everybody goes on at once."""
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+        except OSError:
+            pass
+        yield

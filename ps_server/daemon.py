@@ -187,13 +187,15 @@ class ServerDaemon:
             holder = ShardHolder(
                 self._job, self._options.index, self._incarnation, lambda: client.get_plan(timeout_s)
             )
+            heartbeats = HeartbeatThread(client, self._job, self._progress, self._end, stop=self._stop)
+
+            def gone(rank: int, how: str) -> None:
+                self._log.info("worker gone", worker=rank, how=how)
+                heartbeats.hurry()
+
             # An interrupt may come when the coordinator knows of this server, but not yet this server of that.
-            with (
-                self._serving(holder, lambda rank, how: self._log.info("worker gone", worker=rank, how=how)),
-                failure_reported(client),
-            ):
+            with self._serving(holder, gone), failure_reported(client):
                 client.join(address=self.address)
-                heartbeats = HeartbeatThread(client, self._job, self._progress, self._end, stop=self._stop)
                 with heartbeats, self._stopping_in_order():
                     with telling_who_is_awaited(client.awaited):
                         self._ended.wait()

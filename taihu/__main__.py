@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from taihu.process.guard import check_installation
 from taihu.process.preparation import prepare_process
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 
 def main() -> None:
     """Check whose packages these are and prepare the process, before anything else is imported."""
     check_installation()
     prepare_process(os.environ)
-    from taihu.cli.main import run  # noqa: PLC0415
-
     run()
+
+
+def run() -> NoReturn:
+    """Run the command line in a process that is prepared, and exit."""
+    from taihu.cli import main as commands  # noqa: PLC0415
+
+    commands.run()
 
 
 if __name__ == "__main__":

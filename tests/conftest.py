@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import structlog
 import typer
+from support.commands import end_fork_server, run_command
 from support.daemons import Start, daemons
 from support.wheel import build_wheel
 
 from taihu.cli.plan import plan
-from taihu.job.environment import without_settings
 from taihu.process.entry import run_app
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
@@ -29,20 +27,18 @@ def _own_logs() -> Iterator[None]:
     structlog.contextvars.clear_contextvars()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_fork_server_stays() -> Iterator[None]:
+    yield
+    end_fork_server()
+
+
 @pytest.fixture
 def taihu(tmp_path: Path) -> Taihu:
     """Run the command line in an empty folder: `taihu("train", "--steps", "5")`."""
 
     def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "taihu", *arguments],
-            cwd=tmp_path,
-            env={**without_settings(os.environ), **(environment or {})},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return run_command("taihu", *arguments, folder=tmp_path, environment=environment)
 
     return run
 
@@ -57,6 +53,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start daemons in the test's folder."""
     with daemons(tmp_path) as launch:
+        yield launch
+
+
+@pytest.fixture
+def start_by_hand(tmp_path: Path) -> Iterator[Start]:
+    """Start daemons in the test's folder as a person or a launcher does."""
+    with daemons(tmp_path, by_hand=True) as launch:
         yield launch
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from taihu.process.guard import check_installation
 from taihu.process.preparation import prepare_process
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 
 def main() -> None:
     """Check whose packages these are and prepare the process, before anything else is imported; run the command."""
     check_installation()
     prepare_process(os.environ)
+    run()
+
+
+def run() -> NoReturn:
+    """Run the command in a process that is prepared, and exit."""
     from taihu.process.command_line import command_of  # noqa: PLC0415
     from taihu.process.entry import run_app  # noqa: PLC0415
     from worker.command import worker  # noqa: PLC0415

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -139,6 +139,6 @@ def version() -> None:
     typer.echo(taihu.__version__)
 
 
-def run() -> None:
+def run() -> NoReturn:
     """Run the command line and exit."""
     run_app(make_app())

@@ -81,7 +81,7 @@ def train(
     check_folder_writable(logs)
     make_tracer(trace, trace_steps)
     interrupts = Interrupts()
-    run = prepare(LocalTraining(job, RunFiles(), logs, trace, trace_steps, interrupts), job_file)
+    run = prepare(LocalTraining(job, RunFiles(), logs, trace, trace_steps, interrupts, forks=True), job_file)
     for line in run.warnings:
         typer.echo(f"warning: {line}", err=True)
     interrupts.install()

@@ -271,6 +271,10 @@ class HeartbeatThread:
         self._wakes.put(None)
         self._thread.join(timeout=_CALL_TIMEOUT_S)
 
+    def hurry(self) -> None:
+        """Send the next heartbeat at once: the run may have ended."""
+        self._wakes.put(None)
+
     def _closed(self) -> bool:
         """Wait until the next heartbeat is due; whether there is none."""
         with suppress(Empty):

@@ -187,7 +187,6 @@ class TerminalDisplay:
         self._live = Live(console=console, get_renderable=self._line, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
-        self._live.start()
         return self
 
     def __exit__(
@@ -202,11 +201,13 @@ class TerminalDisplay:
     def wait(self, awaited: str, elapsed_s: float) -> None:
         """See `Display.wait`."""
         self._awaited = awaited
+        self._live.start()
 
     def update(self, view: RunView, elapsed_s: float) -> None:
         """See `Display.update`."""
         self._view, self._seen_s, self._awaited = view, self._now(), ""
         self._first = self._first or (view.step, self._seen_s)
+        self._live.start()
         if view.tests != self._tests:
             self._tests = view.tests
             self.say(fitting([f"{elapsed_s:6.1f} s", _steps(view), *view.in_short()], self._console.width))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import subprocess
@@ -12,15 +13,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Final, Self
 
 from taihu.errors import RunError
 from taihu.job.environment import without_settings
 from taihu.process.entry import EXIT_INTERRUPTED
+from taihu.process.forking import ForkedProcess, can_fork
 
-__all__ = ["DaemonFailedError", "LocalProcesses"]
+__all__ = ["DaemonFailedError", "LocalProcesses", "prepare_to_fork"]
 
 _POLL_S = 0.05
+# What a daemon imports when its command runs.
+_DAEMONS: Final = ("ps_server.command", "ps_server.daemon", "worker.command", "worker.daemon")
+
+Process = subprocess.Popen[bytes] | ForkedProcess
+
+
+def prepare_to_fork() -> None:
+    """Import what daemons need, and let numba load what it needs for its first kernel."""
+    for module in _DAEMONS:
+        importlib.import_module(module)
+    importlib.import_module("kernels.reduce").warm_up()
 
 
 class DaemonFailedError(RunError):
@@ -34,9 +47,16 @@ class DaemonFailedError(RunError):
 @dataclass
 class _Daemon:
     name: str
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
     log_file: IO[bytes]
+
+    @property
+    def exit_code(self) -> int:
+        """Of a daemon that has ended."""
+        code = self.process.returncode
+        assert code is not None  # noqa: S101
+        return code
 
 
 class LocalProcesses:
@@ -44,10 +64,15 @@ class LocalProcesses:
 
     They do not see a terminal's Ctrl-C, and they end at once when their stdin closes, as it does when this process
     dies.
+
+    Args:
+        log_dir: of the logs.
+        fork: the daemons from this process, where that is possible; `prepare_to_fork` came before.
     """
 
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, log_dir: Path, *, fork: bool = False) -> None:
         self.log_dir = log_dir
+        self._forks = fork
         self._daemons: list[_Daemon] = []
 
     def __enter__(self) -> Self:
@@ -58,20 +83,26 @@ class LocalProcesses:
     ) -> None:
         self.stop()
 
-    def start(self, name: str, module: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start(self, name: str, module: str, arguments: Sequence[str]) -> Process:
         """Start `python -m module arguments`; its stderr goes to `<name>.log`."""
         log = self.log_dir / f"{name.replace(' ', '-')}.log"
         log_file = log.open("wb")
-        process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-P", "-m", module, *arguments, "--stop-with-stdin"],
+        process = self._launch(module, [*arguments, "--stop-with-stdin"], log_file)
+        self._daemons.append(_Daemon(name, process, log, log_file))
+        return process
+
+    def _launch(self, module: str, arguments: Sequence[str], log_file: IO[bytes]) -> Process:
+        environment = without_settings(os.environ)
+        if self._forks and can_fork():
+            return ForkedProcess.start(module, arguments, log_file.fileno(), environment)
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log_file,
-            env=without_settings(os.environ),
+            env=environment,
             start_new_session=True,
         )
-        self._daemons.append(_Daemon(name, process, log, log_file))
-        return process
 
     def start_listening(self, name: str, module: str, arguments: Sequence[str]) -> str:
         """Start a daemon and return the address that its first line of output tells."""
@@ -129,12 +160,12 @@ class LocalProcesses:
 
 
 def _rank_as_cause(daemon: _Daemon) -> int:
-    code = daemon.process.returncode
+    code = daemon.exit_code
     return 0 if code < 0 else 1 if code == 2 else 2
 
 
 def _failure(daemon: _Daemon, daemons: Sequence[_Daemon]) -> DaemonFailedError:
-    code = daemon.process.returncode
+    code = daemon.exit_code
     if code < 0:
         return DaemonFailedError(f"{daemon.name} was killed by {signal.Signals(-code).name}; log: {daemon.log}", 1)
     words = _last_words(daemon.log)

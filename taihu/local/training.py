@@ -19,7 +19,7 @@ from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.job.advice import advice_on_schedule
 from taihu.local.display import Display, RunView
-from taihu.local.processes import LocalProcesses
+from taihu.local.processes import LocalProcesses, prepare_to_fork
 from taihu.local.watching import show_status
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.results import read_json
@@ -53,7 +53,8 @@ class LocalTraining:
     """`taihu train`: the job's servers, if it has any, and workers on this machine.
 
     Logs go to `logs`, else into the run's folder, else to a temporary one that is kept only when the run fails. The
-    first of the `interrupts` stops the run in order.
+    first of the `interrupts` stops the run in order. `forks` says that this process holds nothing but the run: its
+    daemons may be forks of it.
     """
 
     job: Job
@@ -62,6 +63,7 @@ class LocalTraining:
     trace: Path | None = None
     trace_steps: str | None = None
     interrupts: Interrupts = field(default_factory=Interrupts)
+    forks: bool = False
 
     def run(self, display: Display) -> dict[str, Any]:
         """Train to the end, or until a stop, and return the results.
@@ -70,10 +72,12 @@ class LocalTraining:
             DaemonFailedError: a daemon ended before its time; all others have been ended.
             InterruptedRunError: interrupted when there was nothing to save, or for the second time.
         """
+        if self.forks:
+            prepare_to_fork()
         with self._log_folder() as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
             folder = Path(name)
             try:
-                with LocalProcesses(logs) as processes:
+                with LocalProcesses(logs, fork=self.forks) as processes:
                     coordinator = self._start(processes, folder)
                     self._watch(processes, coordinator, display)
                     if not all(path.exists() for path in self._result_files(folder)):

@@ -12,7 +12,7 @@ from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.membership import Role
 from taihu.coordination.messages import member_from_message, progress_from_message
 from taihu.coordination.status import fetch_status
-from taihu.errors import PeerUnreachableError
+from taihu.errors import TaihuError
 from taihu.local.display import Display, RunView, view_of
 
 __all__ = ["Watched", "show_status", "watching"]
@@ -21,10 +21,13 @@ _STATUS_S = 0.5
 
 
 def show_status(coordinator: str, display: Display, elapsed_s: float) -> RunView | None:
-    """Show the run's status, when its coordinator still answers and every worker has made a step."""
+    """Show the run's status, when its coordinator still answers and every worker has made a step.
+
+    Another process may have its port, once it has ended.
+    """
     try:
         status = fetch_status(coordinator, timeout_s=_STATUS_S)
-    except PeerUnreachableError:
+    except TaihuError:
         return None
     workers = [
         progress_from_message(member.progress)

@@ -26,14 +26,18 @@ def status(taihu: Taihu, folder: Path, address: str) -> dict[str, object]:
 
 
 def test_workers_may_start_before_servers_and_be_found_by_a_launchers_environment(
-    start: Start, tmp_path: Path
+    start: Start, start_by_hand: Start, tmp_path: Path
 ) -> None:
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     world |= {"WORLD_SIZE": "2", "TAIHU_CLUSTER__SERVERS": "2", "TAIHU_RUN__DIR": "kept/{name}"}
+    ways = (start_by_hand, start)
     workers = [
-        start("worker", *STEPS, "--json", f"{rank}.json", environment={**world, "RANK": str(rank)}) for rank in (0, 1)
+        ways[rank]("worker", *STEPS, "--json", f"{rank}.json", environment={**world, "RANK": str(rank)})
+        for rank in (0, 1)
     ]
-    servers = [start("ps_server", *STEPS, environment={**world, "DMLC_SERVER_ID": str(index)}) for index in (1, 0)]
+    servers = [
+        ways[index]("ps_server", *STEPS, environment={**world, "DMLC_SERVER_ID": str(index)}) for index in (1, 0)
+    ]
     assert [process.wait(timeout=90) for process in (*workers, *servers)] == [0, 0, 0, 0]
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert results[0]["parameters_sha256"] == results[1]["parameters_sha256"]

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from conftest import Taihu
+from support.commands import Command
 from support.daemons import wait_for
-
-from taihu.job.environment import without_settings
 
 ENDLESS = ("--steps", "1000000", "--set", "train.evaluate=false")
 
 
 @contextmanager
-def endless_training(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def endless_training(folder: Path) -> Iterator[Command]:
     """A run that is under way: every worker has made a step. Its run folder is in `folder`."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-u", "-m", "taihu", "train", *ENDLESS],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env={**without_settings(os.environ), "TMPDIR": str(folder)},
-    )
-    assert process.stdout is not None
+    process = Command("taihu", "train", *ENDLESS, folder=folder, environment={"TMPDIR": str(folder)})
     try:
         while (line := process.stdout.readline()) and "step " not in line:
             pass
@@ -41,7 +30,7 @@ def endless_training(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def children(process: subprocess.Popen[str]) -> dict[int, str]:
+def children(process: Command) -> dict[int, str]:
     """The daemons by pid, with their command lines."""
     pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in pids}
@@ -93,7 +82,6 @@ def test_a_second_signal_ends_all_daemons_at_once(tmp_path: Path) -> None:
         stuck = next(pid for pid, command in daemons.items() if "-m worker " in command)
         os.kill(stuck, signal.SIGSTOP)  # so that none of them can end in order
         process.send_signal(signal.SIGINT)
-        assert process.stdout is not None
         while "stopping" not in process.stdout.readline():
             pass
         process.send_signal(signal.SIGTERM)
@@ -112,16 +100,8 @@ def test_daemons_do_not_outlive_the_process_that_started_them(tmp_path: Path) ->
         wait_until_gone(daemons)
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run_and_names_layer_and_step(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "taihu", "train", "--steps", "500", "--set", "optimizer.learning_rate=1e4"],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-        cwd=tmp_path,
-        env=without_settings(os.environ),
-    )
+def test_a_gradient_that_is_not_finite_ends_the_run_and_names_layer_and_step(taihu: Taihu) -> None:
+    done = taihu("train", "--steps", "500", "--set", "optimizer.learning_rate=1e4")
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "optimizer.learning_rate" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 from support.cluster import Member, layout_of, make_job
-from support.daemons import Start, listening, ring_address, wait_for
+from support.daemons import Process, Start, listening, ring_address, wait_for
 
 from protos import coordinator_pb2
 from protos import parameter_server_pb2 as pb
@@ -25,9 +24,7 @@ from taihu.job import Job, job_to_toml
 LAYOUT = layout_of(8)
 
 
-def start_servers(
-    start: Start, folder: Path, job: Job, indices: tuple[int, ...]
-) -> tuple[Job, list[subprocess.Popen[str]]]:
+def start_servers(start: Start, folder: Path, job: Job, indices: tuple[int, ...]) -> tuple[Job, list[Process]]:
     """The job with its coordinator's address, and its servers."""
     servers = []
     for index in indices:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from prometheus_client.parser import text_string_to_metric_families
-from support.daemons import Start, free_port, listening, page, wait_for
+from support.daemons import Process, Start, free_port, listening, page, wait_for
 
 from taihu.wire.memory_limit import memory_limit_bytes
 
@@ -42,9 +41,7 @@ def samples(port: int) -> dict[tuple[str, str], float]:
     return found
 
 
-def run(
-    start: Start, steps: int, settings: tuple[str, ...], *options: str
-) -> tuple[subprocess.Popen[str], str, int, subprocess.Popen[str], str]:
+def run(start: Start, steps: int, settings: tuple[str, ...], *options: str) -> tuple[Process, str, int, Process, str]:
     """A server that has `options` too, its address and metrics port; a worker and its address."""
     flags = (*FLAGS, "--set", f"train.steps={steps}", *settings)
     server = start("ps_server", *flags, "--bind", "127.0.0.1:0", *options)

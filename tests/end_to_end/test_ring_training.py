@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support.daemons import daemons, free_port, ring_address, wait_for
+from support.daemons import Process, daemons, free_port, ring_address, wait_for
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -100,7 +100,7 @@ def test_survivors_of_a_killed_worker_end_and_name_it(tmp_path: Path, victim: in
                 assert f"worker {victim}" in last, last
 
 
-def wait_for_step(worker: subprocess.Popen[str], log: Path) -> None:
+def wait_for_step(worker: Process, log: Path) -> None:
     """Return when the worker that writes `log` has made some steps."""
     wait_for(lambda: '"step": 3,' in log.read_text() or worker.poll() is not None, f"{log.name} tells of no step 3")
     assert worker.poll() is None, log.read_text()[-500:]

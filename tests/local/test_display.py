@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import replace
 from io import StringIO
 
@@ -67,6 +68,16 @@ def test_what_a_terminal_shows_never_wraps_and_keeps_the_most_important(width: i
     needed = {"step 31/60": 20, "ETA 0:": 60, "loss 0.1002": 80, "97.78%": 80, "down 307 kB": 250}
     for words, columns in needed.items():
         assert width < columns or words in shown.getvalue(), words
+
+
+def test_a_terminal_has_no_thread_while_daemons_are_forked() -> None:
+    """Which is before any of them is waited for."""
+    before = set(threading.enumerate())
+    with TerminalDisplay(Console(file=StringIO(), force_terminal=True, width=80)) as display:
+        display.say("training")
+        assert set(threading.enumerate()) <= before
+        display.wait("server 1", 3.0)
+        assert not set(threading.enumerate()) <= before
 
 
 def test_the_line_is_gone_at_the_end_and_those_of_tests_stay() -> None:

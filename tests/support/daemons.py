@@ -8,32 +8,34 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
+from support.commands import Command
 from taihu.job.environment import without_settings
 
-__all__ = ["Start", "daemons", "free_port", "listening", "page", "ring_address", "wait_for"]
+__all__ = ["Process", "Start", "daemons", "free_port", "listening", "page", "ring_address", "wait_for"]
 
-Start = Callable[..., subprocess.Popen[str]]
+Process = Command | subprocess.Popen[str]
+Start = Callable[..., Process]
 
 
 @contextmanager
-def daemons(folder: Path) -> Iterator[Start]:
-    """`start("worker", "--rank", "0")` in `folder`, logs beside it; whatever still runs is killed at the end."""
-    processes: list[subprocess.Popen[str]] = []
+def daemons(folder: Path, *, by_hand: bool = False) -> Iterator[Start]:
+    """`start("worker", "--rank", "0")` in `folder`, logs beside it; whatever still runs is killed at the end.
 
-    def launch(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    They are forks of one process, unless they are to be started `by_hand`.
+    """
+    processes: list[Process] = []
+
+    def launch(*arguments: str, environment: dict[str, str] | None = None) -> Process:
         with (folder / f"{len(processes)}.log").open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", *arguments],
-                cwd=folder,
-                env={**without_settings(os.environ), **(environment or {})},
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+            if by_hand:
+                process: Process = _by_hand(arguments, folder, environment or {}, log)
+            else:
+                process = Command(*arguments, folder=folder, environment=environment, stderr=log)
         processes.append(process)
         return process
 
@@ -45,18 +47,31 @@ def daemons(folder: Path) -> Iterator[Start]:
             process.communicate()
 
 
-def listening(server: subprocess.Popen[str]) -> tuple[str, int]:
+def _by_hand(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], log: IO[str]
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", *arguments],
+        cwd=folder,
+        env={**without_settings(os.environ), **environment},
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+    )
+
+
+def listening(server: Process) -> tuple[str, int]:
     """The address and metrics port that a server tells."""
     address, metrics = _told(server).split(", metrics on port ")
     return address, int(metrics)
 
 
-def ring_address(first: subprocess.Popen[str]) -> str:
+def ring_address(first: Process) -> str:
     """The address that worker 0 of a ring tells."""
     return _told(first)
 
 
-def _told(process: subprocess.Popen[str]) -> str:
+def _told(process: Process) -> str:
     assert process.stdout is not None
     return process.stdout.readline().removeprefix("listening on ").strip()
 
