@@ -61,4 +61,6 @@ def _row(each: Tally) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

@@ -113,8 +113,8 @@ def _ancestors(node: cst.CSTNode, parents: Mapping[cst.CSTNode, cst.CSTNode]) ->
 
 def _short_string(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """A name becomes another one; words for people stay."""
-    if isinstance(node, cst.SimpleString) and " " not in node.value and not node.value.startswith('"""'):
-        yield node.with_changes(value=f"{node.value[0]}XX{node.value[1:]}")
+    if isinstance(node, cst.SimpleString) and " " not in node.value and len(node.quote) == 1:
+        yield node.with_changes(value=f"{node.prefix}{node.quote}XX{node.value[len(node.prefix) + 1 :]}")
 
 
 def _keyword_left_out(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

@@ -53,13 +53,14 @@ class Tally:
 def tally(core: str, sample: int | None, seed: int, at: str = "") -> Tally:
     """Judge the mutants of a core, or `sample` of them drawn with `seed`.
 
-    Only those whose `file:line` begins with `at` count; the file is relative to the root.
+    `at` is a file, relative to the root, or `file:line`: only the mutants there count.
     """
     every = [
         mutant
         for path in CORES[core].files
+        if not at or path == at.partition(":")[0]
         for mutant in mutants_of(path, (ROOT / path).read_text("utf-8"))
-        if f"{path}:{mutant.first_line}:".startswith(f"{at}:" if ":" in at else at)
+        if at in ("", path, f"{path}:{mutant.first_line}")
     ]
     chosen = every if sample is None or sample >= len(every) else random.Random(seed).sample(every, sample)  # noqa: S311
     equivalent = _equivalent()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,19 +126,24 @@ PROFILE = Profile(
 @pytest.mark.parametrize("method", ["none", "lags", "dlgs"])
 @pytest.mark.parametrize("inline", [False, True])
 @pytest.mark.parametrize("full_duplex", [False, True])
-def test_costs_are_the_groups_compression_and_transfers(method: str, inline: bool, full_duplex: bool) -> None:
+@pytest.mark.parametrize(("up_s", "down_s"), [(3e-6, 7e-6), (7e-6, 3e-6), (5e-6, 5e-6)])
+def test_costs_are_the_groups_compression_and_transfers(
+    method: str, inline: bool, full_duplex: bool, up_s: float, down_s: float
+) -> None:
+    profile = replace(PROFILE, link=LinkCost(1e-2, up_s, down_s))
     compression = Compression(method, 0.05)  # type: ignore[arg-type]
-    costs = step_costs(PROFILE, compression, inline=inline, full_duplex=full_duplex)
+    costs = step_costs(profile, compression, inline=inline, full_duplex=full_duplex)
     assert (costs.start, costs.inline) == (0.25, inline)
     assert costs.backward == pytest.approx([0.0, 0.1, 0.3, 0.6])
     for first, last in itertools.combinations_with_replacement(range(3), 2):
-        sizes = compression.sizes(PROFILE, np.array([first]), np.array([last]))
-        up = 3e-6 * compression.up_bytes(PROFILE, sizes)[0]
-        down = 7e-6 * compression.down_bytes(PROFILE, sizes)[0]
-        frames = math.ceil(sizes.elements[0] * 4 / PROFILE.servers / compression.frame_bytes)
-        # Frames of a group stream: of the shorter way, one frame is not hidden by the longer one.
+        sizes = compression.sizes(profile, np.array([first]), np.array([last]))
+        up = up_s * compression.up_bytes(profile, sizes)[0]
+        down = down_s * compression.down_bytes(profile, sizes)[0]
+        frames = math.ceil(sizes.elements[0] * 4 / profile.servers / compression.frame_bytes)
+        # Frames of a group stream: of the shorter way, one frame is not hidden by the longer one. Of equal ways it is
+        # the answers, which follow, that are hidden.
         streamed = (1e-2 + up / frames, down) if up < down else (1e-2 + up, down / frames)
-        expected = [compression.seconds(PROFILE, sizes)[0], *(streamed if full_duplex else (1e-2 + up + down,))]
+        expected = [compression.seconds(profile, sizes)[0], *(streamed if full_duplex else (1e-2 + up + down,))]
         assert costs.seconds[:, first, last] == pytest.approx(expected)
 
 
