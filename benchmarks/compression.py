@@ -89,7 +89,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def parts(row: dict[str, Any]) -> tuple[float, float, float]:
-    """Compute, sparsification and communication of a step, as far as neither hides the other (methods 1.4.6)."""
+    """Compute, selection and communication of a step, none hidden by another (docs/methods.md section 1.4)."""
     sparsify = row["seconds_compress_wait"]["median"]
     return row["seconds_compute"]["median"], sparsify, max(0.0, row["seconds_wait"]["median"] - sparsify)
 

@@ -19,7 +19,7 @@ A varint is an unsigned LEB128 number below 2**31: 7 bits a byte, lowest first, 
 superfluous bytes. Bit i of a bit string is bit i mod 8 (0 is the least significant) of its byte i div 8, numbers of
 several bits lie with their lowest bit first; the bits that fill the last byte are 0. n is at least 1, k at most 30.
 `pack` takes the encoding of the fewest bytes (the first in the table of equals), with the k of the fewest bits; a
-reader accepts any. (Methods 1.5.)
+reader accepts any. (docs/methods.md section 1.5.)
 """
 
 from __future__ import annotations

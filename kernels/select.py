@@ -1,4 +1,4 @@
-"""Selection of the largest entries of a gradient by a threshold (methods section 1.1).
+"""Selection of the largest entries of a gradient by a threshold (docs/methods.md section 1.1).
 
 A residual holds what was not sent yet, in the unit of gradients. An entry r of it is selected when it is not zero and
 `not |r| < threshold`: infinity and NaN always are, so that they reach whoever can report them, and zero never is.

@@ -3,7 +3,7 @@
 A batch has rows [rows[r], rows[r+1]) of rank r; a matrix of `columns[-1]` features has columns [columns[r],
 columns[r+1]) of rank r. Activations are whole on the rank that owns their rows, or of all rows on the rank that owns
 their columns. Everything here is pure: it says which arrays go where, as a `Transfer`. Volumes are the lean ones of
-methods section 3.
+docs/methods.md section 3.
 
 Arrays are C-contiguous; R = rows[-1] rows, m the own ones, n the own columns.
 """

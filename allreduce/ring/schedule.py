@@ -2,8 +2,8 @@
 
 The arena is cut into as many chunks as there are ranks, and every chunk into segments. A chunk makes 2 (P - 1) hops
 from rank to rank: rank r sends chunk (r - h) mod P at hop h to rank r + 1. In the first P - 1 hops the receiver adds
-the chunk to its own (reduce-scatter), in the others it takes it over (allgather); methods section 2, with both phases
-counted through. A segment goes on as soon as it has been added, so that sending, receiving and adding overlap.
+the chunk to its own (reduce-scatter), in the others it takes it over (allgather): docs/methods.md section 2. A
+segment goes on as soon as it has been added, so that sending, receiving and adding overlap.
 
 Chunk c is summed in the order of ranks c, c + 1, ..., c - 1 (mod P), whatever arrives first, by one rank; all others
 take its bits over. So all ranks hold the same bits, and a rerun gives them again. Chunk c of a group is what server c

@@ -1,8 +1,8 @@
-"""The methods: which ranges share a threshold, how often it is made anew, and the one update that they share.
+"""Methods of compression: the ranges that share a threshold, how often it is made anew, the update common to all.
 
-Methods section 1.1: the residual is added exactly once, the threshold is exact in the first update and reused in the
-following ones, entries at or above it are sent, the others stay. Global Top-K and LAGS (Shi et al. 2019) make it anew
-every time, for the whole model or each layer; DLGS for each group, every `refresh_every` updates.
+docs/methods.md section 1.1: the residual is added exactly once, the threshold is exact in the first update and reused
+in the following ones, entries at or above it are sent, the others stay. Global Top-K and LAGS (Shi et al. 2019) make
+it anew every time, for the whole model or each layer; DLGS for each group, every `refresh_every` updates.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 
 
 def kept_elements(density: float, elements: int) -> int:
-    """How many of `elements` values are kept: `max(1, ceil(density * elements))`, methods section 1.1."""
+    """How many of `elements` values are kept: `max(1, ceil(density * elements))`, docs/methods.md section 1.1."""
     return min(elements, max(1, math.ceil(density * elements)))
 
 
@@ -71,12 +71,12 @@ class Compressor:
     Attributes:
         method: which ranges share a threshold.
         density: share of the elements that is kept once the warm-up is over.
-        refresh_every: updates between exact thresholds (s in methods section 1.1).
+        refresh_every: updates between exact thresholds (s in docs/methods.md section 1.1).
         value_type: `fp32`, `fp16` or `bf16`; what rounding takes away stays in the residual.
         density_warmup_steps: the density falls exponentially from 1 to `density` within these steps.
         momentum, weight_decay, nesterov: applied before selection (momentum correction, Lin et al. 2018, section
-            3.1); all zero when the servers do it.
-        factor_masking: forget the velocity of what was sent (section 3.2 there). Without it density 1 is momentum
+            3.2); all zero when the servers do it.
+        factor_masking: forget the velocity of what was sent (section 3.3 there). Without it density 1 is momentum
             SGD; with it, momentum ends wherever something is sent, so that at density 1 none is left.
         clip_norm: bound of the L2 norm of a unit's gradient, None for none (section 3.2 there; the norm of the whole
             gradient is known only after backward, so every unit is clipped on its own).

@@ -20,7 +20,7 @@ class OptimizerShard:
     """Updates `parameters` in place and owns the optimizer state that belongs to them.
 
     Disjoint ranges may be updated at the same time from different threads, in any order: how the arena is cut into
-    ranges changes no bit of the result. ZeRO's optimizer state partition, methods section 5.
+    ranges changes no bit of the result. ZeRO's optimizer state partition, docs/methods.md section 5.
 
     Args:
         settings: the update rule and its schedule.

@@ -1,4 +1,4 @@
-"""Which fully connected layers to spread over the workers: predicted from what the links do (methods section 3).
+"""The choice of fully connected layers to spread over the workers, by what links do (docs/methods.md section 3).
 
 Data-parallel, a layer of K inputs and N outputs exchanges its (K + 1) N gradients. Sharded by output columns over P
 workers with M examples each, it moves activations instead: its inputs are gathered, (P - 1) M K values received by

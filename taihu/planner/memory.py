@@ -1,7 +1,7 @@
-"""What a job keeps in memory in every process, by stage of ZeRO, and what makes it fit.
+"""Memory of a job in every process, by stage of ZeRO, and the change that makes it fit (docs/methods.md section 5).
 
-Rajbhandari et al. 2020; methods section 5. Stage 0 divides nothing, 1 the optimizer state, 2 the gradients too, 3 the
-parameters too. The owners are the servers, or in a ring the workers. Activations and data are not counted.
+Stage 0 divides nothing, 1 the optimizer state, 2 the gradients too, 3 the parameters too (Rajbhandari et al. 2020).
+The owners are the servers, or in a ring the workers. Activations and data are not counted.
 
 Layers are numbered in backward order (0 is the output side), as in `taihu.layout`.
 """
@@ -194,7 +194,7 @@ def job_memory(job: MemoryJob) -> MemoryUse:
 
 
 def model_state_bytes(parameters: float, devices: int, stage: int, optimizer_bytes: int = 12) -> float:
-    """Bytes of model states per device in mixed precision: the paper's figure 1 and table 1, methods section 5.
+    """Bytes of model states per device in mixed precision, as the paper's table 1 (docs/methods.md section 5).
 
     Args:
         parameters: of the model.
@@ -212,7 +212,7 @@ def model_state_bytes(parameters: float, devices: int, stage: int, optimizer_byt
 
 
 def volume_per_step(parameters: int, stage: int) -> int:
-    """Elements that a device moves in a step: 2P, in stage 3 3P (methods section 5).
+    """Elements that a device moves in a step: 2P, in stage 3 3P (docs/methods.md section 5).
 
     Raises:
         ConfigError: there is no such stage.

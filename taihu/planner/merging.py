@@ -1,4 +1,4 @@
-"""Which layers to merge, so that the predicted step is shortest (methods section 1.3).
+"""Groups of layers with which the predicted step is shortest (docs/methods.md section 1.3).
 
 Layers are numbered in backward order: index 0 is the paper's layer L, and merging index i into i + 1 is its merging
 of layer l into l - 1.

@@ -1,4 +1,4 @@
-"""The exact parameter shapes of well-known models, for benchmarks and the simulator (methods section 7).
+"""The exact parameter shapes of well-known models, for benches and planning (docs/methods.md section 7).
 
 Every convolution, fully connected layer and batch norm is a layer of its own. Weights of convolutions are
 (KH, KW, C / groups, F), of fully connected layers (K, N); biases, scales and shifts are (F,) or (N,). Convolutions

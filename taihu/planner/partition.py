@@ -1,8 +1,8 @@
-"""Which part of the arena each server owns, and how a group's part is cut into frames.
+"""The part of the arena that each server owns, and the frames that a group's part is cut into.
 
-Every layer is cut into S equal ranges, one for each server (ZeRO's partition, methods section 5): load is balanced
-for every group, and the partition does not move when the plan does. A server's own arena is the concatenation of
-its slices in the same backward order.
+Every layer is cut into S equal ranges, one for each server (ZeRO's partition, docs/methods.md section 5): load is
+balanced for every group, and the partition does not move when the plan does. A server's own arena is the
+concatenation of its slices in the same backward order.
 """
 
 from __future__ import annotations

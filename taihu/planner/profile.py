@@ -162,12 +162,12 @@ class Compression:
     model, which therefore is one group. Of a unit of d elements max(1, ceil(density * d)) are kept.
 
     Attributes:
-        method: methods section 1.5.
+        method: docs/methods.md section 1.5.
         density: share of values kept, in (0, 1].
         refresh_every: steps from one exact selection of `dlgs` to the next (the paper's s).
         value_bytes: bytes of a kept value, 4 or 2.
         downlink: answers with every value (`dense`), with the fp32 values that any worker pushed (`exact`), or
-            compressed once more (`doublesqueeze`); methods section 1.6.
+            compressed once more (`doublesqueeze`); docs/methods.md section 1.6.
         frame_bytes: dense bytes that one frame covers at most.
         frame_header_bytes: bytes of a frame beside its payload.
         section_header_bytes: bytes of a sparse section, one for each layer and server, beside its indices.
@@ -209,7 +209,7 @@ class Compression:
         return GroupSizes(elements, layers, np.ones_like(elements), self._kept(elements))
 
     def seconds(self, profile: Profile, sizes: GroupSizes) -> Array:
-        """Seconds to compress each group, mean over `refresh_every` steps (methods section 1.3)."""
+        """Seconds to compress each group, mean over `refresh_every` steps (docs/methods.md section 1.3)."""
         exact, reused = (
             sizes.units * cost.base_seconds + sizes.elements * cost.seconds_per_element
             for cost in (profile.top_k, profile.scan)

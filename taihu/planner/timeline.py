@@ -1,4 +1,4 @@
-"""The timeline of one training step: what a grouping of layers costs (methods section 1.2).
+"""The timeline of one training step: what a grouping of layers costs (docs/methods.md section 1.2).
 
 Forward; then backward yields gradients layer by layer. A group whose last layer is ready passes through stages: it is
 compressed, its values go up to the servers, the answer comes down. Each stage serves the groups in order. The next
@@ -41,7 +41,7 @@ class GroupTimes:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step; the three parts make up `seconds` (methods section 1.4, claim 6).
+    """One step; the three parts make up `seconds` (docs/methods.md section 1.4, claim 6).
 
     Attributes:
         groups: in backward order.

@@ -110,7 +110,7 @@ def test_what_is_sent_and_what_stays_is_the_gradient_bit_for_bit(
 def test_thresholds_and_selections_follow_the_printed_algorithm(
     sizes: list[int], density: float, refresh: int, warmup: int, seed: int
 ) -> None:
-    """Methods 1.1 in plain NumPy, with the bound of the count; another density makes the threshold anew."""
+    """docs/methods.md section 1.1 in NumPy, with the bound of the count; another density makes the threshold anew."""
     units = units_of(sizes)
     run = Run(Compressor(METHODS["dlgs"], density, refresh, density_warmup_steps=warmup), units)
     residual = np.zeros(run.elements, dtype=np.float32)
@@ -172,7 +172,7 @@ def test_a_threshold_is_not_reused_for_another_density() -> None:
 
 @pytest.mark.parametrize(("method", "unit", "refreshes"), [("topk", 1, 6), ("lags", 3, 6), ("dlgs", 2, 2)])
 def test_methods_differ_in_what_shares_a_threshold_and_for_how_long(method: str, unit: int, refreshes: int) -> None:
-    """Methods 1.5: over the model, every layer, every group; only DLGS uses a threshold again."""
+    """docs/methods.md section 1.5: over the model, every layer, every group; only DLGS uses a threshold again."""
     settings_ = CompressionSettings.model_validate({"method": method, "density": 0.1, "refresh_every": 3})
     compressor = make_compressor(settings_, OptimizerSettings(momentum=0.0), workers=1, momentum_here=True)
     sizes = (100, 200, 300)
@@ -233,7 +233,7 @@ def test_a_value_that_is_not_finite_is_sent_so_that_the_server_can_refuse_it(bad
 def test_momentum_correction_and_factor_masking_are_those_of_dgc(
     *, elements: int, density: float, momentum: float, decay: float, nesterov: bool, masking: bool, seed: int
 ) -> None:
-    """Lin et al. 2018, equations 4 and 5, and section 3.2, in float64."""
+    """Lin et al. 2018, equations 4 and 5, and section 3.3, in float64."""
     compressor = Compressor(
         METHODS["dlgs"],
         density,

@@ -16,7 +16,7 @@ links = st.builds(FcLinks, st.floats(0, 1e-2), st.floats(0, 1e-2), st.floats(1e-
 
 
 def alone(layer: FcLayer, batch: int, workers: int) -> tuple[float, float]:
-    """Data-parallel and sharded seconds on a ring with the constants that fit the paper (methods section 3)."""
+    """Seconds on a ring, data-parallel and sharded, with the constants of docs/methods.md section 3."""
     start = 0.36e-3 * (workers - 1) ** 0.84
     there = FcLinks(transfer_seconds=7 * start / 4, exchange_seconds=start, seconds_per_byte=1 / 4.46e9)
     choice = choose_fc([layer], FcJob(batch, workers, 0), there)[0]

@@ -33,7 +33,7 @@ from taihu.planner.partition import Shard
 
 quick = settings(deadline=None)
 
-# GB by devices: stages 1/2/3 of 7.5, 128 and 1000 billion parameters, as methods section 5 prints them.
+# GB by devices: stages 1/2/3 of 7.5, 128 and 1000 billion parameters, as docs/methods.md section 5 prints them.
 PUBLISHED = {
     1: "120/120/120 2048/2048/2048 16000/16000/16000",
     4: "52.5/41.3/30 896/704/512 7000/5500/4000",
@@ -233,7 +233,7 @@ def test_a_ring_of_mixed_precision_adam_is_the_papers_but_for_gradients(devices:
 
 @pytest.mark.parametrize("devices", [1, 4, 64])
 def test_a_ring_of_fp32_adam(devices: int) -> None:
-    """Methods section 5: 8P + 8P / Nd."""
+    """docs/methods.md section 5: 8P + 8P / Nd."""
     assert worker_memory(job_of(6400, 640, workers=devices, zero=1)).total == 8 * 7040 + 8 * 7040 // devices
 
 

@@ -110,7 +110,7 @@ def test_of_ties_the_exact_one_has_the_fewest_groups(costs: Pipeline) -> None:
 @quick
 @given(small_numbers())
 def test_greedy_is_the_papers_scan(costs: Pipeline) -> None:
-    """Methods 1.3: for l = L..2 merge l into l - 1 if, and only if, the predicted step becomes shorter."""
+    """docs/methods.md section 1.3: for l = L..2, l is merged into l - 1 if that shortens the predicted step."""
     layers = len(costs.backward) - 1
     merged: set[int] = set()
 

@@ -39,7 +39,7 @@ def steps(draw: st.DrawFn, stages: int) -> tuple[Pipeline, tuple[Group, ...]]:
 @quick
 @given(steps(stages=2).filter(lambda step: step[0].inline))
 def test_inline_is_the_papers_equations(step: tuple[Pipeline, tuple[Group, ...]]) -> None:
-    """Methods 1.2: layers L..1, of which a merged one hands its gradient on and costs nothing itself."""
+    """docs/methods.md section 1.2: layers L..1; a merged one hands its gradient on and costs nothing itself."""
     costs, groups = step
     count = len(costs.backward) - 1
     t_b = {count - index: costs.backward[index + 1] - costs.backward[index] for index in range(count)}

@@ -1,1 +1,1 @@
-"""Fully connected layers whose columns are spread over the workers (methods sections 3 and 4)."""
+"""Fully connected layers whose columns are spread over the workers (docs/methods.md section 3, and section 4)."""

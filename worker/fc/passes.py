@@ -1,4 +1,4 @@
-"""In which passes the examples of all workers go through the fully connected layers (methods section 4). Pure."""
+"""Passes of all workers' examples through the fully connected layers (docs/methods.md section 4). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the thresholds of a run moved: what claim 5 of methods section 1.4 is about."""
+"""Drift and age of the thresholds of a run: claim 5 of docs/methods.md section 1.4."""
 
 from __future__ import annotations
 
