@@ -46,7 +46,8 @@ CORES: Mapping[str, Core] = MappingProxyType(
         "ring": Core(
             ("allreduce/ring/*.py", "allreduce/sparse/[!em]*.py"),
             tuple(
-                f"tests/allreduce/test_{name}.py" for name in ("ring", "ring_scenarios", "sparse", "sparse_scenarios")
+                f"tests/allreduce/test_{name}.py"
+                for name in ("ring", "ring_scenarios", "operation", "sparse", "sparse_scenarios")
             ),
         ),
     }
