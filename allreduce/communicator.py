@@ -24,6 +24,7 @@ from taihu.errors import ConfigError, ExchangeError, FrameError, MemberLostError
 from taihu.planner.groups import Group
 from taihu.settings import Transport
 from taihu.wire.codec import Frame, FrameHeader, ValueType
+from taihu.wire.direct_connection import DirectListener
 from taihu.wire.direct_frames import Origin, Sink
 from taihu.wire.frame_link import FrameLink, LinkEnd, LinkEvents
 from taihu.wire.identity import WorkerIdentity
@@ -39,14 +40,24 @@ class Communicator:
     frames of an operation that this rank has not started yet wait for it. Operations may be started by any thread.
     """
 
-    def __init__(self, identity: WorkerIdentity, size: int, *, timeout_s: float = 600.0, direct: bool = True) -> None:
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        size: int,
+        *,
+        timeout_s: float = 600.0,
+        direct: bool = True,
+        listener: DirectListener | None = None,
+    ) -> None:
         self.rank = identity.rank
         self.size = size
         self._identity = identity
         self._timeout_s = timeout_s
         self._direct = direct
         sink = Sink(places=self._places, take=self._take, take_frame=self._take_frame)
-        self._servicer = PeerServicer(identity, size, sink=sink, events=PeerEvents(self.fail, self._sender_left))
+        events = PeerEvents(self.fail, self._sender_left)
+        listener = listener or DirectListener()
+        self._servicer = PeerServicer(identity, size, sink=sink, events=events, listener=listener)
         self._right: FrameLink | None = None
         self._links: dict[int, FrameLink] = {}
         self._sparse = SparseMesh(identity, self._send_to)

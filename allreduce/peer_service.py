@@ -45,9 +45,12 @@ class PeerServicer:
         size: number of workers.
         sink: what takes the frames of a peer, in the order in which it sent them, by that peer's thread.
         events: what is told when a peer's stream ends.
+        listener: accepts connections of peers, and is closed with this.
     """
 
-    def __init__(self, identity: WorkerIdentity, size: int, *, sink: Sink, events: PeerEvents) -> None:
+    def __init__(
+        self, identity: WorkerIdentity, size: int, *, sink: Sink, events: PeerEvents, listener: DirectListener
+    ) -> None:
         self._identity = identity
         self._size = size
         self._sink = sink
@@ -55,7 +58,7 @@ class PeerServicer:
         self._lock = threading.Lock()
         self._outboxes: dict[int, Outbox] = {}
         self._connections: dict[int, FrameConnection] = {}
-        self._listener = DirectListener()
+        self._listener = listener
         self._end: list[TaihuError | None] = []
         self._stream_bytes = 0
 

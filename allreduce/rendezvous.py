@@ -22,6 +22,8 @@ from taihu.errors import RunError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.run_length import RunLength
+from taihu.wire.address import host_of
+from taihu.wire.direct_connection import DirectListener
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.server import RpcServer
 
@@ -33,11 +35,13 @@ class ListenOptions:
     """The address at which a worker listens for its peers.
 
     `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for worker 0, a
-    free one for the others), `advertise` the host that peers are told.
+    free one for the others), `advertise` the host that peers are told, `direct_port` that of connections beside gRPC
+    (0: a free one).
     """
 
     bind: str = ""
     advertise: str = ""
+    direct_port: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Listener:
 
     rpc: RpcServer
     address: str
+    direct: DirectListener
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,8 @@ def listen_for_peers(job: Job, rank: int, options: ListenOptions) -> Listener:
     """Listen; raises ConfigError when the address cannot be listened on."""
     rpc = RpcServer.create(threads=3 * job.cluster.workers + 8)
     hosts = rank == 0 and not job.servers
-    return Listener(rpc, listen(rpc, options.bind, options.advertise, job.cluster.coordinator, hosts=hosts))
+    address = listen(rpc, options.bind, options.advertise, job.cluster.coordinator, hosts=hosts)
+    return Listener(rpc, address, DirectListener(host_of(options.bind), options.direct_port))
 
 
 @contextmanager
@@ -97,6 +103,7 @@ def meet(
         workers,
         timeout_s=job.exchange.timeout_s,
         direct=job.exchange.transport != "grpc",
+        listener=listener.direct,
     )
     with ExitStack() as stack:
         rpc, address = listener.rpc, listener.address

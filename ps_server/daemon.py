@@ -27,6 +27,8 @@ from taihu.job import Job
 from taihu.process.entry import InterruptedRunError, Interrupts, wait_for_termination
 from taihu.trace import Tracer
 from taihu.trace.clock_offset import ClockOffset
+from taihu.wire.address import host_of
+from taihu.wire.direct_connection import DirectListener
 from taihu.wire.metrics import MetricsPage, ServerMetrics
 from taihu.wire.server import RpcServer
 from taihu.words import counted
@@ -43,7 +45,8 @@ class ServerOptions:
     """The options of one server of a job, and what SIGTERM and SIGINT lead to.
 
     `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for server 0, a
-    free one for the others); `advertise` is the host that workers are told; `metrics_port` None serves no metrics,
+    free one for the others); `advertise` is the host that workers are told, `direct_port` that of connections beside
+    gRPC (0: a free one); `metrics_port` None serves no metrics,
     which are served for `linger_s` after the end; with `hold` a server that has finished stays,
     healthy but not ready, until it is told to end; `trace` is where this process's part of the trace is written at
     the end. While this server serves, it takes the first of the `interrupts` as a wish that the run ends in order.
@@ -52,6 +55,7 @@ class ServerOptions:
     index: int
     bind: str = ""
     advertise: str = ""
+    direct_port: int = 0
     metrics_port: int | None = None
     linger_s: float = 0.0
     hold: bool = False
@@ -86,6 +90,7 @@ class ServerDaemon:
         self._rpc = RpcServer.create(threads=4 * job.cluster.workers + servers + 8)
         hosts = options.index == 0
         self.address = listen(self._rpc, options.bind, options.advertise, job.cluster.coordinator, hosts=hosts)
+        self._direct = DirectListener(host_of(options.bind), options.direct_port)
         if options.metrics_port is not None:
             self._page = MetricsPage(self.metrics.registry, options.metrics_port, linger_s=options.linger_s)
 
@@ -102,6 +107,7 @@ class ServerDaemon:
         elif self._page is not None:
             self._page.lingers = self._outcome[0] is not RunState.STOPPED and not self._stop.expected
             self._page.__exit__(kind, value, trace)
+        self._direct.close()
         self._rpc.stop()
 
     @property
@@ -207,7 +213,7 @@ class ServerDaemon:
     def _serving(self, holder: ShardHolder, on_lost: LostCallback, *services: str) -> Iterator[None]:
         """Serve; when the block fails, whoever waits for this server is told why."""
         servicer = ParameterServerServicer(
-            self._job, holder, self.metrics, on_lost=on_lost, tracer=self._options.tracer
+            self._job, holder, self.metrics, on_lost=on_lost, tracer=self._options.tracer, listener=self._direct
         )
         servicer.register(self._rpc.grpc_server)
         self._rpc.start((PARAMETER_SERVER_SERVICE, *services), with_reflection=self._job.cluster.reflection)

@@ -40,7 +40,8 @@ PARAMETER_SERVER_SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerServic
 class ParameterServerServicer:
     """The service's methods.
 
-    `on_lost(rank, how)` is called when a worker's exchange ends, also when it has finished.
+    `on_lost(rank, how)` is called when a worker's exchange ends, also when it has finished. `listener`
+    accepts connections of workers, and is closed with this.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ParameterServerServicer:
         *,
         on_lost: Callable[[int, str], None],
         tracer: Tracer,
+        listener: DirectListener,
     ) -> None:
         self._job = job.name
         self._workers = job.cluster.workers
@@ -62,7 +64,7 @@ class ParameterServerServicer:
         self._log = structlog.get_logger().bind(role="server")
         self._lock = threading.Lock()
         self._exchanges: dict[int, WorkerExchange] = {}
-        self._listener = DirectListener()
+        self._listener = listener
         self._connections: dict[int, tuple[WorkerIdentity, socket.socket]] = {}
         self._gradients: dict[WorkerIdentity, NDArray[np.float32]] = {}
         self._failure: TaihuError | None = None

@@ -14,6 +14,7 @@ from taihu.process.options import (
     AdvertiseOption,
     BindOption,
     CoordinatorOption,
+    DirectPortOption,
     JobArgument,
     JsonOption,
     LingerOption,
@@ -46,6 +47,7 @@ def worker(
     coordinator: CoordinatorOption = None,
     bind: BindOption = "",
     advertise: AdvertiseOption = "",
+    direct_port: DirectPortOption = 0,
     run_dir: RunDirOption = None,
     save: SaveOption = None,
     metrics_port: MetricsPortOption = 0,
@@ -97,7 +99,7 @@ def worker(
         stop_with_stdin(interrupts)
     listener = None
     if job.workers_meet:
-        listener = listen_for_peers(job, place, ListenOptions(bind, advertise))
+        listener = listen_for_peers(job, place, ListenOptions(bind, advertise, direct_port))
         typer.echo(f"listening on {listener.address}")
     health = None
     if bind and listener is None:

@@ -26,6 +26,7 @@ from taihu.process.options import (
     AdvertiseOption,
     BindOption,
     CoordinatorOption,
+    DirectPortOption,
     JsonOption,
     SetOption,
     StopWithStdinOption,
@@ -57,6 +58,7 @@ def allreduce(
     coordinator: CoordinatorOption = None,
     bind: BindOption = "",
     advertise: AdvertiseOption = "",
+    direct_port: DirectPortOption = 0,
     assignments: SetOption = None,
     json_file: JsonOption = None,
     stop_with_parent: StopWithStdinOption = False,
@@ -88,7 +90,7 @@ def allreduce(
         arguments += [f"--set={item}" for item in assignments or ()]
         rows = measure_here("allreduce", ranks, arguments)["rows"]
     else:
-        listener = listen_for_peers(job, rank, ListenOptions(bind, advertise))
+        listener = listen_for_peers(job, rank, ListenOptions(bind, advertise, direct_port))
         typer.echo(f"listening on {listener.address}")
         layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
         with meet(job, rank, layout, listener) as meeting:

@@ -21,6 +21,7 @@ from taihu.process.entry import Interrupts
 from taihu.process.options import (
     BindOption,
     CoordinatorOption,
+    DirectPortOption,
     JsonOption,
     SetOption,
     StopWithStdinOption,
@@ -49,6 +50,7 @@ def exchange(
     rank: Annotated[int | None, typer.Option(help="Rank of the worker, or index of the server.")] = None,
     coordinator: CoordinatorOption = None,
     bind: BindOption = "",
+    direct_port: DirectPortOption = 0,
     assignments: SetOption = None,
     json_file: JsonOption = None,
     stop_with_parent: StopWithStdinOption = False,
@@ -79,7 +81,7 @@ def exchange(
     layout = layer_table(model)
     link_rate = None if rate is None else parse_rate(rate)
     if role == "server":
-        _serve(job, rank, bind)
+        _serve(job, ServerOptions(index=rank, bind=bind, direct_port=direct_port))
         return
     if role == "worker":
         measured = exchange_rounds(job, rank, layout, rounds=rounds, warmup=warmup)
@@ -100,9 +102,9 @@ def exchange(
         write_json(json_file, results)
 
 
-def _serve(job: Job, index: int, bind: str) -> None:
-    configure_logs("auto", role="server", rank=index)
-    with ServerDaemon(job, ServerOptions(index=index, bind=bind)) as daemon:
+def _serve(job: Job, options: ServerOptions) -> None:
+    configure_logs("auto", role="server", rank=options.index)
+    with ServerDaemon(job, options) as daemon:
         typer.echo(f"listening on {daemon.address}")
         daemon.run()
 

@@ -44,6 +44,10 @@ def manifest_command(
     data_claim: Annotated[
         str | None, typer.Option(metavar="CLAIM", help="PersistentVolumeClaim with the data set's files.")
     ] = None,
+    direct_port: Annotated[
+        int,
+        typer.Option(metavar="PORT", min=0, max=65535, help="Port of connections beside gRPC; 0 asks for none."),
+    ] = 0,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a folder for kustomize instead of one text.")
     ] = None,
@@ -76,6 +80,7 @@ def manifest_command(
         run_claim=run_claim,
         data_claim=data_claim,
         files=files,
+        direct_port=direct_port,
     )
     objects = manifest(job, job_file.read_text(encoding="utf-8"), settings, options)
     if out is None:

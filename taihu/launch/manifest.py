@@ -58,6 +58,7 @@ class ManifestOptions:
         run_claim: PersistentVolumeClaim for results; by default the manifest has one.
         data_claim: PersistentVolumeClaim with the data set's files.
         files: what goes beside the job file, text by name: a model of the user's own.
+        direct_port: of connections beside gRPC; 0 opens none to other pods.
     """
 
     image: str = "localhost/taihu:latest"
@@ -70,6 +71,7 @@ class ManifestOptions:
     run_claim: str | None = None
     data_claim: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    direct_port: int = 0
 
 
 def manifest(
@@ -138,6 +140,8 @@ class _Manifest:
         }
         if self.job.servers:
             own["TAIHU_CLUSTER__SERVERS"] = self.job.servers
+        if self.options.direct_port:
+            own["TAIHU_DIRECT_PORT"] = self.options.direct_port
         if self.options.data_claim is not None:
             own["TAIHU_DATA__PATH"] = DATA_FOLDER
         if self.keeps:
@@ -162,9 +166,14 @@ class _Manifest:
             # Processes look for each other before they are ready.
             "publishNotReadyAddresses": True,
             "selector": self.labels(),
-            "ports": [{"name": "grpc", "port": GRPC_PORT}, {"name": "metrics", "port": METRICS_PORT}],
+            "ports": [{"name": name, "port": port} for name, port in self.ports().items()],
         }
         return self.object("v1", "Service", self.name, spec=spec)
+
+    def ports(self) -> dict[str, int]:
+        """What processes listen on, by name."""
+        direct = {"direct": self.options.direct_port} if self.options.direct_port else {}
+        return {"grpc": GRPC_PORT, "metrics": METRICS_PORT, **direct}
 
     def stateful_set(self) -> Object:
         spec = {
@@ -291,10 +300,7 @@ class _Manifest:
                 {"name": "TAIHU_CLUSTER__THREADS", "value": str(self.job.cluster.threads or resources.cpus)},
                 *environment,
             ],
-            "ports": [
-                {"name": "grpc", "containerPort": GRPC_PORT},
-                {"name": "metrics", "containerPort": METRICS_PORT},
-            ],
+            "ports": [{"name": name, "containerPort": port} for name, port in self.ports().items()],
             # Of memory there is never more; a processor that is idle may be used.
             "resources": {"requests": asked, "limits": {"memory": resources.memory}},
             "securityContext": {

@@ -19,6 +19,7 @@ __all__ = [
     "AdvertiseOption",
     "BindOption",
     "CoordinatorOption",
+    "DirectPortOption",
     "JobArgument",
     "JsonOption",
     "LingerOption",
@@ -64,6 +65,17 @@ BindOption = Annotated[
     str,
     typer.Option(
         "--bind", metavar="HOST:PORT", envvar="TAIHU_BIND", help="Where to listen; port 0 takes a free one."
+    ),
+]
+DirectPortOption = Annotated[
+    int,
+    typer.Option(
+        "--direct-port",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        envvar="TAIHU_DIRECT_PORT",
+        help="Port of connections beside gRPC, on the host of --bind; 0 takes a free one when one is wanted.",
     ),
 ]
 AdvertiseOption = Annotated[

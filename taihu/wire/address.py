@@ -9,7 +9,15 @@ from urllib.parse import unquote
 
 from taihu.errors import ConfigError
 
-__all__ = ["advertised_host", "host_of_peer", "is_loopback", "join_address", "split_address"]
+__all__ = [
+    "advertised_host",
+    "host_of",
+    "host_of_peer",
+    "is_every_host",
+    "is_loopback",
+    "join_address",
+    "split_address",
+]
 
 _EVERY_HOST = ("", "0.0.0.0", "::")  # noqa: S104
 _ADDRESS = re.compile(r"(?:\[([^\[\]\s]*)\]|([^\[\]:\s]*)):([0-9]{1,5})")
@@ -28,6 +36,11 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def host_of(bind: str) -> str:
+    """The host of an address to listen on; "", which is every interface, where none is given."""
+    return split_address(bind)[0] if bind else ""
+
+
 def host_of_peer(peer: str) -> str:
     """The host in gRPC's words for who called, `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; "" in others."""
     family, _, address = unquote(peer).partition(":")
@@ -43,9 +56,14 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
+def is_every_host(host: str) -> bool:
+    """Whether listening on `host` is listening on every interface."""
+    return host in _EVERY_HOST
+
+
 def advertised_host(bound: str, coordinator: str | None) -> str:
     """The host to tell others: the bound one, or the address by which this machine reaches the coordinator."""
-    if bound not in _EVERY_HOST:
+    if not is_every_host(bound):
         return bound
     if coordinator is None:
         return "127.0.0.1"

@@ -21,8 +21,8 @@ import grpc
 import structlog
 
 from protos import connection_pb2 as pb
-from taihu.errors import ExchangeError
-from taihu.wire.address import split_address
+from taihu.errors import ConfigError, ExchangeError
+from taihu.wire.address import is_every_host, join_address, split_address
 from taihu.wire.identity import WorkerIdentity
 
 __all__ = [
@@ -53,15 +53,29 @@ OnConnection = Callable[[socket.socket], None]
 class DirectListener:
     """Accepts one connection for every token that `expect` gave out.
 
-    It listens on every interface, from the first token on.
+    Args:
+        host: to listen on; "" and the wildcard addresses mean every interface.
+        port: 0 takes a free one when the first token is given out; another one is taken at once.
+
+    Raises:
+        ConfigError: the port is in use, or the host is not this machine's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "", port: int = 0) -> None:
+        self._host = host
         self._lock = threading.Lock()
         self._expected: dict[bytes, tuple[int, OnConnection]] = {}
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
+        if port:
+            self._listen(port)
+
+    def _listen(self, port: int) -> socket.socket:
+        listening = self._socket = _bound(self._host, port)
+        self._thread = threading.Thread(target=self._accept, args=(listening,), name="direct-accept", daemon=True)
+        self._thread.start()
+        return listening
 
     def expect(self, rank: int, on_connection: OnConnection) -> tuple[int, bytes]:
         """The port, and a token for `rank`; the first connection that says it is handed to `on_connection`.
@@ -69,21 +83,17 @@ class DirectListener:
         A rank has one token at a time: an older one that nobody has said is good no more.
 
         Raises:
-            ExchangeError: it cannot listen.
+            ExchangeError: it is closed.
+            ConfigError: it cannot listen.
         """
         token = secrets.token_bytes(TOKEN_BYTES)
         with self._lock:
             if self._closed.is_set():
                 raise ExchangeError("no connections are taken any more")
-            if self._socket is None:
-                self._socket = _listen()
-                self._thread = threading.Thread(
-                    target=self._accept, args=(self._socket,), name="direct-accept", daemon=True
-                )
-                self._thread.start()
+            listening = self._socket or self._listen(0)
             others = {known: each for known, each in self._expected.items() if each[0] != rank}
             self._expected = {**others, token: (rank, on_connection)}
-            return self._socket.getsockname()[1], token
+            return listening.getsockname()[1], token
 
     def close(self) -> None:
         """Stop listening; connections that were handed on stay."""
@@ -192,13 +202,18 @@ def receive_into(connection: socket.socket, places: list[memoryview]) -> bool:
     return True
 
 
-def _listen() -> socket.socket:
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
+def _bound(host: str, port: int) -> socket.socket:
+    every = is_every_host(host)
+    both = every and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     try:
-        return socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=64)
+        return socket.create_server(("" if every else host, port), family=family, dualstack_ipv6=both, backlog=64)
     except OSError as error:
-        raise ExchangeError(f"cannot listen for connections: {error}") from None
+        reason = error.strerror or error
+        raise ConfigError(
+            f"cannot listen on {join_address(host, port)} for direct connections: {reason}; choose another port with "
+            "--direct-port, 0 takes a free one"
+        ) from None
 
 
 def _hear_token(connection: socket.socket) -> bytes:

@@ -113,6 +113,17 @@ def test_every_manifest_is_valid_and_means_the_job(
     assert ("StatefulSet" in kinds) == (not jobset and not ring)
 
 
+def test_a_port_beside_grpc_is_asked_for_only_when_named(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("name = 'big'\n")
+    for arguments, expected in (([], {7070, 9400}), (["--direct-port", "7071"], {7070, 7071, 9400})):
+        objects = objects_of(write("job.toml", *arguments))
+        assert problems(objects) == []
+        assert {port["port"] for port in by_kind(objects, "Service")["spec"]["ports"]} == expected
+        (container,) = by_kind(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+        assert {port["containerPort"] for port in container["ports"]} == expected
+        assert settings_of(objects).get("TAIHU_DIRECT_PORT") == ("7071" if arguments else None)
+
+
 def test_counts_reach_objects_and_pods(write: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("name = 'big'\n[train]\nsteps = 7\n")
     objects = objects_of(write("job.toml", "--workers", "64", "--servers", "8", "--set", "train.batch=16"))

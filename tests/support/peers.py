@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 
 from allreduce.communicator import Communicator
 from allreduce.peer_service import PEER_SERVICE
+from taihu.wire.direct_connection import DirectListener
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.server import RpcServer
 
@@ -22,7 +23,13 @@ class Peers:
     def __init__(self, size: int, *, timeout_s: float = 30.0, direct: bool = True, mesh: bool = False) -> None:
         self._mesh = mesh
         self.communicators = [
-            Communicator(WorkerIdentity("job", rank, 1000 + rank), size, timeout_s=timeout_s, direct=direct)
+            Communicator(
+                WorkerIdentity("job", rank, 1000 + rank),
+                size,
+                timeout_s=timeout_s,
+                direct=direct,
+                listener=DirectListener("127.0.0.1"),
+            )
             for rank in range(size)
         ]
         self.servers: list[RpcServer] = []

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from protos import connection_pb2 as pb
-from taihu.errors import ExchangeError
+from taihu.errors import ConfigError, ExchangeError
 from taihu.wire.channel import open_channel
 from taihu.wire.direct_connection import TOKEN_BYTES, DirectListener, connect_directly, is_open, open_connection
 from taihu.wire.identity import WorkerIdentity
@@ -45,6 +45,21 @@ def test_a_closed_listener_gives_no_tokens() -> None:
     listener.close()
     with pytest.raises(ExchangeError, match="no connections are taken any more"):
         listener.expect(3, lambda connection: None)
+
+
+def test_a_listener_takes_the_address_that_it_is_given() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as probe:
+        port = probe.getsockname()[1]
+    connections: SimpleQueue[socket.socket] = SimpleQueue()
+    with closing(DirectListener("127.0.0.2", port)) as listener:
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.2:{port} for direct.*in use"):
+            DirectListener("127.0.0.2", port)
+        given, token = listener.expect(3, connections.put)
+        assert given == port
+        with pytest.raises(OSError, match="refused"):
+            connect_directly("127.0.0.1", port, token)
+        connect_directly("127.0.0.2", port, token).close()
+        connections.get_nowait().close()
 
 
 @contextmanager
