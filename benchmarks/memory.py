@@ -152,7 +152,7 @@ def _second_half(samples: Sequence[float]) -> Sequence[float]:
 
 
 def _growth(samples: Sequence[float]) -> float:
-    """By how much the maximum of the last quarter is above that of the second one."""
+    """Growth: the maximum of the last quarter less that of the second one."""
     quarter = len(samples) // 4
     return max(samples[3 * quarter :], default=0.0) - max(samples[quarter : 2 * quarter], default=0.0)
 

@@ -1,4 +1,4 @@
-"""What memory costs that is given back and taken again: `python -m benchmarks.pages`.
+"""The cost of memory that is given back and taken again: `python -m benchmarks.pages`.
 
 Seconds to write 400 MB, by pages of 4 KiB and by huge ones: when they are there, and after `MADV_DONTNEED`.
 """

@@ -1,4 +1,4 @@
-"""How long the exact plan of a deep net takes, and how far greedy is from it: `python -m benchmarks.planning --help`.
+"""Seconds of the exact plan of deep nets, and greedy's distance from it: `python -m benchmarks.planning --help`.
 
 Nets are random: layer sizes over four decades, backward times in proportion to them up to noise, links from 10 Mbit/s
 to 10 Gbit/s, start-up times from 10 us to 10 ms.

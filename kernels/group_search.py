@@ -43,7 +43,7 @@ class Pipeline(NamedTuple):
 
 
 class Relaxation(NamedTuple):
-    """What holds for every way to group the layers from i on; L stands for behind the last layer.
+    """Bounds that hold for every way to group the layers from i on; L stands for behind the last layer.
 
     Row k of the first two holds for at most k more groups; a single row 0 for any number of them.
 
@@ -222,7 +222,7 @@ def _twice_the_room(states: _States) -> _States:
 
 @kernel
 def _end_at_least(relaxation: Relaxation, clocks: Array, row: int, following: int) -> float:
-    """When the last group ends at the earliest, if the stages are free for layer `following` at these clocks."""
+    """The earliest end of the last group, if the stages are free for layer `following` at these clocks."""
     end = relaxation.end[row, following]
     for stage in range(len(clocks)):
         end = max(end, clocks[stage] + relaxation.remaining[row, stage, following])

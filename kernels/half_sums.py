@@ -1,4 +1,4 @@
-"""What mixed precision does with 16-bit values: narrow with a look at what does not fit, check, and sum in fp32.
+"""16-bit values of mixed precision: narrowed with a look at what does not fit, checked, and summed in fp32.
 
 Micikevicius et al. 2018 (mixed precision training), section 3; codes are those of `kernels.half`.
 """

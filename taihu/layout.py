@@ -1,4 +1,4 @@
-"""How the parameters of a model lie in an arena.
+"""The layout of a model's parameters in an arena.
 
 An arena is one contiguous fp32 buffer for all parameters, or for all gradients. Layers lie in it in backward
 order (output side first), so that the layers whose gradients are ready at any moment are one range.

@@ -47,7 +47,7 @@ _DATA_FILES: Final = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parq
 
 @dataclass(frozen=True)
 class SyntheticData:
-    """What `synthetic:CxHxW[:classes=K][:samples=N]` asks for; there are a quarter as many test images."""
+    """The data of `synthetic:CxHxW[:classes=K][:samples=N]`; there are a quarter as many test images."""
 
     shape: tuple[int, int, int]  # H, W, C
     classes: int
@@ -168,7 +168,7 @@ def _expanded(path: str) -> Path:
 
 
 def parse_synthetic(name: str) -> SyntheticData:
-    """What the name of a synthetic data set asks for: 10 classes and 2,048 samples unless it says otherwise.
+    """The data that a synthetic data set's name asks for: 10 classes and 2,048 samples unless it says otherwise.
 
     Raises:
         DataError: `name` does not have the form `synthetic:CxHxW[:classes=K][:samples=N]`, or asks for more than

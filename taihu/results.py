@@ -96,6 +96,6 @@ def json_lines(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote."""
+    """The results that `write_json` wrote."""
     results: dict[str, Any] = json.loads(path.read_text())
     return results

@@ -62,7 +62,7 @@ __all__ = ["WorkerDaemon", "WorkerOptions"]
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What differs between the workers of a job, and what SIGTERM and SIGINT lead to.
+    """Options that differ between the workers of a job, and what SIGTERM and SIGINT lead to.
 
     `listener` is where peers reach a worker without servers, `health` where others may ask whether it lives; the page
     of metrics stays for `linger_s` after the end; `files` are those that worker 0 writes; `trace` is where this

@@ -1,4 +1,4 @@
-"""What a worker reads besides its job, looked for before anything is started."""
+"""Files that a worker reads besides its job, looked for before anything is started."""
 
 from __future__ import annotations
 

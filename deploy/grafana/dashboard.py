@@ -228,7 +228,7 @@ def _panels(source: dict[str, str]) -> Iterator[dict[str, Any]]:
 
 
 def _lines(panel: Panel) -> Iterator[dict[str, Any]]:
-    """What lies over the stack."""
+    """The lines over the stack."""
     for query in panel.queries:
         if query.line:
             yield {

@@ -89,7 +89,7 @@ def _hostname(pod: Object) -> str:
 
 
 def _give_address(pod: Object, address: IPv4Address) -> None:
-    """What the kubelet puts in the place of `status.podIP`."""
+    """Put the address where the kubelet puts it: in the place of `status.podIP`."""
     for container in pod["spec"]["containers"]:
         for variable in container["env"]:
             path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")

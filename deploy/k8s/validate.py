@@ -25,7 +25,7 @@ KUBERNETES = kubernetes_validate.latest_version()
 
 
 def problems(objects: Iterable[dict[str, Any]]) -> list[str]:
-    """What is wrong with the objects, one line each."""
+    """The faults of the objects, one line each."""
     return [f"{item['kind']} {item['metadata']['name']}: {text}" for item in objects for text in _of(item)]
 
 

@@ -139,7 +139,7 @@ class Run:
         return {row["metric"]["alertname"] for row in self._query('ALERTS{alertstate="firing"}')}
 
     def summary(self, alert: str) -> str:
-        """What the alert says to a person."""
+        """The text of the alert for people."""
         alerts = self._get("alerts").get("alerts", [])
         texts = [each["annotations"]["summary"] for each in alerts if each["labels"]["alertname"] == alert]
         return texts[0] if texts else "no text"

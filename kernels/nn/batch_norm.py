@@ -40,7 +40,7 @@ _STRIP_BYTES: Final = 1 << 13
 
 
 def row_blocks(x: NDArray[Any]) -> int:
-    """How many blocks the rows of `x` (M, C) make; a block is a part of the work for all functions here."""
+    """The number of blocks of the rows of `x` (M, C); a block is a part of the work for all functions here."""
     return -(-len(x) // _block_rows(x.shape[1]))
 
 

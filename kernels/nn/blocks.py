@@ -1,4 +1,4 @@
-"""How a convolution reads images: windows over padded blocks, a few images or a part of one at a time.
+"""Images as a convolution reads them: windows over padded blocks, a few images or a part of one at a time.
 
 Images are copied with their border into memory that stays in the second-level cache; windows are read there without
 looking at edges.
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class Source(NamedTuple):
-    """How windows are read from images; flat, as nested tuples take kernels microseconds to unpack.
+    """The windows of images; flat, as nested tuples take kernels microseconds to unpack.
 
     Attributes:
         size: of windows.
@@ -81,7 +81,7 @@ class Source(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """What is padded and convolved at a time: so many rows of windows of so many images, all rows or one image.
+    """A block, which is padded and convolved at once: some rows of windows of some images, all rows or one image.
 
     Attributes:
         images: how many.
@@ -98,7 +98,7 @@ class Blocks(NamedTuple):
     together: bool
 
     def in_batch(self, batch: int, source: Source) -> int:
-        """How many blocks a batch makes."""
+        """The number of blocks of a batch."""
         return -(-batch // self.images) * -(-source.rows // self.rows)
 
 
@@ -127,7 +127,7 @@ def mirrored_source(window: Window, image: tuple[int, int], first_channel: int, 
 
 
 def window_offsets(source: Source, blocks: Blocks) -> NDArray[np.int64]:
-    """Where the windows of a block begin, in elements; and TILE_ROWS zeros.
+    """The first elements of the windows of a block; and TILE_ROWS zeros.
 
     They are in the order of outputs; those of a block `together` by row, column and image.
     """
@@ -143,7 +143,7 @@ def window_offsets(source: Source, blocks: Blocks) -> NDArray[np.int64]:
 
 @kernel
 def part_of(x: NDArray[Any], source: Source, blocks: Blocks, block: int) -> Part:
-    """Where a block lies in the images `x`; the last one of a batch or an image may be smaller."""
+    """The place of a block in the images `x`; the last one of a batch or an image may be smaller."""
     strips = -(-source.rows // blocks.rows)
     begin, top = block // strips * blocks.images, block % strips * blocks.rows
     return Part(begin, min(blocks.images, x.shape[0] - begin), top, min(blocks.rows, source.rows - top))

@@ -30,7 +30,7 @@ _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 def grains(x: NDArray[Any]) -> int:
-    """How many grains `x` has; a grain is a part of the work of functions that take `first` and `last`."""
+    """The number of grains of `x`; a grain is a part of the work of functions that take `first` and `last`."""
     return -(-x.size // _GRAIN)
 
 

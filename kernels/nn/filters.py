@@ -38,7 +38,7 @@ def padded_filters(count: int, dtype: DTypeLike) -> int:
 
 
 def tiles_of(count: int, dtype: DTypeLike) -> int:
-    """How many tiles so many filters make."""
+    """The number of tiles of `count` filters."""
     return -(-padded_filters(count, dtype) // (2 * padded_filters(1, dtype)))
 
 

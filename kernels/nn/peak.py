@@ -1,4 +1,4 @@
-"""What a processor's multipliers can do: the floor under every product."""
+"""The speed of a processor's multipliers: the floor under every product."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ _INT32 = ir.IntType(32)
 def _generator(
     write: Callable[[_Tile, Sequence[Any]], None], dtype: Any, rows: int, vectors: int
 ) -> Callable[..., Any]:
-    """What numba calls to write a tile; `write` takes its arguments, for arrays their addresses."""
+    """The function that numba calls to write a tile; `write` takes its arguments, for arrays their addresses."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         arguments = [

@@ -93,7 +93,7 @@ class ConvolutionPlan:
             yield slice(first, min(first + share, self.height))
 
     def cost(self) -> Ledger:
-        """What the convolution takes, without computing it."""
+        """The ledger of the convolution, without computing it."""
         ledgers = []
         for rows in self.shares():
             ledger = Ledger()

@@ -1,4 +1,4 @@
-"""What the model refuses."""
+"""Errors of the model: what it refuses."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class ConvolutionShape:
 
     @property
     def columns_of_log(self) -> int:
-        """How wide the tiles of swDNN's measured program are: it keeps K taps and leaves 9 KB of LDM alone [F]."""
+        """Columns of the tiles of swDNN's measured program, which keeps K taps and leaves 9 KB of LDM alone [F]."""
         words = 64 * 55 * 1024 // 8 - 2 * self.inputs * self.batch - 2 * self.size * self.inputs * self.outputs
         return words // (self.outputs * self.batch) - (self.size - 1)
 

@@ -1,4 +1,4 @@
-"""What the layers of a network take on the processor, forward and backward, from their shapes alone.
+"""The cost of a network's layers on the processor, forward and backward, from their shapes alone.
 
 Activations are fp32 and NHWC, as the engine has them; convolutions go through an explicit column matrix. Nothing is
 computed here; the functional kernels count the same ledgers.

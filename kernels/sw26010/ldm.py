@@ -11,7 +11,7 @@ _ALIGNMENT = 32  # Bytes of a vector.
 
 
 class Ldm:
-    """What lies in the local memory of every CPE of a core group: all of them hold parts of the same tiles.
+    """The local memory of every CPE of a core group: all of them hold parts of the same tiles.
 
     Args:
         capacity_bytes: of one CPE.

@@ -17,7 +17,7 @@ Limit = Literal["compute", "pipeline", "dma", "ldm"]
 
 @dataclass(frozen=True)
 class Work:
-    """What all CPEs of a core group do at the same time on data in LDM.
+    """Work of all CPEs of a core group at the same time, on data in LDM.
 
     Attributes:
         cycles: of the CPE that works longest.
@@ -117,7 +117,7 @@ class Ledger:
 
     @property
     def limited_by(self) -> Limit:
-        """What most of the time goes to.
+        """The use of most of the time.
 
         `compute` is arithmetic itself. `pipeline` is other work on the CPEs: operands that are loaded or broadcast in
         more cycles than arithmetic takes, latencies, conversions, parts of the mesh without data. `dma` is waiting

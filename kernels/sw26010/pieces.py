@@ -1,4 +1,4 @@
-"""What CPEs compute on the units of `kernels.sw26010.windows`: numba kernels, and the tasks that run them."""
+"""Computation of the CPEs on the units of `kernels.sw26010.windows`: numba kernels, and the tasks that run them."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class ProductPlan:
             yield (own, columns) if by_rows else (rows, own)
 
     def cost(self) -> Ledger:
-        """What the product takes, without computing it."""
+        """The ledger of the product, without computing it."""
         ledgers = []
         for rows, columns in self.shares():
             ledger = Ledger()

@@ -25,7 +25,7 @@ __all__ = ["Pass", "StreamPlan", "execute_stream", "plan_slabs", "plan_stream"]
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass does with each element.
+    """A pass over elements, and its work on each.
 
     Attributes:
         name: for messages.
@@ -103,7 +103,7 @@ class StreamPlan:
         return Unit(work, (transfer,) * (task.reads + task.writes))
 
     def cost(self) -> Ledger:
-        """What the pass takes, without making it."""
+        """The ledger of the pass, without making it."""
         ledgers = []
         for share in self.shares():
             ledger = Ledger()

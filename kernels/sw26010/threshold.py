@@ -38,7 +38,7 @@ def _histogram(bins: int) -> Pass:
 
 
 def selection_cost(elements: int, selected: int, core_groups: int = 1) -> Ledger:
-    """What it takes to find the threshold of `elements` fp32 values, and to collect the `selected` ones."""
+    """The ledger of finding the threshold of `elements` fp32 values and collecting the `selected` ones."""
     ledger = Ledger(core_groups=core_groups)
     for _, bins in _DIGITS:
         ledger = ledger.then(plan_stream(_histogram(bins), elements, core_groups=core_groups).cost())

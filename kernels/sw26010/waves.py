@@ -14,7 +14,7 @@ __all__ = ["Unit", "add_waves", "reduction_work", "vector_work", "wave"]
 
 @dataclass(frozen=True)
 class Unit:
-    """What one CPE does: its work, and the DMA before and after it, both double buffered."""
+    """A unit of one CPE: its work, and the DMA before and after it, both double buffered."""
 
     work: Work
     transfers: tuple[Transfer, ...]

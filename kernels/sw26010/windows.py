@@ -30,7 +30,7 @@ _INDEX_BYTES: Final = 4  # Of the position of a maximum.
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """How a task is cut into units.
+    """A task cut into units.
 
     A unit of im2col and pooling is a piece of one line of the output; one of the tasks that gather gradients is a
     piece of one line of the input.
@@ -149,7 +149,7 @@ class WindowPlan:
         return [range(first, min(first + share, self.batch)) for first in range(0, self.batch, share)]
 
     def cost(self) -> Ledger:
-        """What the task takes, without doing it."""
+        """The ledger of the task, without doing it."""
         alike = Counter(len(self.reached(line)) for line in range(self.lines()))
         ledgers = []
         for share in self.shares():

@@ -70,7 +70,7 @@ def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json
 
 
 def memory_job(job: Job, layout: Layout) -> MemoryJob:
-    """What the memory of `job` depends on, with a model of `layout`.
+    """The facts that the memory of `job` depends on, with a model of `layout`.
 
     Computed plans are not known before the job has been measured: their groups are taken to be full buckets.
     Layers that `exchange.fc` spreads over the workers are counted as if they were exchanged.
@@ -151,7 +151,7 @@ def _residual_arrays(job: Job) -> int:
 
 
 def _room(job: Job, free_worker: str | None, free_server: str | None) -> _Room:
-    """What is free; who names it has machines in mind that are not this one, as has a job with a coordinator."""
+    """The free bytes; who names them has machines in mind that are not this one, as has a job with a coordinator."""
     if free_worker is not None and free_server is not None:
         return _Room(_parse_size("--free-worker", free_worker), _parse_size("--free-server", free_server), None)
     here = free_bytes()
@@ -208,7 +208,7 @@ def _as_json(job: Job, memory: MemoryJob, rows: Iterable[_Row]) -> dict[str, Any
 
 
 def _advice(memory: MemoryJob, live_bytes: int | None) -> Iterator[str]:
-    """How to spend what is free on fewer bytes of traffic."""
+    """Advice on spending free memory to have fewer bytes of traffic."""
     if live_bytes is not None and live_bytes > memory.parameter_window_bytes:
         yield (
             f"with exchange.live_bytes = {live_bytes} a worker would keep {human_bytes(live_bytes)} of parameters "
@@ -239,7 +239,7 @@ def _complaint(row: _Row, remedy: str | None) -> str:
 
 
 def _left_by_cgroups(root: Path) -> Iterator[int]:
-    """What the memory cgroups of this process leave, each limit on its own."""
+    """Bytes that the memory cgroups of this process leave, each limit on its own."""
     mount = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -251,7 +251,7 @@ def _left_by_cgroups(root: Path) -> Iterator[int]:
 
 
 def _left_below(mount: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
-    """What is left by the group at `path` and by those that it belongs to.
+    """Bytes that are left by the group at `path` and by those that it belongs to.
 
     In a container `path` may be one of the host, of which only `mount` itself can be seen.
     """
@@ -265,7 +265,7 @@ def _left_below(mount: Path, path: str, names: tuple[str, str, str]) -> Iterator
 
 
 def _read(path: Path) -> str:
-    """What the file holds; nothing where there is none."""
+    """The text of the file; nothing where there is none."""
     try:
         return path.read_text()
     except OSError:

@@ -46,7 +46,7 @@ def import_torch() -> Any:
 
 
 class TorchStep:
-    """What `EngineStep` does, in eager PyTorch on the CPU.
+    """The step of `EngineStep` in eager PyTorch on the CPU.
 
     Args:
         name: of the model, as in a job file.

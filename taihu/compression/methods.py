@@ -39,7 +39,7 @@ _SLACK = 4
 
 @dataclass(frozen=True)
 class Method:
-    """What distinguishes one method; `refresh_every` None leaves it to the settings."""
+    """The traits of one method; `refresh_every` None leaves it to the settings."""
 
     unit: UnitKind
     refresh_every: int | None
@@ -56,7 +56,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 
 
 def kept_elements(density: float, elements: int) -> int:
-    """How many of `elements` values are kept: `max(1, ceil(density * elements))`, docs/methods.md section 1.1."""
+    """The number of values kept of `elements`: `max(1, ceil(density * elements))`, docs/methods.md section 1.1."""
     return min(elements, max(1, math.ceil(density * elements)))
 
 
@@ -106,7 +106,7 @@ class Compressor:
         )
 
     def kept(self, elements: int, step: int) -> int:
-        """How many of a unit's `elements` the density of step `step` (from 1) keeps."""
+        """The number that the density of step `step` (from 1) keeps of a unit's `elements`."""
         if step > self.density_warmup_steps:
             return kept_elements(self.density, elements)
         return kept_elements(self.density ** ((step - 1) / self.density_warmup_steps), elements)

@@ -1,4 +1,4 @@
-"""What a compression method keeps between steps, and the ranges of the arena that share a threshold."""
+"""State of a compression method between steps, and the ranges of the arena that share a threshold."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _ranges(kind: UnitKind, group: Group) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class UnitReport:
-    """What one update of one unit did at one step.
+    """The outcome of one update of one unit at one step.
 
     `drift` is the relative change of the threshold, NaN where it was not made anew; `age` is the number of steps for
     which the threshold had been used before.

@@ -177,7 +177,7 @@ class Job(Section):
 
     @property
     def downlink(self) -> Literal["dense", "exact", "doublesqueeze"]:
-        """What comes back from the servers."""
+        """The values that come back from the servers."""
         if self.compression.downlink != "auto":
             return self.compression.downlink
         exact = self.compression.method != "none" and self.optimizer.name == "sgd"
@@ -196,7 +196,7 @@ class Job(Section):
 
     @property
     def server_optimizer(self) -> OptimizerSettings:
-        """What is left for the servers to do."""
+        """The part of the optimizer that is left to the servers."""
         if not self.momentum_on_workers:
             return self.optimizer
         return self.optimizer.model_copy(update={"momentum": 0.0, "nesterov": False, "weight_decay": 0.0})

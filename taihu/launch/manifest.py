@@ -38,7 +38,7 @@ _CONNECT_S = 600
 
 @dataclass(frozen=True)
 class Resources:
-    """What one process asks for: processors, and memory as in `2Gi`, which is also its limit."""
+    """Requests of one process: processors, and memory as in `2Gi`, which is also its limit."""
 
     cpus: int
     memory: str
@@ -46,7 +46,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class ManifestOptions:
-    """What a job file does not say.
+    """Options that a job file does not have.
 
     Attributes:
         image: what `deploy/Containerfile` built, where the cluster finds it.
@@ -106,7 +106,7 @@ def object_name(job: Job, given: str | None) -> str:
 
 
 class _Manifest:
-    """What all objects of one job share."""
+    """The common part of all objects of one job."""
 
     def __init__(
         self, job: Job, text: str, settings: Mapping[str, Mapping[str, object]], options: ManifestOptions

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere."""
+"""The display of a run for people: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

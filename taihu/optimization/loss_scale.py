@@ -15,7 +15,7 @@ _LARGEST: Final = 2.0**32
 
 
 class LossScale:
-    """What the loss is multiplied by before backward.
+    """The factor of the loss before backward.
 
     It is halved after a step whose gradients overflowed, which is skipped, and doubled after `growth_steps` steps in
     a row that were not.

@@ -1,4 +1,4 @@
-"""What a server keeps where the workers update their parameters themselves (ZeRO stage 0)."""
+"""Sums of gradients on a server, where the workers update their parameters themselves (ZeRO stage 0)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what workers measured of their steps to the costs that the planner computes with.
+"""Calibration: from what workers measured of their steps to the costs that the planner computes with.
 
 Measurements have outliers, so medians stand for means and lines are fitted by weighted Theil-Sen: the slope is the
 median of the slopes between all pairs of samples, each weighted by the difference of their sizes. Costs are never

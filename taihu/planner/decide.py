@@ -105,7 +105,7 @@ def best_frame_elements(profile: Profile, compression: Compression, most: int) -
 
 
 def choose_fc_of(profile: Profile) -> tuple[FcChoice, ...]:
-    """What is predicted for the fully connected layers of a profile; nothing where the batch is not known.
+    """The prediction for the fully connected layers of a profile; nothing where the batch is not known.
 
     The link of the profile stands for that of a transfer between workers, which starts up in half the time of an
     exchange: one way instead of two.

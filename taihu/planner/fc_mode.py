@@ -33,7 +33,7 @@ class FcLayer:
 
 @dataclass(frozen=True)
 class FcLinks:
-    """What was measured: start-up seconds of a transfer and of the exchange of a gradient, and seconds per byte.
+    """Measured links: start-up seconds of a transfer and of the exchange of a gradient, and seconds per byte.
 
     `seconds_per_byte` is that of one worker's link in one direction.
     """
@@ -45,7 +45,7 @@ class FcLinks:
 
 @dataclass(frozen=True)
 class FcJob:
-    """How many examples each worker has, and who takes part; `servers` 0 stands for a ring."""
+    """The number of examples of each worker, and who takes part; `servers` 0 stands for a ring."""
 
     batch: int
     workers: int
@@ -131,7 +131,7 @@ def step_seconds(layers: Sequence[FcLayer], modes: Sequence[str], job: FcJob, li
 
 
 def printed_rule(layer: FcLayer, job: FcJob) -> Mode:
-    """What the inequality of the paper says."""
+    """The choice by the paper's inequality."""
     examples = (layer.inputs + 1) * layer.outputs / (3 * layer.inputs + 2 * layer.outputs)
     return "shard" if job.batch * job.workers < examples else "data"
 

@@ -92,12 +92,12 @@ def _largest_pair(sizes: Sequence[int]) -> int:
 
 
 def parameter_room(sizes: Sequence[int], live: int) -> int:
-    """What a worker holds of parameters at most while groups of these sizes are dropped: two, or `live` if more."""
+    """The most that a worker holds of parameters while groups of these sizes are dropped: two, or `live` if more."""
     return max(_largest_pair(sizes), live)
 
 
 def gradient_room(sizes: Sequence[int], bucket: int) -> int:
-    """What a worker holds of gradients at most while groups of these sizes are given back: two, or four buckets."""
+    """The most that a worker holds of gradients while groups of these sizes are given back: two, or four buckets."""
     return max(_largest_pair(sizes), _BUCKETS_UNDER_WAY * bucket)
 
 

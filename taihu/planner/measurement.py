@@ -1,4 +1,4 @@
-"""What workers measure of their steps, as they report it."""
+"""Measurements of steps, as workers report them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _SERVER_COUNTS: Final = tuple(1 << power for power in range(7))
 
 @dataclass(frozen=True)
 class MemoryJob:
-    """What the memory of a job depends on.
+    """The facts that the memory of a job depends on.
 
     Attributes:
         layer_elements: parameters of every layer.

@@ -82,12 +82,12 @@ def slice_bounds(elements: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def all_bounds(elements: int, parts: int) -> tuple[int, ...]:
-    """Where the ranges of `slice_bounds` begin, and `elements`: one more than there are parts."""
+    """Starts of the ranges of `slice_bounds`, and `elements`: one more than there are parts."""
     return (*(slice_bounds(elements, parts, index)[0] for index in range(parts)), elements)
 
 
 class Shard:
-    """What server `index` of `servers` owns of a layout.
+    """The part of a layout that server `index` of `servers` owns.
 
     `offsets[i]` is where the slice of layer i begins in the server's arena; `elements` is its size.
     """

@@ -1,4 +1,4 @@
-"""What a step is made of: the measured costs of a job, and what its compression sends.
+"""The profile of a job: the measured costs of its steps, and what its compression sends.
 
 Layers are numbered in backward order (0 is the output side, the L-th layer of the papers), as in `taihu.layout`.
 Every cost of a group follows from sums over its layers, so that the costs of all groups are a few array expressions.
@@ -61,7 +61,7 @@ class LinearCost:
 
 @dataclass(frozen=True)
 class LinkCost:
-    """What the exchange of a group costs one worker while all workers exchange.
+    """The cost of a group's exchange for one worker while all workers exchange.
 
     `alpha_seconds` is charged once for each group, as time in which nothing else goes up: it holds the start-up
     of both directions and the server's fixed work.
@@ -127,7 +127,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, data: object) -> Profile:
-        """What `to_json` returned.
+        """The profile that `to_json` wrote.
 
         Raises:
             ConfigError: a key is missing, of the wrong type or out of range.
@@ -143,7 +143,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class GroupSizes:
-    """What costs of groups depend on, arrays of one shape: `elements`, `layers`, and selection `units`.
+    """Sizes that costs of groups depend on, arrays of one shape: `elements`, `layers`, and selection `units`.
 
     `kept` is the number of values that one worker sends.
     """
@@ -156,7 +156,7 @@ class GroupSizes:
 
 @dataclass(frozen=True)
 class Compression:
-    """What is sent of a group; with `method` none everything is, and most of the rest has no meaning.
+    """The values that are sent of a group; with `method` none all are, and most of the rest has no meaning.
 
     The unit that shares a threshold is the layer for `lags` and the group for `dlgs`; for `topk` it is the whole
     model, which therefore is one group. Of a unit of d elements max(1, ceil(density * d)) are kept.

@@ -1,4 +1,4 @@
-"""Which allreduce a sparse gradient should take between P workers: predicted seconds of each, and the least of them.
+"""The allreduce of a sparse gradient between P workers: predicted seconds of each, and the least of them.
 
 n elements, of which every rank brings k = rho n, selected independently of each other; alpha seconds for a message,
 beta seconds for a byte on a rank's full-duplex link. Every round costs alpha and the bytes that one rank sends in it.

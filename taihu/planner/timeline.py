@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GroupTimes:
-    """When the stages of a group start and end, in seconds from the beginning of the step.
+    """Starts and ends of a group's stages, in seconds from the beginning of the step.
 
     `ready` is when the gradient of its last layer was.
     """

@@ -1,4 +1,4 @@
-"""How every command ends: one line on stderr for what went wrong, and an exit code.
+"""The end of every command: one line on stderr for what went wrong, and an exit code.
 
 0 done, 1 the run failed, 2 bad usage or configuration, 130 interrupted by Ctrl-C or SIGTERM: every process of a run
 that was stopped before its last step, whichever of them was asked to.
@@ -70,7 +70,7 @@ class Interrupts:
             self._take = None
 
     def ignore(self) -> None:
-        """What is left to do is done in a moment, and is not to be broken off."""
+        """Take no heed of signals: what is left to do is done in a moment, and is not to be broken off."""
         self._ignores = True
 
     def end_at_once(self) -> None:
@@ -122,7 +122,7 @@ def _exit_code(app: Callable[..., object], arguments: Sequence[str] | None) -> i
 
 
 def _usage_message(error: typer.TyperException) -> str:
-    """What is wrong with the command line, and where its help is; empty when that help has just been shown."""
+    """The mistake in a command line, and the place of its help; empty when that help has just been shown."""
     message = error.format_message().rstrip(".") if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
     return f"{message}; see '{context.command_path} --help'" if message and context is not None else message

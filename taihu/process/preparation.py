@@ -1,4 +1,4 @@
-"""What must be decided before NumPy and gRPC are imported.
+"""Decisions that come before NumPy and gRPC are imported.
 
 OpenBLAS chooses its kernels by the processor's name and takes AVX2 for names that it does not know, although the
 processor has AVX-512; a product then takes 1.3 to 1.6 times as long. gRPC's core writes log lines of its own to

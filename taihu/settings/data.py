@@ -65,5 +65,5 @@ class DataSettings(Section):
         return int(height), int(width)
 
     def samples_for_testing(self, samples: int) -> int:
-        """How many of at least 2 samples are set apart where the data have no part for testing: 1 to all but 1."""
+        """The number of samples, of at least 2, set apart where the data have no part for testing: 1 to all but 1."""
         return min(samples - 1, max(1, round(samples * self.test_share)))

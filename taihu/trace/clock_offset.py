@@ -1,4 +1,4 @@
-"""How far a remote monotonic clock is ahead of the local one, from requests and their answers."""
+"""The lead of a remote monotonic clock over the local one, from requests and their answers."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ __all__ = ["busy_seconds", "overlap_seconds"]
 
 
 def busy_seconds(trace: Mapping[str, Any], process: str, track: str) -> float:
-    """How long at least one event of the track went on; tracks are named as in `overlap_seconds`."""
+    """Seconds in which at least one event of the track went on; tracks are named as in `overlap_seconds`."""
     return _covered(_intervals(trace, process, track)) / NS_PER_S
 
 
 def overlap_seconds(trace: Mapping[str, Any], process: str, track_a: str, track_b: str) -> float:
-    """How long events of both tracks of a process went on at the same time.
+    """Seconds in which events of both tracks of a process went on at the same time.
 
     Args:
         trace: what `merge_parts` returned or wrote.

@@ -29,7 +29,7 @@ def example_batch(batch: int) -> tuple[Array, Array]:
 
 @dataclass
 class LayerTime:
-    """What a layer takes in a step, and what it computes: multiplications and additions of its products."""
+    """Seconds of a layer in a step, and its multiplications and additions in products."""
 
     name: str
     kind: str

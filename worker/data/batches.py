@@ -23,7 +23,7 @@ _AUGMENT_STREAM = 1
 
 
 class BatchSource(Protocol):
-    """Where a trainer takes its batches from."""
+    """The source of a trainer's batches."""
 
     @property
     def steps_per_epoch(self) -> int:

@@ -1,4 +1,4 @@
-"""How many samples there are for training, told by headers and listings before anything is loaded."""
+"""The number of samples for training, told by headers and listings before anything is loaded."""
 
 from __future__ import annotations
 

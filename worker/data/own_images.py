@@ -60,7 +60,7 @@ def count_own_images(own: OwnData) -> tuple[int, bool]:
 
 
 def _parts(folder: Path) -> tuple[Path, Path | None]:
-    """Where the classes for training and, if there is such a part, for testing lie."""
+    """The folders of the classes for training and, if there is such a part, for testing."""
     folders = _folders(folder)
     if _TRAIN not in folders:
         return folder, None

@@ -1,4 +1,4 @@
-"""Where the files of the data sets lie; found without reading them, and without what reads them."""
+"""Places of the data sets' files; found without reading them, and without what reads them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check_sources(name: str, path: Path | None) -> None:
 
 
 def digits_file() -> Path:
-    """Where scikit-learn keeps its digits: its own loader takes each process a second of imports.
+    """The file of scikit-learn's digits: its own loader takes each process a second of imports.
 
     Raises:
         DataError: scikit-learn is not installed, or does not contain them where it is known to.

@@ -1,4 +1,4 @@
-"""What the segments of a model are computed again from: copies of their inputs, in memory or in a file."""
+"""Inputs of a model's segments, to compute these again from: copies, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class SpilledInputs(KeptInputs):
 
 @dataclass(frozen=True)
 class _Spilled:
-    """Where an input lies in the file."""
+    """The place of an input in the file."""
 
     offset: int
     shape: Shape

@@ -1,4 +1,4 @@
-"""What every layer is: shape inference, forward, backward, and views into the arenas."""
+"""Layers: shape inference, forward, backward, and views into the arenas."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Layer(ABC):
 
     @property
     def kind(self) -> str:
-        """What the layer is called when its container names it, for example `conv`."""
+        """The layer's name where its container numbers it, for example `conv`."""
         return type(self).__name__.lower()
 
     @abstractmethod

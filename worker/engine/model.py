@@ -22,7 +22,7 @@ __all__ = ["Model", "StepHooks"]
 
 @dataclass(frozen=True)
 class StepHooks:
-    """What a training step tells.
+    """Calls that a training step makes on its way.
 
     Attributes:
         before_layer: called with i right before layout.layers[i] reads its parameters, for i = n-1, ..., 0.

@@ -1,4 +1,4 @@
-"""Where to cut a chain of layers into segments, so that training it by segments needs little memory."""
+"""Cuts of a chain of layers into segments, so that training it by segments needs little memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def usual_segments(layers: int) -> int:
 
 
 def memory(sizes: Sequence[int], inputs: Sequence[int], together: Together, bounds: Sequence[int]) -> int:
-    """What is held at once, in the unit of the arguments: the largest segment, and the kept inputs."""
+    """The sizes held at once, in the unit of the arguments: the largest segment, and the kept inputs."""
     largest = max(sum(sizes[start:stop]) for start, stop in pairwise(bounds))
     return largest + together([inputs[start] for start in bounds[:-1]])
 

@@ -24,7 +24,7 @@ def _rest(lane: int) -> None:
 
 @dataclass
 class _Orders:
-    """What the members share; `rounds` holds the number of the latest round that was begun, and ended by each."""
+    """The members' common state; `rounds` holds the number of the latest round begun, and of that ended by each."""
 
     rounds: NDArray[np.int64]
     work: Callable[[int], object] = _rest
@@ -57,7 +57,7 @@ class Team:
 
     @property
     def threads(self) -> int:
-        """How many there are with the caller's."""
+        """The number of threads, the caller's included."""
         return self._threads
 
     def run(self, task: Task, parts: int, *arguments: Any) -> None:

@@ -32,7 +32,7 @@ def fully_connected_layers(model: Model) -> tuple[Linear, ...]:
 
 
 def _tail_start(model: Model) -> int:
-    """Where the longest end of the chain begins that is fully connected and elementwise layers only."""
+    """The first layer of the longest end of the chain that is fully connected and elementwise layers only."""
     start = len(model.chain)
     for position in reversed(range(len(model.chain))):
         layer = model.chain[position]

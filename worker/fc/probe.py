@@ -1,4 +1,4 @@
-"""What the links do before the first step: small and large transfers and sums, timed by all workers together."""
+"""A probe of the links before the first step: small and large transfers and sums, timed by all workers together."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def agree_on_fc(
     insist: bool = False,
     leave_one: bool = False,
 ) -> tuple[FcChoice, ...]:
-    """What rank 0 chooses by what it measured, on every rank; see `choose_fc`."""
+    """The choice of rank 0 by what it measured, on every rank; see `choose_fc`."""
     links = probe_links(communicator, job.servers, clock)
     agreed = np.array([links.transfer_seconds, links.exchange_seconds, links.seconds_per_byte])
     communicator.broadcast(agreed, ValueType.FP64)

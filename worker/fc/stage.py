@@ -83,7 +83,7 @@ class Stage:
             self.weights.bias_gradient[...] = sums
 
     def run_of(self, run: Run, one: Pass, rank: int, batch: int) -> Run:
-        """What the elementwise layers may know: which samples, and which columns, they see."""
+        """The run as the elementwise layers see it: the samples and the columns that pass them."""
         if self.columns is None:
             first = rank * batch
             samples = np.arange(first + one.starts[rank], first + one.stops[rank])
@@ -96,7 +96,7 @@ class Stage:
 
 
 class StageMemory:
-    """What a stage keeps of all passes of a step: inputs `x`, output gradients `dy`, and what is sent and received.
+    """Memory of a stage for all passes of a step: inputs `x`, output gradients `dy`, and what is sent and received.
 
     A sharded layer sees the rows of all ranks, any other the own ones.
     """
@@ -118,7 +118,7 @@ class StageMemory:
         self._dtype = dtype
 
     def rows(self, one: Pass) -> slice:
-        """Where the rows of a pass lie."""
+        """The place of a pass's rows."""
         if self._sharded:
             return slice(one.first_row, one.first_row + one.rows[-1])
         return slice(one.starts[self._rank], one.stops[self._rank])

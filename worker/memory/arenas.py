@@ -34,7 +34,7 @@ class Arenas:
 
     @property
     def value_type(self) -> ValueType:
-        """Of what is exchanged."""
+        """The type of values that are exchanged."""
         return ValueType.FP32 if self.half is None else self.half.value_type
 
     @property

@@ -34,12 +34,12 @@ class HalfArenas:
 
     @property
     def gradients(self) -> NDArray[Any]:
-        """What is sent."""
+        """The gradients as they are sent."""
         return self._gradients.values
 
     @property
     def parameters(self) -> NDArray[Any]:
-        """What comes."""
+        """The parameters as they come."""
         return self._parameters.values
 
     def narrow(self, start: int, gradients: NDArray[np.float32], largest: float) -> bool:

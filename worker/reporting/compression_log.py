@@ -30,7 +30,7 @@ class CompressionLog:
             self._drifts.append(report.drift)
 
     def results(self) -> dict[str, object] | None:
-        """What `--json` holds: every threshold that was made anew, and the count over what the density asks for.
+        """Results for `--json`: every threshold that was made anew, and the count over what the density asks for.
 
         `age` is the number of steps that the threshold before had been used for, `drift` its relative change.
         """

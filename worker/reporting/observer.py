@@ -1,4 +1,4 @@
-"""What a worker tells of its run while it trains: metrics, log lines, progress, and the results at the end."""
+"""Reports of a worker on its run while it trains: metrics, log lines, progress, and the results at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Observer:
         self._log = structlog.get_logger().bind(role="worker", rank=rank)
 
     def progress(self) -> Progress:
-        """Where the run is, for heartbeats."""
+        """The progress of the run, for heartbeats."""
         return replace(self._meter.progress, threshold_drift_ratio=self._drift)
 
     def compressed(self, report: UnitReport) -> None:
@@ -86,7 +86,7 @@ class Observer:
         self._log.info("evaluated", **asdict(evaluation))
 
     def results(self, plan: Plan, profile: Profile | None) -> dict[str, Any]:
-        """What `--json` holds, with the last plan and the costs that it was made from."""
+        """Results for `--json`, with the last plan and the costs that it was made from."""
         return {
             **self._meter.results(),
             "groups": len(plan.groups),

@@ -1,4 +1,4 @@
-"""What a worker tells about its steps: a pure object, times come in as arguments."""
+"""Figures of a worker's steps: a pure object, times come in as arguments."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class ProgressMeter:
         return evaluation
 
     def results(self) -> dict[str, object]:
-        """What `--json` holds.
+        """Results for `--json`.
 
         Times and bytes are those of the steady steps, without the first one, which compiles and connects; when there
         is no such step, of all.

@@ -1,4 +1,4 @@
-"""What the processor has to know of the engine's layers: the one place that looks into them."""
+"""Descriptions of the engine's layers for the processor: the one place that looks into them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ Description = Convolution | FullyConnected | Norm | Pooling | Rectifier | Reshap
 
 
 def describe(layer: Layer) -> Description:  # noqa: PLR0911 - one line for each kind
-    """What `layer`, which has been built, does.
+    """The description of `layer`, which has been built.
 
     Raises:
         ModelError: the processor model has no such layer.

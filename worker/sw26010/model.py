@@ -71,7 +71,7 @@ class ProcessorModel:
         return sgd_update(parameters, gradient, buffer, rule, core_groups=self._core_groups)
 
     def layer_times(self) -> tuple[LayerTime, ...]:
-        """What the latest step took, as it was counted; see `worker.sw26010.times.layer_times`."""
+        """Times of the latest step, as it was counted; see `worker.sw26010.times.layer_times`."""
         return tuple(
             LayerTime(each.layer.name, each.layer.kind, LayerCost(each.forward_ledger, each.backward_ledger))
             for layer in self._layers

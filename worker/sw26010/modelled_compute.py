@@ -1,4 +1,4 @@
-"""What a worker's compute would take on another processor, told beside what was measured here."""
+"""Times of a worker's compute on another processor, told beside what was measured here."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ModelledCompute:
         export_modelled_layers(registry, rank, seconds)
 
     def results(self) -> dict[str, Any]:
-        """What `--json` holds."""
+        """Results for `--json`."""
         return {
             "compute": self.compute,
             "core_groups": self.core_groups,

@@ -1,4 +1,4 @@
-"""How long every layer of a model takes on the SW26010: pure, nothing is computed or timed."""
+"""Times of a model's layers on the SW26010: pure, nothing is computed or timed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class ModelledStep:
 
 
 def modelled_step(model: Model, input_shape: Shape, batch: int, core_groups: int = CORE_GROUPS) -> ModelledStep:
-    """What the planner plans by, for a worker on the processor; the arguments are those of `layer_times`."""
+    """The step that the planner plans by, for a worker on the processor; the arguments are those of `layer_times`."""
     times = {layer.name: layer for layer in layer_times(model, input_shape, batch, core_groups)}
     seconds = [0.0] * len(model.layout.layers)
     spent = 0.0
