@@ -125,7 +125,7 @@ class _UserFolders(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See `MetaPathFinder`; what lies in packages is found by their own paths."""
+        """The module in the folders; what lies in packages is found by their own paths."""
         return None if path is not None else PathFinder.find_spec(fullname, self.folders, target)
 
     def put_first(self, folder: str) -> None:

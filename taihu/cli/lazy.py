@@ -33,5 +33,5 @@ class LazyCommand(TyperCommand):
         return loaded
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """See `click.Command`; what the context then invokes is the command itself."""
+        """The context of the command itself, which it then invokes."""
         return command_of(self.load(), self.name).make_context(info_name, args, parent, **extra)

@@ -107,7 +107,7 @@ class _Commands(TyperGroup):
     """All commands; none runs beside a variable of ours that means nothing."""
 
     def invoke(self, ctx: Any) -> Any:
-        """See `click.Group`."""
+        """Run the command that was named, unless a variable of ours means nothing."""
         if any(name.startswith("TAIHU_") for name in os.environ):
             from taihu.job.variables import check_variables  # noqa: PLC0415 - costs the time to import all settings
 

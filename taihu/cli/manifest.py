@@ -93,7 +93,7 @@ class _Dumper(yaml.SafeDumper):
     """Texts of several lines stay readable; nothing is an alias of anything."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """See `yaml.SafeDumper`."""
+        """Always: equal objects are written out each time."""
         return True
 
 

@@ -109,7 +109,7 @@ class OptimizerShard:
             np.copyto(own[name], array)
 
     def warm_up(self) -> None:
-        """See `OptimizerState.warm_up`."""
+        """Compile the kernels that updates will use, or load them from the disk cache; changes nothing."""
         self._state.warm_up()
 
     def _check(self, start: int, stop: int, gradient: Values, step: int) -> None:

@@ -29,11 +29,11 @@ class LoadAhead:
 
     @property
     def steps_per_epoch(self) -> int:
-        """See `Batches`."""
+        """Number of steps in one pass over the training set."""
         return self._batches.steps_per_epoch
 
     def batch(self, step: int) -> Batch:
-        """See `Batches.batch`.
+        """The batch of `step`, while the thread begins with the next one.
 
         Raises:
             DataError: what the batch needs cannot be read.

@@ -27,11 +27,11 @@ class BatchSource(Protocol):
 
     @property
     def steps_per_epoch(self) -> int:
-        """See `Batches`."""
+        """Number of steps in one pass over the training set."""
         ...
 
     def batch(self, step: int) -> tuple[NDArray[np.float32], Targets]:
-        """See `Batches`; the inputs may be overwritten when the next batch is asked for."""
+        """Inputs and targets of `step`, from 1; the inputs may be overwritten when the next batch is asked for."""
         ...
 
 

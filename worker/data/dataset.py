@@ -71,11 +71,11 @@ class ArrayExamples:
         return len(self.values)
 
     def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
-        """See `Examples.read`."""
+        """Copy rows of the array."""
         out[...] = self.inputs[rows]
 
     def targets(self, rows: Rows) -> Targets:
-        """See `Examples.targets`."""
+        """The values of `rows`."""
         found: Targets = self.values[rows]
         return found
 

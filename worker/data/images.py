@@ -50,14 +50,14 @@ class ImageInputs:
 
     @property
     def in_memory(self) -> bool:
-        """See `Inputs`."""
+        """Never: files are decoded in every read."""
         return False
 
     def __len__(self) -> int:
         return len(self.files)
 
     def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
-        """See `Inputs`."""
+        """Decode the files of `rows` into `out`, one task for each."""
 
         def read_one(place: int, row: int) -> None:
             file = self.files[row]
@@ -70,7 +70,7 @@ class ImageInputs:
             pass
 
     def statistics(self, rows: Rows) -> Statistics:
-        """See `Inputs`; of 1,000 images."""
+        """Mean and deviation of 1,000 images."""
         return read_statistics(self.read, rows[spread_rows(len(rows), _MOST_SAMPLED)], self.shape, self.where)
 
 

@@ -40,7 +40,7 @@ class Inputs(Protocol):
         ...
 
     def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
-        """See `Examples.read`."""
+        """Write the raw inputs of `rows` (n,) into `out` (n, *shape), float32; as `Examples.read`."""
         ...
 
     def statistics(self, rows: Rows) -> Statistics:
@@ -60,11 +60,11 @@ class Paired:
         return len(self.values)
 
     def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
-        """See `Examples.read`."""
+        """Read the inputs that belong to `rows`."""
         self.inputs.read(rows if self.rows is None else self.rows[rows], out)
 
     def targets(self, rows: Rows) -> Targets:
-        """See `Examples.targets`."""
+        """The values of `rows`."""
         found: Targets = self.values[rows]
         return found
 
@@ -78,23 +78,23 @@ class ArrayInputs:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """See `Inputs`."""
+        """Of a row of the array."""
         return self.array.shape[1:]
 
     @property
     def in_memory(self) -> bool:
-        """See `Inputs`."""
+        """Whether the array is in memory; one that is mapped from a file is not."""
         return not _is_mapped(self.array)
 
     def __len__(self) -> int:
         return len(self.array)
 
     def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
-        """See `Inputs`."""
+        """Copy rows of the array."""
         out[...] = self.array[rows]
 
     def statistics(self, rows: Rows) -> Statistics:
-        """See `Inputs`; of a mapped array 2,048 rows."""
+        """Mean and deviation of the array, of 2,048 rows where it is mapped."""
         if not self.in_memory:
             rows = rows[spread_rows(len(rows), _MOST_SAMPLED)]
         elif self.array.dtype == np.uint8 and self.array.ndim == 4 and len(rows) == len(self.array):
@@ -143,14 +143,14 @@ class ItemInputs:
 
     @property
     def in_memory(self) -> bool:
-        """See `Inputs`."""
+        """Never: the user's code is called for every row."""
         return False
 
     def __len__(self) -> int:
         return self.count
 
     def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
-        """See `Inputs`."""
+        """Call the user's code for each of `rows`."""
         for place, row in enumerate(rows.tolist()):
             item = _item(self.get, row, self.code)
             if item.shape != self.shape:
@@ -160,7 +160,7 @@ class ItemInputs:
             out[place] = item
 
     def statistics(self, rows: Rows) -> Statistics:
-        """See `Inputs`; of 2,048 rows."""
+        """Mean and deviation of 2,048 rows."""
         return read_statistics(self.read, rows[spread_rows(len(rows), _MOST_SAMPLED)], self.shape, self.code.where)
 
 

@@ -55,13 +55,13 @@ class ResizedExamples:
         return len(self.examples)
 
     def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
-        """See `Examples.read`."""
+        """Read the images of `rows`, and resize them."""
         raw = np.empty((len(rows), *self.raw_shape), np.float32)
         self.examples.read(rows, raw)
         resize_images(raw, self.size, out)
 
     def targets(self, rows: Rows) -> Targets:
-        """See `Examples.targets`."""
+        """The targets of the other examples."""
         return self.examples.targets(rows)
 
 

@@ -98,7 +98,7 @@ class ReLU(Layer):
         return not self.may_overwrite_input and self._done == "none"
 
     def follow(self, layer: Layer) -> None:
-        """See `Layer.follow`."""
+        """Leave rectifying to `layer`, if it can do it."""
         self._done = layer.rectification
         layer.rectify = self._done != "none"
 

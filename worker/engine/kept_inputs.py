@@ -69,12 +69,12 @@ class SpilledInputs(KeptInputs):
         self._spilled: list[_Spilled] = []
 
     def clear(self) -> None:
-        """See `KeptInputs.clear`."""
+        """Forget all inputs; the file stays as long as it is."""
         self._latest = None
         self._spilled.clear()
 
     def push(self, x: Array) -> Array:
-        """See `KeptInputs.push`.
+        """Keep `x`, and return a copy of it.
 
         It is the input before this one that is written out: the last one is needed first, and never leaves memory.
         """
@@ -86,7 +86,7 @@ class SpilledInputs(KeptInputs):
         return self._latest
 
     def pop(self) -> Array:
-        """See `KeptInputs.pop`."""
+        """Return the last input and forget it, from the file where it has been written out."""
         if self._latest is not None:
             latest, self._latest = self._latest, None
             return latest

@@ -68,7 +68,7 @@ class CrossEntropy:
         return "cross-entropy"
 
     def __call__(self, outputs: Array, targets: Array) -> tuple[float, Array]:
-        """See `Loss`; `targets` are (B,), integers within 0..K-1."""
+        """Mean loss and gradient; `targets` are (B,), integers within 0..K-1."""
         labels = _checked_labels(targets, *outputs.shape)
         doutputs = np.empty_like(outputs)
         if self.label_smoothing:
@@ -90,7 +90,7 @@ class MeanSquaredError:
         return "mse"
 
     def __call__(self, outputs: Array, targets: Array) -> tuple[float, Array]:
-        """See `Loss`; `targets` are (B, K) floats."""
+        """Mean loss and gradient; `targets` are (B, K) floats."""
         values = _checked_values(targets, outputs)
         doutputs = np.empty_like(outputs)
         return float(squared_error(outputs, values, doutputs)), doutputs
@@ -110,7 +110,7 @@ class BinaryCrossEntropy:
         return "bce"
 
     def __call__(self, outputs: Array, targets: Array) -> tuple[float, Array]:
-        """See `Loss`; `targets` are (B, K) floats within 0..1, or (B,) integers 0 and 1 where K is 1."""
+        """Mean loss and gradient; `targets` are (B, K) floats in 0..1, or (B,) integers 0 and 1 where K is 1."""
         values = _checked_values(_as_column(targets, outputs), outputs)
         low, high = values.min(), values.max()
         if not (low >= 0 and high <= 1):

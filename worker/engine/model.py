@@ -173,7 +173,7 @@ class Model:
         return self._root.tree()
 
     def definition(self) -> dict[str, Any] | None:
-        """See `Layer.definition`."""
+        """The layers as plain values, or None where one of them is the user's own; as `Layer.definition`."""
         return self._root.definition()
 
     @property

@@ -44,7 +44,7 @@ def _tail_start(model: Model) -> int:
 
 
 class ShardOptimizer(Protocol):
-    """See `taihu.optimization.OptimizerShard`."""
+    """The optimizer of the shards, such as `taihu.optimization.OptimizerShard`."""
 
     def update(self, start: int, stop: int, gradient: Array, step: int, scale: float = 1.0) -> None:
         """Update elements [start, stop)."""

@@ -14,7 +14,7 @@ __all__ = ["PeerMover"]
 
 
 class PeerMover:
-    """See `worker.fc.tail.Mover`; `step` is what traces say."""
+    """A `worker.fc.tail.Mover`; `step` is the step that traces name."""
 
     def __init__(self, communicator: Communicator, clock: Clock, tracer: Tracer | None = None) -> None:
         self.rank = communicator.rank
@@ -29,7 +29,7 @@ class PeerMover:
         self.tracer = tracer or Tracer.off()
 
     def start(self, name: str, transfer: Transfer, *, urgent: bool = True) -> Callable[[], None]:
-        """See `Mover.start`."""
+        """Start a transfer between all ranks; returns what waits for its end."""
         start_s, step = self._clock.now(), self.step
         self.sent_bytes += transfer.sent_bytes
 

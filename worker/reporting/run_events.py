@@ -33,12 +33,12 @@ class EventFile:
         self._file = EventsWriter(str(folder / "events"))
 
     def add_step(self, row: Scalars) -> None:
-        """See `ScalarWriter`."""
+        """Write the row's values as one event."""
         scalars = {name: value for name, value in row.items() if name not in {"step", "epoch"}}
         self._add(int(row["step"]), {_step_tag(name): value for name, value in scalars.items()})
 
     def add_test(self, row: Scalars) -> None:
-        """See `ScalarWriter`; the step is that after which the model was tested."""
+        """Write a test's values as one event, at the step after which the model was tested."""
         scalars = {name: value for name, value in row.items() if name not in {"step", "seconds"}}
         self._add(int(row["step"]), {_test_tag(name): value for name, value in scalars.items()})
 
@@ -47,11 +47,11 @@ class EventFile:
         self._file.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def flush(self) -> None:
-        """See `ScalarWriter`."""
+        """Let others read what there is."""
         self._file.flush()
 
     def close(self) -> None:
-        """See `ScalarWriter`."""
+        """Write what is left."""
         self._file.close()
 
 

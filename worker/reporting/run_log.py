@@ -49,11 +49,11 @@ class CsvTables:
         self._epochs_file: IO[str] | None = None
 
     def add_step(self, row: Scalars) -> None:
-        """See `ScalarWriter`; microseconds are enough for a time."""
+        """Write a line of `steps.csv`; microseconds are enough for a time."""
         self._steps.writerow(f"{value:.6f}" if name.endswith("_seconds") else value for name, value in row.items())
 
     def add_test(self, row: Scalars) -> None:
-        """See `ScalarWriter`; the first row says what the columns are."""
+        """Write a line of `epochs.csv`; the first row says what the columns are."""
         first = self._epochs_file is None
         self._epochs_file = self._epochs_file or self._epochs_path.open("w", encoding="utf-8", newline="")
         table = csv.writer(self._epochs_file, lineterminator="\n")
@@ -62,13 +62,13 @@ class CsvTables:
         table.writerow(row.values())
 
     def flush(self) -> None:
-        """See `ScalarWriter`."""
+        """Let others read what there is."""
         for file in (self._steps_file, self._epochs_file):
             if file is not None:
                 file.flush()
 
     def close(self) -> None:
-        """See `ScalarWriter`."""
+        """Write what is left."""
         for file in (self._steps_file, self._epochs_file):
             if file is not None:
                 file.close()
