@@ -2,6 +2,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,20 @@ def test_a_rectified_output_and_its_gradient_agree_to_the_bit() -> None:
     scale_and_shift(x, affine, y, True, 0, row_blocks(x), 0)
     normalize_gradient(x, ones, factors, affine, dx, True, 0, row_blocks(x), 0)
     assert np.array_equal(dx, y > 0)
+
+
+@pytest.mark.parametrize("channels", [16, 37])
+def test_an_output_of_exactly_zero_has_no_gradient(channels: int) -> None:
+    """A rectifier's gradient at 0 is 0: of whole vectors of channels, and of those behind them."""
+    x = np.random.default_rng(0).standard_normal((9, channels), dtype=np.float32)
+    affine, ones = np.zeros((2, channels), np.float32), np.ones_like(x)
+    factors = np.zeros((3, channels), np.float32)
+    factors[0] = 1
+    dx, totals = np.full_like(x, np.nan), np.full((row_blocks(x), 2, channels), np.nan)
+    normalize_gradient(x, ones, factors, affine, dx, True, 0, row_blocks(x), 0)
+    gradient_moments(x, ones, np.zeros(channels, np.float32), affine, totals, True, 0, row_blocks(x), 0)
+    assert not dx.any()
+    assert not totals.any()
 
 
 def test_nan_stays_nan_where_it_is_rectified() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,12 @@ def test_thresholds_are_exact(data: st.DataObject, elements: int, core_groups: i
     assert threshold == kth
     assert np.array_equal(indices, np.flatnonzero(np.abs(values) >= kth))
     assert ledger == selection_cost(elements, len(indices), core_groups)
+    # Values are read once at least, entries of 8 bytes written; in fact four times, and by each of 64 CPEs alike.
+    assert ledger.compulsory_bytes == 4 * elements + 8 * len(indices)
+    fewest = selection_cost(elements, 1, core_groups)
+    assert ledger.dma_bytes - fewest.dma_bytes == 8 * 64 * (math.ceil(len(indices) / 64) - 1)
+    assert fewest.dma_bytes >= 4 * 4 * elements + 8 * 64
+    assert ledger.cycles - fewest.cycles == ledger.dma_cycles - fewest.dma_cycles
 
 
 def test_a_histogram_is_limited_by_loads_and_stores() -> None:
