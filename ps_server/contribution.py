@@ -61,24 +61,18 @@ def decode_contribution(
         FrameError: a dense frame where a sparse one is expected or the other way round, a shared one without shared
             gradients, values of another type, or places that are not ascending ones within the range.
     """
-    if frame.header.shared and shared is not None and not sparse:
+    header = frame.header
+    if sparse:
+        return _decode_sparse(frame, spec)
+    if header.shared and value_type is ValueType.FP32:
+        if shared is None:
+            raise FrameError(f"frame with shared values: worker {header.sender} shares no gradients with this server")
         ranges = spec.views(shared)
         return ranges[0] if len(ranges) == 1 else np.concatenate(ranges)
-    if (frame.header.selected is not None) is not sparse:
-        kinds = ("sparse", "dense") if sparse else ("dense", "sparse")
-        raise FrameError(f"frame of worker {frame.header.sender}: expected a {kinds[0]} one, got a {kinds[1]} one")
-    if not sparse:
-        values = dense_values(frame, value_type)
-        if value_type.half_kind is None:
-            return values
-        return HalfContribution(values, value_type.half_kind, frame.header.loss_scale, frame.header.skipped)
-    values = _decoded_values(frame)
-    indices = np.empty(len(values), dtype=np.int32)
-    try:
-        unpack(frame.sections, spec.shard_bounds, len(values), indices)
-    except ValueError as error:
-        raise FrameError(f"frame of worker {frame.header.sender}, group {spec.group}: {error}") from None
-    return SparseContribution(indices, values)
+    values = dense_values(frame, value_type)
+    if value_type.half_kind is None:
+        return values
+    return HalfContribution(values, value_type.half_kind, header.loss_scale, header.skipped)
 
 
 def count_non_finite(contribution: Contribution) -> int:
@@ -100,6 +94,20 @@ def values_of(contribution: Contribution) -> NDArray[Any]:
     if isinstance(contribution, HalfContribution):
         return contribution.codes
     return contribution.values if isinstance(contribution, SparseContribution) else contribution
+
+
+def _decode_sparse(frame: Frame, spec: FrameSpec) -> SparseContribution:
+    header = frame.header
+    if header.selected is None:
+        kind = "shared" if header.shared else "dense"
+        raise FrameError(f"frame of worker {header.sender}: expected a sparse one, got a {kind} one")
+    values = _decoded_values(frame)
+    indices = np.empty(len(values), dtype=np.int32)
+    try:
+        unpack(frame.sections, spec.shard_bounds, len(values), indices)
+    except ValueError as error:
+        raise FrameError(f"frame of worker {header.sender}, group {spec.group}: {error}") from None
+    return SparseContribution(indices, values)
 
 
 def _decoded_values(frame: Frame) -> NDArray[np.float32]:

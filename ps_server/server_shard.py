@@ -220,9 +220,7 @@ class ServerShard:
         """
         with self._lock:
             if not self._aggregator.is_quiet_after(self._step):
-                raise StaleError(
-                    f"a snapshot was wanted while step {self._step + 1} is under way; take it between two"
-                )
+                raise StaleError(f"snapshot after step {self._step}: a step is under way, take it between two")
             arrays = {name: array.copy() for name, array in self._state(self._summing).items()}
             return Snapshot(self._step, self._plan.version, arrays)
 
