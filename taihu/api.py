@@ -28,8 +28,8 @@ from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.run_folder import describe_run
 from worker.data.load import load_dataset
 from worker.engine import Layer, Model
-from worker.engine.loss import make_loss, outputs_of_model
 from worker.saved.prediction import LoadedModel, load_model_file
+from worker.training.objective import objective
 
 __all__ = ["Build", "LoadedModel", "Result", "load", "train"]
 
@@ -214,8 +214,7 @@ def _write_arrays(folder: Path, parts: Mapping[str, NDArray[Any]]) -> None:
 def _model_name(job: Job, model: object, file: Path) -> str:
     """The name by which workers find a model: a file of its definitions, or where its function is."""
     dataset = load_dataset(job.data, job.model.name)
-    loss = make_loss(job.train.loss, dataset.targets, dataset.outputs, job.train.label_smoothing)
-    outputs = outputs_of_model(loss, dataset.targets, dataset.outputs)
+    _, outputs = objective(job.train, dataset)
     root = model(dataset.input_shape, outputs) if callable(model) else model
     if not isinstance(root, Layer):
         raise ModelError(

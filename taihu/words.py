@@ -1,10 +1,15 @@
-"""Texts for people: numbers and lists in words, messages of one line, rows as aligned columns."""
+"""Texts of people and for them: numbers and lists in words, sizes, messages of one line, rows as aligned columns."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import Final
 
-__all__ = ["aligned", "counted", "listed", "one_line"]
+__all__ = ["aligned", "counted", "listed", "one_line", "parse_bytes"]
+
+_UNITS: Final = MappingProxyType({"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12})
 
 
 def counted(number: int, thing: str) -> str:
@@ -15,6 +20,12 @@ def counted(number: int, thing: str) -> str:
 def listed(things: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join(part for part in (", ".join(things[:-1]), *things[-1:]) if part)
+
+
+def parse_bytes(text: str) -> float | None:
+    """The bytes of a size such as `4MB` or `2.5GB`; None where `text` is no number with B, kB, MB, GB or TB."""
+    size = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMGT]?B)", text)
+    return None if size is None else float(size[1]) * _UNITS[size[2]]
 
 
 def one_line(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,6 +31,11 @@ from taihu.process.options import (
     stop_with_stdin,
 )
 from taihu.results import check_writable, write_json
+
+if TYPE_CHECKING:
+    from allreduce.rendezvous import Listener, ListenOptions
+    from taihu.job import Job
+    from taihu.wire.server import RpcServer
 
 __all__ = ["worker"]
 
@@ -74,11 +79,10 @@ def worker(
       torchrun-, MPI- and Slurm-style variables name rank and world size:
       RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml --exchange ring
     """  # noqa: D301
-    from allreduce.rendezvous import ListenOptions, listen_for_peers
+    from allreduce.rendezvous import ListenOptions
     from taihu.launch.discovery import find_coordinator, find_rank
     from taihu.run_folder import RunFiles, prepare_run
     from taihu.wire.log import configure_logs
-    from taihu.wire.server import RpcServer
     from worker.daemon import WorkerDaemon, WorkerOptions
 
     own: dict[str, dict[str, object]] = {
@@ -97,14 +101,7 @@ def worker(
     configure_logs(log_format, verbose=verbose, role="worker", rank=place)
     if stop_with_parent:
         stop_with_stdin(interrupts)
-    listener = None
-    if job.workers_meet:
-        listener = listen_for_peers(job, place, ListenOptions(bind, advertise, direct_port))
-        typer.echo(f"listening on {listener.address}")
-    health = None
-    if bind and listener is None:
-        health = RpcServer.create(threads=_HEALTH_THREADS)
-        health.listen(bind)
+    listener, health = _listening(job, place, ListenOptions(bind, advertise, direct_port))
     options = WorkerOptions(
         rank=place,
         metrics_port=metrics_port,
@@ -120,3 +117,19 @@ def worker(
     for path in dict.fromkeys((*files.results, *([] if json_file is None else [json_file]))):
         write_json(path, results)
     return EXIT_INTERRUPTED if results["stopped"] else 0
+
+
+def _listening(job: Job, rank: int, options: ListenOptions) -> tuple[Listener | None, RpcServer | None]:
+    """The listener for peers where workers meet; without one, the gRPC health server that `--bind` asks for."""
+    from allreduce.rendezvous import listen_for_peers
+    from taihu.wire.server import RpcServer
+
+    if job.workers_meet:
+        listener = listen_for_peers(job, rank, options)
+        typer.echo(f"listening on {listener.address}")
+        return listener, None
+    if not options.bind:
+        return None, None
+    health = RpcServer.create(threads=_HEALTH_THREADS)
+    health.listen(options.bind)
+    return None, health

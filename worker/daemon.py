@@ -40,7 +40,6 @@ from worker.data.ahead import LoadAhead
 from worker.data.batches import Batches, BatchSource
 from worker.data.load import load_dataset
 from worker.engine import Model, build_model
-from worker.engine.loss import make_loss, outputs_of_model
 from worker.reporting.observer import Observer
 from worker.reporting.run_log import RunLog, open_writers
 from worker.saved.beginning import begin_from, beginning_of
@@ -48,6 +47,7 @@ from worker.saved.writing import describe_model, save_model
 from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from worker.training.calibration import Measuring
 from worker.training.clipping import LayerClipping
+from worker.training.objective import objective
 from worker.training.plan_follower import PlanFollower
 from worker.training.replica import Replica, Uses, WholeReplica, prepare_hybrid
 from worker.training.step_record import StepRecord
@@ -135,8 +135,7 @@ class WorkerDaemon:
 
     def _build_model(self) -> Model:
         train, data = self._job.train, self._dataset
-        loss = make_loss(train.loss, data.targets, data.outputs, train.label_smoothing)
-        outputs = outputs_of_model(loss, data.targets, data.outputs)
+        loss, outputs = objective(train, data)
         model = build_model(self._job.model.name, data.input_shape, outputs)
         model.use_loss(loss)
         model.use_threads(self._threads)

@@ -29,7 +29,7 @@ from taihu.planner.memory import (
 )
 from taihu.results import check_writable, write_json
 from taihu.wire.codec import BYTES_PER_VALUE, ValueType
-from taihu.words import counted
+from taihu.words import counted, parse_bytes
 from worker.data.load import load_dataset
 from worker.engine import build_model
 
@@ -39,8 +39,6 @@ __all__ = [
     "plan_memory",
 ]
 
-_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(B|kB|MB|GB|TB)")
-_UNITS: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _NOT_COUNTED: Final = "activations, the data set and Python itself are not counted"
 
 
@@ -165,10 +163,10 @@ def _room(job: Job, free_worker: str | None, free_server: str | None) -> _Room:
 
 
 def _parse_size(option: str, text: str) -> int:
-    match = _SIZE.fullmatch(text)
-    if match is None:
+    size = parse_bytes(text)
+    if size is None:
         raise ConfigError(f"{option} {text}: expected a number with B, kB, MB, GB or TB, for example 4GB")
-    return round(float(match[1]) * _UNITS[match[2]])
+    return round(size)
 
 
 def _rows(memory: MemoryJob, room: _Room) -> Iterator[_Row]:

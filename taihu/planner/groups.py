@@ -5,12 +5,12 @@ Layers are numbered in backward order (0 is the output side), as in `taihu.layou
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from taihu.errors import ConfigError
 from taihu.layout import Layout
+from taihu.words import parse_bytes
 
 __all__ = [
     "Group",
@@ -23,8 +23,6 @@ __all__ = [
     "plan_groups",
 ]
 
-_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(B|kB|MB|GB)")
 _BYTES_PER_VALUE = 4
 _BUCKETS_UNDER_WAY = 4
 
@@ -128,7 +126,7 @@ def _buckets(layout: Layout, size_bytes: float) -> tuple[Group, ...]:
 
 
 def _parse_size(text: str) -> float:
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"bucket size {text!r}: expected a number with B, kB, MB or GB, for example 4MB")
-    return float(match[1]) * _UNITS[match[2]]
+    size = parse_bytes(text)
+    if size is None:
+        raise ConfigError(f"bucket size {text!r}: expected a number with B, kB, MB, GB or TB, for example 4MB")
+    return size

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator
 
 from taihu.settings.base import Count, Form, Seconds, Section
+from taihu.words import parse_bytes
 
 __all__ = ["ExchangeSettings", "Transport"]
 
 Transport = Literal["auto", "tcp", "same-host", "grpc"]
 
 _PLAN: Final = Form(
-    r"auto|greedy|exact|per-layer|single|bucket:[0-9]{1,12}(\.[0-9]{1,12})?[kMG]?B",
+    r"auto|greedy|exact|per-layer|single|bucket:[0-9]{1,12}(\.[0-9]{1,12})?[kMGT]?B",
     "auto, greedy, exact, per-layer, single or bucket:SIZE",
     "bucket:4MB",
 )
@@ -22,7 +22,6 @@ _PLAN: Final = Form(
 
 _LEAST_LIVE_BYTES: Final = 4096
 _LEAST_BUCKET_BYTES: Final = 64
-_UNITS: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 class ExchangeSettings(Section):
@@ -104,8 +103,8 @@ class ExchangeSettings(Section):
     @field_validator("plan")
     @classmethod
     def _buckets_hold_something(cls, plan: str) -> str:
-        size = re.fullmatch(r"bucket:([0-9.]+)([kMG]?B)", plan)
-        if size is not None and float(size[1]) * _UNITS[size[2]] < _LEAST_BUCKET_BYTES:
+        size = parse_bytes(plan.removeprefix("bucket:"))
+        if size is not None and size < _LEAST_BUCKET_BYTES:
             raise ValueError(
                 f"expected buckets of at least {_LEAST_BUCKET_BYTES} bytes, for example 'bucket:4MB', got {plan!r}"
             )

@@ -134,7 +134,7 @@ def test_what_is_no_cover_is_described(groups: list[Group], words: str) -> None:
         "bucket:B",
         "bucket:4",
         "bucket:MB",
-        "bucket:4TB",
+        "bucket:4PB",
         "bucket:4KB",
         "bucket:4mb",
         "bucket:4MBB",
