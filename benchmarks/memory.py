@@ -147,7 +147,7 @@ def _resident_bytes(pid: int) -> float:
 
 
 def _second_half(samples: Sequence[float]) -> Sequence[float]:
-    """Without start and initial parameters; and without the end, where memory is given back."""
+    """The samples without start and initial parameters, and without the end, where memory is given back."""
     return samples[len(samples) // 2 : max(len(samples) // 2 + 1, len(samples) - 5)]
 
 

@@ -11,7 +11,7 @@ __all__ = ["load_rows", "save_rows"]
 
 
 def load_rows(path: Path | None) -> list[dict[str, Any]]:
-    """Those that the file holds already; none without one."""
+    """The rows that the file holds already; none without one."""
     return list(json.loads(path.read_text())) if path is not None and path.exists() else []
 
 

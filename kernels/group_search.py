@@ -75,7 +75,7 @@ def run_pipeline(pipeline: Pipeline, bounds_G1: Indices, times_G2M: Array) -> fl
 
 @kernel
 def _advance(pipeline: Pipeline, clocks: Array, first: int, last: int, times_2M: Array) -> None:
-    """From the clocks before the group of layers `first` to `last`, when its stages start and end."""
+    """Starts and ends of the stages of the group of layers `first` to `last`, from the clocks before it."""
     begin = clocks[0] - pipeline.backward[first] if pipeline.inline else pipeline.start
     end = begin + pipeline.backward[last + 1]
     for stage in range(len(clocks)):

@@ -26,7 +26,7 @@ _ADAPTIVE: Final = 0.001
 
 @dataclass(frozen=True)
 class ModelDefaults:
-    """Of one model.
+    """The defaults of one model.
 
     Attributes:
         learning_rate: with SGD and a momentum of 0.9, from which its loss falls on every built-in data set.

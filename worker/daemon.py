@@ -194,7 +194,7 @@ class WorkerDaemon:
         return RunLength(len(self._dataset.train), per_epoch, train.steps or train.epochs * per_epoch)
 
     def _take_part(self) -> dict[str, Any]:
-        """From joining to finishing."""
+        """Take part in the run, from joining to finishing."""
         train, rank = self._job.train, self._options.rank
         total = self._length.total_steps
         observer = Observer(rank, total_steps=total, batch=train.batch, metrics=self._metrics, run_log=self._run_log)

@@ -16,7 +16,7 @@ def build(input_shape: tuple[int, ...], classes: int) -> Layer:
 
 
 def build_narrow(input_shape: tuple[int, ...], classes: int) -> Layer:
-    """As many layers of next to nothing: what a process holds without parameters."""
+    """The same number of layers, of next to nothing: what a process holds without parameters."""
     return _chain(8, classes)
 
 

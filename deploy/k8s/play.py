@@ -69,7 +69,7 @@ def _claims(pods: dict[str, tuple[IPv4Address, dict[str, Any]]]) -> list[str]:
 
 
 def _own(volume: str, pod: dict[str, Any]) -> str:
-    """This engine takes volumes of one name in two pods for one volume."""
+    """The name of a volume that the pod has for itself: this engine takes one name in two pods for one volume."""
     return f"{pod['metadata']['name']}-{volume}"
 
 

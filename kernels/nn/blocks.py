@@ -60,7 +60,7 @@ class Source(NamedTuple):
         return self.rows * self.columns
 
     def strip_elements(self, rows: int) -> int:
-        """Of the part of a padded image that so many rows of windows lie in."""
+        """Elements of the part of a padded image that so many rows of windows lie in."""
         return ((rows - 1) * self.stride + self.size) * self.padded_width * self.channels
 
     def is_plain(self, images: tuple[int, ...], number: int, rows: int) -> bool:

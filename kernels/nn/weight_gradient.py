@@ -128,7 +128,7 @@ def _add_part(  # noqa: PLR0917 - arrays, what they mean, and the part of the wo
 
 @kernel
 def _reached(first: int, last: int, side: int, results: int, source: Source) -> tuple[int, int]:
-    """Of `results` positions, the first and the one behind the last whose window has a line of the image.
+    """The first of `results` positions whose window has a line of the image, and the one behind the last.
 
     Lines `first` to `last` of the window count, the image has `side` lines.
     """

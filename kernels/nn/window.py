@@ -19,7 +19,7 @@ class Window(NamedTuple):
 
 @kernel
 def covered(at: int, window: Window, side: int) -> tuple[int, int]:
-    """Of an image's side, the first pixel in the window at a position, and the one behind the last."""
+    """The first pixel of an image's side in the window at a position, and the one behind the last."""
     begin = at * window.stride - window.padding
     low = max(begin, 0)
     return low, max(min(begin + window.size, side), low)

@@ -39,7 +39,7 @@ class Transfer:
 
     @property
     def total_bytes(self) -> int:
-        """Of all CPEs together."""
+        """Bytes of all CPEs together."""
         return sum(block_bytes * blocks for block_bytes, blocks in self.runs)
 
     def scaled(self, times: int) -> Transfer:
@@ -48,7 +48,7 @@ class Transfer:
 
     @property
     def cycles(self) -> int:
-        """From the issue until all data have arrived, while the memory's latency is hidden by earlier requests."""
+        """Cycles from the issue until all data have arrived, while earlier requests hide the memory's latency."""
         if not self.runs:
             return 0
         seconds = sum(block_bytes * blocks / bandwidth(block_bytes) for block_bytes, blocks in self.runs)

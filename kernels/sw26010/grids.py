@@ -130,7 +130,7 @@ def swdnn_grid() -> tuple[ConvolutionShape, ...]:
 
 
 def paper_grid() -> tuple[ConvolutionShape, ...]:
-    """As swDNN's paper sweeps: batch 128, results of 64 x 64, all pairs of 64 to 384 channels; filters of 3 to 21."""
+    """The sweep of swDNN's paper: batch 128, results of 64 x 64, pairs of 64 to 384 channels; filters of 3 to 21."""
     pairs = [ConvolutionShape(128, i, o, 64, 3) for i in _CHANNELS for o in _CHANNELS]
     filters = [
         ConvolutionShape(128, n, n, 64, size) for size in range(5, 22, 2) for n in (64, 128, 192, 256, 320, 384)

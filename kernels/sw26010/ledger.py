@@ -102,7 +102,7 @@ class Ledger:
 
     @property
     def seconds(self) -> float:
-        """At the processor's clock."""
+        """Seconds at the processor's clock."""
         return self.cycles / CLOCK_HZ
 
     @property
@@ -112,7 +112,7 @@ class Ledger:
 
     @property
     def efficiency(self) -> float:
-        """Of the peak of the core groups that take part, MPEs included."""
+        """Share of the peak of the core groups that take part, MPEs included."""
         return self.gflops * 1e9 / (PEAK_FLOPS_PER_GROUP * self.core_groups)
 
     @property
@@ -134,7 +134,7 @@ class Ledger:
         return "ldm" if once < self.work_cycles else "dma"
 
     def then(self, other: Ledger) -> Ledger:
-        """This kernel, and the other after it."""
+        """The ledger of this kernel and the other after it."""
         return Ledger(
             self.cycles + other.cycles,
             self.arithmetic_cycles + other.arithmetic_cycles,

@@ -94,11 +94,11 @@ class WindowPlan:
         return {"one line of windows": int(positions * each * depth * item), "gradient": pixels * depth * item}
 
     def lines(self) -> int:
-        """Of one image, of which units make pieces."""
+        """Lines of one image, of which units make pieces."""
         return self.height if self.gathers else self.out_height
 
     def line_pixels(self) -> int:
-        """Of such a line."""
+        """Pixels of such a line."""
         return self.width if self.gathers else self.out_width
 
     def pieces(self) -> Iterator[tuple[slice, slice]]:

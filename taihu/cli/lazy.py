@@ -14,7 +14,7 @@ __all__ = ["LazyCommand"]
 
 
 class LazyCommand(TyperCommand):
-    """Stands for a command in the help of its group, and turns into it when it is run or asked for its own help.
+    """A stand-in for a command in the help of its group, which turns into it when it is run or asked for help.
 
     Args:
         name: of the command.

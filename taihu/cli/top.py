@@ -93,7 +93,7 @@ def _look_again(address: str, timeout_s: float) -> Overview | None:
 
 
 class _Lines:
-    """Stands in for a live display where there is no terminal: a header, and a row for each look."""
+    """The display where there is no terminal: a header, and a row for each look."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -121,7 +121,7 @@ def opening(job: Job) -> str:
 
 
 def _resized(job: Job) -> str:
-    """That images of taihu's own are too small for the model."""
+    """The size that images of taihu's own are enlarged to for the model, in words; nothing where they are not."""
     data = built_in_data(job.data.name)
     size = None if data is None or job.data.size else smallest_size(job.model.name, data.shape)
     return "" if size is None else f" (images resized to {size[0]}x{size[1]}, the smallest that it takes)"

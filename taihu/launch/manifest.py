@@ -191,7 +191,7 @@ class _Manifest:
         return self.job.run.dir != Path("none")
 
     def claims(self) -> list[Object]:
-        """Of a volume for results, where none was named; one node mounts it, which every kind of storage can do."""
+        """The claim of a volume for results, where none was named; one node mounts it, which any storage can do."""
         if not self.keeps or self.options.run_claim is not None:
             return []
         storage = {"requests": {"storage": self.options.storage}}
@@ -239,7 +239,7 @@ class _Manifest:
         return {"name": name, "replicas": 1, "template": {"metadata": {"labels": self.labels(role)}, "spec": spec}}
 
     def server_pod(self) -> Object:
-        """Of a StatefulSet: started again when it ends, so a server that has finished stays."""
+        """The pod of a StatefulSet: started again when it ends, so a server that has finished stays."""
         in_set = not self.options.jobset
         environment = [_from_pod("TAIHU_RANK", "metadata.labels['apps.kubernetes.io/pod-index']")] if in_set else []
         container = self.container("server", self.options.server, environment, service=_PARAMETER_SERVER)
@@ -247,7 +247,7 @@ class _Manifest:
         return self.pod("server", container, [], restart="Always" if in_set else "Never")
 
     def worker_pod(self, *, first: bool) -> Object:
-        """Of worker 0, or of the others: their rank follows the completion index, which Kubernetes gives them."""
+        """The pod of worker 0, or of the others, whose rank follows Kubernetes' completion index."""
         others = [] if first else [{"name": "TAIHU_RANK_OFFSET", "value": "1"}]
         container = self.container("worker", self.options.worker, others)
         volumes: list[Object] = []

@@ -13,7 +13,7 @@ Values = NDArray[np.float32]
 
 
 class SumShard:
-    """Stands where an `OptimizerShard` does, and puts each sum in the place of the parameters.
+    """A stand-in for an `OptimizerShard` that puts each sum in the place of the parameters.
 
     What is answered is then the sum, which every worker scales and applies for itself; all do so alike.
 

@@ -150,7 +150,7 @@ def _slice_record(place: _Slice, origin: int) -> dict[str, Any]:
 
 
 def _arrows(slices: Iterable[_Slice], origin: int) -> list[dict[str, Any]]:
-    """Of several events of one name, process, peer, step and group the last to end is joined: the whole is there."""
+    """Records of all arrows; of several events of one name, process, peer, step and group the last to end counts."""
     updates: dict[tuple[Any, ...], _Slice] = {}
     exchanges: dict[tuple[Any, ...], _Slice] = {}
     for place in sorted(slices, key=lambda place: place.event.stop):

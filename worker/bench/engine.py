@@ -97,7 +97,7 @@ def _update(  # noqa: PLR0917 - the arrays of the update and the part of the wor
 
 
 def step_flops(layer: Layer, batch: int) -> int:
-    """Of forward and both gradients of a layer's weight; the first layer's input has no gradient."""
+    """Operations of forward and both gradients of a layer; the first layer's input has no gradient."""
     if not isinstance(layer, ParameterLayer) or layer.tensors[0].name != "weight":
         return 0
     weight = layer.tensors[0]

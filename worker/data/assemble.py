@@ -1,4 +1,4 @@
-"""From inputs and targets of the user's own to a data set: understood, split, and with statistics."""
+"""Data sets from inputs and targets of the user's own: understood, split, and with statistics."""
 
 from __future__ import annotations
 

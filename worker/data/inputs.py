@@ -27,7 +27,7 @@ class Inputs(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one input: (height, width, channels) or (features,)."""
+        """Shape of one input: (height, width, channels) or (features,)."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class ArrayInputs:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a row of the array."""
+        """Shape of a row of the array."""
         return self.array.shape[1:]
 
     @property

@@ -46,7 +46,7 @@ def no_statistics(shape: tuple[int, ...]) -> Statistics:
 
 
 def spread_rows(count: int, most: int) -> NDArray[np.int64]:
-    """At most so many of the rows 0..count-1, evenly spread over them: the same in every process."""
+    """Rows of 0..count-1, at most so many, evenly spread over them: the same in every process."""
     if count <= most:
         return np.arange(count)
     return np.arange(most) * count // most

@@ -58,7 +58,7 @@ class BatchNorm(ParameterLayer):
         return input_shape
 
     def bind(self, parameters: Array, gradients: Array) -> None:
-        """Also make the running moments, of the size of a bound layer."""
+        """Take the arenas, and make the running moments, of the size of a bound layer."""
         super().bind(parameters, gradients)
         channels = self.parameters["scale"].size
         if self._running_mean.size != channels:
@@ -111,7 +111,7 @@ class BatchNorm(ParameterLayer):
         self._running_variance[...] = kept * self._running_variance + (1 - kept) * unbiased_variance
 
     def differentiate(self, dy: Array, run: Run) -> Array:
-        """With n = (x - mean) / deviation: dx = scale / deviation * (dy - mean(dy) - n mean(dy n))."""
+        """The gradient dx = scale / deviation * (dy - mean(dy) - n mean(dy n)), with n = (x - mean) / deviation."""
         x = self._input
         rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, x.shape[-1])
         count = len(rows)

@@ -31,12 +31,12 @@ class Sequential(Layer):
 
     @property
     def children(self) -> tuple[Layer, ...]:
-        """In forward order."""
+        """The layers in forward order."""
         return self._layers
 
     @property
     def holds_output(self) -> bool:
-        """It returns what its last child returned."""
+        """Never: it returns what its last child returned."""
         return False
 
     @property
@@ -160,7 +160,7 @@ class PaddedShortcut(Layer):
 
     @property
     def channels(self) -> int:
-        """Of the output."""
+        """Channels of the output."""
         return self._channels
 
     def build(self, name: str, input_shape: Shape) -> Shape:

@@ -93,7 +93,7 @@ class Conv2d(ParameterLayer):
 
     @property
     def padded_elements(self) -> int:
-        """Of one input with its border of zeros, in values; set by `build`."""
+        """Values of one input with its border of zeros; set by `build`."""
         height, width = (side + 2 * self._padding for side in self._image)
         return height * width * self._channels * self._groups
 

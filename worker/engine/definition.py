@@ -1,4 +1,4 @@
-"""From the definitions in a file to layers: nothing is executed but the constructors of the built-in layers."""
+"""Layers from the definitions in a file: nothing is executed but the constructors of the built-in layers."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class ReLU(Layer):
 
     @property
     def holds_output(self) -> bool:
-        """Not where it writes over its input, or the layer before it rectifies."""
+        """Whether it takes a buffer: not where it writes over its input, or the layer before it rectifies."""
         return not self.may_overwrite_input and self._done == "none"
 
     def follow(self, layer: Layer) -> None:
@@ -135,7 +135,7 @@ class Flatten(Layer):
 
     @property
     def holds_output(self) -> bool:
-        """It returns a view."""
+        """Never: it returns a view."""
         return False
 
     def build(self, name: str, input_shape: Shape) -> Shape:

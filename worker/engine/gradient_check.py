@@ -243,7 +243,7 @@ def _differences(trial: _Trial) -> Iterator[str]:
 
 
 def _samples(trial: _Trial) -> Iterator[str]:
-    """In evaluation a sample's output is its own."""
+    """Faults of samples: in evaluation a sample's output is its own."""
     run = Run(StepContext(training=False, seed=trial.options.seed, step=0, first_sample=0))
     together = trial.layer.forward(trial.x, run).copy()
     for sample in range(len(trial.x)):
@@ -275,7 +275,7 @@ def _sharing(trial: _Trial) -> Iterator[str]:
 
 
 def _float32(trial: _Trial) -> Iterator[str]:
-    """In float32, everything stays float32 and is the same to rounding."""
+    """Faults in float32, where everything stays float32 and is the same to rounding."""
     trial.bind(np.float32)
     y, dx, _ = trial.step(trial.x.astype(np.float32), trial.dy.astype(np.float32))
     for what, seen, wide in (("forward", y, trial.y), ("backward", dx, trial.dx)):

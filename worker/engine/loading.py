@@ -1,4 +1,4 @@
-"""From a name in a job file to a model: the zoo, or a function in the user's own file."""
+"""Models by their name in a job file: of the zoo, or of a function in the user's own file."""
 
 from __future__ import annotations
 

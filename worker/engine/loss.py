@@ -33,7 +33,7 @@ class Loss(Protocol):
 
     @property
     def name(self) -> str:
-        """As in `train.loss`."""
+        """The name, as in `train.loss`."""
         ...
 
     def __call__(self, outputs: Array, targets: Array) -> tuple[float, Array]:

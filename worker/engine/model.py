@@ -101,12 +101,12 @@ class Model:
 
     @property
     def input_shape(self) -> Shape:
-        """Of one sample."""
+        """The shape of one sample."""
         return self._input_shape
 
     @property
     def outputs(self) -> int:
-        """Of the last layer, for one sample."""
+        """The number of outputs of the last layer, for one sample."""
         return self._outputs
 
     def use_threads(self, threads: int) -> None:
@@ -183,7 +183,7 @@ class Model:
 
     @property
     def parameter_layers(self) -> tuple[ParameterLayer, ...]:
-        """Those of the layout."""
+        """The layers of the layout."""
         return tuple(self._layers)
 
     def initialize(self, seed: int) -> None:

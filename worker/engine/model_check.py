@@ -55,7 +55,7 @@ class CheckedModel:
 
     @property
     def layers(self) -> tuple[PlacedLayer, ...]:
-        """In forward order."""
+        """The layers in forward order."""
         return tuple(
             PlacedLayer(name, leaf.kind, input_shape, output_shape, _parameters(leaf))
             for leaf, (name, input_shape, output_shape) in zip(self.model.leaves, self._places, strict=True)

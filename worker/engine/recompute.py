@@ -77,7 +77,7 @@ class SegmentedChain:
 
     @property
     def segments(self) -> tuple[tuple[int, int], ...]:
-        """Of every segment, in forward order: the indices of its first layer, and of the one behind its last."""
+        """The segments in forward order: of each the index of its first layer, and of the one behind its last."""
         return self._segments
 
     @property

@@ -20,7 +20,7 @@ class Tally(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Of all batches so far, at least one, by name."""
+        """The metrics of all batches so far, at least one, by name."""
         ...
 
 

@@ -41,7 +41,7 @@ class Workspace:
 
     @property
     def held_bytes(self) -> int:
-        """Of all buffers together."""
+        """Bytes of all buffers together."""
         return sum(storage.size for storage in self._storage.values())
 
     def take(self, key: str, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -81,7 +81,7 @@ class BufferPool:
 
     @property
     def held_bytes(self) -> int:
-        """Of all blocks."""
+        """Bytes of all blocks."""
         return sum(len(block.bytes) for block in self._blocks)
 
     def workspace(self) -> Workspace:

@@ -185,7 +185,7 @@ class Tail:
             self._move("gather", gather_columns(self._rank, before.columns, own, x))
 
     def _own_loss(self, logits: Array, targets: Array, one: Pass) -> tuple[float, Array]:
-        """This pass's part of the mean loss over the batch, and its gradient."""
+        """The pass's part of the mean loss over the batch, and its gradient."""
         if not len(logits):
             return 0.0, logits
         loss, dlogits = self._loss(logits, targets[self._own(one)])
@@ -247,7 +247,7 @@ class Tail:
         return finish
 
     def _weight_gradients(self, one: Pass | None) -> None:
-        """Of one pass, or of all; layers that are not sharded get theirs when all passes are over."""
+        """Write weight gradients of one pass, or of all; layers that are not sharded get theirs after all passes."""
         for stage, memory in zip(reversed(self._stages), reversed(self._memory), strict=True):
             if one is not None and stage.columns is not None:
                 rows = memory.rows(one)

@@ -1,4 +1,4 @@
-"""From files to what a saved model takes: images, arrays and tables, as its training data were read."""
+"""Inputs of a saved model from files: images, arrays and tables, read as its training data were."""
 
 from __future__ import annotations
 

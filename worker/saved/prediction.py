@@ -46,12 +46,12 @@ class LoadedModel:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one sample: (height, width, channels) or (features,)."""
+        """The shape of one sample: (height, width, channels) or (features,)."""
         return self.info.input_shape
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """In the order of the classes; their numbers where the data had no names, empty for values."""
+        """Names in the order of the classes; their numbers where the data had no names, empty for values."""
         return self.info.class_names or tuple(map(str, range(self.info.classes)))
 
     @property

@@ -1,4 +1,4 @@
-"""From a safetensors file to a model: checked before memory is taken, and nothing that the file names is executed."""
+"""Models from safetensors files: checked before memory is taken, and nothing that the file names is executed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class StoredModel:
     saved: SavedModel
 
     def batch(self, wished: int) -> int:
-        """At most `wished` samples, so few that their activations have room: a small file may have large ones."""
+        """The samples in a batch: at most `wished`, and so few that their activations have room."""
         return max(1, min(wished, _room() // max(1, _activations(self.model))))
 
 
@@ -163,7 +163,7 @@ def _told_network(file: ModelFile) -> Model:
 
 
 def _activations(model: Model) -> int:
-    """Of all layers, in values for a sample."""
+    """Activations of all layers, in values for a sample."""
     return sum(layer.output_elements for layer in model.tree())
 
 

@@ -41,7 +41,7 @@ class ProcessorModel:
         self._first = next(i for i, layer in enumerate(model.chain) if not layer.needs_input_gradient)
 
     def train(self, inputs: Array, targets: Array, context: StepContext, hooks: StepHooks) -> float:
-        """As `Model.train`: forward, the model's loss, and backward into the gradient arena.
+        """Train a step as `Model.train`: forward, the model's loss, and backward into the gradient arena.
 
         Args:
             inputs: (B, *input_shape).

@@ -67,12 +67,12 @@ class LayerTime:
 
     @property
     def forward_seconds(self) -> float:
-        """Of forward."""
+        """Seconds of forward."""
         return self.cost.forward.seconds
 
     @property
     def backward_seconds(self) -> float:
-        """Of backward."""
+        """Seconds of backward."""
         return self.cost.backward.seconds
 
 
