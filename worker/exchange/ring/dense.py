@@ -17,6 +17,7 @@ from taihu.coordination.plan import Plan
 from taihu.errors import FrameError
 from taihu.job import Job
 from taihu.optimization import OptimizerShard, in_steps
+from taihu.planner.carriage import carrier_in
 from taihu.planner.partition import FrameSpec
 from taihu.process.preparation import give_back_freed_memory
 from taihu.trace import Tracer
@@ -70,6 +71,8 @@ class RingExchange(MemoryExchange):
             ConfigError: they do not, although `exchange.transport` says so.
         """
         self._bring_parameters()
+        if self.plan.carriage != "grpc":
+            self._communicator.prepare("tcp")
         self._communicator.choose_path(self._job.exchange.transport, self._arenas.shared)
         give_back_freed_memory()
 
@@ -85,6 +88,8 @@ class RingExchange(MemoryExchange):
         """See `GradientExchange.adopt`."""
         self._memory.close()
         self._set_plan(plan)
+        if plan.carriage != "grpc":
+            self._communicator.prepare("tcp")
 
     def _set_plan(self, plan: Plan) -> None:
         self.plan = plan
@@ -97,6 +102,7 @@ class RingExchange(MemoryExchange):
     def begin(self, step: int) -> None:
         """See `GradientExchange.begin`."""
         self._step = step
+        self._communicator.carry(carrier_in(self.plan.carriage, step))
         self._gradients.begin(len(self.groups))
         self._operations = {}
         self._times = self._fresh_times()
