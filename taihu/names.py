@@ -132,8 +132,8 @@ def check_data_name(name: str) -> None:
 def own_data(name: str) -> OwnData | None:
     """Data of the user's own that a name stands for, by its form alone; None for names of other forms.
 
-    `path/to/file.py:function` is a function, what ends in .npz holds arrays, in .csv, .tsv (perhaps with .gz) or
-    .parquet a table, and every other name with a slash is a folder, as are `.`, `..` and `~`.
+    `path/to/file.py:function` is a function. A name that ends in .npz holds arrays; one in .csv, .tsv (perhaps with
+    .gz) or .parquet a table. Every other name with a slash is a folder, as are `.`, `..` and `~`.
     """
     if not name.isprintable():
         return None

@@ -16,8 +16,8 @@ __all__ = ["check_inputs"]
 def check_inputs(job: Job) -> None:
     """Check that the files of the job's model and data set are on this machine; none of them is loaded.
 
-    What is known of the data is checked too: where headers and listings tell their number, that there are samples
-    enough for a step, and of taihu's own data sets that the loss and the model fit them.
+    The known facts of the data are checked too. Where headers and listings tell the number of samples, there must be
+    enough for a step; the loss and the model must fit data sets of taihu's own.
 
     Raises:
         ConfigError: the loss does not suit the data set.

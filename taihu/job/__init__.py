@@ -1,8 +1,8 @@
 """The job: what one run is, the same on a laptop and on a hundred machines.
 
-Every key can be given, in rising precedence, by the file, for one process of several by what its launcher sets
-(`WORLD_SIZE`, `DMLC_NUM_WORKER`, ...; see `taihu.job.environment`), by `TAIHU_SECTION__KEY`, by `--set
-section.key=value`, by a flag.
+A key can be given in several places, of which later ones win: the file; for one process of several what its launcher
+sets (`WORLD_SIZE`, `DMLC_NUM_WORKER`, ...; see `taihu.job.environment`); `TAIHU_SECTION__KEY`; `--set
+section.key=value`; a flag.
 """
 
 from taihu.job.job import Job, setting_keys, setting_tables

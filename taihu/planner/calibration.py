@@ -64,9 +64,9 @@ def calibrate(
 ) -> Profile:
     """The costs of a job from the reports of its workers.
 
-    Compute and compression are taken from the steps that ran as always, as far as there are any, the link from those
-    that exchanged one group at a time (`serial`). Compression without a sample of one kind costs what the other kind
-    does, times or divided by `TOP_K_PER_SCAN`; what has no sample at all is free.
+    The costs of compute and compression are taken from the steps that ran as always, as far as there are any; those
+    of the link from steps that exchanged one group at a time (`serial`). One kind of compression without a sample
+    costs what the other kind does, times or divided by `TOP_K_PER_SCAN`. A cost without any sample is 0.
 
     Args:
         names: of the layers, in backward order.

@@ -14,13 +14,13 @@ __all__ = ["CompressionSettings"]
 class CompressionSettings(Section):
     """`[compression]`: what is sent of a gradient; what is not is sent later (error feedback).
 
-    `topk` keeps the share `density` of the whole gradient, `lags` of every layer, `dlgs` of every group with a
-    threshold that is made anew every `refresh_every` steps. `downlink` is what comes back: all parameters (`dense`),
-    those that any worker pushed (`exact`), or as many as one worker pushed (`doublesqueeze`). Momentum is applied by
-    the workers before they select (momentum correction) or by the servers after (`momentum_at`); `factor_masking`
-    stops the momentum of what was sent, for densities so low that it would be stale. The density falls from 1 within
-    `density_warmup_steps`; `clip_norm`, divided by the square root of the number of workers, bounds the norm of the
-    gradient of what shares a threshold.
+    `method` topk sends the share `density` of the whole gradient, lags that share of every layer, dlgs that of every
+    group, with a threshold that is made anew every `refresh_every` steps. `downlink` is what comes back: all
+    parameters (`dense`), those that any worker pushed (`exact`), or as many as one worker pushed (`doublesqueeze`).
+    `momentum_at` says who applies momentum: the workers before they select (momentum correction), or the servers.
+    `factor_masking` stops the momentum of what was sent, for densities so low that it would be stale. The density
+    falls from 1 within `density_warmup_steps`. `clip_norm`, divided by the square root of the number of workers,
+    bounds the norm of the gradients that share a threshold.
     """
 
     method: Literal["none", "topk", "lags", "dlgs"] = Field(

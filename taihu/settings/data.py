@@ -23,10 +23,10 @@ class DataSettings(Section):
     `name` may be a file or folder of the user's own (docs/data.md): arrays (.npz, or a folder of .npy), a table (.csv
     or .parquet), a folder of images by class, or a function in a Python file. Where such data have no part for
     testing, `test_share` of them, drawn by `split_seed`, becomes that part. Images are brought to the size `resize`.
-    With `normalise` auto the mean of the training inputs is taken away, and they are divided by their standard
-    deviation, per channel of images and per feature of vectors. `target` is the column of a table that is to be
-    predicted, the last one by default; `task` says whether targets are classes or values where their type, whole
-    numbers and texts or floating-point numbers, does not.
+    With `normalise` auto inputs lose the mean of the training inputs and are divided by their standard deviation, per
+    channel of images and per feature of vectors. `target` is the column of a table that is to be predicted, by
+    default the last one. `task` says whether targets are classes or values; by default whole numbers and texts are
+    classes, floating-point numbers values.
     """
 
     name: Annotated[str, accepted_by(check_data_name)] = Field(

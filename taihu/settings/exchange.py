@@ -47,12 +47,13 @@ class ExchangeSettings(Section):
     at a time (slices). With `fc_update` pass these layers are updated after every pass, by its examples alone: that
     is no longer SGD with the whole batch.
 
-    `zero` is the stage of ZeRO: every worker keeps everything (0), the servers, in a ring the workers, keep a part of
-    the optimizer state each (1), workers give the memory of gradients back as soon as a group has been summed (2),
-    and fetch the parameters of a group when they need them, twice in a step (3). By default 1 with servers, 0 in a
-    ring, and 2 with 16-bit parameters, which need at least that. From stage 2 on no merged group exceeds
-    `bucket_bytes` of fp32 values. In stage 3 a worker holds `live_bytes` of fp32 parameters, or two groups if that is
-    more: what it can keep from forward to backward is fetched once in a step.
+    `zero` is the stage of ZeRO. In stage 0 every worker keeps everything. From stage 1 on the optimizer state is
+    divided among the servers, or in a ring among the workers. From stage 2 on workers give the memory of gradients
+    back as soon as a group has been summed. In stage 3 they fetch the parameters of a group when they need them,
+    twice in a step. The default is 1 with servers, 0 in a ring, and 2 with 16-bit parameters, which need at least
+    that. From stage 2 on no merged group exceeds `bucket_bytes` of fp32 values. In stage 3 a worker holds
+    `live_bytes` of fp32 parameters, or two groups if that is more; what it can keep from forward to backward is
+    fetched once in a step.
     """
 
     kind: Literal["server", "ring"] = Field(

@@ -17,7 +17,7 @@ class ModelSettings(Section):
 
     With `init_from` worker 0 begins with the values in a file that `taihu train --save` wrote, and brings them to the
     others; where fully connected layers are spread over the workers every worker needs the file. Layers have to be of
-    the same shapes: the last one, where there are other classes, is left out by `init_skip`.
+    the same shapes; `init_skip` leaves some out, such as the last one where there are other classes.
     """
 
     name: Annotated[str, accepted_by(check_model_name)] = Field(

@@ -19,12 +19,11 @@ Steps = Annotated[int, Field(ge=0, le=10**9)]
 class OptimizerSettings(Section):
     """`[optimizer]`: the update rule and its learning-rate schedule. Steps count from 1.
 
-    Where a schedule is by the length of the run, in epochs or to its end, that is taken from the workers' data when
-    the run starts.
+    A schedule in epochs, or to the run's end, takes the run's length from the workers' data when the run starts.
 
-    `clip_norm` bounds the norm of one layer's gradient at a time, on each worker for itself: the norm of the whole
-    gradient is known only when all of it is there, when most of it is exchanged already. Neither clips with sharded
-    layers; compressed gradients have `compression.clip_norm`.
+    `clip_norm` bounds the norm of one layer's gradient at a time, on each worker for itself: when the norm of the
+    whole gradient is known, most of it has been exchanged already. `clip_norm` and `clip_value` do not go with
+    sharded layers; compressed gradients have `compression.clip_norm`.
     """
 
     name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="the update rule")

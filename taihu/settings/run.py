@@ -20,13 +20,13 @@ def _check_placeholders(folder: Path) -> Path:
 
 
 class RunSettings(Section):
-    """`[run]`: what stays of a run. Every process has its own; worker 0 writes what it says.
+    """`[run]`: what stays of a run. Every process has its own table; worker 0 writes the files.
 
     `dir` is a new folder for everything: settings, results, a table of all steps, the model. `{name}` in it stands
     for the job's name (or model and data, if it has none), `{time}` for the start. `save` names the model's file and
     `results` a further file of results; relative ones lie in `dir`, or in the current folder where there is no `dir`.
-    With a `dir` the model is saved as `model.safetensors` if `save` names nothing else. `none` is no folder, or no
-    file, where there would be one. `events` writes what TensorBoard shows into `dir` as well.
+    With a `dir` the model is saved as `model.safetensors` if `save` names nothing else. `none` stands for no folder,
+    or no file, where there would be one. `events` writes files for TensorBoard into `dir` as well.
     """
 
     dir: Annotated[FilePath, AfterValidator(_check_placeholders)] | None = Field(

@@ -15,17 +15,17 @@ __all__ = ["TrainSettings"]
 class TrainSettings(Section):
     """`[train]`: how much is trained, how precisely, and what is kept in memory meanwhile.
 
-    The `loss` bce, binary cross-entropy of the outputs' sigmoid, is for values of 0 and 1, and for two classes, which
-    one output tells apart.
+    The `loss` bce is the binary cross-entropy of the outputs' sigmoid. It is for values of 0 and 1, and for two
+    classes, which one output tells apart.
 
     With `recompute` memory or spill a forward keeps only the inputs of `recompute_segments` segments of the model, by
     default at most as many as the square root of its layers; backward computes the rest again. memory keeps these
     inputs in memory, spill in a temporary file. Results are the same bits.
 
-    With `precision` bf16 or fp16 workers keep and exchange parameters and gradients in 16 bits, computing in fp32,
-    and the optimizer state lies beside an fp32 master of the parameters. fp16 needs its loss scaled: by `loss_scale`
-    at first, a power of two, by half of that after every step whose gradients overflow, which all workers skip, and
-    by twice as much after `loss_scale_growth_steps` steps in a row that do not.
+    With `precision` bf16 or fp16 workers keep and exchange parameters and gradients in 16 bits and compute in fp32;
+    the optimizer state lies beside an fp32 master of the parameters. fp16 needs its loss scaled. The scale begins
+    with `loss_scale`, a power of two. A step whose gradients overflow is skipped by all workers, and halves it;
+    `loss_scale_growth_steps` steps in a row without overflow double it.
     """
 
     batch: Annotated[int, Field(ge=1, le=10**6)] = Field(default=32, description="samples of each worker in a step")
