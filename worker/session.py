@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import Listener, ListenOptions, Meeting, listen_for_peers, meet
@@ -26,11 +25,8 @@ from taihu.layout import Layout
 from taihu.run_length import RunLength
 from taihu.trace import Tracer
 from taihu.wire.identity import WorkerIdentity
-from worker.exchange.interface import GradientExchange
-from worker.exchange.ring.dense import RingExchange
-from worker.exchange.ring.sharded import ShardedRingExchange
-from worker.exchange.ring.sparse import SparseRingExchange
-from worker.exchange.servers.route import ServerExchange
+from worker.exchange.making import Beside, between_workers, through_servers
+from worker.exchange.shell import Exchange
 from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
 
@@ -42,7 +38,7 @@ class Session:
     """What a worker that takes part has; the parameter arena holds the job's initial parameters."""
 
     client: CoordinatorClient
-    exchange: GradientExchange
+    exchange: Exchange
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,9 @@ def take_part_after_meeting(
             with _between_workers(job, plan, meeting, exchanged, reporting) as session:
                 yield session
             return
-        exchange = _server_exchange(job, plan, meeting.servers, meeting.identity, exchanged, reporting)
+        exchange = through_servers(
+            job, plan, meeting.servers, meeting.identity, exchanged.arenas, _beside(exchanged, reporting)
+        )
         meeting.also_fail.append(exchange.fail)
         # The failure is reported first, see below.
         with exchange, failure_reported(meeting.client):
@@ -155,19 +153,7 @@ def _meet(
 def _between_workers(
     job: Job, plan: Plan, meeting: Meeting, exchanged: Exchanged, reporting: Reporting
 ) -> Iterator[Session]:
-    ring: dict[str, Any] = {
-        "job": job,
-        "plan": plan,
-        "communicator": meeting.communicator,
-        "arenas": exchanged.arenas,
-        "tracer": reporting.tracer,
-    }
-    if job.compression.method != "none":
-        exchange: RingExchange = SparseRingExchange(**ring, on_compressed=reporting.on_compressed)
-    elif job.zero:
-        exchange = ShardedRingExchange(**ring, initial=_initial(exchanged))
-    else:
-        exchange = RingExchange(**ring)
+    exchange = between_workers(job, plan, meeting.communicator, exchanged.arenas, _beside(exchanged, reporting))
     # Not as a context: a failure is reported first, and then told to the neighbours by the communicator.
     with closing(exchange):
         exchange.start()
@@ -184,7 +170,7 @@ def _through_servers(
         with failure_reported(client):
             plan = client.get_plan(job.cluster.connect_timeout_s)
         identity = WorkerIdentity(job.name, rank, incarnation)
-        exchange = _server_exchange(job, plan, addresses, identity, exchanged, reporting)
+        exchange = through_servers(job, plan, addresses, identity, exchanged.arenas, _beside(exchanged, reporting))
 
         def on_end(state: RunState, reason: str) -> None:
             if state is RunState.FAILED:
@@ -197,27 +183,8 @@ def _through_servers(
             yield Session(client, exchange)
 
 
-def _server_exchange(  # noqa: PLR0917 - one of each
-    job: Job,
-    plan: Plan,
-    addresses: tuple[str, ...],
-    identity: WorkerIdentity,
-    exchanged: Exchanged,
-    reporting: Reporting,
-) -> ServerExchange:
-    return ServerExchange(
-        job=job,
-        plan=plan,
-        addresses=addresses,
-        identity=identity,
-        arenas=exchanged.arenas,
-        initial=_initial(exchanged),
-        on_compressed=reporting.on_compressed,
-        tracer=reporting.tracer,
-    )
-
-
-def _initial(exchanged: Exchanged) -> InitialParameters | None:
-    """Where the initial parameters come from that have no room all at once."""
+def _beside(exchanged: Exchanged, reporting: Reporting) -> Beside:
     pages = exchanged.arenas.parameter_pages
-    return None if pages is None else InitialParameters(exchanged.layout, pages, exchanged.initialize)
+    # There is no room for all initial parameters at once.
+    initial = None if pages is None else InitialParameters(exchanged.layout, pages, exchanged.initialize)
+    return Beside(initial, reporting.on_compressed, reporting.tracer)

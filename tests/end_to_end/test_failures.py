@@ -13,8 +13,7 @@ from conftest import Taihu
 from support.commands import Command
 from support.daemons import wait_for
 
-# Its first test is told at once, what comes without one after seconds.
-ENDLESS = ("--steps", "1000000")
+ENDLESS = ("--steps", "1000000", "--set", "train.evaluate=false")
 
 
 @contextmanager

@@ -166,11 +166,11 @@ def judge(core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Fate], 
 
 
 def _patch(mutant: Mutant) -> None:
-    path = str(ROOT / mutant.path)
+    path, changed = ROOT / mutant.path, mutant.write()
     if mutant.is_constant:
-        patch_constant(path, mutant.place, mutant.write())
+        patch_constant(str(path), mutant.place, changed)
     else:
-        patch_function(path, mutant.place, mutant.original, mutant.write())
+        patch_function(str(path), mutant.place, path.read_text(encoding="utf-8"), changed)
 
 
 def _reaches(seen: _Seen, path: str, mutant: Mutant) -> bool:

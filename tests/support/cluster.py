@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from ps_server.daemon import ServerDaemon, ServerOptions
-from support.worker import Values, Worker, initial_parameters, through_servers
+from support.worker import Values, Worker, initial_parameters
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.plan import Plan
@@ -23,6 +23,9 @@ from taihu.planner.groups import group_bounds
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.settings import ClusterSettings
 from taihu.wire.identity import WorkerIdentity
+from worker.exchange.making import through_servers
+from worker.exchange.servers.link import ServerLink
+from worker.exchange.servers.route import ServerRoute
 from worker.memory.arenas import Arenas, arenas_of
 
 __all__ = [
@@ -136,6 +139,13 @@ class Member:
         self.exchange.__exit__(kind, value, trace)
         self._heartbeats.__exit__(kind, value, trace)
         self.client.__exit__(kind, value, trace)
+
+    @property
+    def links(self) -> list[ServerLink]:
+        """The links to the servers."""
+        route = self.exchange._route
+        assert isinstance(route, ServerRoute)
+        return route._links
 
     def step(self, step: int, gradients: Values) -> Values:
         """See `Worker.step`."""

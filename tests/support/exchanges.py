@@ -14,7 +14,7 @@ from typing import TypeVar
 from allreduce.communicator import Communicator
 from support.cluster import Cluster
 from support.peers import Peers
-from support.worker import Values, Worker, between_workers, initial_parameters
+from support.worker import Values, Worker, initial_parameters
 from taihu.coordination.plan import Plan
 from taihu.coordination.planning import first_plan
 from taihu.errors import TaihuError
@@ -23,7 +23,8 @@ from taihu.layout import Layout
 from taihu.planner.groups import cap_groups, plan_groups
 from taihu.planner.sparse_route import Route
 from taihu.wire.codec import BYTES_PER_VALUE
-from worker.exchange.interface import ExchangeTotals
+from worker.exchange.making import between_workers
+from worker.exchange.route import ExchangeTotals
 from worker.exchange.times import GroupTimes
 from worker.memory.arenas import Arenas, arenas_of
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.communicator import Communicator
-from taihu.coordination.plan import Plan
-from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.groups import group_bounds
-from taihu.wire.identity import WorkerIdentity
-from worker.exchange.interface import GradientExchange
-from worker.exchange.ring.dense import RingExchange
-from worker.exchange.ring.sharded import ShardedRingExchange
-from worker.exchange.ring.sparse import SparseRingExchange
-from worker.exchange.servers.route import ServerExchange
+from worker.exchange.shell import Exchange
 from worker.memory.arenas import Arenas
 
-__all__ = ["Values", "Worker", "between_workers", "initial_parameters", "through_servers"]
+__all__ = ["Values", "Worker", "initial_parameters"]
 
 Values = NDArray[np.float32]
 
@@ -31,27 +23,12 @@ def initial_parameters(layout: Layout) -> Values:
     return np.random.default_rng(0).standard_normal(layout.elements, dtype=np.float32)
 
 
-def through_servers(
-    job: Job, plan: Plan, addresses: Sequence[str], identity: WorkerIdentity, arenas: Arenas
-) -> ServerExchange:
-    """A worker's exchange through the servers at `addresses`; it has not started."""
-    return ServerExchange(job=job, plan=plan, addresses=addresses, identity=identity, arenas=arenas)
-
-
-def between_workers(job: Job, plan: Plan, communicator: Communicator, arenas: Arenas) -> RingExchange:
-    """A worker's exchange with the others, dense, sharded (ZeRO) or sparse (compressed); it has not started."""
-    if job.compression.method != "none":
-        return SparseRingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas)
-    kind = ShardedRingExchange if job.zero else RingExchange
-    return kind(job=job, plan=plan, communicator=communicator, arenas=arenas)
-
-
 @dataclass(frozen=True)
 class Worker:
     """`change_plan(step, strategy)` goes on by other groups after `step`; all workers call it after the same one."""
 
     rank: int
-    exchange: GradientExchange
+    exchange: Exchange
     arenas: Arenas
     change_plan: Callable[[int, str], None]
 

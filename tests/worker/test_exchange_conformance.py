@@ -1,4 +1,4 @@
-"""What every `GradientExchange` must do; the exchange through servers is held to it here."""
+"""What every `Exchange` must do; the exchange through servers is held to it here."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from taihu.coordination.messages import state_from_message
 from taihu.errors import FrameError, RunError, TaihuError
 from taihu.wire import direct_connection
 from taihu.wire.codec import FrameHeader, encode_frame, layout_to_message
-from worker.exchange.servers.route import ServerExchange
+from worker.exchange.making import through_servers
 
 LAYOUT = layout_of(8, 3)
 SERVICE = "/taihu.v1.ParameterServerService"
@@ -50,9 +50,7 @@ def test_a_worker_that_initializes_a_mute_server_is_told_why_the_run_failed() ->
         mute.listen()
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         with (
-            ServerExchange(
-                job=cluster.job, plan=member.plan, addresses=[address], identity=member.identity, arenas=member.arenas
-            ) as exchange,
+            through_servers(cluster.job, member.plan, [address], member.identity, member.arenas) as exchange,
             ThreadPoolExecutor(1) as pool,
         ):
             started = pool.submit(exchange.start)

@@ -18,8 +18,8 @@ from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.planner.groups import cap_groups, group_bounds, plan_groups
 from taihu.wire.codec import BYTES_PER_VALUE
-from worker.exchange.interface import GradientExchange
-from worker.exchange.ring.sharded import ShardedRingExchange
+from worker.exchange.making import between_workers
+from worker.exchange.shell import Exchange
 from worker.memory.arenas import Arenas, arenas_of
 
 Precision = Literal["bf16", "fp16"]
@@ -111,14 +111,14 @@ def around_a_ring(job: Job, overflows: dict[int, int] | None = None) -> tuple[li
 
 def all_steps(
     communicator: Communicator, job: Job, overflows: dict[int, int], adopted: Plan | None = None
-) -> tuple[ShardedRingExchange, Values]:
+) -> tuple[Exchange, Values]:
     """One worker's part in `STEPS`, and the parameters that it sees at the end; `adopted` comes behind step 2."""
     rank = communicator.rank
     arenas = arenas_of(job, LAYOUT.elements)
     if rank == 0:
         arenas.parameters[:] = initial_parameters(LAYOUT)
     plan = ring_plan(job.exchange.plan, 1)
-    exchange = ShardedRingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas)
+    exchange = between_workers(job, plan, communicator, arenas)
     exchange.start()
     seen = np.empty(LAYOUT.elements, dtype=np.float32)
     read(exchange, arenas, seen)
@@ -131,7 +131,7 @@ def all_steps(
     return exchange, seen
 
 
-def one_step(exchange: GradientExchange, arenas: Arenas, step: int, own: Values) -> None:
+def one_step(exchange: Exchange, arenas: Arenas, step: int, own: Values) -> None:
     exchange.begin(step)
     for group, (start, stop) in enumerate(group_bounds(LAYOUT, exchange.groups)):
         exchange.prepare(group)
@@ -141,7 +141,7 @@ def one_step(exchange: GradientExchange, arenas: Arenas, step: int, own: Values)
         exchange.complete(group)
 
 
-def read(exchange: GradientExchange, arenas: Arenas, seen: Values) -> None:
+def read(exchange: Exchange, arenas: Arenas, seen: Values) -> None:
     bounds = group_bounds(LAYOUT, exchange.groups)
     for group in reversed(range(len(bounds))):
         exchange.wait(group)
@@ -319,7 +319,9 @@ def test_workers_with_different_loss_scales_are_told_so() -> None:
     reasons: list[str] = []
 
     def work(member: Member) -> None:
-        member.exchange._gradients._scale.value *= 1 + member.rank
+        scale = member.exchange._protocol._scale
+        assert scale is not None
+        scale.value *= 1 + member.rank
         try:
             member.step(1, gradients(member.rank, 1))
         except TaihuError as error:

@@ -1,4 +1,4 @@
-"""The exchange around a ring: what every `GradientExchange` must do, without a server."""
+"""The exchange around a ring: what every `Exchange` must do, without a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from taihu.coordination.plan import Plan
 from taihu.errors import ConfigError, FrameError, TaihuError
 from taihu.job import Job
 from taihu.planner.groups import plan_groups
-from worker.exchange.ring.dense import RingExchange
+from worker.exchange.making import between_workers
+from worker.exchange.shell import Exchange
 from worker.memory.arenas import allocate_arenas
 
 LAYOUT = layout_of(1, 700, 3, 4096, 2500, 2)
@@ -33,18 +34,18 @@ def gradients(rank: int, step: int) -> Values:
     return np.random.default_rng([rank, step]).standard_normal(LAYOUT.elements, dtype=np.float32)
 
 
-def started(job: Job, communicator: Communicator, plan: Plan) -> tuple[RingExchange, NDArray[np.float32], Values]:
+def started(job: Job, communicator: Communicator, plan: Plan) -> tuple[Exchange, NDArray[np.float32], Values]:
     """An exchange that has begun, and its arenas."""
     arenas = allocate_arenas(LAYOUT.elements, shared=job.exchange.transport != "tcp")
     if communicator.rank == 0:
         arenas.parameters[:] = initial_parameters(LAYOUT)
-    exchange = RingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas)
+    exchange = between_workers(job, plan, communicator, arenas)
     exchange.start()
     assert arenas.parameters.tobytes() == initial_parameters(LAYOUT).tobytes()
     return exchange, arenas.parameters, arenas.gradients
 
 
-def run_step(exchange: RingExchange, step: int) -> None:
+def run_step(exchange: Exchange, step: int) -> None:
     exchange.begin(step)
     groups = range(len(exchange.groups))
     for group in groups:
@@ -179,7 +180,7 @@ def test_same_host_is_refused_where_memory_is_not_shared() -> None:
 
     def work(communicator: Communicator) -> str:
         arenas = allocate_arenas(LAYOUT.elements, shared=communicator.rank == 0)
-        exchange = RingExchange(job=job, plan=plan_of("single"), communicator=communicator, arenas=arenas)
+        exchange = between_workers(job, plan_of("single"), communicator, arenas)
         with pytest.raises(ConfigError, match=r"exchange\.transport 'same-host'") as caught:
             exchange.start()
         return str(caught.value)

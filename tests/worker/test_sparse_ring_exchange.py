@@ -15,7 +15,8 @@ from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.planner.groups import plan_groups
 from taihu.planner.sparse_route import SPARSE_ROUTES, Route
-from worker.exchange.ring.sparse import SparseRingExchange
+from worker.exchange.making import between_workers
+from worker.exchange.shell import Exchange
 from worker.memory.arenas import Arenas, allocate_arenas
 
 LAYOUT = layout_of(300, 7, 1, 1200, 64)
@@ -52,19 +53,19 @@ def through_a_server(job: Job) -> bytes:
     return ends[0]
 
 
-def exchange_of(job: Job, communicator: Communicator, route: Route) -> tuple[SparseRingExchange, Arenas]:
+def exchange_of(job: Job, communicator: Communicator, route: Route) -> tuple[Exchange, Arenas]:
     """An exchange that has begun; its plan sends all groups by one route, in parts of 1000 elements at most."""
     arenas = allocate_arenas(LAYOUT.elements, shared=False)
     if communicator.rank == 0:
         arenas.parameters[:] = initial_parameters(LAYOUT)
     plan = first_plan(job, LAYOUT, one_host=False)
     plan = replace(plan, routes=(route,) * len(plan.groups), frame_elements=1000)
-    exchange = SparseRingExchange(job=job, plan=plan, communicator=communicator, arenas=arenas)
+    exchange = between_workers(job, plan, communicator, arenas)
     exchange.start()
     return exchange, arenas
 
 
-def run_step(exchange: SparseRingExchange, step: int) -> None:
+def run_step(exchange: Exchange, step: int) -> None:
     exchange.begin(step)
     for group in range(len(exchange.groups)):
         exchange.push(group)

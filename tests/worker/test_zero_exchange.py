@@ -15,6 +15,7 @@ from taihu.errors import TaihuError
 from taihu.layout import Layout
 from taihu.planner.groups import group_bounds
 from taihu.wire.codec import BYTES_PER_VALUE
+from worker.exchange.step_actions import Reading
 
 LAYERS = (1, 700, 3, 4096, 2500, 2, 3000)
 STEPS = range(1, 5)
@@ -177,7 +178,7 @@ def test_parameters_come_while_gradients_wait_for_the_other_worker(transport: st
             if group == 2:
                 fetched.set()
             exchange.push(group)
-            wait_for(lambda: exchange._links[0]._link.sent_bytes > 4096, "no frame was sent")
+            wait_for(lambda: member.links[0]._link.sent_bytes > 4096, "no frame was sent")
         for group in range(3):
             exchange.complete(group)
 
@@ -198,18 +199,18 @@ def test_frames_come_one_by_one_as_they_are_updated() -> None:
         exchange.prepare(0)
         arenas.gradients[:] = 1.0
         if member.rank == 1:
-            link = exchange._links[0]
+            link = member.links[0]
             first, *rest = link.frames(0)
             assert len(rest) == 3
+            exchange._protocol.ready(0)
+            exchange._memory.drop(0)
             link._send(link._header(first), first.views(arenas.sent))
             assert first_came.wait(10)
             for frame in rest:
                 link._send(link._header(frame), frame.views(arenas.sent))
-            exchange._memory.pushed(0)
         else:
             exchange.push(0)
-            with exchange._guard:
-                exchange._memory.use(0, (), ())
+            exchange._do(exchange._protocol.turn(Reading(0)))
             # SGD: rate 0.1, mean gradient 1.
             updated = initial[:1024] - np.float32(0.1)
             wait_for(lambda: np.allclose(arenas.parameters[:1024], updated), "the first frame did not come", 10)
@@ -232,7 +233,7 @@ def test_a_worker_that_asks_for_what_is_not_there_is_refused(zero: int, reason: 
 
     def work(member: Member) -> None:
         member.exchange.begin(1)
-        for link in member.exchange._links:
+        for link in member.links:
             link.ask(0, 7)
         with pytest.raises(TaihuError) as caught:
             member.exchange.complete(0)

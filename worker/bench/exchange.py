@@ -12,7 +12,7 @@ from taihu.layout import Layout
 from taihu.measure import spread
 from taihu.planner.groups import group_bounds
 from taihu.wire.clock import SystemClock
-from worker.exchange.interface import GradientExchange
+from worker.exchange.shell import Exchange
 from worker.memory.arenas import Arenas, arenas_of
 from worker.session import Exchanged, Reporting, take_part
 from worker.training.hashing import exchanged_sha256
@@ -46,7 +46,7 @@ def exchange_rounds(job: Job, rank: int, layout: Layout, *, rounds: int, warmup:
 
 
 def _round(
-    exchange: GradientExchange, step: int, clock: SystemClock, arenas: Arenas, gradients: NDArray[np.float32]
+    exchange: Exchange, step: int, clock: SystemClock, arenas: Arenas, gradients: NDArray[np.float32]
 ) -> float:
     begin_s = clock.now()
     exchange.begin(step)

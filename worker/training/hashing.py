@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.planner.groups import group_bounds
-from worker.exchange.interface import GradientExchange
+from worker.exchange.shell import Exchange
 
 __all__ = ["exchanged_sha256", "parameters_sha256"]
 
@@ -18,7 +18,7 @@ def parameters_sha256(parameters: NDArray[np.float32]) -> str:
     return hashlib.sha256(parameters.data).hexdigest()
 
 
-def exchanged_sha256(exchange: GradientExchange, parameters: NDArray[np.float32]) -> str:
+def exchanged_sha256(exchange: Exchange, parameters: NDArray[np.float32]) -> str:
     """`parameters_sha256` of the arena of an exchange at rest, also where it is not all there at once."""
     digest = hashlib.sha256()
     for group, (start, stop) in enumerate(group_bounds(exchange.plan.layout, exchange.groups)):

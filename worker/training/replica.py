@@ -23,7 +23,7 @@ from taihu.wire.clock import Clock
 from taihu.wire.codec import ValueType
 from worker.data.dataset import Dataset
 from worker.engine import Array, Model, StepContext, StepHooks
-from worker.exchange.interface import GradientExchange
+from worker.exchange.shell import Exchange
 from worker.fc.hybrid import HybridModel, fully_connected_layers
 from worker.fc.mover import PeerMover
 from worker.fc.probe import agree_on_fc
@@ -87,7 +87,7 @@ class Replica(ABC):
         """
 
     @abstractmethod
-    def digest(self, exchange: GradientExchange) -> str:
+    def digest(self, exchange: Exchange) -> str:
         """A hash of all parameters, the same on all ranks; all ranks call this at the same time."""
 
     @abstractmethod
@@ -133,7 +133,7 @@ class WholeReplica(Replica):
             read_along(self.uses.test_images, len(self._model.layout.layers), read_layer)
         return None
 
-    def digest(self, exchange: GradientExchange) -> str:
+    def digest(self, exchange: Exchange) -> str:
         """See `Replica.digest`."""
         return exchanged_sha256(exchange, self.exchanged.arenas.parameters)
 
@@ -203,7 +203,7 @@ class HybridReplica(Replica):
         whole = self._collected()
         return evaluate(whole, dataset) if whole is not None else None
 
-    def digest(self, exchange: GradientExchange) -> str:
+    def digest(self, exchange: Exchange) -> str:
         """See `Replica.digest`."""
         everybody = np.zeros((self._mover.size, _DIGEST_BYTES), dtype=np.float32)
         own = hashlib.sha256(self._hybrid.shards.data).digest()

@@ -14,7 +14,7 @@ from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from worker.data.batches import BatchSource
 from worker.engine import Array, StepContext, StepHooks
-from worker.exchange.interface import GradientExchange
+from worker.exchange.shell import Exchange
 from worker.training.calibration import Measuring
 from worker.training.clipping import LayerClipping
 from worker.training.step_record import StepRecord
@@ -42,7 +42,7 @@ class Trainer:
         rank: int,
         model: TrainedModel,
         batches: BatchSource,
-        exchange: GradientExchange,
+        exchange: Exchange,
         measuring: Measuring,
         clock: Clock,
         tracer: Tracer,

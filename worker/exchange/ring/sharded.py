@@ -1,4 +1,4 @@
-"""The ring exchange with ZeRO: every worker updates a part of the parameters, and keeps the optimizer state of that.
+"""A ring with ZeRO: every worker updates a part of the parameters, and keeps the optimizer state of that.
 
 Methods section 5. Gradients are summed by a reduce-scatter; whoever completes a sum updates that part, and what goes
 on around the ring is the result (stages 1 and 2), or nothing until somebody needs it (stage 3: gathered by an
@@ -10,114 +10,154 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from allreduce.communicator import Communicator
 from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.schedule import Ring, summed_by
+from allreduce.ring.schedule import Chunks, Ring, summed_by
 from kernels.half import from_half, to_half
 from taihu.coordination.plan import Plan
+from taihu.job import Job
 from taihu.optimization import OptimizerState, in_steps
 from taihu.planner.groups import group_bounds
 from taihu.planner.partition import FrameSpec, Piece, Shard
 from taihu.wire.codec import ValueType
-from worker.exchange.ring.dense import RingExchange
+from worker.exchange.route import RouteEvents
+from worker.exchange.step_actions import At
+from worker.exchange.updates import check_finite
+from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
 
-__all__ = ["ShardedRingExchange"]
+__all__ = ["Owners"]
 
 _FIRST_GATHER: Final = 1 << 30
 """Groups of gathers are numbered from here on, beside those of sums."""
 
+_GATHERS_PER_STEP: Final = 1 << 20
+
 Values = NDArray[np.float32]
 
 
-class ShardedRingExchange(RingExchange):
-    """See `RingExchange`; the arenas are those of the job's stage of ZeRO."""
+class Owners:
+    """Each worker updates the chunk whose sums it completes (`RingUpdates`); arenas are those of the stage of ZeRO.
 
-    def __init__(self, *, initial: InitialParameters | None = None, **of_ring: Any) -> None:
+    A part that was updated in a step is not updated in it again, whatever is replayed.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        plan: Plan,
+        communicator: Communicator,
+        arenas: Arenas,
+        initial: InitialParameters | None = None,
+    ) -> None:
+        self._communicator = communicator
+        self._arenas = arenas
         self._initial = initial
-        self._gathers: list[int] = []
-        self._wanted: dict[int, float] = {}
+        self._checks = job.exchange.non_finite == "error"
+        self._gathers_results = job.zero == 3
+        self._fetches = arenas.parameter_pages is not None
+        self.agrees = job.holds_gradients
+        self.shares_sums = communicator.size
+        self._plan = plan
+        self._chunks: list[Chunks] = []
+        self._attempt = 0
+        # Of each group: after which step, in which attempt it was gathered last, and how often.
+        self._gathers: list[tuple[int, int, int]] = []
         self._total: Values = np.empty(0, dtype=np.float32)
-        super().__init__(**of_ring)
-        # So much of every worker's sums to what 16 bits can hold.
-        self._largest /= self._communicator.size
-
-    def _prepare_optimizer(self) -> None:
-        size = self._communicator.size
-        self._chunk = summed_by(self._communicator.rank, size)
-        elements = Shard(self.plan.layout, size, self._chunk).elements
-        self._state = OptimizerState(in_steps(self._job.server_optimizer, self.plan.length), elements)
+        self._updated: dict[int, int] = {}
+        self._chunk = summed_by(communicator.rank, communicator.size)
+        elements = Shard(plan.layout, communicator.size, self._chunk).elements
+        self._state = OptimizerState(in_steps(job.server_optimizer, plan.length), elements)
         self._state.warm_up()
         # In other stages they lie in the arena that holds all parameters.
-        self._own: Values = np.zeros(elements if self._memory.fetches else 0, dtype=np.float32)
+        self._own: Values = np.zeros(elements if self._fetches else 0, dtype=np.float32)
 
-    def _bring_parameters(self) -> None:
-        if not self._memory.fetches:
-            super()._bring_parameters()
+    def bring(self) -> None:
+        """See `RingUpdates.bring`; where parameters do not stay, group by group."""
+        pages = self._arenas.parameter_pages
+        if pages is None:
+            self._communicator.broadcast(self._arenas.parameters)
             return
-        for group, (start, stop) in enumerate(group_bounds(self.plan.layout, self.groups)):
+        for group, (start, stop) in enumerate(group_bounds(self._plan.layout, self._plan.groups)):
             if self._communicator.rank == 0 and self._initial is not None:
                 self._initial.prepare(FrameSpec(group, start, stop - start, (Piece(start, stop),)))
             self._communicator.broadcast(self._arenas.parameters[start:stop])
             for own, piece in self._own_pieces(group):
                 np.copyto(own, self._arenas.parameters[piece.start : piece.stop])
-            assert self._arenas.parameter_pages is not None  # noqa: S101
-            self._arenas.parameter_pages.release(start, stop)
-        self._memory.close()
+            pages.release(start, stop)
 
-    def _set_plan(self, plan: Plan) -> None:
-        super()._set_plan(plan)
-        self._gathers = [0] * len(plan.groups)
+    def adopt(self, plan: Plan, chunks: list[Chunks]) -> None:
+        """See `RingUpdates.adopt`."""
+        self._plan = plan
+        self._chunks = chunks
+        self._gathers = [(0, 0, 0)] * len(chunks)
+
+    def begin(self, at: At) -> None:
+        """See `RingUpdates.begin`."""
+        self._attempt = at.attempt
 
     def agree(self, flags: NDArray[np.float64]) -> None:
-        """See `GradientExchange.agree`."""
-        if self._memory.fetches:
+        """See `RingUpdates.agree`."""
+        if self._fetches:
             self._communicator.broadcast(flags, ValueType.FP64)
 
-    def _agree_on_skipping(self) -> None:
-        overflowed = np.array([self._gradients.overflowed], dtype=np.float32)
-        self._communicator.allreduce(overflowed)
-        self._gradients.skipped = bool(overflowed[0])
-
-    def _submit(self, group: int) -> None:
-        if not self._gradients.skipped:
-            super()._submit(group)
-            return
-        times = self._times[group]
-        times.selected = times.elements
-        times.submitted_s = times.first_completed_s = times.completed_s = times.answered_s = self._clock.now()
-        with self._guard:
-            self._memory.summed(group)
-
-    def _operation(self, group: int) -> Operation:
-        fetched = self._job.zero == 3
-        ring = Ring(self._communicator.rank, self._chunks[group], "reduce-scatter" if fetched else "both")
-        operation = Operation(
-            OperationKey(self.plan.version, self._step, 0, group),
+    def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
+        """See `RingUpdates.operation`: a reduce-scatter, and in stages 1 and 2 results that go on around the ring."""
+        gathered = self._gathers_results
+        return Operation(
+            key,
             self._arenas.sent,
             self._arenas.value_type,
-            ring,
-            results=None if fetched else self._arenas.received,
-            on_complete=partial(self._update_own, group),
+            Ring(self._communicator.rank, chunks, "reduce-scatter" if gathered else "both"),
+            results=None if gathered else self._arenas.received,
+            on_complete=partial(self._update, key, 1.0 / (self._communicator.size * loss_scale)),
         )
-        operation.on_finished = partial(self._finished, group, operation)
-        return operation
 
-    def _update_own(self, group: int, frame: FrameSpec) -> None:
+    def fetch(self, group: int, step: int, events: RouteEvents) -> None:
+        """See `RingUpdates.fetch`: an allgather, of which this worker's part is copied first."""
+        half = self._arenas.half
+        for own, piece in self._own_pieces(group):
+            place = self._arenas.received[piece.start : piece.stop]
+            if half is None:
+                np.copyto(place, own)
+            else:
+                to_half(own, half.kind, place)
+        operation = Operation(
+            self._next_gather(group, step),
+            self._arenas.received,
+            self._arenas.value_type,
+            Ring(self._communicator.rank, self._chunks[group], "allgather"),
+        )
+        operation.on_finished = partial(_gathered, group, operation, events)
+        self._communicator.start(operation)
+
+    def _next_gather(self, group: int, step: int) -> OperationKey:
+        *last, count = self._gathers[group]
+        count = count + 1 if last == [step, self._attempt] else 1
+        self._gathers[group] = step, self._attempt, count
+        number = step * _GATHERS_PER_STEP + count
+        return OperationKey(self._plan.version, number, self._attempt, _FIRST_GATHER + group)
+
+    def _update(self, key: OperationKey, scale: float, frame: FrameSpec) -> None:
         """The sum of a part that this worker owns is complete: apply it."""
-        scale = 1.0 / (self._communicator.size * self.loss_scale)
+        first = frame.pieces[0].start
+        if self._updated.get(first) == key.step:
+            return
+        self._updated[first] = key.step
         half = self._arenas.half
         taken = frame.offset
         for piece in frame.pieces:
             gradient = self._sum_of(piece)
-            self._check_finite(group, gradient)
-            parameters = self._own[taken:] if self._memory.fetches else self._arenas.parameters[piece.start :]
+            if self._checks:
+                check_finite(gradient, key.group, key.step)
+            parameters = self._own[taken:] if self._fetches else self._arenas.parameters[piece.start :]
             parameters = parameters[: len(gradient)]
-            self._state.update(taken, parameters, gradient, self._step, scale)
+            self._state.update(taken, parameters, gradient, key.step, scale)
             if half is not None and half.keeps:
                 to_half(parameters, half.kind, half.parameters[piece.start : piece.stop])
             taken += len(gradient)
@@ -133,48 +173,6 @@ class ShardedRingExchange(RingExchange):
         from_half(half.gradients[piece.start : piece.stop], half.kind, self._total[:count])
         return self._total[:count]
 
-    def _ask(self, group: int) -> None:
-        """Gather the group from all workers, who all do so as often; when it has been summed, if it has not."""
-        asked_s = self._clock.now()
-        if self._memory.is_summing(group):
-            self._wanted[group] = asked_s
-        else:
-            self._gather(group, asked_s)
-
-    def _finished(self, group: int, operation: Operation) -> None:
-        super()._finished(group, operation)
-        with self._guard:
-            asked_s = self._wanted.pop(group, None)
-        if asked_s is not None:
-            self._gather(group, asked_s)
-
-    def _gather(self, group: int, asked_s: float) -> None:
-        half = self._arenas.half
-        for own, piece in self._own_pieces(group):
-            place = self._arenas.received[piece.start : piece.stop]
-            if half is None:
-                np.copyto(place, own)
-            else:
-                to_half(own, half.kind, place)
-        self._gathers[group] += 1
-        operation = Operation(
-            OperationKey(self.plan.version, self._gathers[group], 0, _FIRST_GATHER + group),
-            self._arenas.received,
-            self._arenas.value_type,
-            Ring(self._communicator.rank, self._chunks[group], "allgather"),
-        )
-        operation.on_finished = partial(self._gathered, group, operation, asked_s)
-        self._communicator.start(operation)
-
-    def _gathered(self, group: int, operation: Operation, asked_s: float) -> None:
-        self._memory.widen(group)
-        with self._guard:
-            self._memory.arrived(group)
-        times = self._times[group]
-        times.fetch_bytes_up += operation.sent_bytes
-        times.fetch_bytes_down += operation.received_bytes
-        self._tracer.add("fetch", "fetch", asked_s, self._clock.now(), step=self._step, group=group)
-
     def _own_pieces(self, group: int) -> Iterator[tuple[Values, Piece]]:
         """Of this worker's chunk of the group: where it is kept, and which range of all it is."""
         for frame in self._chunks[group][self._chunk]:
@@ -183,3 +181,8 @@ class ShardedRingExchange(RingExchange):
                 count = piece.stop - piece.start
                 yield self._own[taken : taken + count], piece
                 taken += count
+
+
+def _gathered(group: int, operation: Operation, events: RouteEvents) -> None:
+    sent, received = operation.sent_bytes, operation.received_bytes
+    events.arrived(group, operation.key.attempt, sent_bytes=sent, received_bytes=received)

@@ -1,9 +1,8 @@
-"""The exchange without servers for compressed gradients: what workers selected is summed by a sparse allreduce."""
+"""The route between workers for compressed gradients: what they selected is summed by a sparse allreduce."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -18,142 +17,170 @@ from allreduce.sparse.reduce_scatter import SparseReduceScatter
 from allreduce.sparse.tree import GtopkTree
 from kernels.scatter import scatter_assign
 from kernels.select import clear
-from taihu.compression import UnitReport
 from taihu.coordination.plan import Plan
+from taihu.errors import RunError
 from taihu.job import Job
+from taihu.optimization import OptimizerShard, in_steps
 from taihu.planner.partition import FrameSpec, Framing, Shard
-from taihu.planner.sparse_route import Route
+from taihu.planner.sparse_route import Route as Way
 from taihu.trace import Tracer
-from taihu.wire.clock import Clock
-from worker.exchange.compressing import Compressing
+from taihu.wire.clock import Clock, SystemClock
 from worker.exchange.group_compressor import GroupCompressor, Selection
-from worker.exchange.ring.dense import RingExchange
+from worker.exchange.route import ExchangeTotals, RouteEvents
+from worker.exchange.step_actions import At
+from worker.exchange.updates import check_finite
 from worker.memory.arenas import Arenas
 
-__all__ = ["SparseRingExchange"]
+__all__ = ["SparseRoute"]
 
 
-class SparseRingExchange(RingExchange):
-    """See `RingExchange`; the communicator is connected to a mesh.
+class SparseRoute:
+    """A route; the communicator, which is connected to a mesh, is not closed here.
 
-    A group is summed in parts, each by a sparse allreduce of its own that takes the plan's route. What such an
-    allreduce rejects goes back to this worker's residual.
+    A group is summed in parts, each by a sparse allreduce of its own that takes the plan's way. What such an
+    allreduce rejects goes back to this worker's residual. Every worker updates all parameters itself.
     """
 
-    def __init__(
+    asks_early = agrees = False
+    shares_sums = 1
+
+    def __init__(  # noqa: PLR0917 - one of each
         self,
-        *,
         job: Job,
         plan: Plan,
         communicator: Communicator,
         arenas: Arenas,
+        events: RouteEvents,
         clock: Clock | None = None,
-        on_compressed: Callable[[UnitReport], None] = lambda _: None,
         tracer: Tracer | None = None,
     ) -> None:
-        self._parts: dict[int, list[SparseOperation]] = {}
-        self._sums = {route: RankOrderSum() for route in Route}
+        self._transport = job.exchange.transport
+        self._is_dense = job.downlink == "dense"
+        self._checks = job.exchange.non_finite == "error"
+        self._communicator = communicator
+        self._arenas = arenas
+        self._events = events
+        self._clock = clock or SystemClock()
+        self._tracer = tracer or Tracer.off()
+        self._optimizer = OptimizerShard(in_steps(job.server_optimizer, plan.length), arenas.parameters)
+        self._optimizer.warm_up()
+        self._sums = {way: RankOrderSum() for way in Way}
+        # Receivers of several peers may complete parts at the same time.
         self._applying = threading.Lock()
-        self._total = np.zeros(plan.layout.elements if job.downlink == "dense" else 0, dtype=np.float32)
-        self._compressor = GroupCompressor(job, plan, arenas)
-        super().__init__(job=job, plan=plan, communicator=communicator, arenas=arenas, clock=clock, tracer=tracer)
-        self._compressing = Compressing(
-            self._compressor,
-            send=self._exchange_selected,
-            fail=self.fail,
-            on_compressed=on_compressed,
-            clock=self._clock,
-            tracer=self._tracer,
-        )
+        self._total = np.zeros(plan.layout.elements if self._is_dense else 0, dtype=np.float32)
+        self._at = At(0, 0)
+        self._attempt = 0
+        communicator.on_failure(events.failed)
 
     @property
-    def residual(self) -> NDArray[np.float32]:
-        """What this worker has held back, shape (elements,); nothing may be under way."""
-        return self._compressor.state.residual
+    def path(self) -> str:
+        """See `Route.path`."""
+        return self._communicator.path
 
     def start(self) -> None:
-        """See `RingExchange.start`."""
-        super().start()
-        self._compressing.start()
+        """See `Route.start`."""
+        self._communicator.broadcast(self._arenas.parameters)
+        self._communicator.choose_path(self._transport, self._arenas.shared)
 
-    def _set_plan(self, plan: Plan) -> None:
-        super()._set_plan(plan)
+    def adopt(self, plan: Plan) -> None:
+        """See `Route.adopt`."""
+        self._plan = plan
         self._framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
         self._numbers = {frame.offset: number for number, frame in enumerate(self._framing.frames)}
-        self._compressor.adopt(plan.groups)
 
-    def begin(self, step: int) -> None:
-        """See `GradientExchange.begin`."""
-        super().begin(step)
-        self._parts = {}
+    def parts(self, group: int) -> int:
+        """See `Route.parts`."""
+        return len(self._framing.by_group[group])
 
-    def push(self, group: int) -> None:
-        """See `GradientExchange.push`."""
-        times = self._times[group]
-        times.ready_s = self._clock.now()
-        self._parts[group] = [
-            SparseOperation(
-                OperationKey(self.plan.version, self._step, 0, self._numbers[frame.offset]),
-                partial(self._apply, frame),
-            )
-            for frame in self._framing.by_group[group]
-        ]
-        self._compressing.put(group, self._step, times)
+    def begin(self, at: At) -> None:
+        """See `Route.begin`."""
+        self._at = at
+        if at.attempt > self._attempt:
+            self._give_up_before(at.attempt)
 
-    def complete(self, group: int) -> None:
-        """See `GradientExchange.complete`."""
-        for operation in self._parts.get(group, ()):
-            self._communicator.wait(operation)
+    def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
+        """All gradients go around a ring, see `ring.dense`."""
+        raise RunError("gradients that are not compressed go around a ring")
 
-    def close(self) -> None:
-        """See `GradientExchange.close`."""
-        self._compressing.close()
-
-    def _exchange_selected(self, group: int, selection: Selection) -> None:
-        """Begin the allreduce of every part of a group."""
+    def send_selected(self, group: int, selection: Selection, compressor: GroupCompressor) -> int:
+        """See `Route.send_selected`: begins the allreduce of every part of the group."""
+        at, start_s = self._at, self._clock.now()
         chosen = Slice(selection.indices, selection.values)
-        for frame, operation in zip(self._framing.by_group[group], self._parts[group], strict=True):
+        for frame in self._framing.by_group[group]:
             inside = chosen.between(frame.offset, frame.offset + frame.count)
             own = Slice(inside.indices - np.int32(frame.offset), inside.values.copy())
-            self._communicator.start_sparse(operation, self._make_exchange(frame, own))
+            operation = SparseOperation(
+                OperationKey(at.plan, at.step, at.attempt, self._numbers[frame.offset]),
+                partial(self._apply, at, frame, compressor, start_s),
+            )
+            self._communicator.start_sparse(operation, self._make_exchange(frame, own, compressor))
+        return 0
 
-    def _make_exchange(self, frame: FrameSpec, own: Slice) -> SparseExchange:
+    def fetch(self, group: int, step: int) -> None:
+        """Everything stays."""
+        raise RunError(f"group {group} was asked for, although its parameters stay")
+
+    def agree(self, flags: NDArray[np.float64]) -> None:
+        """Each reads for itself."""
+
+    def agree_on_skipping(self, *, overflowed: bool) -> bool:
+        """Nothing is skipped."""
+        return False
+
+    def cancel(self, at: At) -> None:
+        """See `Route.cancel`; residuals stay as they are."""
+        self._give_up_before(at.attempt + 1)
+
+    def fail(self, error: BaseException) -> None:
+        """See `Route.fail`."""
+        self._communicator.fail(error)
+
+    def totals(self) -> ExchangeTotals:
+        """See `Route.totals`."""
+        return ExchangeTotals(self._communicator.sent_bytes, self._communicator.received_bytes)
+
+    def close(self) -> None:
+        """See `Route.close`."""
+
+    def _give_up_before(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._communicator.abort(attempt)
+
+    def _make_exchange(self, frame: FrameSpec, own: Slice, compressor: GroupCompressor) -> SparseExchange:
         rank, size = self._communicator.rank, self._communicator.size
-        match route := self.plan.routes[frame.group]:
-            case Route.GTOPK:
-                k = self._compressor.kept(frame.count, self._step)
+        match way := self._plan.routes[frame.group]:
+            case Way.GTOPK:
+                k = compressor.kept(frame.count, self._at.step)
                 return GtopkTree(own, rank=rank, size=size, elements=frame.count, k=k)
-            case Route.REDUCE_SCATTER:
+            case Way.REDUCE_SCATTER:
                 kind: type[SparseReduceScatter | SparseAllgather] = SparseReduceScatter
             case _:
                 kind = SparseAllgather
-        return kind(own, rank=rank, size=size, elements=frame.count, summation=self._sums[route])
+        return kind(own, rank=rank, size=size, elements=frame.count, summation=self._sums[way])
 
-    def _apply(self, frame: FrameSpec, operation: SparseOperation) -> None:
+    def _apply(
+        self, at: At, frame: FrameSpec, compressor: GroupCompressor, start_s: float, operation: SparseOperation
+    ) -> None:
         """Apply the sum of a part, and keep what its allreduce rejected for later."""
         exchange = operation.exchange
         assert exchange is not None  # noqa: S101
         with self._applying:
             total, returned = exchange.result(), exchange.returned()
-            self._check_finite(frame.group, total.values)
-            self._update_sparse(frame, total.indices + np.int32(frame.offset), total.values)
-            self.residual[returned.indices + np.int32(frame.offset)] += returned.values
-            self._count(frame.group, operation)
+            if self._checks:
+                check_finite(total.values, frame.group, at.step)
+            self._update(frame, total.indices + np.int32(frame.offset), total.values, at.step)
+            compressor.state.residual[returned.indices + np.int32(frame.offset)] += returned.values
+        # All bytes count as the way up, as in a ring: they go both ways at once.
+        self._tracer.add("sparse", "allreduce", start_s, self._clock.now(), step=at.step, group=frame.group)
+        sent, received = operation.sent_bytes, operation.received_bytes
+        self._events.updated(frame.group, at, sent_bytes=sent, received_bytes=received)
 
-    def _update_sparse(self, frame: FrameSpec, indices: NDArray[np.int32], values: NDArray[np.float32]) -> None:
+    def _update(self, frame: FrameSpec, indices: NDArray[np.int32], values: NDArray[np.float32], step: int) -> None:
         scale = 1.0 / self._communicator.size
-        if self._job.downlink != "dense":
-            self._optimizer.update_sparse(indices, values, self._step, scale=scale)
+        if not self._is_dense:
+            self._optimizer.update_sparse(indices, values, step, scale=scale)
             return
         start, stop = frame.offset, frame.offset + frame.count
         scatter_assign(indices, values, self._total)
-        self._optimizer.update(start, stop, self._total[start:stop], self._step, scale=scale)
+        self._optimizer.update(start, stop, self._total[start:stop], step, scale=scale)
         clear(self._total, indices)
-
-    def _count(self, group: int, operation: SparseOperation) -> None:
-        """All bytes count as the way up, as in a ring: they go both ways at once."""
-        times = self._times[group]
-        times.bytes_up += operation.sent_bytes
-        times.bytes_down += operation.received_bytes
-        times.first_completed_s = times.completed_s = times.answered_s = self._clock.now()
-        self._tracer.add("sparse", "allreduce", times.ready_s, times.answered_s, step=self._step, group=group)

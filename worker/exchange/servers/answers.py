@@ -12,7 +12,8 @@ from kernels.scatter import scatter_assign
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec, Framing
 from taihu.wire.codec import Frame, FrameHeader, ValueType, dense_values
-from worker.exchange.servers.answer_destination import AnswerDestination
+from worker.exchange.step_actions import At
+from worker.exchange.updates import Updates
 
 __all__ = ["ServerAnswers"]
 
@@ -26,19 +27,17 @@ class ServerAnswers:
     mapped.
     """
 
-    def __init__(
-        self, peer: str, job: str, parameters: Values, destination: AnswerDestination, value_type: ValueType
-    ) -> None:
+    def __init__(self, peer: str, job: str, parameters: Values, updates: Updates, value_type: ValueType) -> None:
         self._value_type = value_type
         self.shared: Values | None = None
         self._peer = peer
         self._job = job
         self._parameters = parameters
-        self._destination = destination
+        self._updates = updates
         self._positions: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._framing: Framing | None = None
         self._plan = 0
-        self._step = 0
+        self._step = self._attempt = 0
         self._asked: dict[int, int] = {}
 
     def adopt(self, framing: Framing, plan: int) -> None:
@@ -46,9 +45,18 @@ class ServerAnswers:
         self._framing = framing
         self._plan = plan
 
-    def begin(self, step: int) -> None:
-        """Expect answers to `step`."""
-        self._step = step
+    def begin(self, at: At) -> None:
+        """Expect answers to `at`."""
+        self._step, self._attempt = at.step, at.attempt
+
+    def cancel(self) -> None:
+        """Expect nothing of the present attempt any more."""
+        self._attempt += 1
+        self._asked.clear()
+
+    def is_present(self, header: FrameHeader) -> bool:
+        """Whether an answer is not of an earlier attempt."""
+        return header.attempt >= self._attempt
 
     def expect(self, frame: FrameSpec, step: int) -> None:
         """Expect the parameters of `frame` as they are after `step`: they have been asked for."""
@@ -60,13 +68,13 @@ class ServerAnswers:
         Raises:
             FrameError: nobody asked for it.
         """
-        return self._destination.places(self._find_dense(header))
+        return self._updates.places(self._find_dense(header))
 
     def received(self, header: FrameHeader) -> bool:
         """The places of a dense answer are filled; returns whether it had been asked for."""
         frame = self._find_dense(header)
         asked = self._asked.pop(frame.offset, None)
-        self._destination.received(frame, header.step)
+        self._updates.received(frame, header.step, frame.group)
         return asked is not None
 
     def write(self, answer: Frame) -> bool:
@@ -80,12 +88,12 @@ class ServerAnswers:
             self._find(header, self._step)
         elif header.shared and self.shared is not None:
             frame = self._find(header, self._step)
-            self._destination.write(frame, self.shared[frame.offset : frame.offset + frame.count], header.step)
+            self._updates.write(frame, self.shared[frame.offset : frame.offset + frame.count], header.step)
         elif header.selected is None:
             values = dense_values(answer, self._value_type)
             frame = self._find_dense(header)
             asked = self._asked.pop(frame.offset, None)
-            self._destination.write(frame, values, header.step)
+            self._updates.write(frame, values, header.step)
             return asked is not None
         else:
             self._write_sparse(self._find(header, self._step), answer)

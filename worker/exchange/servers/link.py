@@ -15,23 +15,25 @@ from numpy.typing import NDArray
 from taihu.coordination.plan import Plan
 from taihu.errors import ExchangeError, TaihuError
 from taihu.job import Job
-from taihu.planner.carriage import carrier_in
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from taihu.wire.codec import Frame, FrameHeader, ValueType, frame_of
 from taihu.wire.direct_frames import HEADER_BYTES, Origin, Sink
-from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd
+from taihu.wire.frame_link import FrameLink, LinkEnd
 from taihu.wire.frame_link import LinkEvents as WireEvents
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
-from worker.exchange.servers.answer_destination import AnswerDestination, WrittenHere
 from worker.exchange.servers.answers import ServerAnswers
 from worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
 from worker.exchange.servers.send_window import FrameWindow
+from worker.exchange.step_actions import At
+from worker.exchange.updates import ByServers, Updates
 from worker.memory.arenas import Arenas
 
 __all__ = ["LinkEvents", "ServerLink"]
+
+_LOOK_AGAIN_S = 0.1
 
 Pushed = tuple[FrameHeader, Sequence[NDArray[Any]]]
 
@@ -65,7 +67,7 @@ class ServerLink:
         address: str,
         identity: WorkerIdentity,
         arenas: Arenas,
-        destination: AnswerDestination,
+        updates: Updates,
         events: LinkEvents,
         clock: Clock,
         tracer: Tracer,
@@ -73,8 +75,6 @@ class ServerLink:
         self.peer = f"server {index} at {address}"
         self.sent_bytes = 0
         self.received_bytes = 0
-        self.sent_by_group: list[int] = []
-        """Bytes of the present step, by group."""
         self._index = index
         self._clock = clock
         self._tracer = tracer
@@ -85,14 +85,15 @@ class ServerLink:
         self._events = events
         self._shard = Shard(plan.layout, job.cluster.servers, index)
         self._state_frames = self._shard.state_frames(plan.frame_elements)
-        self._answers = ServerAnswers(self.peer, job.name, arenas.parameters, destination, arenas.value_type)
-        self._step = 0
+        self._answers = ServerAnswers(self.peer, job.name, arenas.parameters, updates, arenas.value_type)
+        self._at = At(plan.version, 0)
         self._arrived_s = self._send_start_s = 0.0
         self._window = FrameWindow[Pushed](job.exchange.window_frames)
         self._unanswered: set[int] = set()
         self._wanted: dict[int, FrameSpec] = {}
         # Guards the window, what is unanswered or wanted, `sent_bytes`, and the order in which frames are sent.
-        self._ordering = threading.Lock()
+        self._ordering = threading.Condition(threading.Lock())
+        self._is_writing = self._abandoned = False
         self._link = FrameLink(
             LinkEnd(PARAMETER_SERVER_SERVICE, address, Origin(self.peer, job.name)),
             identity,
@@ -100,7 +101,6 @@ class ServerLink:
             WireEvents(events.failed, self._ended),
         )
         self._calls = ServerCalls(self._link.channel, job, identity, peer=self.peer, track=self._link.track)
-        self._opened = False
         self.adopt(plan)
 
     def initialize(self, prepare: Callable[[FrameSpec], None]) -> None:
@@ -116,7 +116,7 @@ class ServerLink:
         Raises:
             ModelError: this worker's model differs from the server's.
         """
-        initial = WrittenHere(self._arenas.parameters)
+        initial = ByServers(self._arenas.parameters)
         frames = self._state_frames if self._arenas.parameter_pages is None else ()
         self._calls.fetch(self._plan.layout.digest, frames, partial(initial.write, step=0))
 
@@ -133,47 +133,53 @@ class ServerLink:
 
     def open(self) -> None:
         """Open the exchange: frames take a connection of their own if there can be one, else the stream."""
-        self._prepare()
-        self._link.carry(self._carrier(self._step))
-        self._link.open()
-        self._opened = True
-
-    def _carrier(self, step: int) -> Carrier:
-        """What frames of a step take; those that say only where values lie take what is fastest."""
-        if self._answers.shared is not None:
-            return "tcp"
-        return carrier_in(self._plan.carriage, step)
-
-    def _prepare(self) -> None:
-        if self._answers.shared is not None or self._plan.carriage != "grpc":
+        if self._job.exchange.transport != "grpc":
             self._link.prepare("tcp")
+            self._link.carry("tcp")
+        self._link.open()
 
     def adopt(self, plan: Plan) -> None:
         """Cut groups by `plan` from the next step on; nothing may be under way."""
         self._plan = plan
         self._framing = Framing(self._shard, plan.groups, plan.frame_elements)
         self._answers.adopt(self._framing, plan.version)
-        if self._opened:
-            self._prepare()
 
-    def begin(self, step: int) -> None:
-        """Frames pushed from now on belong to `step`."""
-        self._step = step
-        self._answers.begin(step)
-        self._link.carry(self._carrier(step))
-        self.sent_by_group = [0] * len(self._framing.by_group)
+    def begin(self, at: At) -> None:
+        """Frames pushed from now on belong to `at`."""
+        self._at = at
+        self._answers.begin(at)
+
+    def cancel(self) -> None:
+        """Forget what is under way, and drop what still comes; returns when no arena is read or written for it."""
+        with self._ordering:
+            self._answers.cancel()
+            self._window = FrameWindow(self._job.exchange.window_frames)
+            self._unanswered.clear()
+            self._wanted.clear()
+        sent = threading.Event()
+        self._link.after(sent.set)
+        while not self._abandoned and not sent.wait(_LOOK_AGAIN_S):
+            pass
+        with self._ordering:
+            while self._is_writing and not self._abandoned:
+                self._ordering.wait(_LOOK_AGAIN_S)
 
     def frames(self, group: int) -> tuple[FrameSpec, ...]:
         """The group's frames for this server: what is pushed, and how many answers there will be."""
         return self._framing.by_group[group]
 
-    def push(self, group: int, *, loss_scale: float, skipped: bool) -> None:
-        """Queue the group's gradients, all of them; what is said of the step goes with them (`FrameHeader`)."""
+    def push(self, group: int, *, loss_scale: float, skipped: bool) -> int:
+        """Queue the group's gradients, all of them; what is said of the step goes with them (`FrameHeader`).
+
+        Returns their bytes, headers included.
+        """
+        sent = 0
         shared = self._answers.shared is not None
         for frame in self.frames(group):
             pieces = () if shared else frame.views(self._arenas.sent)
             header = self._header(frame, value_type=self._arenas.value_type)
-            self._send(replace(header, shared=shared, loss_scale=loss_scale, skipped=skipped), pieces)
+            sent += self._send(replace(header, shared=shared, loss_scale=loss_scale, skipped=skipped), pieces)
+        return sent
 
     def ask(self, group: int, step: int) -> None:
         """Ask for the group's parameters as they are after `step`; `LinkEvents.fetched` tells of each frame.
@@ -196,28 +202,29 @@ class ServerLink:
 
     def push_sparse(
         self, frame: FrameSpec, values: NDArray[Any], value_type: ValueType, sections: NDArray[np.uint8]
-    ) -> None:
-        """Queue what was selected of `frame`; the arrays are copied."""
+    ) -> int:
+        """Queue what was selected of `frame`; the arrays are copied. Returns its bytes, header included."""
         header = self._header(frame, selected=len(values), value_type=value_type)
-        self._send(header, (values.copy(), sections.copy()))
+        return self._send(header, (values.copy(), sections.copy()))
 
     def abandon(self) -> None:
         """Cut the exchange; whoever waits for it has been told why."""
+        self._abandoned = True
         self._link.abandon()
 
     def close(self) -> None:
         """End the exchange in good order and close the connections."""
         self._link.close()
 
-    def _send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
+    def _send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> int:
         """Queue a frame for the sending thread as soon as there is room in the window."""
         size = HEADER_BYTES + sum(piece.nbytes for piece in pieces) + header.shared_bytes
-        self.sent_by_group[header.group] += size
         with self._ordering:
             self.sent_bytes += size
             self._unanswered.add(header.offset)
             # Values in shared memory occupy no buffer.
             self._pass([(header, pieces)] if header.shared else self._window.put((header, pieces)))
+        return size
 
     def _pass(self, admitted: Iterable[Pushed]) -> None:
         for header, pieces in admitted:
@@ -241,7 +248,8 @@ class ServerLink:
             job=self._job.name,
             incarnation=self._identity.incarnation,
             plan=self._plan.version,
-            step=self._step,
+            step=self._at.step,
+            attempt=self._at.attempt,
             group=frame.group,
             offset=frame.offset,
             count=frame.count,
@@ -251,11 +259,11 @@ class ServerLink:
         )
 
     def _ended(self) -> None:
-        self._events.failed(ExchangeError(f"{self.peer} ended the exchange at step {self._step}"))
+        self._events.failed(ExchangeError(f"{self.peer} ended the exchange at step {self._at.step}"))
 
-    def _places(self, header: FrameHeader) -> Sequence[NDArray[Any]]:
+    def _places(self, header: FrameHeader) -> Sequence[NDArray[Any]] | None:
         self._arrived_s = self._clock.now()
-        return self._answers.places(header)
+        return self._answers.places(header) if self._writes(header) else None
 
     def _take_values(self, header: FrameHeader, values: Sequence[NDArray[Any]], in_place: bool) -> None:
         if not in_place:
@@ -266,27 +274,44 @@ class ServerLink:
 
     def _take_frame(self, answer: Frame) -> None:
         self._arrived_s = self._clock.now()
-        asked = self._answers.write(answer)
-        self._answered(answer.header, HEADER_BYTES + answer.moved_bytes, asked=asked)
+        if self._writes(answer.header):
+            asked = self._answers.write(answer)
+            self._answered(answer.header, HEADER_BYTES + answer.moved_bytes, asked=asked)
+
+    def _writes(self, header: FrameHeader) -> bool:
+        """Whether an answer is to be written, which `_answered` ends; those of earlier attempts are not."""
+        with self._ordering:
+            self._is_writing = self._answers.is_present(header)
+            return self._is_writing
 
     def _answered(self, header: FrameHeader, size: int, *, asked: bool) -> None:
         self.received_bytes += size
+        if not asked:
+            # The answer that came fastest after its sum tells how far the server's clock is ahead at least.
+            self._server_ahead_s = max(self._server_ahead_s, header.completed_s - self._arrived_s)
+        with self._ordering:
+            self._is_writing = False
+            self._ordering.notify_all()
+            if not asked and self._answers.is_present(header):
+                self._go_on(header)
         if asked:
             self._events.fetched(header, size)
             return
-        # The answer that came fastest after its sum tells how far the server's clock is ahead at least.
-        self._server_ahead_s = max(self._server_ahead_s, header.completed_s - self._arrived_s)
-        with self._ordering:
-            self._unanswered.discard(header.offset)
-            wanted = self._wanted.pop(header.offset, None)
-            if wanted is not None:
-                self._ask(wanted, header.step)
-            if not header.shared:
-                self._pass(self._window.answered())
         self._trace("pull", header.group, self._arrived_s)
         self._events.answered(header, size, header.completed_s - self._server_ahead_s)
+
+    def _go_on(self, header: FrameHeader) -> None:
+        """Ask for what has been answered and is wanted, and let the next frames go."""
+        self._unanswered.discard(header.offset)
+        wanted = self._wanted.pop(header.offset, None)
+        if wanted is not None:
+            self._ask(wanted, header.step)
+        if not header.shared:
+            self._pass(self._window.answered())
 
     def _trace(self, name: str, group: int, start_s: float) -> None:
         if self._tracer.enabled:
             track = f"{name} server {self._index}"
-            self._tracer.add(track, name, start_s, self._clock.now(), step=self._step, group=group, peer=self._index)
+            self._tracer.add(
+                track, name, start_s, self._clock.now(), step=self._at.step, group=group, peer=self._index
+            )

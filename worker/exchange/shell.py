@@ -1,0 +1,456 @@
+"""The exchange of gradients for parameters: a step protocol decides, a route carries, and this does as they say."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.half_sums import warm_up
+from taihu.compression import UnitReport
+from taihu.coordination.plan import Plan
+from taihu.errors import ExchangeError, StaleError, TaihuError
+from taihu.job import Job
+from taihu.optimization import LossScale
+from taihu.planner.groups import Group
+from taihu.process.preparation import give_back_freed_memory
+from taihu.trace import Tracer
+from taihu.wire.clock import Clock, SystemClock
+from taihu.wire.codec import BYTES_PER_VALUE
+from worker.exchange.group_compressor import GroupCompressor
+from worker.exchange.own_thread import OwnThread
+from worker.exchange.route import ExchangeTotals, Route, RouteEvents
+from worker.exchange.step_actions import (
+    Action,
+    Agree,
+    Ask,
+    At,
+    Cancel,
+    Done,
+    Drop,
+    DropAll,
+    Push,
+    Reading,
+    Release,
+    Rules,
+    Widen,
+)
+from worker.exchange.step_protocol import StepProtocol
+from worker.exchange.times import GroupTimes
+from worker.memory.arenas import Arenas
+from worker.memory.group_memory import GroupMemory
+
+__all__ = ["Exchange"]
+
+
+class Exchange:
+    """Turns the gradient arena of this worker into the updated parameter arena, group by group.
+
+    Ordering: groups may be pushed in any order, each once per step; all workers use the same order, because a bounded
+    number of frames is under way and each is answered when it has come from everybody. Ownership: from `push` until
+    `wait` returns, the group's range of both arenas belongs to the exchange. Completion: when `wait` returns, the
+    group's parameters are those of the step just pushed. Memory: where groups do not have some all the time (ZeRO
+    stages 2 and 3), `prepare` comes before backward, and what `wait` or `prepare` promise of one group ends with the
+    next call for another.
+
+    Threads: one thread, which trains, calls all of these but `fail`. What it causes it does itself; sums are taken
+    in, and parameters updated, by the threads of the route that receive; what comes of their news and touches values
+    (widening, fetching around a ring) and compression belong to a thread of the exchange's own. Threads that send
+    do none of it. `start`, `complete`, `wait`, `recall`, `prepare`, `agree`, `abort` and `close` wait for others, and
+    so does the `push` that completes a step of fp16 in a ring; nothing else does.
+
+    Args:
+        job: the same for all workers.
+        plan: the first one.
+        arenas: those of the job.
+        make_route: makes the route, which tells what happens to what it is given.
+        on_compressed: called with what became of each unit of compression.
+        clock: of `group_times`.
+        tracer: gets an entry for each fetch and each compressed group.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        plan: Plan,
+        arenas: Arenas,
+        make_route: Callable[[RouteEvents], Route],
+        on_compressed: Callable[[UnitReport], None] = lambda _: None,
+        clock: Clock | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._arenas = arenas
+        self._timeout_s = job.exchange.timeout_s
+        self._clock = clock or SystemClock()
+        self._tracer = tracer or Tracer.off()
+        self._on_compressed = on_compressed
+        # The one lock: of the protocol, the times and the failure, and of memory that is given back.
+        self._changed = threading.Condition()
+        self._failure: TaihuError | None = None
+        self._own = OwnThread(self.fail)
+        is_compressed = job.compression.method != "none"
+        self._compressor = GroupCompressor(job, plan, arenas) if is_compressed else None
+        self._route = make_route(_Events(self))
+        self._rules = rules_of(job, arenas, self._route)
+        train = job.train
+        scale = LossScale(train.loss_scale, train.loss_scale_growth_steps) if self._rules.holds else None
+        self._protocol = StepProtocol(self._rules, scale)
+        if arenas.half is not None:
+            warm_up(arenas.half.kind)
+        self._take_over(plan)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of the present plan."""
+        return self.plan.groups
+
+    @property
+    def path(self) -> str:
+        """How values travel: `same-host`, `tcp` or `grpc`, or several of them; `none` of a worker alone."""
+        return self._route.path
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of the step that has begun is multiplied by; 1 unless gradients travel as fp16."""
+        return self._protocol.loss_scale
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps changed nothing, because their gradients did not fit into fp16."""
+        return self._protocol.skipped_steps
+
+    @property
+    def residual(self) -> NDArray[np.float32]:
+        """What this worker has held back by compression, shape (elements,); nothing may be under way."""
+        assert self._compressor is not None  # noqa: S101
+        return self._compressor.state.residual
+
+    def start(self) -> None:
+        """Bring worker 0's parameters to all; comes before the first step.
+
+        Raises:
+            ConfigError: no memory is shared, although `exchange.transport` says so.
+            ModelError: this worker's model differs from the servers'.
+            PeerUnreachableError: a peer does not answer.
+            TaihuError: what `fail` was told meanwhile.
+        """
+        try:
+            self._route.start()
+        except TaihuError as error:
+            raise self._failure or error from None
+        if self._rules.fetches:
+            self._memory.drop_all()
+        self._own.start()
+        give_back_freed_memory()
+
+    def adopt(self, plan: Plan) -> None:
+        """Go on by another plan; every group has been waited for, and all workers do so before the same step.
+
+        Raises:
+            ExchangeError: something is under way.
+        """
+        self._own.drain()
+        if self._compressor is not None:
+            self._compressor.adopt(plan.groups)
+        self._take_over(plan)
+
+    def begin(self, step: int, attempt: int = 0) -> None:
+        """Start step `step` (from 1); every group of the step before has been waited for.
+
+        A step that was aborted begins again with a higher `attempt`; attempts never fall, so that a lower one stands
+        for the present one.
+
+        Raises:
+            ExchangeError: the step before has not ended, or this one began already.
+            RunError: gradients do not fit into fp16, however small the loss is made.
+        """
+        with self._changed:
+            self._protocol.begin(step, attempt)
+            self._times = [GroupTimes(elements) for elements in self._memory.sizes]
+        self._route.begin(self._protocol.at)
+
+    def push(self, group: int) -> None:
+        """Send the group's gradients; returns at once, unless workers have to agree whether to skip the step."""
+        fits = self._memory.narrow(group)
+        self._times[group].ready_s = self._clock.now()
+        self._do(self._told(partial(self._protocol.ready, group, fits=fits)))
+
+    def complete(self, group: int) -> None:
+        """Return when the group that was pushed has been summed and updated by all.
+
+        Raises:
+            ExchangeError, MemberLostError, RunError: the step cannot be completed; the message says why.
+        """
+        self._wait_until(lambda: self._protocol.is_complete(group), group)
+
+    def wait(self, group: int) -> None:
+        """Return when the group's updated parameters are in the arena; groups are read in forward order.
+
+        Raises:
+            ExchangeError, MemberLostError, RunError: as `complete`.
+        """
+        if self._rules.fetches:
+            self._read(self._protocol.forward_reading(group))
+        else:
+            self.complete(group)
+
+    def recall(self, group: int, *, ahead: bool = True) -> None:
+        """Return when the group's parameters, which are complete, are in the arena.
+
+        With `ahead` groups are recalled in backward order, so that it is known which come next.
+        """
+        if self._rules.fetches:
+            self._read(self._protocol.backward_reading(group, ahead=ahead))
+
+    def prepare(self, group: int) -> None:
+        """Return when backward may read the group's parameters and write its gradients."""
+        if self._rules.drops_gradients:
+            self._wait_until(lambda: self._protocol.may_write(group), group)
+            self._told(partial(self._protocol.write, group))
+        self.recall(group)
+
+    def agree(self, flags: NDArray[np.float64]) -> None:
+        """Replace `flags`, shape (n,), by those of worker 0, where all workers have to read parameters together."""
+        self._route.agree(flags)
+
+    def abort(self, step: int) -> None:
+        """Give up the present attempt at `step`, as all workers do; nothing of it touches the arenas any more.
+
+        What it brought into the parameters stays. `begin` with a higher attempt follows.
+
+        Raises:
+            ExchangeError: another step is under way.
+        """
+        self._do(self._told(partial(self._protocol.abort, step)))
+
+    def fail(self, error: BaseException) -> None:
+        """Make every present and later `wait` raise `error`; may be called by any thread."""
+        with self._changed:
+            if self._failure is None:
+                self._failure = error if isinstance(error, TaihuError) else ExchangeError(str(error) or repr(error))
+                self._protocol.lost("one of its members")
+            self._changed.notify_all()
+        self._route.fail(error)
+
+    def totals(self) -> ExchangeTotals:
+        """Bytes so far."""
+        return self._route.totals()
+
+    def group_times(self) -> Sequence[GroupTimes]:
+        """When each group of the present step was sent and answered."""
+        return self._times
+
+    def close(self) -> None:
+        """End the exchange in good order; nothing may be under way."""
+        self._own.close()
+        self._route.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if value is not None:
+            self.fail(value)
+        self.close()
+
+    def _take_over(self, plan: Plan) -> None:
+        self._route.adopt(plan)
+        memory = GroupMemory(self._arenas, plan, shares_sums=self._route.shares_sums)
+        parts = [self._route.parts(group) for group in range(len(plan.groups))]
+        actions = self._told(partial(self._protocol.adopt, plan.version, memory.sizes, parts))
+        self.plan = plan
+        self._memory = memory
+        self._times = [GroupTimes(elements) for elements in memory.sizes]
+        # The step that reads a group which was asked for, and when it was.
+        self._asked = [(0, 0.0)] * len(parts)
+        self._do(actions)
+
+    def _read(self, reading: Reading) -> None:
+        self._wait_until(lambda: self._protocol.may_turn(reading), reading.group)
+        self._do(self._told(partial(self._protocol.turn, reading)))
+        self._wait_until(lambda: self._protocol.may_read(reading.group), reading.group)
+
+    def _wait_until(self, predicate: Callable[[], bool], group: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or predicate(), self._timeout_s)
+            if self._failure is not None:
+                raise self._failure
+            if not predicate():
+                raise ExchangeError(
+                    f"{self._protocol.awaited(group)} did not come within {self._timeout_s:g} s; another worker is "
+                    "slow or stuck, see `taihu status`, or raise exchange.timeout_s"
+                )
+
+    def _told(self, tell: Callable[[], Sequence[Action]]) -> Sequence[Action]:
+        """Give the protocol an input; returns what is to be done."""
+        with self._changed:
+            actions = tell()
+            self._changed.notify_all()
+        return actions
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        """Carry out what this thread caused."""
+        for action in actions:
+            match action:
+                case Push(group, skipped):
+                    self._push(group, skipped=skipped)
+                case Ask(group, step):
+                    self._asked[group] = step + 1, self._clock.now()
+                    self._route.fetch(group, step)
+                case Widen(group):
+                    self._widen(group)
+                case Agree(overflowed):
+                    skipped = self._route.agree_on_skipping(overflowed=overflowed)
+                    self._do(self._told(partial(self._protocol.agreed, skipped=skipped)))
+                case Cancel(at):
+                    self._own.drain()
+                    self._route.cancel(at)
+                case _:
+                    self._keep_book(action)
+
+    def _hand_on(self, actions: Sequence[Action]) -> None:
+        """Carry out what the network caused; called with the lock held.
+
+        Memory is given back before anybody can see that it may be used again; what touches values is for the own
+        thread.
+        """
+        for action in actions:
+            if isinstance(action, (Ask, Widen)):
+                self._own.put(partial(self._do, (action,)))
+            else:
+                self._keep_book(action)
+
+    def _keep_book(self, action: Action) -> None:
+        match action:
+            case Drop(group):
+                self._memory.drop(group)
+            case DropAll():
+                self._memory.drop_all()
+            case Release(group):
+                self._memory.release(group)
+            case Done(group, skipped):
+                times = self._times[group]
+                times.answered_s = self._clock.now()
+                if skipped:
+                    times.selected = times.elements
+                    times.submitted_s = times.answered_s
+                if not times.completed_s:
+                    times.first_completed_s = times.completed_s = times.answered_s
+
+    def _push(self, group: int, *, skipped: bool) -> None:
+        times = self._times[group]
+        if self._compressor is not None:
+            self._own.put(partial(self._compress, self._compressor, group, self._protocol.at.step, times))
+            return
+        times.submitted_s = self._clock.now()
+        times.selected = times.elements
+        sent_bytes = self._route.send(group, loss_scale=self.loss_scale, skipped=skipped)
+        if sent_bytes:
+            times.bytes_up += sent_bytes
+
+    def _compress(self, compressor: GroupCompressor, group: int, step: int, times: GroupTimes) -> None:
+        start = self._clock.now()
+        selection = compressor.compress(group, step)
+        for report in selection.reports:
+            times.refreshed |= report.refreshed
+            times.selected += report.selected
+        sent_bytes = self._route.send_selected(group, selection, compressor)
+        if sent_bytes:
+            times.bytes_up += sent_bytes
+        times.submitted_s = self._clock.now()
+        times.compress_s = times.submitted_s - start
+        self._tracer.add("compress", "compress", start, times.submitted_s, step=step, group=group)
+        for report in selection.reports:
+            self._on_compressed(report)
+
+    def _widen(self, group: int) -> None:
+        self._memory.widen(group)
+        self._told(partial(self._protocol.widened, group))
+        self._trace_fetch(group)
+
+    def _trace_fetch(self, group: int) -> None:
+        (step, asked_s), self._asked[group] = self._asked[group], (0, 0.0)
+        if step:
+            self._tracer.add("fetch", "fetch", asked_s, self._clock.now(), step=step, group=group)
+
+    def _updated(  # noqa: PLR0917 - what is told of one part
+        self, group: int, at: At, sent_bytes: int, received_bytes: int, completed_s: float | None, skipped: bool
+    ) -> None:
+        with self._changed:
+            actions = self._protocol.updated(group, at, skipped=skipped)
+            times = self._times[group]
+            # Whoever sends may count what it sent at the same time.
+            if sent_bytes:
+                times.bytes_up += sent_bytes
+            times.bytes_down += received_bytes
+            if completed_s is not None:
+                times.first_completed_s = min(times.first_completed_s, completed_s)
+                times.completed_s = max(times.completed_s, completed_s)
+            if actions:
+                self._hand_on(actions)
+                self._changed.notify_all()
+
+    def _arrived(self, group: int, attempt: int, sent_bytes: int, received_bytes: int) -> None:
+        with self._changed:
+            actions = self._protocol.arrived(group, attempt)
+            times = self._times[group]
+            times.fetch_bytes_up += sent_bytes
+            times.fetch_bytes_down += received_bytes
+            self._hand_on(actions)
+            if self._protocol.may_read(group):
+                self._trace_fetch(group)
+                self._changed.notify_all()
+
+
+class _Events:
+    """What the route tells an exchange; news of attempts that were given up are dropped here."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.failed = exchange.fail
+
+    def updated(
+        self,
+        group: int,
+        at: At,
+        *,
+        sent_bytes: int = 0,
+        received_bytes: int = 0,
+        completed_s: float | None = None,
+        skipped: bool = False,
+    ) -> None:
+        """See `RouteEvents.updated`."""
+        with suppress(StaleError):
+            self._exchange._updated(group, at, sent_bytes, received_bytes, completed_s, skipped)
+
+    def arrived(self, group: int, attempt: int, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
+        """See `RouteEvents.arrived`."""
+        with suppress(StaleError):
+            self._exchange._arrived(group, attempt, sent_bytes, received_bytes)
+
+
+def rules_of(job: Job, arenas: Arenas, route: Route) -> Rules:
+    """What a job, its arenas and a route mean for the steps of a worker."""
+    half = arenas.half
+    return Rules(
+        drops_gradients=arenas.gradient_pages is not None,
+        fetches=arenas.parameter_pages is not None,
+        widens=half is not None,
+        keeps=half is not None and half.keeps,
+        holds=job.holds_gradients,
+        agrees=route.agrees,
+        asks_early=route.asks_early,
+        # What is recomputed needs the room in an order of its own.
+        ahead_of_forward=not job.holds_gradients and job.train.recompute == "none",
+        bucket_elements=job.exchange.bucket_bytes // BYTES_PER_VALUE,
+        live_elements=job.exchange.live_bytes // BYTES_PER_VALUE,
+    )

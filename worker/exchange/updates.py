@@ -1,0 +1,118 @@
+"""Who updates parameters: the servers, or every worker for itself; an owner in a ring is in `ring.sharded`.
+
+A route is given one of these. Parts are disjoint, so several threads may hand in different ones at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.reduce import all_finite
+from taihu.errors import FrameError
+from taihu.optimization import OptimizerShard
+from taihu.planner.partition import FrameSpec
+
+__all__ = ["ByEveryWorker", "ByServers", "Updates", "check_finite"]
+
+Values = NDArray[np.float32]
+
+
+class Updates(Protocol):
+    """What becomes of the values that come for a frame."""
+
+    def places(self, frame: FrameSpec) -> list[NDArray[Any]]:
+        """Where the frame's values may be received; `received` follows."""
+
+    def received(self, frame: FrameSpec, step: int, group: int) -> None:
+        """The places of `frame`, which belongs to `group`, hold what came of `step`."""
+
+    def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
+        """Take what came of `step` from `values`, shape (frame.count,), of the dtype of what is exchanged."""
+
+
+class ByServers:
+    """Servers update, and parameters come: into `parameters`, shape (elements,), of the dtype that travels."""
+
+    def __init__(self, parameters: NDArray[Any]) -> None:
+        self._parameters = parameters
+
+    def places(self, frame: FrameSpec) -> list[NDArray[Any]]:
+        """The frame's range of the parameters."""
+        return frame.views(self._parameters)
+
+    def received(self, frame: FrameSpec, step: int, group: int) -> None:
+        """Nothing remains to be done."""
+
+    def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
+        """Copy what came."""
+        taken = 0
+        for place in frame.views(self._parameters):
+            # as bytes: NumPy copies these without regard to where `values` lie
+            place.view(np.uint8)[:] = values[taken : taken + len(place)].view(np.uint8)
+            taken += len(place)
+
+
+class ByEveryWorker:
+    """Sums of all workers' gradients come, over this worker's own, and every worker updates all parameters.
+
+    Sums are the same bits on every worker and updates are pure functions of them, so replicas stay equal to the bit.
+    A part that was updated in a step is not updated in it again, whatever is replayed.
+
+    Args:
+        optimizer: of all parameters.
+        gradients: the arena, shape (elements,).
+        workers: whose mean is applied.
+        checks: whether sums that are not finite are an error.
+    """
+
+    def __init__(self, optimizer: OptimizerShard, gradients: Values, workers: int, *, checks: bool) -> None:
+        self.optimizer = optimizer
+        optimizer.warm_up()
+        self._gradients = gradients
+        self._scale = 1.0 / workers
+        self._checks = checks
+        self._updated: dict[int, int] = {}
+
+    def places(self, frame: FrameSpec) -> list[NDArray[Any]]:
+        """The frame's range of the gradients, which have been sent."""
+        return frame.views(self._gradients)
+
+    def received(self, frame: FrameSpec, step: int, group: int) -> None:
+        """Update by the sum in the gradients; raises FrameError where it is not finite."""
+        if self._is_new(frame, step):
+            for piece in frame.ranges:
+                self._update(group, piece.start, self._gradients[piece.start : piece.stop], step)
+
+    def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
+        """Update by the sum `values`; raises as `received` does."""
+        if not self._is_new(frame, step):
+            return
+        taken = 0
+        for piece in frame.ranges:
+            count = piece.stop - piece.start
+            self._update(frame.group, piece.start, values[taken : taken + count], step)
+            taken += count
+
+    def _is_new(self, frame: FrameSpec, step: int) -> bool:
+        first = frame.pieces[0].start
+        if self._updated.get(first) == step:
+            return False
+        self._updated[first] = step
+        return True
+
+    def _update(self, group: int, start: int, total: Values, step: int) -> None:
+        if self._checks:
+            check_finite(total, group, step)
+        self.optimizer.update(start, start + len(total), total, step, self._scale)
+
+
+def check_finite(total: Values, group: int, step: int) -> None:
+    """Raise FrameError unless a sum of gradients is finite."""
+    if not all_finite(total):
+        raise FrameError(
+            f"group {group} of step {step}: the sum of all gradients is not finite; lower "
+            "optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"
+        )
