@@ -193,18 +193,8 @@ class CoordinatorClient:
 
     def finish(self, *, progress: Progress | None = None, parameters_sha256: str = "", failure: str = "") -> RunState:
         """Say that this member is done, or why it failed; returns the state of the run."""
-        request = pb.FinishRequest(
-            job=self._job.name,
-            member=self._member(),
-            progress=messages.progress_to_message(progress) if progress is not None else None,
-            parameters_sha256=parameters_sha256,
-            failure=failure,
-        )
-        try:
-            response = self._stub.Finish(request, timeout=_CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
-        return messages.state_from_message(response.state)
+        said = pb.FinishRequest(parameters_sha256=parameters_sha256, failure=failure)
+        return messages.state_from_message(self._finish(said, progress, _CALL_TIMEOUT_S).state)
 
     def finish_with_all(self, *, progress: Progress, parameters_sha256: str, timeout_s: float) -> None:
         """Say that this worker has done its part of a run that stops; returns when the run has ended.
@@ -212,20 +202,21 @@ class CoordinatorClient:
         Raises:
             RunError: the run failed, or has not ended within `timeout_s`.
         """
-        request = pb.FinishRequest(
-            job=self._job.name,
-            member=self._member(),
-            progress=messages.progress_to_message(progress),
-            parameters_sha256=parameters_sha256,
-            until_end=True,
-        )
-        try:
-            response = self._stub.Finish(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
+        said = pb.FinishRequest(parameters_sha256=parameters_sha256, until_end=True)
+        response = self._finish(said, progress, timeout_s)
         state = messages.state_from_message(response.state)
         if not state.is_final or state is RunState.FAILED:
             raise RunError(response.reason or f"the run has not stopped within {timeout_s:g} s, see `taihu status`")
+
+    def _finish(self, said: pb.FinishRequest, progress: Progress | None, timeout_s: float) -> pb.FinishResponse:
+        said.job = self._job.name
+        said.member.CopyFrom(self._member())
+        if progress is not None:
+            said.progress.CopyFrom(messages.progress_to_message(progress))
+        try:
+            return self._stub.Finish(said, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self._host) from None
 
     def _member(self) -> pb.Member:
         return messages.member_to_message(self.member, self._incarnation)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 import structlog
 
 from taihu.coordination.awaited import pauses_s
+from taihu.process.background import in_background
 
 __all__ = ["telling_who_is_awaited"]
 
 
-@contextmanager
 def telling_who_is_awaited(
     awaited: Callable[[], str], pauses: Iterable[float] | None = None
-) -> Iterator[threading.Thread]:
-    """During the block, log whom `awaited` names, at growing intervals, until it names nobody; yields who does."""
-    over, start = threading.Event(), time.monotonic()
+) -> AbstractContextManager[threading.Thread]:
+    """Log whom `awaited` names, at growing intervals, during a block or until it names nobody; yields the thread."""
+    start = time.monotonic()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         for pause in pauses or pauses_s():
             if over.wait(pause):
                 return
@@ -30,10 +30,4 @@ def telling_who_is_awaited(
                 return
             structlog.get_logger().info(f"waiting for {words} since {time.monotonic() - start:.0f} s")
 
-    thread = threading.Thread(target=watch, name="waiting", daemon=True)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        over.set()
-        thread.join()
+    return in_background(watch, "waiting")

@@ -14,6 +14,7 @@ from taihu.coordination.messages import member_from_message, progress_from_messa
 from taihu.coordination.status import fetch_status
 from taihu.errors import TaihuError
 from taihu.local.display import Display, RunView, view_of
+from taihu.process.background import in_background
 
 __all__ = ["Watched", "show_status", "watching"]
 
@@ -54,16 +55,11 @@ class Watched:
 @contextmanager
 def watching(coordinator: str, display: Display) -> Iterator[Watched]:
     """Show the run's status twice a second during the block, from a thread."""
-    start, over, watched = time.monotonic(), threading.Event(), Watched()
+    start, watched = time.monotonic(), Watched()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         while not over.wait(_STATUS_S):
             watched.view = show_status(coordinator, display, time.monotonic() - start) or watched.view
 
-    thread = threading.Thread(target=watch, name="watching", daemon=True)
-    thread.start()
-    try:
+    with in_background(watch, "watching"):
         yield watched
-    finally:
-        over.set()
-        thread.join()
