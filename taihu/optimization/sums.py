@@ -28,7 +28,6 @@ class SumShard:
 
     def update(self, start: int, stop: int, gradient: Values, step: int, scale: float = 1.0) -> None:
         """Keep `gradient`, shape (stop - start,), fp32, as elements [start, stop); the rest is for the workers."""
-        del step, scale
         np.copyto(self._values[start:stop], gradient)
 
     def update_sparse(self, indices: NDArray[np.int32], gradient: Values, step: int, scale: float = 1.0) -> None:

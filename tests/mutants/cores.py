@@ -38,10 +38,29 @@ CORES: Mapping[str, Core] = MappingProxyType(
         ),
         "compression": Core(("taihu/compression/*.py",), ("tests/compression",)),
         "server": Core(
-            tuple(
-                f"ps_server/{name}.py" for name in ("aggregator", "contribution", "initialization", "pull", "store")
+            (
+                "ps_server/aggregator.py",
+                "ps_server/answering.py",
+                "ps_server/contribution.py",
+                "ps_server/frame_buffers.py",
+                "ps_server/initialization.py",
+                "ps_server/server_shard.py",
+                "ps_server/shard_holder.py",
+                "ps_server/snapshot.py",
+                "ps_server/summing.py",
+                "taihu/optimization/shard.py",
+                "taihu/optimization/sums.py",
             ),
-            ("tests/ps_server/test_aggregator.py",),
+            (
+                "tests/ps_server/test_aggregator.py",
+                "tests/ps_server/test_another_plan.py",
+                "tests/ps_server/test_frame_buffers.py",
+                "tests/ps_server/test_server_shard.py",
+                "tests/ps_server/test_shard_holder.py",
+                "tests/ps_server/test_snapshot.py",
+                "tests/ps_server/test_summing.py",
+                "tests/optimization/test_shard.py",
+            ),
         ),
         "step": Core(("worker/exchange/step_protocol.py",), ("tests/worker/test_step_protocol.py",)),
         "ring": Core(

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from support.shards import KINDS, OTHER_GROUPS, Driven, all_told, driven, make_plan
 
+from ps_server.aggregator import Outcome
+from ps_server.answering import Answer
+from taihu.coordination.plan import Plan
 from taihu.errors import StaleError
 from taihu.wire.codec import Frame
 
@@ -125,3 +128,32 @@ def test_what_was_held_back_stays_and_thresholds_are_made_anew() -> None:
     assert (after["residual"][rest] == before["residual"][rest]).all()
     moved = before["parameters"] - np.float32(0.05) * before["residual"]
     np.testing.assert_allclose(after["parameters"][sent], moved[sent], rtol=1e-6)
+
+
+def test_parameters_are_asked_for_by_the_later_plan_first() -> None:
+    run = driven("zero 3")
+    run.step(1)
+    run.plans.append(make_plan(2, 2, OTHER_GROUPS))
+    spec = run.frames[0]
+    answer = run.shard.ask(run.bare(spec, 1, 1))
+    assert (answer.header.plan, answer.header.step) == (2, 1)
+    assert (np.concatenate(answer.pieces) == run.parameters[spec.offset : spec.offset + spec.count]).all()
+
+
+def test_two_workers_may_bring_the_later_plan_at_the_same_time() -> None:
+    run = driven("sgd")
+    run.step(1)
+    first = change(run, from_step=2)
+    spec = run.frames[0]
+    second = run.frame(spec, 1, 2, first.values)
+    asked: list[int] = []
+
+    def get_plan() -> Plan:
+        asked.append(run.shard.plan.version)
+        if len(asked) == 1:  # While worker 0 asks for it, worker 1 has changed to it.
+            assert run.shard.push(second) is Outcome.PENDING
+        return run.plans[-1]
+
+    run.get_plan = get_plan
+    assert isinstance(run.shard.push(first), Answer)
+    assert asked == [1, 1]

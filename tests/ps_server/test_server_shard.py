@@ -112,6 +112,15 @@ def test_where_workers_update_for_themselves_the_sum_comes_back() -> None:
         assert all_told(run, run.step(step, gradients)) == dict(enumerate((2 * mean(run, gradients)).tolist()))
 
 
+def test_a_squeezed_pull_sends_more_while_the_density_falls() -> None:
+    settings = {**KINDS["squeezed"]["compression"], "density": 0.05, "density_warmup_steps": 2}
+    run = Driven(shard_job({"compression": settings}))
+    ones = {spec.offset: [np.linspace(1.0, 2.0, spec.count, dtype=np.float32)] * 2 for spec in run.frames}
+    sent = [len(all_told(run, run.step(step, ones))) for step in range(1, 5)]
+    assert sent[0] == LAYOUT.elements > sent[1] > sent[2]
+    assert sent[2] < LAYOUT.elements // 8
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_says_what_it_answers(kind: str) -> None:
     run = driven(kind)
@@ -336,6 +345,11 @@ def test_memory_is_shared_with_workers_of_the_same_model_alone() -> None:
 @pytest.mark.parametrize("kind", ["zero 3", "bf16", "fp16"])
 def test_parameters_are_told_to_who_asks(kind: str) -> None:
     run = driven(kind)
+    for spec in run.frames:
+        initial = run.parameters[spec.offset : spec.offset + spec.count]
+        np.testing.assert_allclose(
+            list(told(run.shard.ask(run.bare(spec, 0, 0)), spec).values()), initial, rtol=1e-2, atol=1e-3
+        )
     answers = run.step(1)
     for spec in run.frames:
         asked = run.shard.ask(run.bare(spec, 1, 1, attempt=2))

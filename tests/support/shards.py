@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,12 +74,14 @@ class Driven:
 
     Attributes:
         plans: the run's, the last of which is the present one.
+        get_plan: what the shard is told of it.
     """
 
     def __init__(self, job: Job, *, seed: int = 0, index: int = 0, buffer: SharedBuffer | None = None) -> None:
         self.job = job
         self.partition = Shard(LAYOUT, job.servers, index)
         self.plans = [make_plan()]
+        self.get_plan: Callable[[], Plan] = lambda: self.plans[-1]
         self.parameters = np.random.default_rng(seed).standard_normal(self.partition.elements, dtype=np.float32)
         self.shard = ServerShard(
             job,
@@ -88,11 +90,14 @@ class Driven:
             self.parameters,
             buffer=buffer,
             incarnation=7,
-            get_plan=lambda: self.plans[-1],
+            get_plan=self._plan_of_the_run,
             clock=Clock(),
         )
         for rank in range(job.cluster.workers):
             self.shard.admit(rank, 70 + rank)
+
+    def _plan_of_the_run(self) -> Plan:
+        return self.get_plan()
 
     @property
     def frames(self) -> tuple[FrameSpec, ...]:

@@ -1,0 +1,93 @@
+"""Contributions as they are decoded, and sums that refuse what is not theirs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.shards import KINDS, LAYOUT, driven, shard_job
+
+from kernels.half import to_half
+from kernels.pack import packed_bound
+from ps_server.contribution import Contribution, HalfContribution, SparseContribution, decode_contribution
+from ps_server.summing import DenseSum, ScratchPool, SparseSum, make_summing
+from taihu.errors import FrameError
+from taihu.planner.partition import FrameSpec, Piece
+from taihu.wire.codec import Frame, FrameHeader, ValueType
+
+SPEC = FrameSpec(0, 0, 4, (Piece(0, 3), Piece(5, 6)))
+
+
+def of_each_kind() -> dict[str, Contribution]:
+    codes = np.empty(4, np.uint16)
+    to_half(np.arange(4, dtype=np.float32), "bf16", codes)
+    return {
+        "ndarray": np.arange(4, dtype=np.float32),
+        "HalfContribution": HalfContribution(codes, "bf16", 1.0, skipped=False),
+        "SparseContribution": SparseContribution(np.arange(1, 4, dtype=np.int32), np.arange(1, 4, dtype=np.float32)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "summed"),
+    [
+        ("sgd", "ndarray"),
+        ("bf16", "HalfContribution"),
+        ("sparse push", "SparseContribution"),
+        ("sparse pull", "SparseContribution"),
+        ("squeezed", "SparseContribution"),
+    ],
+)
+def test_contributions_of_another_kind_are_an_error(kind: str, summed: str) -> None:
+    parameters = np.zeros(4, np.float32)
+    summing = make_summing(shard_job(KINDS[kind]), parameters)
+    summing.adopt([SPEC])
+    contributions = of_each_kind()
+    right = contributions[summed]
+    with ScratchPool([SPEC]).borrowed() as scratch:
+        for name, strange in contributions.items():
+            if name != summed:
+                words = f"group 0 of step 3: worker 1 pushed a {name}, expected a {summed} of every worker"
+                with pytest.raises(FrameError, match=words):
+                    summing.sum(SPEC, 3, [right, strange, right], scratch)
+        total = summing.sum(SPEC, 3, [right] * 3, scratch)
+        if isinstance(total, SparseSum):
+            places = dict(zip(total.indices.tolist(), total.values.tolist(), strict=True))
+            assert places == ({3: 9.0} if kind == "squeezed" else {1: 3.0, 2: 6.0, 3: 9.0})
+        else:
+            assert isinstance(total, DenseSum)
+            assert total.values.tolist() == [0.0, 3.0, 6.0, 9.0]
+        assert not scratch.total.any() or kind in ("sgd", "bf16")
+
+
+def test_scratch_is_used_again_and_has_room_for_the_largest_frame() -> None:
+    small, wide = FrameSpec(0, 0, 9, (Piece(0, 9),)), FrameSpec(1, 9, 6, (Piece(9, 11), Piece(12, 14), Piece(15, 17)))
+    pool = ScratchPool([wide, small, wide])
+    with pool.borrowed() as first, pool.borrowed() as second:
+        assert first is not second
+        for scratch in (first, second):
+            arrays = (scratch.total, scratch.indices, scratch.values, scratch.chosen, scratch.packed)
+            assert [len(array) for array in arrays] == [9] * 5
+            assert len(scratch.sections) == packed_bound(9, 3)
+    with pool.borrowed() as third:
+        assert third is second or third is first
+    with pytest.raises(ZeroDivisionError), pool.borrowed() as broken:
+        _ = 1 / 0
+    with pool.borrowed() as fourth, pool.borrowed() as fifth:
+        assert broken not in (fourth, fifth)
+    with ScratchPool([]).borrowed() as empty:
+        assert len(empty.total) == 0
+
+
+def test_gradients_that_lie_together_are_not_copied() -> None:
+    run = driven("sgd")
+    arena = np.arange(LAYOUT.elements, dtype=np.float32)
+    for spec in (run.frames[0], SPEC):
+        frame = Frame(
+            FrameHeader("taihu", 70, 1, 1, 0, spec.offset, spec.count, 0, shared=True),
+            arena[:0],
+            np.zeros(0, np.uint8),
+        )
+        decoded = decode_contribution(frame, spec, sparse=False, shared=arena, value_type=ValueType.FP32)
+        assert isinstance(decoded, np.ndarray)
+        assert decoded.tolist() == [value for piece in spec.pieces for value in range(piece.start, piece.stop)]
+        assert np.shares_memory(decoded, arena) is (spec is not SPEC)
