@@ -158,10 +158,11 @@ def judge(core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Fate], 
     settings.load_profile("mutants")
     options = ["-qq", "-s", "--no-summary", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is here before pytest
-    end = pytest.main([*options, "--rootdir", str(ROOT), *core.tests], plugins=[_Judge(core, mutants, tell)])
+    options += [f"--deselect={test}" for test in core.without]
+    end = pytest.main([*options, "--rootdir", str(ROOT), *core.test_files], plugins=[_Judge(core, mutants, tell)])
     if end is not pytest.ExitCode.OK:
         raise RuntimeError(
-            f"pytest ended with {end!r}: the tests {' '.join(core.tests)} must pass before mutants count"
+            f"pytest ended with {end!r}: the tests {' '.join(core.test_files)} must pass before mutants count"
         )
 
 
