@@ -284,14 +284,3 @@ def test_a_frame_that_does_not_belong_fails_its_receiver(message: bytes) -> None
             refused.set()
             with pytest.raises(grpc.RpcError):
                 list(call)
-
-
-def test_streams_that_are_idle_are_not_cut() -> None:
-    """Workers may test a model for minutes; the third keepalive ping, after 30 s, was one too many once."""
-    with Peers(2) as peers:
-        first = peers.communicators[0]
-        with pytest.raises(ExchangeError, match="did not end"):
-            first.wait(
-                Operation(OperationKey(1, 1, 0, 0), np.zeros(1), ValueType.FP64, Ring(0, [(), ()])), timeout_s=33
-            )
-        assert peers.run(lambda communicator: outcome(communicator, 10)) == ["done", "done"]

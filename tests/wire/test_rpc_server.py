@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from support.loopback import Loopback
 
 from taihu.errors import ConfigError
-from taihu.wire.channel import open_channel
+from taihu.wire.channel import SHARED_OPTIONS, open_channel
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 from taihu.wire.server import RpcServer
 
@@ -124,3 +124,20 @@ def test_a_frame_of_the_largest_size_passes_both_ends() -> None:
     message = bytes(MAX_PAYLOAD_BYTES + 1000)
     with Loopback() as loopback:
         assert loopback.call(30, message) == message
+
+
+def test_a_stream_on_which_nothing_comes_is_not_cut_however_often_its_client_pings() -> None:
+    """Workers may test a model for minutes; the third ping was one too many once."""
+    serialize, parse = HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
+    # gRPC pings once a second at most.
+    often = {**dict(SHARED_OPTIONS), "grpc.keepalive_time_ms": 1000}
+    server = RpcServer.create(threads=4)
+    port = server.listen("127.0.0.1:0")
+    server.start((SERVICE,))
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=tuple(often.items())) as channel:
+        changes = channel.unary_stream(f"/{HEALTH}/Watch", serialize, parse)(HealthCheckRequest(), timeout=5)
+        assert next(changes).status == HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError):
+            next(changes)
+        assert changes.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    server.stop(0.0)
