@@ -9,7 +9,6 @@ from typing import Protocol
 from taihu.coordination.plan import Plan
 from taihu.errors import RunError
 from taihu.job import Job
-from taihu.planner.groups import group_of_layer
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from worker.data.batches import BatchSource
@@ -17,6 +16,7 @@ from worker.engine import Array, StepContext, StepHooks
 from worker.exchange.shell import Exchange
 from worker.training.calibration import Measuring
 from worker.training.clipping import LayerClipping
+from worker.training.step_driver import StepDriver, Wait
 from worker.training.step_record import StepRecord
 
 __all__ = ["Trainer"]
@@ -51,7 +51,6 @@ class Trainer:
     ) -> None:
         self._clipping = clipping
         self._job = job
-        self._keeps_no_gradients = job.zero >= 2
         self._rank = rank
         self._model = model
         self._batches = batches
@@ -62,40 +61,32 @@ class Trainer:
         self._on_step = on_step
         self._record: StepRecord | None = None
         self._open: StepRecord | None = None
-        self.adopt(exchange.plan)
+        self._driver = StepDriver(job, exchange, self._wait)
 
     def adopt(self, plan: Plan) -> None:
         """Train on by another plan; `finish` came before."""
-        if plan is not self._exchange.plan:
-            self._exchange.adopt(plan)
-        self._group_of_layer = group_of_layer(plan.groups)
-        self._last_layers = [group.last_layer for group in plan.groups]
+        self._driver.adopt(plan)
 
     def step(self, step: int) -> None:
         """Run one step; its last pulls end during the next step's forward, or in `finish`."""
-        record = self._record = StepRecord(
-            step,
-            self._measuring.is_serial(step) and not self._job.holds_gradients,
-            self._measuring.is_steady(step),
-            self._clock.now(),
-        )
+        serial = self._measuring.is_serial(step) and not self._job.holds_gradients
+        record = self._record = StepRecord(step, serial, self._measuring.is_steady(step), self._clock.now())
         images, labels = self._batches.batch(step)
         context = StepContext(
             training=True, seed=self._job.train.seed, step=step, first_sample=self._rank * self._job.train.batch
         )
         hooks = StepHooks(
-            self._before_layer,
+            self._driver.read,
             self._forwarded,
             self._gradient_ready,
-            self._before_backward,
-            self._before_recompute,
+            self._driver.prepare,
+            self._driver.read_again,
             loss_scale=lambda: self._exchange.loss_scale,
         )
         record.loss = self._model.train(images, labels, context, hooks)
         self._check(record.loss, step)
         record.backward_end_s = self._clock.now()
-        if record.serial and not self._keeps_no_gradients:
-            self._exchange_one_by_one()
+        self._driver.end_backward()
         record.end_s = self._clock.now()
         self._tracer.add("compute", "forward", record.start_s, record.forward_end_s, step=step)
         self._tracer.add("compute", "backward", record.forward_end_s, record.backward_end_s, step=step)
@@ -103,21 +94,12 @@ class Trainer:
 
     def finish(self) -> None:
         """Wait until the parameters of the last step are in the arena."""
-        for group in range(len(self._exchange.groups)):
-            self._exchange.complete(group)
+        self._driver.finish()
         self._close_record()
 
     def read_layer(self, layer: int) -> None:
         """Return when the parameters of a layer are in the arena; between steps, in forward order."""
-        self._exchange.wait(self._group_of_layer[layer])
-
-    def _exchange_one_by_one(self) -> None:
-        for group in range(len(self._exchange.groups)):
-            self._exchange_alone(group)
-
-    def _exchange_alone(self, group: int) -> None:
-        self._exchange.push(group)
-        self._wait(group, self._exchange.complete)
+        self._driver.read(layer)
 
     def _close_record(self) -> None:
         """Hand on the step before, all of whose answers are there."""
@@ -128,31 +110,19 @@ class Trainer:
             record.skipped_steps = self._exchange.skipped_steps
             self._on_step(record)
 
-    def _before_layer(self, layer: int) -> None:
-        self._wait(self._group_of_layer[layer], self._exchange.wait)
-
-    def _before_backward(self, layer: int) -> None:
-        self._wait_in_backward(layer, self._exchange.prepare)
-
-    def _before_recompute(self, layer: int) -> None:
-        # The groups of a segment are read in forward order, and then again.
-        self._wait_in_backward(layer, lambda group: self._exchange.recall(group, ahead=False))
-
-    def _wait_in_backward(self, layer: int, for_what: Callable[[int], None]) -> None:
-        record = self._record
-        assert record is not None  # noqa: S101
-        before = record.waited_s
-        self._wait(self._group_of_layer[layer], for_what)
-        record.waited_in_backward_s += record.waited_s - before
-
-    def _wait(self, group: int, for_what: Callable[[int], None]) -> None:
-        assert self._record is not None  # noqa: S101
+    def _wait(self, wait: Wait, group: int) -> None:
+        """Carry out a wait of the step under way, and note how long it took."""
         start = self._clock.now()
-        for_what(group)
+        wait(group)
         stop = self._clock.now()
-        self._record.waited_s += stop - start
+        record = self._record
+        if record is None or record.end_s:
+            return
+        record.waited_s += stop - start
+        if record.forward_end_s and not record.backward_end_s:
+            record.waited_in_backward_s += stop - start
         if stop - start > _SHORTEST_TRACED_WAIT_S:
-            self._tracer.add("compute", "wait", start, stop, step=self._record.step, group=group)
+            self._tracer.add("compute", "wait", start, stop, step=record.step, group=group)
 
     def _forwarded(self, loss: float | None) -> None:
         record = self._record
@@ -162,7 +132,7 @@ class Trainer:
         self._close_record()
         record.forward_end_s = self._clock.now()
         record.waited_in_forward_s = record.waited_s
-        self._exchange.begin(record.step)
+        self._driver.begin(record.step, one_by_one=record.serial)
 
     def _gradient_ready(self, layer: int) -> None:
         record = self._record
@@ -170,18 +140,7 @@ class Trainer:
         if self._clipping is not None:
             self._clipping.clip(layer, self._exchange.loss_scale)
         record.ready_s.append(self._clock.now() - record.waited_in_backward_s)
-        group = self._group_of_layer[layer]
-        if layer != self._last_layers[group]:
-            return
-        if self._job.holds_gradients:
-            # The last push of a step waits for all workers to agree whether to skip it.
-            self._wait_in_backward(layer, self._exchange.push)
-        elif not record.serial:
-            self._exchange.push(group)
-        elif self._keeps_no_gradients:
-            before = record.waited_s
-            self._exchange_alone(group)
-            record.waited_in_backward_s += record.waited_s - before
+        self._driver.ready(layer)
 
     def _check(self, loss: float, step: int) -> None:
         if math.isnan(loss) and self._job.exchange.non_finite == "error":

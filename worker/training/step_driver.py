@@ -1,0 +1,127 @@
+"""An exchange driven layer by layer: when a group is pushed, and what a layer waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from taihu.coordination.plan import Plan
+from taihu.errors import RunError
+from taihu.job import Job
+from taihu.planner.groups import group_of_layer
+from worker.exchange.shell import Exchange
+
+__all__ = ["StepDriver", "Wait"]
+
+Wait = Callable[[int], None]
+
+
+class StepDriver:
+    """Says to an exchange by groups what a model says by layers; it knows of no images, and measures nothing.
+
+    Layers are those of the plan's layout. A step is `read` for every layer before its forward; `begin`; for every
+    layer `prepare` before its backward and `ready` after it; `end_backward`. A group is pushed when all tensors of
+    its layers are ready, in whatever order they come, the same on all workers. One thread calls all of these.
+
+    Args:
+        job: says whether gradients are held back, or have no memory beyond their exchange.
+        exchange: has started.
+        timed: carries out `wait(group)`, which may take its time; to measure it.
+    """
+
+    def __init__(
+        self, job: Job, exchange: Exchange, timed: Callable[[Wait, int], None] = lambda wait, group: wait(group)
+    ) -> None:
+        self._holds = job.holds_gradients
+        self._keeps_gradients = job.zero < 2
+        self._exchange = exchange
+        self._timed = timed
+        self._one_by_one = False
+        self._step = 0
+        self.adopt(exchange.plan)
+
+    def adopt(self, plan: Plan) -> None:
+        """Go on by another plan; `finish` came before."""
+        if plan is not self._exchange.plan:
+            self._exchange.adopt(plan)
+        self._group_of = group_of_layer(plan.groups)
+        self._tensors = [len(layer.tensors) for layer in plan.layout.layers]
+        self._missing = [0] * len(plan.groups)
+
+    def read(self, layer: int) -> None:
+        """Return when a forward may read the parameters of a layer."""
+        self._timed(self._exchange.wait, self._group_of[layer])
+
+    def begin(self, step: int, *, attempt: int = 0, one_by_one: bool = False) -> None:
+        """All parameters of `step` have been read; its groups may be exchanged `one_by_one`, to measure them."""
+        self._step = step
+        self._one_by_one = one_by_one and not self._holds
+        self._exchange.begin(step, attempt)
+        self._missing = [0] * len(self._missing)
+        for group, tensors in zip(self._group_of, self._tensors, strict=True):
+            self._missing[group] += tensors
+
+    def prepare(self, layer: int) -> None:
+        """Return when backward may read the parameters of a layer and write its gradients."""
+        self._timed(self._exchange.prepare, self._group_of[layer])
+
+    def read_again(self, layer: int) -> None:
+        """Return when a forward that is computed again may read the parameters of a layer."""
+        # The groups of a segment are read in forward order, and then again.
+        self._timed(self._recall_alone, self._group_of[layer])
+
+    def ready(self, layer: int) -> None:
+        """The gradients of all tensors of a layer are complete."""
+        self._count_down(layer, self._tensors[layer])
+
+    def tensor_ready(self, layer: int) -> None:
+        """The gradient of one more tensor of a layer is complete."""
+        self._count_down(layer, 1)
+
+    def end_backward(self) -> None:
+        """All gradients are complete; what was left to be exchanged one by one is exchanged.
+
+        Raises:
+            RunError: some are missing.
+        """
+        if any(self._missing):
+            group = next(group for group, missing in enumerate(self._missing) if missing)
+            raise RunError(
+                f"step {self._step}: backward ended while {self._missing[group]} tensors of group {group} have no "
+                "gradients"
+            )
+        if self._one_by_one and self._keeps_gradients:
+            for group in range(len(self._missing)):
+                self._exchange_alone(group)
+
+    def finish(self) -> None:
+        """Return when every group has been summed and updated by all."""
+        for group in range(len(self._missing)):
+            self._exchange.complete(group)
+
+    def abort(self) -> None:
+        """Give the present step up, as all workers do; `begin` with a higher attempt follows."""
+        self._exchange.abort(self._step)
+
+    def _count_down(self, layer: int, tensors: int) -> None:
+        group = self._group_of[layer]
+        if self._missing[group] < tensors:
+            raise RunError(f"step {self._step}: layer {layer} has brought more gradients than it has tensors")
+        self._missing[group] -= tensors
+        if not self._missing[group]:
+            self._push(group)
+
+    def _push(self, group: int) -> None:
+        if self._holds:
+            # The last push of a step may wait for all workers to agree whether to skip it.
+            self._timed(self._exchange.push, group)
+        elif not self._one_by_one:
+            self._exchange.push(group)
+        elif not self._keeps_gradients:
+            self._exchange_alone(group)
+
+    def _exchange_alone(self, group: int) -> None:
+        self._exchange.push(group)
+        self._timed(self._exchange.complete, group)
+
+    def _recall_alone(self, group: int) -> None:
+        self._exchange.recall(group, ahead=False)
