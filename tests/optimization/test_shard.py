@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kernels.reduce import sum_in_rank_order
 from taihu.errors import ConfigError, FrameError, ModelError
-from taihu.optimization import OptimizerShard
+from taihu.optimization import OptimizerShard, SumShard
 from taihu.schedule import learning_rate
 from taihu.settings import OptimizerSettings
 
@@ -257,3 +257,25 @@ def test_warm_up_changes_nothing(rule: OptimizerSettings) -> None:
     before = snapshot(shard, parameters)
     shard.warm_up()
     assert snapshot(shard, parameters) == before
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.name != "sgd" or rule.momentum or rule.weight_decay])
+def test_what_changes_every_parameter_updates_none_alone(rule: OptimizerSettings) -> None:
+    parameters = normal(10, 1)
+    before = parameters.copy()
+    indices, gradient = np.arange(3, dtype=np.int32), np.ones(3, dtype=np.float32)
+    with pytest.raises(ConfigError, match=rf"'{rule.name}' with state or weight decay changes every parameter; set"):
+        OptimizerShard(rule, parameters).update_sparse(indices, gradient, 1)
+    with pytest.raises(ConfigError, match=r"set exchange\.zero = 1 to compress"):
+        SumShard(parameters).update_sparse(indices, gradient, 1)
+    assert (parameters == before).all()
+
+
+def test_plain_sgd_updates_chosen_elements_alone() -> None:
+    parameters = normal(10, 2)
+    indices, gradient = np.array([2, 7], dtype=np.int32), np.array([4.0, -2.0], dtype=np.float32)
+    expected = parameters.copy()
+    expected[indices] -= np.float32(0.1) * np.float32(0.5) * gradient
+    rule = OptimizerSettings(momentum=0.0, learning_rate=0.1)
+    OptimizerShard(rule, parameters).update_sparse(indices, gradient, 1, scale=0.5)
+    np.testing.assert_allclose(parameters, expected, rtol=1e-6)
