@@ -115,7 +115,10 @@ def _measure_here(job: Job, model: str, rounds: int, warmup: int) -> dict[str, A
     common = ["bench", "exchange", "--model", model, "--rounds", str(rounds), "--warmup", str(warmup)]
     common += ["--servers", str(cluster.servers), "--workers", str(cluster.workers)]
     common += [f"--set=exchange.{key}={value}" for key, value in job.exchange.model_dump(exclude_none=True).items()]
-    with tempfile.TemporaryDirectory(prefix="taihu-bench-") as name, LocalProcesses(Path(name)) as processes:
+    with (
+        tempfile.TemporaryDirectory(prefix="taihu-bench-") as name,
+        LocalProcesses(Path(name), fork=True) as processes,
+    ):
         folder = Path(name)
         server = [*common, "--role", "server", "--bind", "127.0.0.1:0"]
         address = processes.start_listening("server 0", "taihu", [*server, "--rank", "0"])

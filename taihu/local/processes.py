@@ -67,7 +67,7 @@ class LocalProcesses:
 
     Args:
         log_dir: of the logs.
-        fork: the daemons from this process, where that is possible; `prepare_to_fork` came before.
+        fork: the processes from this one, where that is possible, which imports first what they need.
     """
 
     def __init__(self, log_dir: Path, *, fork: bool = False) -> None:
@@ -76,6 +76,8 @@ class LocalProcesses:
         self._daemons: list[_Daemon] = []
 
     def __enter__(self) -> Self:
+        if self._forks:
+            prepare_to_fork()
         return self
 
     def __exit__(

@@ -19,7 +19,7 @@ from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.job.advice import advice_on_schedule
 from taihu.local.display import Display, RunView
-from taihu.local.processes import LocalProcesses, prepare_to_fork
+from taihu.local.processes import LocalProcesses
 from taihu.local.watching import show_status
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.results import read_json
@@ -72,8 +72,6 @@ class LocalTraining:
             DaemonFailedError: a daemon ended before its time; all others have been ended.
             InterruptedRunError: interrupted when there was nothing to save, or for the second time.
         """
-        if self.forks:
-            prepare_to_fork()
         with self._log_folder() as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
             folder = Path(name)
             try:

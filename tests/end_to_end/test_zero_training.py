@@ -31,7 +31,7 @@ def tensors(path: Path) -> bytes:
 @pytest.mark.parametrize("exchange", ["server", "ring"])
 def test_every_stage_ends_with_the_same_model(taihu: Taihu, tmp_path: Path, exchange: str) -> None:
     settings = ("optimizer.name=adam", "optimizer.learning_rate=0.002", "exchange.bucket_bytes=40000")
-    common = ["--exchange", exchange, "--steps", "100", "--plan", "per-layer"]
+    common = ["--exchange", exchange, "--steps", "40", "--plan", "per-layer"]
     common += [word for setting in settings for word in ("--set", setting)]
     runs = [train(taihu, tmp_path, *common, "--set", f"exchange.zero={zero}") for zero in (0, 1, 2)]
     small = ("--set", "exchange.zero=3", "--set", "train.recompute=memory")

@@ -13,9 +13,11 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+from kernels import group_search
 from taihu.local.processes import prepare_to_fork
 from taihu.process.forking import Streams, fork_command
 from taihu.process.preparation import prepare_process
+from worker.bench.engine import EngineStep
 
 _COMMANDS = (
     *("taihu.__main__", "taihu.cli.main", "taihu.cli.train", "taihu.local.run", "taihu.local.training"),
@@ -30,6 +32,9 @@ def main() -> None:
     prepare_to_fork()
     for module in _COMMANDS:
         importlib.import_module(module)
+    # What nearly every run needs is compiled or loaded once: one step of the model of the digits, and the planner.
+    EngineStep("small_cnn", batch=2, threads=1).step()
+    group_search.warm_up()
     with socket.socket(fileno=os.dup(0)) as requests, selectors.DefaultSelector() as selector:
         selector.register(requests, selectors.EVENT_READ)
         while True:
