@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 
 from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.reduction import reduce_kind
-from allreduce.ring.schedule import Broadcast, Ring, Segment, buffer_layout, cut_chunks, summation_order
+from allreduce.ring.schedule import (
+    Broadcast,
+    Phase,
+    Ring,
+    Segment,
+    buffer_layout,
+    cut_chunks,
+    summation_order,
+    summed_by,
+)
 from kernels.half import from_half, to_half
 from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
@@ -184,6 +193,30 @@ def test_results_may_lie_elsewhere() -> None:
     exchange(operations, Random(3), in_place=True)  # noqa: S311
     for place in results:
         np.testing.assert_array_equal(place, 100.0 - total)
+
+
+def test_the_two_phases_apart_do_what_both_do() -> None:
+    ranks, sizes = 4, [9, 2]
+    chunks = chunks_of(sizes, ranks, 2)
+    arenas = [np.arange(11, dtype=np.float32) * 3**rank for rank in range(ranks)]
+    total = expected_sum([arena.copy() for arena in arenas], sizes, 1.0, ValueType.FP32)
+    phases: tuple[Phase, ...] = ("reduce-scatter", "allgather")
+    for phase in phases:
+        schedules = [Ring(rank, chunks, phase) for rank in range(ranks)]
+        for rank, schedule in enumerate(schedules):
+            sent = [sum(frame.count for frame in chunks[(rank - behind) % ranks]) for behind in range(ranks)]
+            # The first three of its way round, and of the summed ones the own, then those that come from behind.
+            expected = sent[:3] if phase == "reduce-scatter" else [sent[3], sent[0], sent[1]]
+            assert schedule.sent_elements == sum(expected)
+        operations = [
+            Operation(KEY, arena, ValueType.FP32, schedule) for arena, schedule in zip(arenas, schedules, strict=True)
+        ]
+        exchange(operations, Random(5), in_place=False)  # noqa: S311
+        for rank, arena in enumerate(arenas):
+            held = range(ranks) if phase == "allgather" else [summed_by(rank, ranks)]
+            for frame in (frame for chunk in held for frame in chunks[chunk]):
+                for piece in frame.pieces:
+                    assert arena[piece.start : piece.stop].tolist() == total[piece.start : piece.stop].tolist()
 
 
 @pytest.mark.parametrize("kind", TYPES)
