@@ -167,11 +167,11 @@ def judge(core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Fate], 
 
 
 def _patch(mutant: Mutant) -> None:
-    path, changed = ROOT / mutant.path, mutant.write()
+    path = str(ROOT / mutant.path)
     if mutant.is_constant:
-        patch_constant(str(path), mutant.place, changed)
+        patch_constant(path, mutant.place, mutant.write())
     else:
-        patch_function(str(path), mutant.place, path.read_text(encoding="utf-8"), changed)
+        patch_function(path, mutant.place, mutant.original, mutant.write())
 
 
 def _reaches(seen: _Seen, path: str, mutant: Mutant) -> bool:

@@ -52,6 +52,11 @@ class Mutant:
     _node: cst.CSTNode
     _other: cst.CSTNode
 
+    @property
+    def original(self) -> str:
+        """The text of the whole file without it."""
+        return str(self._module.code)
+
     def write(self) -> str:
         """The text of the whole file with the change."""
         changed = self._module.deep_replace(self._node, self._other)
@@ -59,7 +64,7 @@ class Mutant:
 
     def change(self, text: str) -> Change:
         """What `text`, written by `write`, has otherwise than the file."""
-        lines = [*difflib.unified_diff(self._module.code.splitlines(), text.splitlines(), lineterm="", n=0)][3:]
+        lines = [*difflib.unified_diff(self.original.splitlines(), text.splitlines(), lineterm="", n=0)][3:]
         was, becomes = ([line[1:].strip() for line in lines if line.startswith(sign)] for sign in "-+")
         return Change(" ".join(was), " ".join(becomes))
 
