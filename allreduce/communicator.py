@@ -26,7 +26,7 @@ from taihu.settings import Transport
 from taihu.wire.codec import Frame, FrameHeader, ValueType
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.direct_frames import Origin, Sink
-from taihu.wire.frame_link import FrameLink, LinkEnd, LinkEvents
+from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
 
@@ -46,14 +46,12 @@ class Communicator:
         size: int,
         *,
         timeout_s: float = 600.0,
-        direct: bool = True,
         listener: DirectListener | None = None,
     ) -> None:
         self.rank = identity.rank
         self.size = size
         self._identity = identity
         self._timeout_s = timeout_s
-        self._direct = direct
         sink = Sink(places=self._places, take=self._take, take_frame=self._take_frame)
         events = PeerEvents(self.fail, self._sender_left)
         listener = listener or DirectListener()
@@ -101,26 +99,37 @@ class Communicator:
         """Add the service that peers send to; the server is started afterwards."""
         self._servicer.register(server)
 
-    def connect(self, addresses: Sequence[str], *, mesh: bool = False) -> None:
+    def connect(self, addresses: Sequence[str], *, mesh: bool = False, carrier: Carrier = "tcp") -> None:
         """Open the way to the right neighbour; `addresses` are those of all workers by rank.
 
-        With `mesh` the ways to all others too, which sparse operations and transfers of parts need.
+        With `mesh` the ways to all others too, which sparse operations and transfers of parts need. Frames take
+        `carrier`, until `carry`.
         """
         right = (self.rank + 1) % self.size
         for rank in range(self.size):
             if rank != self.rank and (mesh or rank == right):
-                self._links[rank] = self._open_link(rank, addresses[rank])
+                self._links[rank] = self._open_link(rank, addresses[rank], carrier)
         self._right = self._links.get(right)
 
-    def _open_link(self, rank: int, address: str) -> FrameLink:
+    def _open_link(self, rank: int, address: str, carrier: Carrier) -> FrameLink:
         origin = Origin(f"worker {rank} at {address}", self._identity.job, rank=rank)
         events = LinkEvents(self.fail, self._receiver_left)
         link = FrameLink(LinkEnd(PEER_SERVICE, address, origin), self._identity, _nothing_from(origin.name), events)
         link.open()
-        if self._direct:
-            link.prepare("tcp")
-            link.carry("tcp")
+        link.prepare(carrier)
+        link.carry(carrier)
         return link
+
+    def prepare(self, carrier: Carrier) -> None:
+        """Open what `carry` needs; where that cannot be, frames stay in gRPC."""
+        for link in self._links.values():
+            link.prepare(carrier)
+
+    def carry(self, carrier: Carrier) -> None:
+        """Send frames by `carrier` from now on; what is under way arrives as it was sent."""
+        with self._lock:
+            for link in self._links.values():
+                link.carry(carrier)
 
     @property
     def path(self) -> str:

@@ -21,8 +21,9 @@ from taihu.coordination.stopping import StopNotice
 from taihu.errors import RunError, TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
+from taihu.planner.carriage import carrier_in, first_carriage
 from taihu.run_length import RunLength
-from taihu.wire.address import host_of
+from taihu.wire.address import host_of, is_loopback
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.server import RpcServer
@@ -102,7 +103,6 @@ def meet(
         identity,
         workers,
         timeout_s=job.exchange.timeout_s,
-        direct=job.exchange.transport != "grpc",
         listener=listener.direct,
     )
     with ExitStack() as stack:
@@ -130,5 +130,7 @@ def meet(
         heartbeats = HeartbeatThread(client, job, progress, on_end, stop=stop)
         with communicator, heartbeats, failure_reported(client):
             mesh = job.compression.method != "none" or job.exchange.fc != "data"
-            communicator.connect(addresses[job.servers :], mesh=mesh)
+            one_host = all(map(is_loopback, addresses))
+            carriage = first_carriage(job.exchange.transport, one_host=one_host, waits_for_groups=True)
+            communicator.connect(addresses[job.servers :], mesh=mesh, carrier=carrier_in(carriage, 0))
             yield meeting

@@ -84,6 +84,32 @@ ROUTE_REDUCE_SCATTER: Route.ValueType  # 2
 ROUTE_GTOPK: Route.ValueType  # 3
 Global___Route: _TypeAlias = Route  # noqa: Y015
 
+class _Carriage:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CarriageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Carriage.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CARRIAGE_UNSPECIFIED: _Carriage.ValueType  # 0
+    CARRIAGE_GRPC: _Carriage.ValueType  # 1
+    """The streams of gRPC."""
+    CARRIAGE_TCP: _Carriage.ValueType  # 2
+    """Connections beside them."""
+    CARRIAGE_TRIAL: _Carriage.ValueType  # 3
+    """Both in turns, step by step, to compare them."""
+
+class Carriage(_Carriage, metaclass=_CarriageEnumTypeWrapper):
+    """What values between machines take, see taihu/planner/carriage.py."""
+
+CARRIAGE_UNSPECIFIED: Carriage.ValueType  # 0
+CARRIAGE_GRPC: Carriage.ValueType  # 1
+"""The streams of gRPC."""
+CARRIAGE_TCP: Carriage.ValueType  # 2
+"""Connections beside them."""
+CARRIAGE_TRIAL: Carriage.ValueType  # 3
+"""Both in turns, step by step, to compare them."""
+Global___Carriage: _TypeAlias = Carriage  # noqa: Y015
+
 @_typing.final
 class Member(_message.Message):
     """Who is speaking."""
@@ -569,6 +595,7 @@ class GetPlanResponse(_message.Message):
     FRAME_ELEMENTS_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
+    CARRIAGE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     from_step: _builtins.int
     """First step that uses this plan."""
@@ -576,6 +603,7 @@ class GetPlanResponse(_message.Message):
     """What the planner expects of a step by this plan; 0 when nothing has been measured yet."""
     frame_elements: _builtins.int
     """The most elements that a frame covers."""
+    carriage: Global___Carriage.ValueType
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -599,10 +627,11 @@ class GetPlanResponse(_message.Message):
         frame_elements: _builtins.int = ...,
         routes: _abc.Iterable[Global___Route.ValueType] | None = ...,
         length: Global___RunLength | None = ...,
+        carriage: Global___Carriage.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "length", b"length"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_elements", b"frame_elements", "from_step", b"from_step", "groups", b"groups", "layout", b"layout", "length", b"length", "predicted_seconds", b"predicted_seconds", "routes", b"routes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carriage", b"carriage", "frame_elements", b"frame_elements", "from_step", b"from_step", "groups", b"groups", "layout", b"layout", "length", b"length", "predicted_seconds", b"predicted_seconds", "routes", b"routes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -662,10 +691,13 @@ class StepMeasurement(_message.Message):
     FORWARD_SECONDS_FIELD_NUMBER: _builtins.int
     BACKWARD_SECONDS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    EXCHANGE_SECONDS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     serial: _builtins.bool
     """Groups were exchanged one at a time."""
     forward_seconds: _builtins.float
+    exchange_seconds: _builtins.float
+    """From the first gradient that was ready to the last answer."""
     @_builtins.property
     def backward_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """For each layer in backward order."""
@@ -680,10 +712,11 @@ class StepMeasurement(_message.Message):
         forward_seconds: _builtins.float = ...,
         backward_seconds: _abc.Iterable[_builtins.float] | None = ...,
         groups: _abc.Iterable[Global___GroupMeasurement] | None = ...,
+        exchange_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_seconds", b"backward_seconds", "forward_seconds", b"forward_seconds", "groups", b"groups", "serial", b"serial", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_seconds", b"backward_seconds", "exchange_seconds", b"exchange_seconds", "forward_seconds", b"forward_seconds", "groups", b"groups", "serial", b"serial", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,6 +82,7 @@ def step_to_message(step: StepMeasurement) -> pb.StepMeasurement:
         forward_seconds=step.forward_seconds,
         backward_seconds=step.backward_seconds,
         groups=[pb.GroupMeasurement(**asdict(group)) for group in step.groups],
+        exchange_seconds=step.exchange_seconds,
     )
 
 
@@ -92,9 +93,14 @@ def step_from_message(message: pb.StepMeasurement) -> StepMeasurement:
         for group in message.groups
     )
     step = StepMeasurement(
-        message.step, message.serial, message.forward_seconds, tuple(message.backward_seconds), groups
+        message.step,
+        message.serial,
+        message.forward_seconds,
+        tuple(message.backward_seconds),
+        groups,
+        message.exchange_seconds,
     )
-    seconds = [step.forward_seconds, *step.backward_seconds]
+    seconds = [step.forward_seconds, *step.backward_seconds, step.exchange_seconds]
     seconds += [value for group in groups for value in (group.compress_seconds, group.up_seconds, group.down_seconds)]
     if not all(map(math.isfinite, seconds)):
         raise FrameError(f"measurements of step {step.step}: expected finite times")

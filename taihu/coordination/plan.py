@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from taihu.errors import ConfigError
 from taihu.layout import Layout
+from taihu.planner.carriage import Carriage
 from taihu.planner.groups import Group, check_groups
 from taihu.planner.sparse_route import Route
 from taihu.run_length import RunLength
@@ -19,7 +20,8 @@ class Plan:
 
     `routes` has the sparse allreduce of every group, where there are no servers and gradients are compressed. A frame
     covers at most `frame_elements` values. `predicted_seconds` is what a step should take, 0 as long as
-    nothing has been measured. `length` is the run's, where its workers have data.
+    nothing has been measured. `length` is the run's, where its workers have data. `carriage` says what values between
+    machines take.
     """
 
     version: int
@@ -30,6 +32,7 @@ class Plan:
     routes: tuple[Route, ...] = ()
     predicted_seconds: float = 0.0
     length: RunLength | None = None
+    carriage: Carriage = "grpc"
 
     def __post_init__(self) -> None:
         check_groups(self.layout, self.groups)

@@ -6,6 +6,7 @@ from protos import coordinator_pb2 as pb
 from taihu.coordination.messages import length_from_message, length_to_message
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError
+from taihu.planner.carriage import CARRIAGES, Carriage
 from taihu.planner.groups import Group
 from taihu.planner.sparse_route import SPARSE_ROUTES, Route
 from taihu.wire.codec import layout_from_message, layout_to_message
@@ -24,6 +25,7 @@ def plan_to_message(plan: Plan) -> pb.GetPlanResponse:
         routes=[pb.Route.Value(f"ROUTE_{route.name}") for route in plan.routes],
         predicted_seconds=plan.predicted_seconds,
         length=length_to_message(plan.length),
+        carriage=pb.Carriage.Value(f"CARRIAGE_{plan.carriage.upper()}"),
     )
 
 
@@ -38,7 +40,15 @@ def plan_from_message(message: pb.GetPlanResponse) -> Plan:
         routes=tuple(_route_from_message(route) for route in message.routes),
         predicted_seconds=message.predicted_seconds,
         length=length_from_message(message.length) if message.HasField("length") else None,
+        carriage=_carriage_from_message(message.carriage),
     )
+
+
+def _carriage_from_message(carriage: pb.Carriage.ValueType) -> Carriage:
+    known = {pb.Carriage.Value(f"CARRIAGE_{known.upper()}"): known for known in CARRIAGES}
+    if carriage not in known:
+        raise FrameError(f"carriage {carriage} of a plan: not known to this version")
+    return known[carriage]
 
 
 def _route_from_message(route: pb.Route.ValueType) -> Route:

@@ -13,6 +13,7 @@ from taihu.errors import FrameError, StaleError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.calibration import calibrate, with_measured_bytes
+from taihu.planner.carriage import Carriage, faster_carrier, first_carriage, steps_by
 from taihu.planner.decide import best_frame_elements, decide, predict
 from taihu.planner.fc_mode import FcLayer
 from taihu.planner.groups import Group, cap_groups, plan_groups
@@ -50,8 +51,15 @@ def first_plan(job: Job, layout: Layout, *, one_host: bool) -> Plan:
     if not job.plans_by_measuring and is_computed(job.exchange.plan):
         strategy = "single"
     groups = _capped(job, layout, plan_groups(layout, strategy))
+    routes = sparse_routes(job, layout, groups, LinkCost(0.0, 1.0, 0.0))
+    carriage = first_carriage(job.exchange.transport, one_host=one_host, waits_for_groups=_computes(job))
     frame_elements = _frame_elements(job, one_host=one_host)
-    return Plan(1, 1, groups, layout, frame_elements, sparse_routes(job, layout, groups, LinkCost(0.0, 1.0, 0.0)))
+    return Plan(1, 1, groups, layout, frame_elements, routes, carriage=carriage)
+
+
+def _computes(job: Job) -> bool:
+    """Whether layers are merged as is found best."""
+    return is_computed(job.exchange.plan) and job.plans_by_measuring and job.compression.method != "topk"
 
 
 def _capped(job: Job, layout: Layout, groups: tuple[Group, ...]) -> tuple[Group, ...]:
@@ -100,13 +108,10 @@ class Planning:
         self._job = job
         self.plan = replace(first_plan(job, layout, one_host=one_host), length=length)
         self.profile: Profile | None = None
+        self._is_auto = job.exchange.transport == "auto"
         self._decided_after = 0
         self._reports: dict[int, Sequence[StepMeasurement]] = {}
         self._reported_step = 0
-
-    @property
-    def _computes(self) -> bool:
-        return is_computed(self._job.exchange.plan) and self._job.plans_by_measuring
 
     def decided_after(self, step: int) -> bool:
         """Whether the plan takes in the reports that followed step `step`."""
@@ -143,8 +148,12 @@ class Planning:
                 )
 
     def _decide(self, step: int, reports: Sequence[Sequence[StepMeasurement]]) -> None:
+        carriage = self._next_carriage(reports)
+        if self.plan.carriage == "trial" and carriage != "trial":
+            reports = steps_by(carriage, reports)
         if self._job.holds_gradients:
             # No step exchanges one group at a time, so that there is nothing to tell the costs of links from.
+            self._change(step, carriage=carriage)
             return
         names = [layer.name for layer in self.plan.layout.layers]
         elements = [layer.elements for layer in self.plan.layout.layers]
@@ -169,30 +178,50 @@ class Planning:
         frame_elements = self._frames_for_links(profile, compression)
         compression = planned_compression(self._job, frame_elements)
         seconds = predict(profile, compression, groups) if self._job.plans_by_measuring else 0.0
-        if self._computes and self._job.compression.method != "topk":
+        if _computes(self._job):
             decided = decide(profile, compression, self._job.exchange.plan).groups
             better = _capped(self._job, self.plan.layout, decided)
             better_seconds = predict(profile, compression, better)
             if self.profile is None or better_seconds < seconds * (1.0 - _WORTHWHILE_GAIN):
                 groups, seconds = better, better_seconds
         routes = sparse_routes(self._job, self.plan.layout, groups, profile.link)
-        own = self.plan
-        changed = (groups, frame_elements, routes) != (own.groups, own.frame_elements, own.routes)
         self.profile = profile
-        self.plan = replace(
-            self.plan,
-            version=self.plan.version + changed,
-            frame_elements=frame_elements,
-            routes=routes,
-            from_step=step + 1 if changed else self.plan.from_step,
-            groups=groups,
-            predicted_seconds=seconds,
+        self._change(step, groups=groups, frame_elements=frame_elements, routes=routes, carriage=carriage)
+        self.plan = replace(self.plan, predicted_seconds=seconds)
+
+    def _next_carriage(self, reports: Sequence[Sequence[StepMeasurement]]) -> Carriage:
+        """A trial follows the first report where that merges layers, and the next report decides it."""
+        if self.plan.carriage == "trial":
+            return faster_carrier(reports)
+        own = self.plan.carriage
+        return "trial" if self._is_auto and own == "grpc" and not self._decided_after else own
+
+    def _change(
+        self,
+        step: int,
+        *,
+        carriage: Carriage,
+        groups: tuple[Group, ...] | None = None,
+        frame_elements: int | None = None,
+        routes: tuple[Route, ...] | None = None,
+    ) -> None:
+        """The plan after `step`; None stays as it is."""
+        own = self.plan
+        plan = replace(
+            own,
+            groups=own.groups if groups is None else groups,
+            frame_elements=own.frame_elements if frame_elements is None else frame_elements,
+            routes=own.routes if routes is None else routes,
+            carriage=carriage,
         )
+        self.plan = own if plan == own else replace(plan, version=own.version + 1, from_step=step + 1)
 
     def _frames_for_links(self, profile: Profile, compression: Compression) -> int:
         """The first profile tells what frames the links want."""
         own = self.plan.frame_elements
-        named = self._job.exchange.frame_bytes is not None or not self._computes
+        named = self._job.exchange.frame_bytes is not None or not (
+            is_computed(self._job.exchange.plan) and self._job.plans_by_measuring
+        )
         # DoubleSqueeze selects by frames: its results would depend on what was measured.
         by_frames = self._job.downlink == "doublesqueeze"
         if named or by_frames or self.profile is not None or not self._job.servers:

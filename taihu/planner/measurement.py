@@ -29,10 +29,14 @@ class GroupMeasurement:
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """One measured step of one worker; `backward_seconds` for each layer in backward order."""
+    """One measured step of one worker; `backward_seconds` for each layer in backward order.
+
+    `exchange_seconds` is from the first gradient that was ready to the last answer.
+    """
 
     step: int
     serial: bool
     forward_seconds: float
     backward_seconds: tuple[float, ...]
     groups: tuple[GroupMeasurement, ...]
+    exchange_seconds: float = 0.0

@@ -72,6 +72,8 @@ class FrameLink:
         self._connection: FrameConnection | None = None
         self._refused = False
         self._sender: StreamSender | FrameConnection = self._stream
+        # What frames took before, until it has read all of them.
+        self._former: StreamSender | FrameConnection | None = None
         self._watcher: threading.Thread | None = None
         self._call: _Call | None = None
 
@@ -124,10 +126,14 @@ class FrameLink:
             )
 
     def carry(self, carrier: Carrier) -> None:
-        """Send frames by `carrier` from now on, if it is there (`prepare`); no frame may be under way."""
-        self._sender = self._stream
+        """Send frames by `carrier` from now on, if it is there (`prepare`)."""
+        sender: StreamSender | FrameConnection = self._stream
         if carrier == "tcp" and self._connection is not None:
-            self._sender = self._connection
+            sender = self._connection
+        if sender is not self._sender:
+            former, self._former = self._sender, self._sender
+            self._sender = sender
+            former.after(partial(self._forget, former))
 
     def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
         """Queue a frame; the arrays are read when its turn comes, and must not change until then (see `after`)."""
@@ -135,7 +141,16 @@ class FrameLink:
 
     def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
         """Call `callback`, from the sending thread, when all frames queued so far, as urgent, are read."""
-        self._sender.after(callback, urgent=urgent)
+        former, sender = self._former, self._sender
+        if former is None:
+            sender.after(callback, urgent=urgent)
+        else:
+            former.after(partial(sender.after, callback, urgent=urgent))
+
+    def _forget(self, former: StreamSender | FrameConnection) -> None:
+        """All frames that `former` was given have been read."""
+        if self._former is former:
+            self._former = None
 
     def fail(self, last_word: FrameHeader) -> None:
         """Say why this side gives up; nothing else is sent any more."""

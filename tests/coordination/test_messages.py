@@ -23,6 +23,7 @@ from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_from_message, plan_to_message
 from taihu.errors import ConfigError, FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.planner.carriage import CARRIAGES
 from taihu.planner.groups import Group
 
 quick = settings(deadline=None)
@@ -45,7 +46,14 @@ def plans(draw: st.DrawFn) -> Plan:
     cuts = draw(st.sets(st.integers(1, len(layers) - 1))) if len(layers) > 1 else set()
     bounds = sorted({0, *cuts, len(layers)})
     groups = tuple(Group(first, following - 1) for first, following in pairwise(bounds))
-    return Plan(draw(UINT32), draw(UINT64), groups, Layout(tuple(layers)), draw(st.integers(1, 2**32 - 1)))
+    return Plan(
+        draw(UINT32),
+        draw(UINT64),
+        groups,
+        Layout(tuple(layers)),
+        draw(st.integers(1, 2**32 - 1)),
+        carriage=draw(st.sampled_from(CARRIAGES)),
+    )
 
 
 @quick
@@ -125,6 +133,14 @@ def test_a_plan_of_empty_frames_is_refused() -> None:
     message = plan_to_message(Plan(1, 1, (Group(0, 0),), layout, 1))
     message.frame_elements = 0
     with pytest.raises(ConfigError, match="frames of 0 values: expected at least 1"):
+        plan_from_message(message)
+
+
+def test_a_carriage_that_is_not_known_is_refused() -> None:
+    layout = Layout((LayerSpec("fc", (TensorSpec("weight", (2, 3)),)),))
+    message = plan_to_message(Plan(1, 1, (Group(0, 0),), layout, 1))
+    message.carriage = pb.CARRIAGE_UNSPECIFIED
+    with pytest.raises(FrameError, match="carriage 0 of a plan: not known to this version"):
         plan_from_message(message)
 
 

@@ -278,3 +278,41 @@ def test_the_first_report_tells_what_frames_the_links_want(
         for rank in (0, 1):
             planning.report(rank, at, steps)
         assert planning.plan.frame_elements * 4 == frame_bytes
+
+
+def carriages(plan: str, by_tcp: float, *, one_host: bool = False, transport: str = "auto") -> list[tuple[str, int]]:
+    """Carriage and version before and after each of three reports, where a step by gRPC takes a second."""
+    planning = Planning(make_job(1, 2, exchange={"plan": plan, "transport": transport}), TWELVE, one_host=one_host)
+    seen: list[tuple[str, int]] = [(planning.plan.carriage, planning.plan.version)]
+    for after in (8, 16, 24):
+        for rank in (0, 1):
+            steps = [
+                replace(
+                    measured_step(planning.plan, number, 0.01, serial=number > after - 2),
+                    exchange_seconds=1.0 if number % 2 else by_tcp,
+                )
+                for number in range(after - 5, after + 1)
+            ]
+            planning.report(rank, after, steps)
+        seen.append((planning.plan.carriage, planning.plan.version))
+    return seen
+
+
+def test_a_trial_follows_the_merging_of_layers_and_decides_for_good() -> None:
+    assert carriages("auto", by_tcp=0.6) == [("grpc", 1), ("trial", 2), ("tcp", 3), ("tcp", 3)]
+    assert [carriage for carriage, _ in carriages("auto", by_tcp=1.0)] == ["grpc", "trial", "grpc", "grpc"]
+
+
+def test_where_layers_are_merged_as_named_the_first_steps_are_the_trial() -> None:
+    assert carriages("bucket:4kB", by_tcp=0.6) == [("trial", 1), ("tcp", 2), ("tcp", 2), ("tcp", 2)]
+    assert carriages("bucket:4kB", by_tcp=1.0) == [("trial", 1), ("grpc", 2), ("grpc", 2), ("grpc", 2)]
+
+
+@pytest.mark.parametrize(("transport", "expected"), [("grpc", "grpc"), ("tcp", "tcp"), ("same-host", "tcp")])
+def test_a_transport_that_is_named_stays(transport: str, expected: str) -> None:
+    assert {carriage for carriage, _ in carriages("auto", by_tcp=0.1, transport=transport)} == {expected}
+    assert {carriage for carriage, _ in carriages("auto", by_tcp=9.0, transport=transport)} == {expected}
+
+
+def test_on_one_host_nothing_is_tried() -> None:
+    assert {carriage for carriage, _ in carriages("auto", by_tcp=9.0, one_host=True)} == {"tcp"}

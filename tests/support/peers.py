@@ -22,12 +22,12 @@ class Peers:
 
     def __init__(self, size: int, *, timeout_s: float = 30.0, direct: bool = True, mesh: bool = False) -> None:
         self._mesh = mesh
+        self._direct = direct
         self.communicators = [
             Communicator(
                 WorkerIdentity("job", rank, 1000 + rank),
                 size,
                 timeout_s=timeout_s,
-                direct=direct,
                 listener=DirectListener("127.0.0.1"),
             )
             for rank in range(size)
@@ -45,7 +45,7 @@ class Peers:
             self._stack.callback(server.stop, 0.0)
             self.servers.append(server)
         for communicator in self.communicators:
-            communicator.connect(self.addresses, mesh=self._mesh)
+            communicator.connect(self.addresses, mesh=self._mesh, carrier="tcp" if self._direct else "grpc")
         return self
 
     def __exit__(

@@ -39,6 +39,7 @@ def _measurement(record: StepRecord) -> StepMeasurement:
         forward_seconds=record.forward_seconds,
         backward_seconds=tuple(record.backward_seconds),
         groups=tuple(map(_group_measurement, record.times)),
+        exchange_seconds=record.sample().exchange_seconds,
     )
 
 

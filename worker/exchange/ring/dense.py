@@ -18,6 +18,7 @@ from taihu.planner.partition import FrameSpec
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from worker.exchange.group_compressor import GroupCompressor, Selection
+from worker.exchange.ring.peer_path import PeerPath
 from worker.exchange.route import ExchangeTotals, RouteEvents
 from worker.exchange.step_actions import At
 from worker.exchange.updates import ByEveryWorker
@@ -69,8 +70,8 @@ class RingRoute:
         clock: Clock | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self._transport = job.exchange.transport
         self._communicator = communicator
+        self._path = PeerPath(communicator, job.exchange.transport, events)
         self._arenas = arenas
         self._updates = updates
         self._events = events
@@ -78,23 +79,22 @@ class RingRoute:
         self._tracer = tracer or Tracer.off()
         self._chunks: list[Chunks] = []
         self._at = At(0, 0)
-        self._attempt = 0
         self.agrees = updates.agrees
         self.shares_sums = updates.shares_sums
-        communicator.on_failure(events.failed)
 
     @property
     def path(self) -> str:
         """See `Route.path`."""
-        return self._communicator.path
+        return self._path.name
 
     def start(self) -> None:
         """See `Route.start`; finds out whether all workers share memory."""
         self._updates.bring()
-        self._communicator.choose_path(self._transport, self._arenas.shared)
+        self._path.open(self._arenas.shared)
 
     def adopt(self, plan: Plan) -> None:
         """See `Route.adopt`."""
+        self._path.adopt(plan)
         size, value_bytes = self._communicator.size, self._arenas.value_type.dtype.itemsize
         self._chunks = [cut_chunks(plan.layout, group, size, value_bytes) for group in plan.groups]
         self._updates.adopt(plan, self._chunks)
@@ -106,8 +106,7 @@ class RingRoute:
     def begin(self, at: At) -> None:
         """See `Route.begin`."""
         self._at = at
-        if at.attempt > self._attempt:
-            self._give_up_before(at.attempt)
+        self._path.begin(at)
         self._updates.begin(at)
 
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
@@ -138,7 +137,7 @@ class RingRoute:
 
     def cancel(self, at: At) -> None:
         """See `Route.cancel`."""
-        self._give_up_before(at.attempt + 1)
+        self._path.cancel(at)
 
     def fail(self, error: BaseException) -> None:
         """See `Route.fail`."""
@@ -146,14 +145,10 @@ class RingRoute:
 
     def totals(self) -> ExchangeTotals:
         """See `Route.totals`."""
-        return ExchangeTotals(self._communicator.sent_bytes, self._communicator.received_bytes)
+        return self._path.totals()
 
     def close(self) -> None:
         """See `Route.close`."""
-
-    def _give_up_before(self, attempt: int) -> None:
-        self._attempt = attempt
-        self._communicator.abort(attempt)
 
     def _finished(self, at: At, operation: Operation, start_s: float) -> None:
         # All of it counts as the way up: bytes go both ways at once.

@@ -26,6 +26,7 @@ from taihu.planner.sparse_route import Route as Way
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from worker.exchange.group_compressor import GroupCompressor, Selection
+from worker.exchange.ring.peer_path import PeerPath
 from worker.exchange.route import ExchangeTotals, RouteEvents
 from worker.exchange.step_actions import At
 from worker.exchange.updates import check_finite
@@ -54,10 +55,10 @@ class SparseRoute:
         clock: Clock | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self._transport = job.exchange.transport
         self._is_dense = job.downlink == "dense"
         self._checks = job.exchange.non_finite == "error"
         self._communicator = communicator
+        self._path = PeerPath(communicator, job.exchange.transport, events)
         self._arenas = arenas
         self._events = events
         self._clock = clock or SystemClock()
@@ -69,22 +70,21 @@ class SparseRoute:
         self._applying = threading.Lock()
         self._total = np.zeros(plan.layout.elements if self._is_dense else 0, dtype=np.float32)
         self._at = At(0, 0)
-        self._attempt = 0
-        communicator.on_failure(events.failed)
 
     @property
     def path(self) -> str:
         """See `Route.path`."""
-        return self._communicator.path
+        return self._path.name
 
     def start(self) -> None:
         """See `Route.start`."""
         self._communicator.broadcast(self._arenas.parameters)
-        self._communicator.choose_path(self._transport, self._arenas.shared)
+        self._path.open(self._arenas.shared)
 
     def adopt(self, plan: Plan) -> None:
         """See `Route.adopt`."""
         self._plan = plan
+        self._path.adopt(plan)
         self._framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
         self._numbers = {frame.offset: number for number, frame in enumerate(self._framing.frames)}
 
@@ -95,8 +95,7 @@ class SparseRoute:
     def begin(self, at: At) -> None:
         """See `Route.begin`."""
         self._at = at
-        if at.attempt > self._attempt:
-            self._give_up_before(at.attempt)
+        self._path.begin(at)
 
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
         """All gradients go around a ring, see `ring.dense`."""
@@ -129,7 +128,7 @@ class SparseRoute:
 
     def cancel(self, at: At) -> None:
         """See `Route.cancel`; residuals stay as they are."""
-        self._give_up_before(at.attempt + 1)
+        self._path.cancel(at)
 
     def fail(self, error: BaseException) -> None:
         """See `Route.fail`."""
@@ -137,14 +136,10 @@ class SparseRoute:
 
     def totals(self) -> ExchangeTotals:
         """See `Route.totals`."""
-        return ExchangeTotals(self._communicator.sent_bytes, self._communicator.received_bytes)
+        return self._path.totals()
 
     def close(self) -> None:
         """See `Route.close`."""
-
-    def _give_up_before(self, attempt: int) -> None:
-        self._attempt = attempt
-        self._communicator.abort(attempt)
 
     def _make_exchange(self, frame: FrameSpec, own: Slice, compressor: GroupCompressor) -> SparseExchange:
         rank, size = self._communicator.rank, self._communicator.size

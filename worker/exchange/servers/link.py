@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from taihu.coordination.plan import Plan
 from taihu.errors import ExchangeError, TaihuError
 from taihu.job import Job
+from taihu.planner.carriage import carrier_in
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from taihu.wire.codec import Frame, FrameHeader, ValueType, frame_of
 from taihu.wire.direct_frames import HEADER_BYTES, Origin, Sink
-from taihu.wire.frame_link import FrameLink, LinkEnd
+from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd
 from taihu.wire.frame_link import LinkEvents as WireEvents
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
@@ -101,6 +102,7 @@ class ServerLink:
             WireEvents(events.failed, self._ended),
         )
         self._calls = ServerCalls(self._link.channel, job, identity, peer=self.peer, track=self._link.track)
+        self._opened = False
         self.adopt(plan)
 
     def initialize(self, prepare: Callable[[FrameSpec], None]) -> None:
@@ -133,21 +135,34 @@ class ServerLink:
 
     def open(self) -> None:
         """Open the exchange: frames take a connection of their own if there can be one, else the stream."""
-        if self._job.exchange.transport != "grpc":
-            self._link.prepare("tcp")
-            self._link.carry("tcp")
+        self._prepare()
+        self._link.carry(self._carrier(self._at.step))
         self._link.open()
+        self._opened = True
+
+    def _carrier(self, step: int) -> Carrier:
+        """What frames of a step take; those that say only where values lie take what is fastest."""
+        if self._answers.shared is not None:
+            return "tcp"
+        return carrier_in(self._plan.carriage, step)
+
+    def _prepare(self) -> None:
+        if self._answers.shared is not None or self._plan.carriage != "grpc":
+            self._link.prepare("tcp")
 
     def adopt(self, plan: Plan) -> None:
         """Cut groups by `plan` from the next step on; nothing may be under way."""
         self._plan = plan
         self._framing = Framing(self._shard, plan.groups, plan.frame_elements)
         self._answers.adopt(self._framing, plan.version)
+        if self._opened:
+            self._prepare()
 
     def begin(self, at: At) -> None:
         """Frames pushed from now on belong to `at`."""
         self._at = at
         self._answers.begin(at)
+        self._link.carry(self._carrier(at.step))
 
     def cancel(self) -> None:
         """Forget what is under way, and drop what still comes; returns when no arena is read or written for it."""

@@ -1,0 +1,79 @@
+"""What values between machines take: gRPC's streams, unless a trial showed that connections beside it are faster.
+
+Frames hold the same bytes either way, so that results do not depend on it. All workers follow one plan, which says
+which of both a step takes: a trial compares whole steps, in which links and processors are busy with one of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, get_args
+
+from taihu.planner.measurement import StepMeasurement
+
+if TYPE_CHECKING:
+    # It brings gRPC, which planning does not need.
+    from taihu.wire.frame_link import Carrier
+
+__all__ = ["CARRIAGES", "Carriage", "carrier_in", "faster_carrier", "first_carriage", "steps_by"]
+
+Carriage = Literal["grpc", "tcp", "trial"]
+"""gRPC's streams, connections beside it, or both in turns, to compare them."""
+CARRIAGES: tuple[Carriage, ...] = get_args(Carriage)
+
+_WORTHWHILE_GAIN = 0.03
+
+Reports = Sequence[Sequence[StepMeasurement]]
+
+
+def first_carriage(transport: str, *, one_host: bool, waits_for_groups: bool) -> Carriage:
+    """What the first plan says.
+
+    Args:
+        transport: `exchange.transport`.
+        one_host: only processes of this machine take part, which no firewall parts.
+        waits_for_groups: layers are not merged as they will be yet, and the trial waits until they are.
+    """
+    if transport == "grpc":
+        return "grpc"
+    if transport != "auto" or one_host:
+        return "tcp"
+    return "grpc" if waits_for_groups else "trial"
+
+
+def carrier_in(carriage: Carriage, step: int) -> Carrier:
+    """What the values of a step take."""
+    if carriage == "trial":
+        return "grpc" if step % 2 else "tcp"
+    return carriage
+
+
+def faster_carrier(reports: Reports) -> Carrier:
+    """What a trial has shown: connections where they are faster by more than 3 %, else gRPC.
+
+    A step's exchange takes as long as the slowest worker's. Steps that exchanged one group at a time are compared
+    with their like.
+
+    Args:
+        reports: for each worker the steps that it measured during a trial.
+    """
+    totals: dict[Carrier, float] = {"grpc": 0.0, "tcp": 0.0}
+    for serial in (False, True):
+        slowest: dict[int, float] = {}
+        for step in (step for report in reports for step in report if step.serial == serial):
+            slowest[step.step] = max(step.exchange_seconds, slowest.get(step.step, 0.0))
+        by_carrier = {
+            carrier: [seconds for step, seconds in slowest.items() if carrier_in("trial", step) == carrier]
+            for carrier in totals
+        }
+        if all(by_carrier.values()):
+            for carrier, seconds in by_carrier.items():
+                totals[carrier] += statistics.median(seconds)
+    return "tcp" if totals["tcp"] < totals["grpc"] * (1.0 - _WORTHWHILE_GAIN) else "grpc"
+
+
+def steps_by(carrier: Carrier, reports: Reports) -> Reports:
+    """Of the steps of a trial those that took `carrier`; all, where none of them exchanged one group at a time."""
+    chosen = [[step for step in report if carrier_in("trial", step.step) == carrier] for report in reports]
+    return chosen if all(any(step.serial for step in report) for report in chosen) else reports

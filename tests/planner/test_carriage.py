@@ -1,0 +1,84 @@
+"""What values take: gRPC, unless the steps of a trial were faster by connections of their own."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taihu.planner.carriage import Carriage, carrier_in, faster_carrier, first_carriage, steps_by
+from taihu.planner.measurement import StepMeasurement
+
+
+def step(number: int, seconds: float, *, serial: bool = False) -> StepMeasurement:
+    return StepMeasurement(number, serial, 0.0, (), (), seconds)
+
+
+@pytest.mark.parametrize(
+    ("transport", "one_host", "waits", "expected"),
+    [
+        ("auto", True, False, "tcp"),
+        ("auto", True, True, "tcp"),
+        ("auto", False, True, "grpc"),
+        ("auto", False, False, "trial"),
+        ("grpc", True, True, "grpc"),
+        ("grpc", False, False, "grpc"),
+        ("tcp", False, True, "tcp"),
+        ("tcp", True, False, "tcp"),
+        ("same-host", False, False, "tcp"),
+    ],
+)
+def test_the_first_plan(transport: str, *, one_host: bool, waits: bool, expected: Carriage) -> None:
+    assert first_carriage(transport, one_host=one_host, waits_for_groups=waits) == expected
+
+
+def test_a_trial_takes_both_in_turns_and_nothing_else_does() -> None:
+    assert [carrier_in("trial", number) for number in (1, 2, 3, 4)] == ["grpc", "tcp", "grpc", "tcp"]
+    assert {carrier_in("grpc", number) for number in range(9)} == {"grpc"}
+    assert {carrier_in("tcp", number) for number in range(9)} == {"tcp"}
+
+
+@pytest.mark.parametrize(("by_tcp", "expected"), [(1.0, "grpc"), (0.98, "grpc"), (0.96, "tcp"), (1.1, "grpc")])
+def test_connections_must_be_faster_by_more_than_3_percent(by_tcp: float, expected: str) -> None:
+    report = [step(number, 1.0 if number % 2 else by_tcp) for number in range(3, 9)]
+    assert faster_carrier([report, report]) == expected
+
+
+def test_the_slowest_worker_is_what_a_step_took() -> None:
+    fast = [step(3, 1.0), step(4, 0.5)]
+    assert faster_carrier([fast]) == "tcp"
+    assert faster_carrier([fast, [step(3, 1.0), step(4, 1.0)]]) == "grpc"
+
+
+def test_steps_are_compared_with_their_like() -> None:
+    # Serial steps are slow; that only one carrier has one says nothing.
+    assert faster_carrier([[step(3, 1.0), step(4, 0.9), step(6, 9.0, serial=True)]]) == "tcp"
+    assert faster_carrier([[step(3, 1.0), step(6, 0.1, serial=True)]]) == "grpc"
+    assert faster_carrier([[]]) == "grpc"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.booleans(), st.floats(0.001, 10.0)),
+        unique_by=lambda item: item[0],
+        max_size=20,
+    )
+)
+def test_the_choice_against_its_definition(items: list[tuple[int, bool, float]]) -> None:
+    totals = {0: 0.0, 1: 0.0}
+    for kind in (False, True):
+        odd, even = ([s for n, serial, s in items if serial == kind and n % 2 == rest] for rest in (1, 0))
+        if odd and even:
+            totals[1] += statistics.median(odd)
+            totals[0] += statistics.median(even)
+    expected = "tcp" if totals[0] < 0.97 * totals[1] else "grpc"
+    assert faster_carrier([[step(n, seconds, serial=serial) for n, serial, seconds in items]]) == expected
+
+
+def test_links_are_calibrated_by_the_steps_of_what_was_chosen() -> None:
+    report = [step(number, 1.0, serial=number > 6) for number in range(3, 9)]
+    assert [each.step for each in steps_by("tcp", [report])[0]] == [4, 6, 8]
+    assert [each.step for each in steps_by("grpc", [report])[0]] == [3, 5, 7]
+    assert steps_by("tcp", [report[:5]]) == [report[:5]]

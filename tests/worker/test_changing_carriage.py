@@ -1,0 +1,57 @@
+"""Values change over from gRPC to connections of their own and back between steps; no bit depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.cluster import layout_of, make_job
+from support.exchanges import run_workers
+from support.worker import Values, Worker
+
+from taihu.job import Job
+from taihu.planner.carriage import Carriage, carrier_in
+
+LAYOUT = layout_of(3000, 40_000, 7, 20_000)
+STEPS = 6
+
+KINDS: dict[str, dict[str, object]] = {
+    "servers": {"transport": "grpc", "plan": "per-layer"},
+    "servers, fetched": {"transport": "grpc", "plan": "per-layer", "zero": 3},
+    "ring": {"transport": "grpc", "plan": "per-layer", "kind": "ring"},
+    "ring, fetched": {"transport": "grpc", "plan": "per-layer", "kind": "ring", "zero": 3},
+}
+
+
+def gradients(rank: int, step: int) -> Values:
+    return np.random.default_rng([rank, step]).standard_normal(LAYOUT.elements, dtype=np.float32)
+
+
+def ends_of(job: Job, carriages: tuple[Carriage, Carriage]) -> tuple[set[bytes], set[str]]:
+    """What all workers hold after steps by one carriage and then by another one, and the paths that they took."""
+
+    def work(worker: Worker) -> tuple[bytes, tuple[str, ...]]:
+        exchange, paths = worker.exchange, []
+        values = worker.read()
+        for step in range(1, STEPS + 1):
+            carriage = carriages[step > STEPS // 2]
+            if exchange.plan.carriage != carriage:
+                worker.complete()
+                exchange.adopt(replace(exchange.plan, carriage=carriage))
+            values = worker.step(step, gradients(worker.rank, step))
+            paths.append(exchange.path)
+            assert exchange.path == carrier_in(carriage, step)
+        return values.tobytes(), tuple(paths)
+
+    results = run_workers(job, LAYOUT, work)
+    return {values for values, _ in results}, {path for _, paths in results for path in paths}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trial_and_its_outcome_change_no_bit(kind: str) -> None:
+    job = make_job(2, 3, exchange=KINDS[kind], optimizer={"learning_rate": 0.1, "momentum": 0.9})
+    plain, paths = ends_of(job, ("grpc", "grpc"))
+    assert (len(plain), paths) == (1, {"grpc"})
+    assert ends_of(job, ("trial", "tcp")) == (plain, {"grpc", "tcp"})
+    assert ends_of(job, ("trial", "grpc")) == (plain, {"grpc", "tcp"})

@@ -1,0 +1,67 @@
+"""The path to other workers, as routes use it: what carries frames, by the plan, and which attempt they belong to."""
+
+from __future__ import annotations
+
+from allreduce.communicator import Communicator
+from taihu.coordination.plan import Plan
+from taihu.planner.carriage import carrier_in
+from taihu.settings import Transport
+from taihu.wire.shared_memory import SharedBuffer
+from worker.exchange.route import ExchangeTotals, RouteEvents
+from worker.exchange.step_actions import At
+
+__all__ = ["PeerPath"]
+
+
+class PeerPath:
+    """A communicator, which is not closed here; `adopt` comes first, and `events` hear of its failure."""
+
+    def __init__(self, communicator: Communicator, transport: Transport, events: RouteEvents) -> None:
+        self._communicator = communicator
+        self._transport = transport
+        self._attempt = 0
+        self._opened = False
+        communicator.on_failure(events.failed)
+
+    @property
+    def name(self) -> str:
+        """See `Route.path`."""
+        return self._communicator.path
+
+    def open(self, shared: SharedBuffer | None) -> None:
+        """Find out whether all workers share memory, which are `shared` if so, and open what the plan needs.
+
+        Raises:
+            ConfigError: they do not, although the transport says so.
+        """
+        self._opened = True
+        self._prepare()
+        self._communicator.choose_path(self._transport, shared)
+
+    def adopt(self, plan: Plan) -> None:
+        """Go on by what `plan` says of carrying frames."""
+        self._carriage = plan.carriage
+        if self._opened:
+            self._prepare()
+
+    def begin(self, at: At) -> None:
+        """Operations that begin now belong to `at`."""
+        if at.attempt > self._attempt:
+            self._give_up_before(at.attempt)
+        self._communicator.carry(carrier_in(self._carriage, at.step))
+
+    def cancel(self, at: At) -> None:
+        """See `Route.cancel`."""
+        self._give_up_before(at.attempt + 1)
+
+    def totals(self) -> ExchangeTotals:
+        """See `Route.totals`."""
+        return ExchangeTotals(self._communicator.sent_bytes, self._communicator.received_bytes)
+
+    def _prepare(self) -> None:
+        if self._carriage != "grpc":
+            self._communicator.prepare("tcp")
+
+    def _give_up_before(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._communicator.abort(attempt)
