@@ -20,8 +20,13 @@ from taihu.cli.link_rate import parse_rate
 __all__ = ["measure"]
 
 
-def measure(rate: str, ranks: int, sizes: str, rounds: int, extra: list[str]) -> list[dict[str, Any]]:
-    """Rows of all sizes; `rate` is that of the links, or `loopback` or `same-host`, both on this machine."""
+def measure(  # noqa: PLR0917 - one of each
+    rate: str, ranks: int, sizes: str, rounds: int, extra: list[str], path: str = "tcp"
+) -> list[dict[str, Any]]:
+    """Rows of all sizes; `rate` is that of the links, or `loopback` or `same-host`, both on this machine.
+
+    `path` is what values between hosts take.
+    """
     command = [sys.executable, "-P", "-m", "taihu", "bench", "allreduce", "--sizes", sizes, "--ranks", str(ranks)]
     command += ["--rounds", str(rounds), *extra]
     with tempfile.TemporaryDirectory() as folder:
@@ -30,7 +35,7 @@ def measure(rate: str, ranks: int, sizes: str, rounds: int, extra: list[str]) ->
             path = "tcp" if rate == "loopback" else rate
             subprocess.run([*command, "--path", path, "--json", str(result)], check=True, stdout=subprocess.DEVNULL)
         else:
-            run_ranks([*command, "--path", "tcp"], ranks, parse_rate(rate), result)
+            run_ranks([*command, "--path", path], ranks, parse_rate(rate), result)
         rows: list[dict[str, Any]] = json.loads(result.read_text())["rows"]
     return [{**row, "rate": rate} for row in rows]
 

@@ -23,13 +23,17 @@ _PORT = 7070
 
 
 def measure(model: str, size: tuple[int, int], rate: str, rounds: int, extra: list[str]) -> dict[str, Any]:
-    """One row: all roles on hosts of their own, links at `rate`; or on this one, by `loopback` or `same-host`."""
+    """One row: all roles on hosts of their own, links at `rate`; or on this one, by `loopback` or `same-host`.
+
+    Where `extra` does not say otherwise, values take connections beside gRPC, on `same-host` shared memory.
+    """
     servers, workers = size
     flags = ["--model", model, "--servers", str(servers), "--workers", str(workers), "--rounds", str(rounds), *extra]
     command = [sys.executable, "-P", "-m", "taihu", "bench", "exchange", *flags]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        command.append(f"--set=exchange.transport={'same-host' if rate == 'same-host' else 'tcp'}")
+        if not any(item.startswith("--set=exchange.transport=") for item in extra):
+            command.append(f"--set=exchange.transport={'same-host' if rate == 'same-host' else 'tcp'}")
         if rate in ("loopback", "same-host"):
             subprocess.run([*command, "--json", str(result)], check=True, stdout=subprocess.DEVNULL)
         else:
@@ -63,7 +67,7 @@ def _row(result: dict[str, Any]) -> str:
     bound = f"{floor:.3f} | {seconds['median'] / floor:.3f}" if floor else "- | -"
     return (
         f"| {result['model']} | {result['servers']} + {result['workers']} | {result['rate']} "
-        f"| {seconds['min']:.3f} | {seconds['median']:.3f} | {seconds['max']:.3f} | {bound} |"
+        f"| {result['path']} | {seconds['min']:.3f} | {seconds['median']:.3f} | {seconds['max']:.3f} | {bound} |"
     )
 
 
@@ -79,8 +83,8 @@ def main() -> None:
     options = parser.parse_args()
     extra = [f"--set={item}" for item in options.set]
     rows = []
-    print("| model | servers + workers | links | min s | median s | max s | floor s | median / floor |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| model | servers + workers | links | path | min s | median s | max s | floor s | median / floor |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for model in options.models.split(","):
         for size in [_parse_size(text) for text in options.sizes.split(",")]:
             for rate in options.rates.split(","):

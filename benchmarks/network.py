@@ -22,6 +22,8 @@ _QUEUE_MS = 50
 _LARGEST_PACKET_BYTES = 64 << 10
 _SMALLEST_PACKET_BYTES = 1514
 _BURST_S = 0.0005
+# `ip netns exec` gives a process mounts of its own.
+_WITH_OWN_MEMORY = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
 
 
 class ShapedNetwork:
@@ -52,8 +54,8 @@ class ShapedNetwork:
         return f"{_SUBNET}.{host + 1}"
 
     def command(self, host: int, *command: str) -> list[str]:
-        """`command` as it runs on `host`."""
-        return ["ip", "netns", "exec", self.namespace(host), *command]
+        """`command` as it runs on `host`, which shares no memory with others."""
+        return ["ip", "netns", "exec", self.namespace(host), "sh", "-c", _WITH_OWN_MEMORY, "sh", *command]
 
     def namespace(self, host: int) -> str:
         """The name of a host's network namespace."""

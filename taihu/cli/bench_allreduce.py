@@ -13,7 +13,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from allreduce.bench import Allreduce, as_rows, elements_of, time_allreduce
+from allreduce.bench import Allreduce, as_rows, elements_of, faster_way, time_allreduce
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
 from taihu.cli.ranks import measure_here
@@ -33,10 +33,11 @@ from taihu.process.options import (
     stop_with_stdin,
 )
 from taihu.results import check_writable, write_json
+from taihu.settings import Transport
 from taihu.wire.address import join_address, split_address
 from taihu.wire.codec import ValueType
 from taihu.words import counted
-from worker.memory.arenas import allocate_arenas
+from worker.memory.arenas import Arenas, allocate_arenas
 
 __all__ = ["allreduce"]
 
@@ -48,9 +49,12 @@ def allreduce(
     ranks: Annotated[int, typer.Option(metavar="P", min=1, help="Number of ranks.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, after two that do not.")] = 10,
     path: Annotated[
-        Literal["auto", "tcp", "same-host"],
-        typer.Option(metavar="auto|tcp|same-host", help="Through shared memory if all ranks are on one host."),
-    ] = "auto",
+        Transport | None,
+        typer.Option(
+            metavar="auto|same-host|tcp|grpc",
+            help="Shared memory if all ranks are on one host, else the faster of two; by default exchange.transport.",
+        ),
+    ] = None,
     against: Annotated[
         Literal["gloo"] | None, typer.Option(metavar="gloo", help="Time torch.distributed's Gloo in turns with ours.")
     ] = None,
@@ -74,7 +78,7 @@ def allreduce(
     """  # noqa: D301
     flags: dict[str, dict[str, object]] = {
         "cluster": {"workers": ranks, "coordinator": coordinator},
-        "exchange": {"kind": "ring"},
+        "exchange": {"kind": "ring", "transport": path},
     }
     rank = rank if rank is not None else rank_from_environment(os.environ, "worker")
     job = resolve_job(None, assignments or (), flags, launched=rank is not None)
@@ -85,7 +89,16 @@ def allreduce(
     if stop_with_parent:
         stop_with_stdin(interrupts)
     if rank is None:
-        arguments = ["--sizes", sizes, "--ranks", str(ranks), "--rounds", str(rounds), "--path", path]
+        arguments = [
+            "--sizes",
+            sizes,
+            "--ranks",
+            str(ranks),
+            "--rounds",
+            str(rounds),
+            "--path",
+            job.exchange.transport,
+        ]
         arguments += [f"--against={against}"] if against is not None else []
         arguments += [f"--set={item}" for item in assignments or ()]
         rows = measure_here("allreduce", ranks, arguments)["rows"]
@@ -94,8 +107,8 @@ def allreduce(
         typer.echo(f"listening on {listener.address}")
         layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
         with meet(job, rank, layout, listener) as meeting:
-            arenas = allocate_arenas(elements_of(max(megabytes)), shared=path != "tcp")
-            meeting.communicator.choose_path(path, arenas.shared)
+            arenas = allocate_arenas(elements_of(max(megabytes)), shared=job.shares_memory)
+            _choose_path(meeting.communicator, job, arenas)
 
             def allocate(name: str, elements: int) -> NDArray[np.float32]:
                 return arenas.gradients[:elements] if name == _OURS else np.empty(elements, dtype=np.float32)
@@ -110,6 +123,13 @@ def allreduce(
         _tell(rows)
     if json_file is not None:
         write_json(json_file, {"rows": rows})
+
+
+def _choose_path(communicator: Communicator, job: Job, arenas: Arenas) -> None:
+    """As the job says; where it leaves the choice, shared memory, connections on one host, or the faster of two."""
+    communicator.choose_path(job.exchange.transport, arenas.shared)
+    if job.exchange.transport == "auto" and communicator.path == "grpc":
+        communicator.carry(faster_way(communicator, arenas.gradients))
 
 
 def _parse_sizes(text: str) -> list[float]:

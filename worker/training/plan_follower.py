@@ -9,7 +9,7 @@ from worker.exchange.times import GroupTimes
 from worker.training.calibration import Measuring
 from worker.training.step_record import StepRecord
 
-__all__ = ["PlanFollower"]
+__all__ = ["PlanFollower", "group_measurement"]
 
 
 class PlanFollower:
@@ -38,12 +38,13 @@ def _measurement(record: StepRecord) -> StepMeasurement:
         serial=record.serial,
         forward_seconds=record.forward_seconds,
         backward_seconds=tuple(record.backward_seconds),
-        groups=tuple(map(_group_measurement, record.times)),
+        groups=tuple(map(group_measurement, record.times)),
         exchange_seconds=record.sample().exchange_seconds,
     )
 
 
-def _group_measurement(times: GroupTimes) -> GroupMeasurement:
+def group_measurement(times: GroupTimes) -> GroupMeasurement:
+    """What a worker reports of a group."""
     return GroupMeasurement(
         elements=times.elements,
         compress_seconds=times.compress_s,
