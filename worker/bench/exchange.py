@@ -61,7 +61,7 @@ def exchange_rounds(job: Job, rank: int, layout: Layout, *, rounds: int, warmup:
     }
 
 
-def _measured(exchange: GradientExchange, step: int, seconds: float) -> StepMeasurement:
+def _measured(exchange: Exchange, step: int, seconds: float) -> StepMeasurement:
     layers = len(exchange.plan.layout.layers)
     groups = tuple(map(group_measurement, exchange.group_times()))
     return StepMeasurement(step, False, 0.0, (0.0,) * layers, groups, seconds)
