@@ -87,7 +87,7 @@ def faster_way(communicator: Communicator, values: Values, clock: Clock | None =
 
 
 def elements_of(megabytes: float) -> int:
-    """How many fp32 values a buffer of this size has, at least one."""
+    """The number of fp32 values in a buffer of this size, at least one."""
     return max(1, round(megabytes * 1e6 / 4))
 
 

@@ -501,7 +501,7 @@ class Communicator:
 
 
 def _nothing_from(peer: str) -> Sink:
-    """What a worker takes of one that it sends to: nothing is answered between workers."""
+    """Refuse what comes from a worker that this one sends to: nothing is answered between workers."""
 
     def refuse(header: FrameHeader) -> NoReturn:
         raise FrameError(f"{peer} answered: between workers nothing is answered")

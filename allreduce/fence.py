@@ -1,4 +1,4 @@
-"""What a rank still takes of what arrives: nothing of attempts that were given up, and nothing of an earlier plan."""
+"""The fence of a rank before what arrives: nothing of attempts that were given up, nothing of an earlier plan."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Outbox = SimpleQueue["TaihuError | None"]
 
 @dataclass(frozen=True)
 class PeerEvents:
-    """What is told of those that send to this worker: one was lost, or the rank left in good order."""
+    """Events of those that send to this worker: one was lost, or the rank left in good order."""
 
     lost: Callable[[TaihuError], None]
     left: Callable[[int], None]

@@ -27,7 +27,7 @@ Payload = TypeVar("Payload")
 
 
 class Outcome(Enum):
-    """What an offered frame led to, when it did not complete its sum."""
+    """The outcome of an offered frame that did not complete its sum."""
 
     PENDING = "pending"
     """Kept; other workers' frames are missing."""
@@ -79,7 +79,7 @@ class Aggregator(Generic[Payload]):
         self._slots: Mapping[int, _Slot[Payload]] = {frame.offset: _Slot(frame, last_step) for frame in frames}
 
     def admit(self, rank: int, incarnation: int) -> None:
-        """From now on frames of worker `rank` must carry `incarnation`.
+        """Take frames of worker `rank` from now on if they carry `incarnation`.
 
         Raises:
             StaleError: the rank is outside the world.

@@ -1,4 +1,4 @@
-"""What goes back for a frame that was updated: all of its parameters, or those that changed.
+"""Answers to a frame that was updated: all of its parameters, or those that changed.
 
 In stage 0 of ZeRO a server keeps sums in the place of parameters, and these go back.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kernels.half import HalfKind, to_half
 from kernels.pack import pack
@@ -40,7 +41,7 @@ class Answer:
 
     @property
     def moved_bytes(self) -> int:
-        """What the answer moves, see `Frame.moved_bytes`."""
+        """Bytes that the answer moves, see `Frame.moved_bytes`."""
         return sum(piece.nbytes for piece in self.pieces) + self.header.shared_bytes
 
     @cached_property
@@ -79,11 +80,12 @@ class Answering(ABC):
 class AllParameters(Answering):
     """All parameters of the frame, or none where workers ask for them when they need them."""
 
+    @override
     def updated(self, frame: FrameSpec, total: Total, header: FrameHeader, scratch: Scratch) -> None:
-        """See `Answering.updated`."""
+        pass
 
+    @override
     def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
-        """See `Answering.answer`."""
         return Answer(header, () if header.bare else (self.parameters(frame),))
 
 
@@ -97,12 +99,12 @@ class HalfParameters(AllParameters):
         self.state_bytes = self._codes.nbytes
         to_half(parameters, kind, self._codes)
 
+    @override
     def parameters(self, frame: FrameSpec) -> NDArray[Any]:
-        """See `Answering.parameters`."""
         return self._codes[frame.offset : frame.offset + frame.count]
 
+    @override
     def updated(self, frame: FrameSpec, total: Total, header: FrameHeader, scratch: Scratch) -> None:
-        """See `Answering.updated`."""
         to_half(super().parameters(frame), self._kind, self.parameters(frame))
 
 
@@ -113,8 +115,8 @@ class ChangedParameters(Answering):
         super().__init__(parameters)
         self._answers: dict[int, Answer] = {}
 
+    @override
     def updated(self, frame: FrameSpec, total: Total, header: FrameHeader, scratch: Scratch) -> None:
-        """See `Answering.updated`."""
         if not isinstance(total, SparseSum):
             raise TypeError("an answer with the parameters that changed: expected to know which they were")
         values = scratch.values[: len(total.indices)]
@@ -123,8 +125,8 @@ class ChangedParameters(Answering):
         pieces = (scratch.packed[:count].copy(), scratch.sections[:size].copy())
         self._answers[frame.offset] = Answer(replace(header, selected=count), pieces)
 
+    @override
     def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
-        """See `Answering.answer`."""
         return self._answers[frame.offset]
 
 

@@ -1,4 +1,4 @@
-"""What one worker pushed for one frame, checked and decoded: all values of its range, or the selected ones."""
+"""The contribution of one worker to one frame, checked and decoded: all values of its range, or the selected ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def decode_contribution(
 
 
 def count_non_finite(contribution: Contribution) -> int:
-    """How many values are infinite or NaN; none of a step that is skipped because they do not fit."""
+    """The number of infinite or NaN values; none of a step that is skipped because they do not fit."""
     if isinstance(contribution, HalfContribution):
         if contribution.skipped or all_finite_half(contribution.codes, contribution.kind):
             return 0

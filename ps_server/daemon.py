@@ -268,7 +268,7 @@ def _report_lost(coordinator: Coordinator, rank: int, how: str) -> None:
 
 @contextmanager
 def _failing(coordinator: Coordinator, member: MemberId) -> Iterator[None]:
-    """When the block fails, so does the run, with `member` as the reason; whoever waits for the run is told."""
+    """Fail the run when the block fails, with `member` as the reason; whoever waits for the run is told."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""What one server owns of a run: its part of the parameters, their optimizer state, and the sums under way."""
+"""The shard of one server: its part of the parameters, their optimizer state, and the sums under way."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ class ServerShard:
     def _answer_header(
         self, frame: FrameSpec, at: FrameHeader | Complete[Contribution], *, skipped: bool = False
     ) -> FrameHeader:
-        """Of the answer to everybody; where workers ask for parameters when they need them, it has none."""
+        """The header of the answer to everybody, which has no values where workers ask for them when needed."""
         header = self._header(frame, at.step, at.attempt, self._value_type)
         return replace(header, bare=self._job.zero == 3, skipped=skipped)
 

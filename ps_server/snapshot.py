@@ -1,4 +1,4 @@
-"""What a server's shard is between two steps, as named numbers and arrays that any format can hold."""
+"""A server's shard between two steps, as named numbers and arrays that any format can hold."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kernels.half import HalfKind
 from kernels.half_sums import sum_half_in_rank_order, warm_up
@@ -58,7 +59,7 @@ class ScratchPool:
 
     @contextmanager
     def borrowed(self) -> Iterator[Scratch]:
-        """One that nobody else uses; it is not given back when the block fails, which may leave anything in it."""
+        """Scratch that nobody else uses; it is not given back when the block fails, whatever it holds then."""
         try:
             scratch = self._free.get_nowait()
         except Empty:
@@ -101,7 +102,7 @@ class Summing(ABC):
     def sum(
         self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch
     ) -> Total | None:
-        """What to update the frame's parameters by, times the number of workers; None where the step is skipped.
+        """The sum to update the frame's parameters by, times the number of workers; None where the step is skipped.
 
         Args:
             frame: what is summed.
@@ -117,8 +118,8 @@ class Summing(ABC):
 class DenseSumming(Summing):
     """A value from every worker for every element."""
 
+    @override
     def sum(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch) -> DenseSum:
-        """See `Summing.sum`."""
         total = scratch.total[: frame.count]
         sum_in_rank_order(_all_of(np.ndarray, contributions, frame, step), total)
         return DenseSum(total)
@@ -131,10 +132,10 @@ class HalfSumming(Summing):
         self._kind = kind
         warm_up(kind)
 
+    @override
     def sum(
         self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch
     ) -> DenseSum | None:
-        """See `Summing.sum`."""
         halves = _all_of(HalfContribution, contributions, frame, step)
         scales = {each.loss_scale for each in halves}
         if len(scales) != 1:
@@ -152,8 +153,8 @@ class HalfSumming(Summing):
 class SparseSumming(Summing):
     """Values that the workers selected, at the union of their positions."""
 
+    @override
     def sum(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch) -> SparseSum:
-        """See `Summing.sum`."""
         count = sum_sparse_in_rank_order(
             [(each.indices, each.values) for each in _all_of(SparseContribution, contributions, frame, step)],
             frame.offset,
@@ -182,13 +183,14 @@ class SqueezedSumming(SparseSumming):
         self._sums = np.zeros_like(parameters)
         self._units: dict[int, int] = {}
 
+    @override
     def adopt(self, frames: Sequence[FrameSpec]) -> None:
-        """See `Summing.adopt`; what was held back stays, thresholds are made anew."""
+        """Take the framing; what was held back stays, thresholds are made anew."""
         self._state.rebind([Unit(f.offset, f.offset + f.count, f.group) for f in frames])
         self._units = {frame.offset: index for index, frame in enumerate(frames)}
 
+    @override
     def state(self) -> dict[str, NDArray[Any]]:
-        """See `Summing.state`."""
         state = self._state
         return {
             "residual": state.residual,
@@ -197,8 +199,8 @@ class SqueezedSumming(SparseSumming):
             "kept": state.kept,
         }
 
+    @override
     def sum(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch) -> SparseSum:
-        """See `Summing.sum`."""
         total = super().sum(frame, step, contributions, scratch)
         scatter_assign(total.indices, total.values, self._sums)
         report = self._compressor.update(

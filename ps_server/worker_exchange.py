@@ -100,7 +100,7 @@ class WorkerExchange:
         return first
 
     def messages(self) -> Iterator[bytes]:
-        """What the stream carries until it ends; raises the error that it ends with."""
+        """The messages of the stream until it ends; raises the error that it ends with."""
         while (item := self._outbox.get()) is not None:
             if isinstance(item, TaihuError):
                 raise item

@@ -35,7 +35,7 @@ __all__ = ["Exchanged", "Reporting", "Session", "take_part", "take_part_after_me
 
 @dataclass(frozen=True)
 class Session:
-    """What a worker that takes part has; the parameter arena holds the job's initial parameters."""
+    """The part of a worker in a run; the parameter arena holds the job's initial parameters."""
 
     client: CoordinatorClient
     exchange: Exchange
@@ -43,7 +43,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What a worker exchanges: `arenas` hold `layout.elements` values each.
+    """Arenas that a worker exchanges, which hold `layout.elements` values each.
 
     `initialize(i)` writes the initial parameters of layer i, where the arena cannot hold all layers at once.
     """
@@ -55,7 +55,7 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class Reporting:
-    """Whom a session tells what happens; `hosting` is told of the coordinator, by the worker that hosts it.
+    """Receivers of what happens in a session; `hosting` is told of the coordinator, by the worker that hosts it.
 
     `stop` is told of a stop of the run, and says that this worker wants one.
     """

@@ -49,7 +49,7 @@ class After(Protocol):
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one rank sends to each rank and where it receives what each rank sends; nothing for itself.
+    """Arrays that one rank sends to each rank, and those that receive what each rank sends; nothing for itself.
 
     Both are lists of contiguous arrays of one dtype; what a rank sends to another one has as many elements as that
     one receives of it, in whatever pieces.
@@ -60,7 +60,7 @@ class Transfer:
 
     @property
     def sent_bytes(self) -> int:
-        """Of values."""
+        """Bytes of values."""
         return sum(piece.nbytes for pieces in self.sends for piece in pieces)
 
 
@@ -112,7 +112,7 @@ class PartsMesh:
         self._early: dict[OperationKey, list[tuple[FrameHeader, Values]]] = {}
 
     def next_key(self) -> OperationKey:
-        """Of the next operation, the same on all ranks."""
+        """The key of the next operation, the same on all ranks."""
         self._begun += 1
         return OperationKey(0, 0, self._attempt, FIRST_PARTS_GROUP + self._begun)
 
@@ -152,7 +152,7 @@ class PartsMesh:
             self._arrive(operation, header, values)
 
     def places(self, header: FrameHeader) -> Sequence[Values] | None:
-        """Where the values of a frame belong, once its operation has begun; raises FrameError as `take` does."""
+        """The places of a frame's values, once its operation has begun; raises FrameError as `take` does."""
         operation = self._running.get(OperationKey.of(header))
         return None if operation is None else self._next(operation, header).pieces
 

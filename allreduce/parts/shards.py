@@ -1,4 +1,4 @@
-"""How the rows and columns of activations move between ranks that each hold a column range of a layer.
+"""Transfers of rows and columns of activations between ranks that each hold a column range of a layer.
 
 A batch has rows [rows[r], rows[r+1]) of rank r; a matrix of `columns[-1]` features has columns [columns[r],
 columns[r+1]) of rank r. Activations are whole on the rank that owns their rows, or of all rows on the rank that owns
@@ -46,13 +46,13 @@ def gather_columns(rank: int, columns: Bounds, own: Array, whole: Array) -> Tran
 
 
 def columns_to_rows(rank: int, rows: Bounds, columns: Bounds, own: Array, mine: Array) -> Transfer:
-    """From columns of all rows `own` (R, n) to all columns of the own rows `mine` (m, N)."""
+    """The transfer from columns of all rows `own` (R, n) to all columns of the own rows `mine` (m, N)."""
     mine[:, columns[rank] : columns[rank + 1]] = own[rows[rank] : rows[rank + 1]]
     return _transfer(rank, rows, lambda to: _block(own, rows, to), lambda sender: _strip(mine, columns, sender))
 
 
 def rows_to_columns(rank: int, rows: Bounds, columns: Bounds, mine: Array, own: Array) -> Transfer:
-    """From all columns of the own rows `mine` (m, N) to the own columns of all rows `own` (R, n)."""
+    """The transfer from all columns of the own rows `mine` (m, N) to the own columns of all rows `own` (R, n)."""
     own[rows[rank] : rows[rank + 1]] = mine[:, columns[rank] : columns[rank + 1]]
     return _transfer(rank, rows, lambda to: _strip(mine, columns, to), lambda sender: _block(own, rows, sender))
 

@@ -38,7 +38,7 @@ class OperationKey(NamedTuple):
 
 
 class Schedule(Protocol):
-    """What a rank sends and does, see `allreduce.ring.schedule`."""
+    """The sends and actions of a rank, see `allreduce.ring.schedule`."""
 
     @property
     def done(self) -> bool:
@@ -46,7 +46,7 @@ class Schedule(Protocol):
         ...
 
     def first_segments(self) -> Sequence[Segment]:
-        """What is sent before anything has arrived."""
+        """Segments that are sent before anything has arrived."""
         ...
 
     def is_result(self, hop: int) -> bool:
@@ -102,7 +102,7 @@ class Operation:
         return [arena[piece.start : piece.stop] for piece in segment.frame.pieces]
 
     def places(self, header: FrameHeader) -> Sequence[Values] | None:
-        """Where values of a frame may be received without a copy, if they may; in one place."""
+        """The place where a frame's values may be received without a copy, if they may."""
         segment = self.schedule.replaces(header.hop, header.offset, header.count)
         if segment is None or header.value_type is not self.value_type or len(segment.frame.pieces) != 1:
             return None

@@ -33,7 +33,7 @@ def scale_values(values: NDArray[Any], factor: float, value_type: ValueType) -> 
 
 
 def reduce_kind(value_type: ValueType) -> ReduceKind:
-    """What the type is called in `kernels.shared_reduce`."""
+    """The type's name in `kernels.shared_reduce`."""
     kinds: dict[ValueType, ReduceKind] = {
         ValueType.FP32: "fp32",
         ValueType.FP64: "fp64",

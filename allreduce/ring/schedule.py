@@ -43,7 +43,7 @@ Chunks = Sequence[Sequence[FrameSpec]]
 
 
 class Action(Enum):
-    """What a rank does with a segment that has arrived."""
+    """The action of a rank on a segment that has arrived."""
 
     ADD = "add"
     """Add it to the own values."""
@@ -133,11 +133,11 @@ class Ring:
 
     @property
     def sent_elements(self) -> int:
-        """How many values this rank sends in all."""
+        """The number of values that this rank sends in all."""
         return sum(frame.count for hop in self._phase for frame in self._behind(hop))
 
     def first_segments(self) -> list[Segment]:
-        """What this rank sends before anything has arrived: its own chunk, or the one that it has summed."""
+        """Segments that go before anything has arrived: this rank's own chunk, or the one that it has summed."""
         return [Segment(self._phase.start, frame) for frame in self._behind(self._phase.start)]
 
     def is_result(self, hop: int) -> bool:
@@ -190,7 +190,7 @@ class Broadcast:
         return True
 
     def first_segments(self) -> list[Segment]:
-        """What this rank sends before anything has arrived: the root everything, the others nothing."""
+        """Segments that go before anything has arrived: the root's all, the others' none."""
         return [Segment(0, frame) for frame in self._frames]
 
     def replaces(self, hop: int, offset: int, count: int) -> Segment | None:

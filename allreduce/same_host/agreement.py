@@ -17,7 +17,7 @@ __all__ = ["share_with_all"]
 
 
 class Sums(Protocol):
-    """What sums over all ranks, see `Communicator.allreduce`."""
+    """A function that sums over all ranks, see `Communicator.allreduce`."""
 
     def allreduce(self, values: NDArray[Any], value_type: ValueType) -> None:
         """Replace `values` by their sums."""

@@ -113,7 +113,7 @@ def encode_descriptor(descriptor: SharedDescriptor) -> NDArray[np.uint8]:
 
 
 def decode_descriptor(data: NDArray[np.uint8]) -> SharedDescriptor:
-    """What `encode_descriptor` wrote; raises SharedMemoryError for anything else."""
+    """The descriptor that `encode_descriptor` wrote; raises SharedMemoryError for anything else."""
     try:
         fields = json.loads(data.tobytes())
         boot_id, path, size_bytes = fields["boot_id"], fields["path"], fields["size_bytes"]

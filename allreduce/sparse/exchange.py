@@ -67,7 +67,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """What rank `sender` sends to rank `to` in a round: the elements of its slice at positions [start, stop).
+    """A message of rank `sender` to rank `to` in a round: the elements of its slice at positions [start, stop).
 
     `indices` count from the start of the whole array. Several messages may share their arrays, which nobody changes.
     """
@@ -97,7 +97,7 @@ class Expected:
 
 
 class Inbox:
-    """What rank `rank` expects from every other rank, in order for each of them."""
+    """Messages that rank `rank` expects from every other rank, in order for each of them."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -183,7 +183,7 @@ class SparseExchange(ABC):
         return self._inbox.awaited
 
     def result(self) -> Slice:
-        """What all ranks agree on.
+        """The slice that all ranks agree on.
 
         Raises:
             ExchangeError: the exchange is not done.
@@ -192,7 +192,7 @@ class SparseExchange(ABC):
         return self._result()
 
     def returned(self) -> Slice:
-        """What the result does not contain, for this rank to add to its residual.
+        """The slice that the result does not contain, for this rank to add to its residual.
 
         Raises:
             ExchangeError: the exchange is not done.
@@ -202,15 +202,15 @@ class SparseExchange(ABC):
 
     @abstractmethod
     def _start(self) -> Sequence[Message]:
-        """What `begin` returns."""
+        """The messages that `begin` returns."""
 
     @abstractmethod
     def _accept(self, message: Message) -> Sequence[Message]:
-        """What `arrive` returns for a message that was expected."""
+        """The messages that `arrive` returns for one that was expected."""
 
     @abstractmethod
     def _result(self) -> Slice:
-        """What `result` returns when the exchange is done."""
+        """The slice that `result` returns when the exchange is done."""
 
     def _message(self, to: int, number: int, part: Slice, start: int, stop: int) -> Message:
         return Message(to, self._rank, number, part.indices, part.values, start, stop)

@@ -1,4 +1,4 @@
-"""For whom a run waits, in words: pure."""
+"""Members for whom a run waits, in words: pure."""
 
 from __future__ import annotations
 

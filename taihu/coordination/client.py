@@ -111,7 +111,7 @@ class CoordinatorClient:
         return (*response.server_addresses, *response.worker_addresses)
 
     def awaited(self) -> str:
-        """In words, the coordinator while it does not answer, then the members that have not joined."""
+        """Words for the coordinator while it does not answer, then for the members that have not joined."""
         try:
             status = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_LOOK_S)
         except grpc.RpcError:
@@ -303,7 +303,7 @@ def failure_reported(client: CoordinatorClient) -> Iterator[None]:
 
 
 def coordinator_address(job: Job) -> str:
-    """Where the coordinator listens; raises ConfigError when the job does not say."""
+    """The coordinator's address; raises ConfigError when the job does not say."""
     if job.cluster.coordinator is None:
         host = "server 0" if job.servers else "worker 0"
         raise ConfigError(f"{host}'s address unknown: give --coordinator HOST:PORT of {host}, or cluster.coordinator")

@@ -1,4 +1,4 @@
-"""Who takes part in a run and what state it is in: a pure object, time comes in as an argument."""
+"""The members of a run and the state that it is in: a pure object, time comes in as an argument."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MOST_SHOWN: Final = 3
 
 
 class Role(Enum):
-    """What a process is."""
+    """The role of a process."""
 
     SERVER = "server"
     WORKER = "worker"
 
 
 class RunState(Enum):
-    """Where a run stands. STOPPED: it was asked to end before its time, and did so in order."""
+    """The state of a run. STOPPED: it was asked to end before its time, and did so in order."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -54,7 +54,7 @@ class MemberId:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a member is; times are means over its recent steps, `test_accuracy` is negative before the first test.
+    """The progress of a member; times are means over recent steps, `test_accuracy` is negative before the first test.
 
     A run that is not tested by accuracy has the name and value of its first metric in `test_metric` and `test_value`;
     `tests` is the number of tests so far. `threshold_drift_ratio` is the relative change of the threshold that was
@@ -83,7 +83,7 @@ class Progress:
 
 @dataclass
 class MemberRecord:
-    """What is known of one member."""
+    """The record of one member."""
 
     incarnation: int
     address: str

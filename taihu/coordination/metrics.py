@@ -1,4 +1,4 @@
-"""What the coordinator's process exports beside its own metrics: the run and its members, as they are when asked."""
+"""Metrics of the run and its members, which the coordinator's process exports as they are when asked."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Overview:
 
     @property
     def score(self) -> str:
-        """Of the last test, "" before the first one; see `score_text`."""
+        """The score of the last test, "" before the first one; see `score_text`."""
         return score_text(self.test_accuracy, self.test_metric, self.test_value)
 
     def to_json(self) -> dict[str, object]:

@@ -109,7 +109,7 @@ class Coordinator:
             return None if self._planning is None else (self._planning.plan, self._planning.profile)
 
     def fix_last_step(self, step: int, timeout_s: float | None) -> int:
-        """See `StopAgreement.fix`; returns the last step when worker 0 may go on.
+        """Agree on the last step by `StopAgreement.fix`, and return it when worker 0 may go on.
 
         Raises:
             RunError: the run failed first.

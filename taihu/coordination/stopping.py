@@ -63,7 +63,7 @@ class StopNotice:
         return bool(self.wish or self.reason)
 
     def ask(self, why: str) -> None:
-        """This member wants the run to stop."""
+        """Note that this member wants the run to stop."""
         self.wish = why
         self.on_wish()
 

@@ -171,7 +171,7 @@ class _Manifest:
         return self.object("v1", "Service", self.name, spec=spec)
 
     def ports(self) -> dict[str, int]:
-        """What processes listen on, by name."""
+        """The ports that processes listen on, by name."""
         direct = {"direct": self.options.direct_port} if self.options.direct_port else {}
         return {"grpc": GRPC_PORT, "metrics": METRICS_PORT, **direct}
 

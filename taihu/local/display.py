@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
+from typing_extensions import override
 
 from taihu.coordination.membership import Progress as WorkerProgress
 from taihu.local.terminal_line import bar, clock_time, fitting, remaining_s
@@ -57,7 +58,7 @@ class RunView:
 
     @property
     def score(self) -> str:
-        """Of the last test, "" before the first one; see `score_text`."""
+        """The score of the last test, "" before the first one; see `score_text`."""
         return score_text(self.test_accuracy, self.test_metric, self.test_value)
 
     def in_short(self) -> tuple[str, ...]:
@@ -135,7 +136,7 @@ class Display(Protocol):
         """Show where the run is, `elapsed_s` after its start."""
 
 
-class PlainDisplay:
+class PlainDisplay(Display):
     """A line for every evaluation, and one every few seconds between them."""
 
     def __init__(self, console: Console) -> None:
@@ -151,25 +152,25 @@ class PlainDisplay:
     ) -> None:
         pass
 
+    @override
     def say(self, text: str) -> None:
-        """See `Display.say`."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    @override
     def wait(self, awaited: str, elapsed_s: float) -> None:
-        """See `Display.wait`."""
         if elapsed_s - self._last_s >= _SECONDS_BETWEEN_LINES:
             self._last_s = elapsed_s
             self.say(f"{elapsed_s:6.1f} s  waiting for {awaited}")
 
+    @override
     def update(self, view: RunView, elapsed_s: float) -> None:
-        """See `Display.update`."""
         if view.tests != self._tests or elapsed_s - self._last_s >= _SECONDS_BETWEEN_LINES:
             self._tests = view.tests
             self._last_s = elapsed_s
             self.say(f"{elapsed_s:6.1f} s  step {view.step}/{view.total_steps}  {view}")
 
 
-class TerminalDisplay:
+class TerminalDisplay(Display):
     """A line that is drawn anew in place, with a bar and the numbers that fit; a line that stays for every test.
 
     Nothing is left of the first one at the end.
@@ -194,17 +195,17 @@ class TerminalDisplay:
     ) -> None:
         self._live.stop()
 
+    @override
     def say(self, text: str) -> None:
-        """See `Display.say`."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    @override
     def wait(self, awaited: str, elapsed_s: float) -> None:
-        """See `Display.wait`."""
         self._awaited = awaited
         self._live.start()
 
+    @override
     def update(self, view: RunView, elapsed_s: float) -> None:
-        """See `Display.update`."""
         self._view, self._seen_s, self._awaited = view, self._now(), ""
         self._first = self._first or (view.step, self._seen_s)
         self._live.start()
@@ -229,8 +230,8 @@ class TerminalDisplay:
         return text
 
 
-class QuietDisplay:
-    """Nothing."""
+class QuietDisplay(Display):
+    """A display that shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -240,14 +241,17 @@ class QuietDisplay:
     ) -> None:
         pass
 
+    @override
     def say(self, text: str) -> None:
-        """See `Display.say`."""
+        pass
 
+    @override
     def wait(self, awaited: str, elapsed_s: float) -> None:
-        """See `Display.wait`."""
+        pass
 
+    @override
     def update(self, view: RunView, elapsed_s: float) -> None:
-        """See `Display.update`."""
+        pass
 
 
 def _steps(view: RunView) -> str:

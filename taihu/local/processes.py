@@ -53,7 +53,7 @@ class _Daemon:
 
     @property
     def exit_code(self) -> int:
-        """Of a daemon that has ended."""
+        """The exit code of a daemon that has ended."""
         code = self.process.returncode
         assert code is not None  # noqa: S101
         return code

@@ -11,7 +11,7 @@ _DONE, _REST = "━", "╌"
 
 
 def fitting(parts: Iterable[str], width: int) -> str:
-    """As many of `parts`, in the order of their importance, as a line of `width` columns has room for."""
+    """The most important of `parts`, as many as a line of `width` columns has room for."""
     line = ""
     for part in parts:
         longer = f"{line}{_GAP}{part}" if line else part

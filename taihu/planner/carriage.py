@@ -1,4 +1,4 @@
-"""What values between machines take: gRPC's streams, unless a trial showed that connections beside it are faster.
+"""The carriage of values between machines: gRPC's streams, unless a trial showed connections beside it to be faster.
 
 Frames hold the same bytes either way, so that results do not depend on it. All workers follow one plan, which says
 which of both a step takes: a trial compares whole steps, in which links and processors are busy with one of them.
@@ -28,7 +28,7 @@ Reports = Sequence[Sequence[StepMeasurement]]
 
 
 def first_carriage(transport: str, *, one_host: bool, waits_for_groups: bool) -> Carriage:
-    """What the first plan says.
+    """The carriage that the first plan says.
 
     Args:
         transport: `exchange.transport`.
@@ -43,14 +43,14 @@ def first_carriage(transport: str, *, one_host: bool, waits_for_groups: bool) ->
 
 
 def carrier_in(carriage: Carriage, step: int) -> Carrier:
-    """What the values of a step take."""
+    """The carrier of a step's values."""
     if carriage == "trial":
         return "grpc" if step % 2 else "tcp"
     return carriage
 
 
 def faster_carrier(reports: Reports) -> Carrier:
-    """What a trial has shown: connections where they are faster by more than 3 %, else gRPC.
+    """The carrier that a trial has shown to be faster: connections where they are by more than 3 %, else gRPC.
 
     A step's exchange takes as long as the slowest worker's. Steps that exchanged one group at a time are compared
     with their like.

@@ -1,1 +1,1 @@
-"""What crosses the network: codec, channels, servers, errors as statuses, retry, metrics, logs."""
+"""The network: codec, channels, servers, errors as statuses, retry, metrics, logs."""

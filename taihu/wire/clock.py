@@ -24,9 +24,9 @@ class SystemClock:
     """The machine's monotonic clock."""
 
     def now(self) -> float:
-        """See `Clock.now`."""
+        """Seconds since some instant, never falling."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """See `Clock.sleep`."""
+        """Do nothing for so long."""
         time.sleep(seconds)

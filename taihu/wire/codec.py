@@ -63,7 +63,7 @@ class ValueType(Enum):
 
     @classmethod
     def named(cls, name: str) -> ValueType:
-        """By the name in a job file, for example bf16."""
+        """The type by its name in a job file, for example bf16."""
         return cls[name.upper()]
 
     @property
@@ -84,7 +84,7 @@ class ValueType(Enum):
 
     @property
     def half_kind(self) -> HalfKind | None:
-        """What a 16-bit type is called in `kernels.half`; None for the others."""
+        """The name of a 16-bit type in `kernels.half`; None for the others."""
         match self:
             case ValueType.FP16:
                 return "fp16"
@@ -96,7 +96,7 @@ class ValueType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """Where a frame belongs, and how its values are placed.
+    """The place of a frame, and of its values in it.
 
     `sender` is the rank of a worker, or None for a server; `selected` is the number of values of a sparse frame, or
     None for a dense one; the values of a `shared` frame lie in memory that both sides map; a `bare` frame has none,
@@ -137,7 +137,7 @@ class FrameHeader:
 
     @property
     def shared_bytes(self) -> int:
-        """Of the values that the frame tells of in shared memory."""
+        """Bytes of the values that the frame tells of in shared memory."""
         return self.count * self.value_type.dtype.itemsize if self.shared else 0
 
 
@@ -155,12 +155,12 @@ class Frame:
 
     @property
     def size_bytes(self) -> int:
-        """Of values and sections together."""
+        """Bytes of values and sections together."""
         return self.values.nbytes + self.sections.nbytes
 
     @property
     def moved_bytes(self) -> int:
-        """What the frame moves, in its payload or in shared memory."""
+        """Bytes that the frame moves, in its payload or in shared memory."""
         return self.size_bytes + self.header.shared_bytes
 
 

@@ -217,7 +217,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _hear_token(connection: socket.socket) -> bytes:
-    """What a stranger says first, in a time that it cannot stretch."""
+    """The token that a stranger says first, in a time that it cannot stretch."""
     deadline = time.monotonic() + _HANDSHAKE_S
     said = b""
     while len(said) < TOKEN_BYTES and (left := deadline - time.monotonic()) > 0:

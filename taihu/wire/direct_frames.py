@@ -40,7 +40,7 @@ Item = tuple[FrameHeader, Sequence[Values]] | Callable[[], None] | None
 
 @dataclass(frozen=True)
 class Origin:
-    """Who sends the frames of a connection: `name` in messages, `rank` None for a server."""
+    """The sender of the frames of a connection: `name` in messages, `rank` None for a server."""
 
     name: str
     job: str
@@ -50,7 +50,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Sink:
-    """Where what is received goes; all are called by the receiver's thread.
+    """The receiver of frames; all are called by the receiver's thread.
 
     `places(header)` gives contiguous arrays of `header.count` values together in which dense values are received
     without a copy, or None where there are no such; `take(header, values, in_place)` is called when they are

@@ -58,11 +58,11 @@ class FrameConnection:
         return self._receiver.received_bytes
 
     def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
-        """See `DirectSender.send`."""
+        """Queue a frame, before all that are not urgent if it is; as `DirectSender.send`."""
         self._sender.send(header, pieces, urgent=urgent)
 
     def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
-        """See `DirectSender.after`."""
+        """Call `callback` when all frames queued so far, as urgent, have been read; as `DirectSender.after`."""
         self._sender.after(callback, urgent=urgent)
 
     def stop(self) -> None:

@@ -47,7 +47,7 @@ class LinkEnd:
 
 @dataclass(frozen=True)
 class LinkEvents:
-    """What a link tells until it is closed, abandoned or has failed: it broke, or the other side ended it well."""
+    """Events of a link until it is closed, abandoned or has failed: it broke, or the other side ended it well."""
 
     lost: Callable[[TaihuError], None]
     ended: Callable[[], None]
@@ -79,7 +79,7 @@ class FrameLink:
 
     @property
     def path(self) -> Carrier:
-        """What frames take now."""
+        """The path that frames take now."""
         return "grpc" if self._sender is self._stream else "tcp"
 
     @property

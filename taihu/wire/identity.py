@@ -1,4 +1,4 @@
-"""Which worker opens a stream: carried as metadata, so that it is known before the first frame."""
+"""The identity of the worker that opens a stream: carried as metadata, so that it is known before the first frame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large what crosses the network may be."""
+"""Bounds of what crosses the network."""
 
 __all__ = ["MAX_PAYLOAD_BYTES"]
 

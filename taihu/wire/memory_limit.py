@@ -1,4 +1,4 @@
-"""How much memory this process may take: the least limit of its control group, or what the machine has."""
+"""The memory that this process may take: the least limit of its control group, or what the machine has."""
 
 from __future__ import annotations
 

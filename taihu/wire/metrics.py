@@ -28,7 +28,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class WorkerMetrics:
-    """What a worker exports, labelled with its rank."""
+    """Metrics of a worker, labelled with its rank."""
 
     def __init__(self, rank: int) -> None:
         labels = {"role": "worker", "rank": str(rank)}
@@ -99,7 +99,7 @@ class WorkerMetrics:
 
 
 class ServerMetrics:
-    """What a server exports, labelled with its index."""
+    """Metrics of a server, labelled with its index."""
 
     def __init__(self, index: int) -> None:
         labels = {"role": "server", "rank": str(index)}

@@ -50,7 +50,7 @@ _OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class SharedDescriptor:
-    """What a peer must know to map a buffer.
+    """The description by which a peer maps a buffer.
 
     `boot_id` is the machine's, `token` 16 random bytes, `size_bytes` the size of the data area.
     """
@@ -251,7 +251,7 @@ def _pid_namespace() -> int:
 
 
 def _start_time(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot; None when there is none."""
+    """The start of a process, in clock ticks since boot; None when there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -148,7 +148,7 @@ class Member:
         return route._links
 
     def step(self, step: int, gradients: Values) -> Values:
-        """See `Worker.step`."""
+        """Take a step of the worker, as `Worker.step`."""
         return self.worker.step(step, gradients)
 
     def _change_plan(self, step: int, strategy: str) -> None:
@@ -165,7 +165,7 @@ class Member:
 
 
 def measured_step(plan: Plan, number: int, message_s: float, *, serial: bool) -> StepMeasurement:
-    """What a worker may have measured where every message costs `message_s`, and every byte a microsecond."""
+    """A possible measurement of a worker where every message costs `message_s`, and every byte a microsecond."""
     sizes = [4 * (stop - start) for start, stop in group_bounds(plan.layout, plan.groups)]
     times = [
         GroupMeasurement(size // 4, 0.0, False, size, size, message_s + 1e-6 * size, 1e-6 * size) for size in sizes

@@ -73,7 +73,7 @@ class Command:
         return code
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it still writes, once it has ended; stderr is "" where a file was given for it.
+        """The output that is left, once it has ended; stderr is "" where a file was given for it.
 
         Raises:
             subprocess.TimeoutExpired: it has not ended after `timeout` seconds.

@@ -37,7 +37,7 @@ OwnArenas = Callable[[int], Arenas | None]
 
 @dataclass(frozen=True)
 class Run:
-    """What came of steps; lists of steps hold a list of ranks each.
+    """The outcome of steps; lists of steps hold a list of ranks each.
 
     Attributes:
         parameters: what was read after each step.

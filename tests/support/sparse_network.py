@@ -49,7 +49,7 @@ class Network:
         return self._send(to, self.exchanges[to].arrive(message))
 
     def oldest(self, sender: int, to: int) -> Message:
-        """What `deliver` would deliver."""
+        """The message that `deliver` would deliver."""
         return self._under_way[sender, to][0]
 
     def pairs(self) -> list[tuple[int, int]]:

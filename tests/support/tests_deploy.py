@@ -1,4 +1,4 @@
-"""What the tests of deploy/ share."""
+"""Common parts of the tests of deploy/."""
 
 from __future__ import annotations
 

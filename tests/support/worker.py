@@ -34,7 +34,7 @@ class Worker:
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """Where each group of the present plan begins and ends."""
+        """Bounds of each group of the present plan."""
         return tuple(group_bounds(self.exchange.plan.layout, self.exchange.groups))
 
     def read(self) -> Values:

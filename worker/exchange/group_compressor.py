@@ -23,7 +23,7 @@ __all__ = ["GroupCompressor", "Selection"]
 
 @dataclass(frozen=True)
 class Selection:
-    """What is sent of one group: views into buffers, valid until the next group is compressed."""
+    """The values that are sent of one group: views into buffers, valid until the next group is compressed."""
 
     indices: NDArray[np.int32]
     values: NDArray[Any]
@@ -85,7 +85,7 @@ class GroupCompressor:
         return Selection(self._indices[:stop], self._values[:stop], tuple(reports))
 
     def kept(self, elements: int, step: int) -> int:
-        """How many of so many elements the density of step `step` keeps."""
+        """The number that the density of step `step` keeps of so many elements."""
         return self._compressor.kept(elements, step)
 
     def pack(self, selection: Selection, frame: FrameSpec) -> tuple[NDArray[Any], NDArray[np.uint8]]:

@@ -27,7 +27,7 @@ __all__ = ["Beside", "between_workers", "through_servers"]
 
 @dataclass(frozen=True)
 class Beside:
-    """What an exchange is given beside job, plan and arenas; see `Exchange` and `InitialParameters`."""
+    """Parts that an exchange is given beside job, plan and arenas; see `Exchange` and `InitialParameters`."""
 
     initial: InitialParameters | None = None
     on_compressed: Callable[[UnitReport], None] = lambda _: None

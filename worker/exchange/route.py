@@ -17,14 +17,14 @@ __all__ = ["ExchangeTotals", "Route", "RouteEvents"]
 
 @dataclass(frozen=True)
 class ExchangeTotals:
-    """What has crossed the network so far, headers included, in bytes."""
+    """Bytes that have crossed the network so far, headers included."""
 
     sent_bytes: int
     received_bytes: int
 
 
 class RouteEvents(Protocol):
-    """What a route tells, by any thread."""
+    """Events of a route, told by any thread."""
 
     def updated(
         self,
@@ -45,7 +45,7 @@ class RouteEvents(Protocol):
         """One part of the parameters that were fetched in `attempt` is where it belongs."""
 
     def failed(self, error: BaseException) -> None:
-        """Nothing comes any more."""
+        """The route has failed: nothing comes any more."""
 
 
 class Route(Protocol):
@@ -66,7 +66,7 @@ class Route(Protocol):
 
     @property
     def path(self) -> str:
-        """How values travel: `same-host`, `tcp` or `grpc`, or several of them; `none` of a worker alone."""
+        """The way of values: `same-host`, `tcp` or `grpc`, or several of them; `none` of a worker alone."""
 
     def start(self) -> None:
         """Bring worker 0's parameters to all, and open what is needed.
@@ -80,16 +80,16 @@ class Route(Protocol):
         """Go on by another plan; nothing is under way."""
 
     def parts(self, group: int) -> int:
-        """How many parts of a group are told of, for each push and fetch."""
+        """The number of parts of a group that are told of, for each push and fetch."""
 
     def begin(self, at: At) -> None:
-        """What is sent from now on belongs to `at`."""
+        """Begin a step: what is sent from now on belongs to `at`."""
 
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
         """Send the group's gradients; returns the bytes that this takes, as far as they are known."""
 
     def send_selected(self, group: int, selection: Selection, compressor: GroupCompressor) -> int:
-        """As `send`, what a compressor selected, which is valid until this returns."""
+        """Send what a compressor selected, which is valid until this returns."""
 
     def fetch(self, group: int, step: int) -> None:
         """Fetch the group's parameters as they are after `step`."""

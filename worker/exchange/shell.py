@@ -113,22 +113,22 @@ class Exchange:
 
     @property
     def path(self) -> str:
-        """How values travel: `same-host`, `tcp` or `grpc`, or several of them; `none` of a worker alone."""
+        """The way of values: `same-host`, `tcp` or `grpc`, or several of them; `none` of a worker alone."""
         return self._route.path
 
     @property
     def loss_scale(self) -> float:
-        """What the loss of the step that has begun is multiplied by; 1 unless gradients travel as fp16."""
+        """The factor of the loss in the step that has begun; 1 unless gradients travel as fp16."""
         return self._protocol.loss_scale
 
     @property
     def skipped_steps(self) -> int:
-        """How many steps changed nothing, because their gradients did not fit into fp16."""
+        """The number of steps that changed nothing, because their gradients did not fit into fp16."""
         return self._protocol.skipped_steps
 
     @property
     def residual(self) -> NDArray[np.float32]:
-        """What this worker has held back by compression, shape (elements,); nothing may be under way."""
+        """The values that compression has held back here, shape (elements,); nothing may be under way."""
         assert self._compressor is not None  # noqa: S101
         return self._compressor.state.residual
 
@@ -244,7 +244,7 @@ class Exchange:
         return self._route.totals()
 
     def group_times(self) -> Sequence[GroupTimes]:
-        """When each group of the present step was sent and answered."""
+        """Times at which each group of the present step was sent and answered."""
         return self._times
 
     def close(self) -> None:
@@ -412,7 +412,7 @@ class Exchange:
 
 
 class _Events:
-    """What the route tells an exchange; news of attempts that were given up are dropped here."""
+    """The route's events for an exchange; news of attempts that were given up are dropped here."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -428,18 +428,18 @@ class _Events:
         completed_s: float | None = None,
         skipped: bool = False,
     ) -> None:
-        """See `RouteEvents.updated`."""
+        """Take in that a part has been summed and updated; the arguments are those of `RouteEvents.updated`."""
         with suppress(StaleError):
             self._exchange._updated(group, at, sent_bytes, received_bytes, completed_s, skipped)
 
     def arrived(self, group: int, attempt: int, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
-        """See `RouteEvents.arrived`."""
+        """Take in that a part of the parameters has come."""
         with suppress(StaleError):
             self._exchange._arrived(group, attempt, sent_bytes, received_bytes)
 
 
 def rules_of(job: Job, arenas: Arenas, route: Route) -> Rules:
-    """What a job, its arenas and a route mean for the steps of a worker."""
+    """The rules of a worker's steps, as job, arenas and route have them."""
     half = arenas.half
     return Rules(
         drops_gradients=arenas.gradient_pages is not None,

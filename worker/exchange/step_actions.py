@@ -32,7 +32,7 @@ class At(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for all steps of a run; without any of them everything stays where it is.
+    """Rules of all steps of a run; without any of them everything stays where it is.
 
     Attributes:
         drops_gradients: the memory of a group's gradients is given back when they have been summed.
@@ -135,5 +135,5 @@ class Reading:
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """What is to be here, first what is needed first."""
+        """Groups that are to be here, first what is needed first."""
         return tuple(dict.fromkeys((self.group, *self.following)))

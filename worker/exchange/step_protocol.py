@@ -33,7 +33,7 @@ __all__ = ["StepProtocol", "leading_groups"]
 
 
 class Phase(Enum):
-    """How far a group's gradients are in the present step."""
+    """The state of a group's gradients in the present step."""
 
     AWAITED = "not there"
     HELD = "held back"
@@ -42,7 +42,7 @@ class Phase(Enum):
 
 
 class Place(Enum):
-    """Where a group's parameters are, in a worker that fetches them."""
+    """The state of a group's parameters, in a worker that fetches them."""
 
     AWAY = "away"
     WANTED = "wanted once they have been updated"
@@ -56,7 +56,7 @@ _UNDER_WAY = (Place.WANTED, Place.ASKED, Place.CAME)
 
 
 class _Group:
-    """What is known of one group.
+    """The state of one group.
 
     Attributes:
         missing: parts of the present step that have not been updated.
@@ -81,7 +81,7 @@ class _Group:
 
 
 def leading_groups(order: Iterable[int], sizes: Sequence[int], room: int) -> tuple[int, ...]:
-    """Of the groups in `order`, whose sizes are `sizes[group]`, the first ones that fit into `room` together."""
+    """The first groups in `order` that fit into `room` together; their sizes are `sizes[group]`."""
     chosen = []
     for group in order:
         room -= sizes[group]
@@ -117,12 +117,12 @@ class StepProtocol:
 
     @property
     def loss_scale(self) -> float:
-        """What the loss of the present step is multiplied by; 1 unless gradients are held back."""
+        """The factor of the present step's loss; 1 unless gradients are held back."""
         return self._scale.value if self._scale is not None else 1.0
 
     @property
     def skipped_steps(self) -> int:
-        """How many steps have been skipped."""
+        """The number of steps that have been skipped."""
         return (self._scale.skipped_steps if self._scale is not None else 0) + self.skipped
 
     def may_write(self, group: int) -> bool:
@@ -153,7 +153,7 @@ class StepProtocol:
         )
 
     def awaited(self, group: int) -> str:
-        """What a wait for the group is for, in words."""
+        """The cause of a wait for the group, in words."""
         known = self._groups[group]
         if self._lost:
             return f"an exchange without {self._lost}"
@@ -253,7 +253,7 @@ class StepProtocol:
         return [action for group in reversed(range(len(self._groups))) for action in self._end(group)]
 
     def forward_reading(self, group: int) -> Reading:
-        """What forward reads at `group`."""
+        """The reading of forward at `group`."""
         # Whether a backward comes behind the last group, or another forward of a test, is not known here: what was
         # used may stay for the one, where there is room for all that comes before, but is not asked for.
         order = (*reversed(range(group)), *range(group + 1, len(self._groups)))
@@ -261,11 +261,11 @@ class StepProtocol:
         return Reading(group, chosen[:group], chosen[group:])
 
     def backward_reading(self, group: int, *, ahead: bool = True) -> Reading:
-        """What backward reads at `group`; unless `ahead`, it is not known what comes next."""
+        """The reading of backward at `group`; unless `ahead`, it is not known what comes next."""
         return Reading(group, self._beside(group, self._needed_after(group)) if ahead else ())
 
     def turn(self, reading: Reading) -> Sequence[Action]:
-        """What `reading` says is used until the next call; `may_turn` said so."""
+        """Use what `reading` says until the next call; `may_turn` said so."""
         actions: list[Action] = []
         wanted = reading.wanted
         for group, known in enumerate(self._groups):
@@ -347,7 +347,7 @@ class StepProtocol:
         return ()
 
     def lost(self, member: str) -> Sequence[Action]:
-        """Nothing of the present attempt can be completed any more, because `member` is gone."""
+        """Give up the present attempt, of which nothing can be completed any more, because `member` is gone."""
         self._lost = self._lost or member
         return ()
 
@@ -402,7 +402,7 @@ class StepProtocol:
         return [Ask(group, self.at.step if known.phase is Phase.SUMMING else known.updated_step)]
 
     def _beside(self, group: int, order: Iterable[int]) -> tuple[int, ...]:
-        """Of the groups that come behind `group` in `order`, those that there is room for beside it."""
+        """The groups behind `group` in `order` that there is room for beside it."""
         fetched = takewhile(lambda each: not self._groups[each].is_kept, order)
         return leading_groups(fetched, self._sizes, self._live - self._sizes[group])
 

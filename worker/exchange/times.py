@@ -1,4 +1,4 @@
-"""When the groups of a step were sent and answered, and what that took."""
+"""Times at which the groups of a step were sent and answered, and what that took."""
 
 from __future__ import annotations
 

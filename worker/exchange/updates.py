@@ -1,4 +1,4 @@
-"""Who updates parameters: the servers, or every worker for itself; an owner in a ring is in `ring.sharded`.
+"""Updates of parameters: by the servers, or every worker for itself; those of a ring's owners are in `ring.sharded`.
 
 A route is given one of these. Parts are disjoint, so several threads may hand in different ones at a time.
 """
@@ -21,10 +21,10 @@ Values = NDArray[np.float32]
 
 
 class Updates(Protocol):
-    """What becomes of the values that come for a frame."""
+    """The use of the values that come for a frame."""
 
     def places(self, frame: FrameSpec) -> list[NDArray[Any]]:
-        """Where the frame's values may be received; `received` follows."""
+        """The places where the frame's values may be received; `received` follows."""
 
     def received(self, frame: FrameSpec, step: int, group: int) -> None:
         """The places of `frame`, which belongs to `group`, hold what came of `step`."""
@@ -44,7 +44,7 @@ class ByServers:
         return frame.views(self._parameters)
 
     def received(self, frame: FrameSpec, step: int, group: int) -> None:
-        """Nothing remains to be done."""
+        """Do nothing: the values are where they belong."""
 
     def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
         """Copy what came."""

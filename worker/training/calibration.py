@@ -1,4 +1,4 @@
-"""Which steps are measured to plan by, and after which ones the workers report: a pure object.
+"""The steps that are measured to plan by, and those after which the workers report: a pure object.
 
 All workers follow the same schedule, so they exchange groups one at a time in the same steps and report together.
 """
@@ -28,7 +28,7 @@ class Measuring:
 
     @property
     def serial_steps(self) -> int:
-        """How many steps before a report exchange their groups one at a time."""
+        """The number of steps before a report that exchange their groups one at a time."""
         return max(1, self.calibration_steps // 3)
 
     def reports_after(self, step: int) -> bool:

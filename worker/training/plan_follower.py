@@ -44,7 +44,7 @@ def _measurement(record: StepRecord) -> StepMeasurement:
 
 
 def group_measurement(times: GroupTimes) -> GroupMeasurement:
-    """What a worker reports of a group."""
+    """The report of a worker on a group."""
     return GroupMeasurement(
         elements=times.elements,
         compress_seconds=times.compress_s,

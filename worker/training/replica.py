@@ -1,4 +1,4 @@
-"""What a worker trains: a whole replica, or one whose fully connected end is spread over the workers."""
+"""The replica that a worker trains: a whole one, or one whose fully connected end is spread over the workers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from allreduce.communicator import Communicator
 from allreduce.parts.shards import gather_rows
@@ -41,14 +42,14 @@ Write = Callable[[Model, Callable[[int], None]], None]
 
 @dataclass(frozen=True)
 class Uses:
-    """What worker 0 does with the whole model: test it after every epoch, on so many images, and save it."""
+    """Uses that worker 0 has for the whole model: to test it after every epoch, on so many images, and to save it."""
 
     tests: bool
     saves: bool
     test_images: int
 
     def agreed(self, agree: Callable[[NDArray[np.float64]], None]) -> Uses:
-        """What `agree`, which replaces flags by worker 0's, makes of it."""
+        """The uses after `agree`, which replaces flags by worker 0's."""
         flags = np.array([self.tests, self.saves, self.test_images], dtype=np.float64)
         agree(flags)
         return Uses(bool(flags[0]), bool(flags[1]), int(flags[2]))
@@ -69,7 +70,7 @@ class Replica(ABC):
 
     @abstractmethod
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
-        """See `Model.train`."""
+        """Train one step: forward, loss and backward into the gradient arena; returns the loss, as `Model.train`."""
 
     @abstractmethod
     def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
@@ -92,7 +93,7 @@ class Replica(ABC):
 
     @abstractmethod
     def results(self, steps: int) -> dict[str, Any]:
-        """What it adds to the results of a run of so many steps."""
+        """The replica's share of the results of a run of so many steps."""
 
 
 class WholeReplica(Replica):
@@ -113,32 +114,32 @@ class WholeReplica(Replica):
     def _initialize(self, layer: int) -> None:
         self._model.parameter_layers[layer].initialize(self._seed)
 
+    @override
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
-        """See `Replica.train`."""
         return self._model.train(images, labels, context, hooks)
 
+    @override
     def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
-        """See `Replica.save`."""
         if self._rank == 0:
             write(self._model, read_layer)
         elif self.reads_together:
             for layer in range(len(self._model.layout.layers)):
                 read_layer(layer)
 
+    @override
     def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Scores | None:
-        """See `Replica.evaluate`."""
         if self._rank == 0:
             return evaluate(self._model, dataset, before_layer=read_layer)
         if self.reads_together:
             read_along(self.uses.test_images, len(self._model.layout.layers), read_layer)
         return None
 
+    @override
     def digest(self, exchange: Exchange) -> str:
-        """See `Replica.digest`."""
         return exchanged_sha256(exchange, self.exchanged.arenas.parameters)
 
+    @override
     def results(self, steps: int) -> dict[str, Any]:
-        """See `Replica.results`."""
         return {}
 
 
@@ -178,13 +179,13 @@ class HybridReplica(Replica):
         )
         self.exchanged = Exchanged(self._hybrid.layout, arenas)
 
+    @override
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
-        """See `Replica.train`."""
         self._mover.step = context.step
         return self._hybrid.train(images, labels, context, hooks)
 
+    @override
     def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
-        """See `Replica.save`."""
         whole = self._collected()
         if whole is not None:
             write(whole, lambda layer: None)
@@ -198,13 +199,13 @@ class HybridReplica(Replica):
         self._hybrid.collect(self._mover, self._whole)
         return self._whole
 
+    @override
     def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Scores | None:
-        """See `Replica.evaluate`."""
         whole = self._collected()
         return evaluate(whole, dataset) if whole is not None else None
 
+    @override
     def digest(self, exchange: Exchange) -> str:
-        """See `Replica.digest`."""
         everybody = np.zeros((self._mover.size, _DIGEST_BYTES), dtype=np.float32)
         own = hashlib.sha256(self._hybrid.shards.data).digest()
         everybody[self._mover.rank] = np.frombuffer(own, dtype=np.uint8)
@@ -212,8 +213,8 @@ class HybridReplica(Replica):
         rest = bytes.fromhex(parameters_sha256(self.exchanged.arenas.parameters))
         return hashlib.sha256(rest + everybody.astype(np.uint8).tobytes()).hexdigest()
 
+    @override
     def results(self, steps: int) -> dict[str, Any]:
-        """See `Replica.results`."""
         layers = [choice.to_json() for choice in self._choices]
         scheme, update = self._settings.fc_scheme, self._settings.fc_update
         sent = self._mover.sent_bytes // max(1, steps)

@@ -18,7 +18,7 @@ __all__ = ["StepRecord"]
 
 @dataclass
 class StepRecord:
-    """What the training loop notes of one step; instants in seconds of this worker's clock.
+    """Notes of the training loop on one step; instants in seconds of this worker's clock.
 
     Attributes:
         step: its number, from 1.

@@ -17,7 +17,7 @@ class EvaluationAbandonedError(Exception):
 
 
 class LastStep:
-    """After which step of `total` this worker ends; asked between two steps, when all of the one before is pushed."""
+    """The last step of this worker, of `total`; asked between two steps, when all of the one before is pushed."""
 
     def __init__(self, client: CoordinatorClient, notice: StopNotice, total: int, timeout_s: float) -> None:
         self.notice = notice

@@ -25,10 +25,10 @@ _SHORTEST_TRACED_WAIT_S = 20e-6
 
 
 class TrainedModel(Protocol):
-    """What a trainer needs of a model."""
+    """A model as a trainer needs it."""
 
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
-        """See `Model.train`."""
+        """Train one step: forward, loss and backward into the gradient arena; returns the loss, as `Model.train`."""
         ...
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from allreduce.communicator import Communicator
 from allreduce.ring.operation import Operation, OperationKey
@@ -19,7 +20,7 @@ from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from worker.exchange.group_compressor import GroupCompressor, Selection
 from worker.exchange.ring.peer_path import PeerPath
-from worker.exchange.route import ExchangeTotals, RouteEvents
+from worker.exchange.route import ExchangeTotals, Route, RouteEvents
 from worker.exchange.step_actions import At
 from worker.exchange.updates import ByEveryWorker
 from worker.memory.arenas import Arenas
@@ -28,7 +29,7 @@ __all__ = ["Replicas", "RingRoute", "RingUpdates"]
 
 
 class RingUpdates(Protocol):
-    """Who updates in a ring, and so what goes around it and where it ends."""
+    """The updates of a ring: who makes them, and so what goes around and where it ends."""
 
     agrees: bool
     shares_sums: int
@@ -40,7 +41,7 @@ class RingUpdates(Protocol):
         """Go on by another plan, whose groups are cut into `chunks`."""
 
     def begin(self, at: At) -> None:
-        """What follows belongs to `at`."""
+        """Begin a step: what follows belongs to `at`."""
 
     def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
         """The allreduce of a group, or what there is in place of one, that also updates."""
@@ -49,10 +50,10 @@ class RingUpdates(Protocol):
         """Bring a group's parameters as they are after `step`, which do not stay, to all; they all do so as often."""
 
     def agree(self, flags: NDArray[np.float64]) -> None:
-        """See `Route.agree`."""
+        """Replace `flags`, shape (n,), by those of worker 0; as `Route.agree`."""
 
 
-class RingRoute:
+class RingRoute(Route):
     """A route; the communicator is not closed here.
 
     A part of a group is updated as soon as its sum is complete, while the rest is still under way.
@@ -83,34 +84,36 @@ class RingRoute:
         self.shares_sums = updates.shares_sums
 
     @property
+    @override
     def path(self) -> str:
-        """See `Route.path`."""
         return self._path.name
 
+    @override
     def start(self) -> None:
-        """See `Route.start`; finds out whether all workers share memory."""
+        """Start, and find out whether all workers share memory."""
         self._updates.bring()
         self._path.open(self._arenas.shared)
 
+    @override
     def adopt(self, plan: Plan) -> None:
-        """See `Route.adopt`."""
         self._path.adopt(plan)
         size, value_bytes = self._communicator.size, self._arenas.value_type.dtype.itemsize
         self._chunks = [cut_chunks(plan.layout, group, size, value_bytes) for group in plan.groups]
         self._updates.adopt(plan, self._chunks)
 
+    @override
     def parts(self, group: int) -> int:
-        """See `Route.parts`: a group ends as a whole."""
+        """One: a group ends as a whole."""
         return 1
 
+    @override
     def begin(self, at: At) -> None:
-        """See `Route.begin`."""
         self._at = at
         self._path.begin(at)
         self._updates.begin(at)
 
+    @override
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
-        """See `Route.send`."""
         key = OperationKey(self._at.plan, self._at.step, self._at.attempt, group)
         operation = self._updates.operation(key, self._chunks[group], loss_scale)
         operation.on_finished = partial(self._finished, self._at, operation, self._clock.now())
@@ -118,37 +121,38 @@ class RingRoute:
         return 0
 
     def send_selected(self, group: int, selection: Selection, compressor: GroupCompressor) -> int:
-        """What is selected goes from each to each, see `ring.sparse`."""
+        """Refuse: what is selected goes from each to each, see `ring.sparse`."""
         raise RunError("compressed gradients do not go around a ring")
 
+    @override
     def fetch(self, group: int, step: int) -> None:
-        """See `Route.fetch`."""
         self._updates.fetch(group, step, self._events)
 
+    @override
     def agree(self, flags: NDArray[np.float64]) -> None:
-        """See `Route.agree`."""
         self._updates.agree(flags)
 
+    @override
     def agree_on_skipping(self, *, overflowed: bool) -> bool:
-        """See `Route.agree_on_skipping`."""
         anybody = np.array([overflowed], dtype=np.float32)
         self._communicator.allreduce(anybody)
         return bool(anybody[0])
 
+    @override
     def cancel(self, at: At) -> None:
-        """See `Route.cancel`."""
         self._path.cancel(at)
 
+    @override
     def fail(self, error: BaseException) -> None:
-        """See `Route.fail`."""
         self._communicator.fail(error)
 
+    @override
     def totals(self) -> ExchangeTotals:
-        """See `Route.totals`."""
         return self._path.totals()
 
+    @override
     def close(self) -> None:
-        """See `Route.close`."""
+        pass
 
     def _finished(self, at: At, operation: Operation, start_s: float) -> None:
         # All of it counts as the way up: bytes go both ways at once.
@@ -158,7 +162,7 @@ class RingRoute:
         self._events.updated(group, at, sent_bytes=sent, received_bytes=received)
 
 
-class Replicas:
+class Replicas(RingUpdates):
     """Every worker updates all parameters itself (ZeRO's stage 0)."""
 
     agrees = False
@@ -169,18 +173,18 @@ class Replicas:
         self._arenas = arenas
         self._updates = updates
 
+    @override
     def bring(self) -> None:
-        """See `RingUpdates.bring`."""
         self._communicator.broadcast(self._arenas.parameters)
 
     def adopt(self, plan: Plan, chunks: list[Chunks]) -> None:
-        """Nothing changes."""
+        """Do nothing: everybody has everything."""
 
     def begin(self, at: At) -> None:
-        """Nothing changes."""
+        """Do nothing: everybody has everything."""
 
+    @override
     def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
-        """See `RingUpdates.operation`."""
 
         def update(frame: FrameSpec) -> None:
             self._updates.received(frame, key.step, key.group)

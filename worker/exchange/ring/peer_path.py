@@ -25,7 +25,7 @@ class PeerPath:
 
     @property
     def name(self) -> str:
-        """See `Route.path`."""
+        """The way of values, as `Route.path`."""
         return self._communicator.path
 
     def open(self, shared: SharedBuffer | None) -> None:
@@ -51,11 +51,11 @@ class PeerPath:
         self._communicator.carry(carrier_in(self._carriage, at.step))
 
     def cancel(self, at: At) -> None:
-        """See `Route.cancel`."""
+        """Give up what is under way, as `Route.cancel`."""
         self._give_up_before(at.attempt + 1)
 
     def totals(self) -> ExchangeTotals:
-        """See `Route.totals`."""
+        """Bytes of all operations so far, as `Route.totals`."""
         return ExchangeTotals(self._communicator.sent_bytes, self._communicator.received_bytes)
 
     def _prepare(self) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from allreduce.communicator import Communicator
 from allreduce.ring.operation import Operation, OperationKey
@@ -25,6 +26,7 @@ from taihu.optimization import OptimizerState, in_steps
 from taihu.planner.groups import group_bounds
 from taihu.planner.partition import FrameSpec, Piece, Shard
 from taihu.wire.codec import ValueType
+from worker.exchange.ring.dense import RingUpdates
 from worker.exchange.route import RouteEvents
 from worker.exchange.step_actions import At
 from worker.exchange.updates import check_finite
@@ -41,7 +43,7 @@ _GATHERS_PER_STEP: Final = 1 << 20
 Values = NDArray[np.float32]
 
 
-class Owners:
+class Owners(RingUpdates):
     """Each worker updates the chunk whose sums it completes (`RingUpdates`); arenas are those of the stage of ZeRO.
 
     A part that was updated in a step is not updated in it again, whatever is replayed.
@@ -77,8 +79,9 @@ class Owners:
         # In other stages they lie in the arena that holds all parameters.
         self._own: Values = np.zeros(elements if self._fetches else 0, dtype=np.float32)
 
+    @override
     def bring(self) -> None:
-        """See `RingUpdates.bring`; where parameters do not stay, group by group."""
+        """Bring the initial parameters, group by group where they do not stay."""
         pages = self._arenas.parameter_pages
         if pages is None:
             self._communicator.broadcast(self._arenas.parameters)
@@ -91,23 +94,24 @@ class Owners:
                 np.copyto(own, self._arenas.parameters[piece.start : piece.stop])
             pages.release(start, stop)
 
+    @override
     def adopt(self, plan: Plan, chunks: list[Chunks]) -> None:
-        """See `RingUpdates.adopt`."""
         self._plan = plan
         self._chunks = chunks
         self._gathers = [(0, 0, 0)] * len(chunks)
 
+    @override
     def begin(self, at: At) -> None:
-        """See `RingUpdates.begin`."""
         self._attempt = at.attempt
 
+    @override
     def agree(self, flags: NDArray[np.float64]) -> None:
-        """See `RingUpdates.agree`."""
         if self._fetches:
             self._communicator.broadcast(flags, ValueType.FP64)
 
+    @override
     def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
-        """See `RingUpdates.operation`: a reduce-scatter, and in stages 1 and 2 results that go on around the ring."""
+        """A reduce-scatter; in stages 1 and 2 results go on around the ring."""
         gathered = self._gathers_results
         return Operation(
             key,
@@ -118,8 +122,9 @@ class Owners:
             on_complete=partial(self._update, key, 1.0 / (self._communicator.size * loss_scale)),
         )
 
+    @override
     def fetch(self, group: int, step: int, events: RouteEvents) -> None:
-        """See `RingUpdates.fetch`: an allgather, of which this worker's part is copied first."""
+        """An allgather, of which this worker's part is copied first."""
         half = self._arenas.half
         for own, piece in self._own_pieces(group):
             place = self._arenas.received[piece.start : piece.stop]
@@ -174,7 +179,7 @@ class Owners:
         return self._total[:count]
 
     def _own_pieces(self, group: int) -> Iterator[tuple[Values, Piece]]:
-        """Of this worker's chunk of the group: where it is kept, and which range of all it is."""
+        """The place of this worker's chunk of the group, and its range of all elements."""
         for frame in self._chunks[group][self._chunk]:
             taken = frame.offset
             for piece in frame.pieces:

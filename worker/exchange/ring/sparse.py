@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from allreduce.communicator import Communicator
 from allreduce.ring.operation import OperationKey
@@ -27,7 +28,7 @@ from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from worker.exchange.group_compressor import GroupCompressor, Selection
 from worker.exchange.ring.peer_path import PeerPath
-from worker.exchange.route import ExchangeTotals, RouteEvents
+from worker.exchange.route import ExchangeTotals, Route, RouteEvents
 from worker.exchange.step_actions import At
 from worker.exchange.updates import check_finite
 from worker.memory.arenas import Arenas
@@ -35,7 +36,7 @@ from worker.memory.arenas import Arenas
 __all__ = ["SparseRoute"]
 
 
-class SparseRoute:
+class SparseRoute(Route):
     """A route; the communicator, which is connected to a mesh, is not closed here.
 
     A group is summed in parts, each by a sparse allreduce of its own that takes the plan's way. What such an
@@ -72,28 +73,28 @@ class SparseRoute:
         self._at = At(0, 0)
 
     @property
+    @override
     def path(self) -> str:
-        """See `Route.path`."""
         return self._path.name
 
+    @override
     def start(self) -> None:
-        """See `Route.start`."""
         self._communicator.broadcast(self._arenas.parameters)
         self._path.open(self._arenas.shared)
 
+    @override
     def adopt(self, plan: Plan) -> None:
-        """See `Route.adopt`."""
         self._plan = plan
         self._path.adopt(plan)
         self._framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
         self._numbers = {frame.offset: number for number, frame in enumerate(self._framing.frames)}
 
+    @override
     def parts(self, group: int) -> int:
-        """See `Route.parts`."""
         return len(self._framing.by_group[group])
 
+    @override
     def begin(self, at: At) -> None:
-        """See `Route.begin`."""
         self._at = at
         self._path.begin(at)
 
@@ -101,8 +102,9 @@ class SparseRoute:
         """All gradients go around a ring, see `ring.dense`."""
         raise RunError("gradients that are not compressed go around a ring")
 
+    @override
     def send_selected(self, group: int, selection: Selection, compressor: GroupCompressor) -> int:
-        """See `Route.send_selected`: begins the allreduce of every part of the group."""
+        """Begin the allreduce of every part of the group."""
         at, start_s = self._at, self._clock.now()
         chosen = Slice(selection.indices, selection.values)
         for frame in self._framing.by_group[group]:
@@ -116,30 +118,32 @@ class SparseRoute:
         return 0
 
     def fetch(self, group: int, step: int) -> None:
-        """Everything stays."""
+        """Refuse: all parameters stay."""
         raise RunError(f"group {group} was asked for, although its parameters stay")
 
     def agree(self, flags: NDArray[np.float64]) -> None:
-        """Each reads for itself."""
+        """Do nothing: each worker reads for itself."""
 
     def agree_on_skipping(self, *, overflowed: bool) -> bool:
-        """Nothing is skipped."""
+        """Do nothing: no step is skipped."""
         return False
 
+    @override
     def cancel(self, at: At) -> None:
-        """See `Route.cancel`; residuals stay as they are."""
+        """Give up what is under way; residuals stay as they are."""
         self._path.cancel(at)
 
+    @override
     def fail(self, error: BaseException) -> None:
-        """See `Route.fail`."""
         self._communicator.fail(error)
 
+    @override
     def totals(self) -> ExchangeTotals:
-        """See `Route.totals`."""
         return self._path.totals()
 
+    @override
     def close(self) -> None:
-        """See `Route.close`."""
+        pass
 
     def _make_exchange(self, frame: FrameSpec, own: Slice, compressor: GroupCompressor) -> SparseExchange:
         rank, size = self._communicator.rank, self._communicator.size

@@ -1,4 +1,4 @@
-"""What a server answers: checked against the plan, and handed to where it belongs."""
+"""Answers of a server: checked against the plan, and handed to where they belong."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ServerAnswers:
         self._asked[frame.offset] = step
 
     def places(self, header: FrameHeader) -> list[NDArray[Any]]:
-        """Where the values of a dense answer belong; `received` follows.
+        """The places of a dense answer's values; `received` follows.
 
         Raises:
             FrameError: nobody asked for it.

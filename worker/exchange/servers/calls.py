@@ -1,4 +1,4 @@
-"""What a worker asks of a server before the exchange: parameters, shared memory, and a connection."""
+"""Calls of a worker to a server before the exchange: for parameters, shared memory, and a connection."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ Pushed = tuple[FrameHeader, Sequence[NDArray[Any]]]
 
 @dataclass(frozen=True)
 class LinkEvents:
-    """What a link tells, by threads of its own.
+    """Events of a link, by threads of its own.
 
     `answered(header, size_bytes, completed_s)` is called for every answer that has been written, with the instant of
     the complete sum in seconds of this worker's clock; `fetched(header, size_bytes)` for parameters that were asked
@@ -124,7 +124,7 @@ class ServerLink:
 
     @property
     def path(self) -> str:
-        """How values travel: `same-host`, `tcp` on a connection of their own, or `grpc` in the stream."""
+        """The way of values: `same-host`, `tcp` on a connection of their own, or `grpc` in the stream."""
         if self._answers.shared is not None:
             return "same-host"
         return self._link.path
@@ -141,7 +141,7 @@ class ServerLink:
         self._opened = True
 
     def _carrier(self, step: int) -> Carrier:
-        """What frames of a step take; those that say only where values lie take what is fastest."""
+        """The carrier of a step's frames; those that say only where values lie take the fastest."""
         if self._answers.shared is not None:
             return "tcp"
         return carrier_in(self._plan.carriage, step)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from taihu.coordination.plan import Plan
 from taihu.errors import ConfigError
@@ -16,7 +17,7 @@ from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import FrameHeader
 from taihu.wire.identity import WorkerIdentity
 from worker.exchange.group_compressor import GroupCompressor, Selection
-from worker.exchange.route import ExchangeTotals, RouteEvents
+from worker.exchange.route import ExchangeTotals, Route, RouteEvents
 from worker.exchange.servers.link import LinkEvents, ServerLink
 from worker.exchange.step_actions import At
 from worker.exchange.updates import ByEveryWorker, ByServers, Updates
@@ -26,7 +27,7 @@ from worker.memory.initial_parameters import InitialParameters
 __all__ = ["ServerRoute"]
 
 
-class ServerRoute:
+class ServerRoute(Route):
     """A route; `initial` makes worker 0's parameters where the arena cannot hold all of them at once."""
 
     asks_early = True
@@ -68,12 +69,13 @@ class ServerRoute:
         ]
 
     @property
+    @override
     def path(self) -> str:
-        """See `Route.path`."""
         return " and ".join(sorted({link.path for link in self._links}))
 
+    @override
     def start(self) -> None:
-        """See `Route.start`: worker 0 brings the initial parameters to the servers, the others fetch them."""
+        """Bring the initial parameters to the servers, as worker 0, or fetch them."""
         for link in self._links:
             if self._rank == 0:
                 link.initialize(self._initial.prepare if self._initial is not None else lambda _: None)
@@ -85,26 +87,27 @@ class ServerRoute:
         for link in self._links:
             link.open()
 
+    @override
     def adopt(self, plan: Plan) -> None:
-        """See `Route.adopt`."""
         for link in self._links:
             link.adopt(plan)
 
+    @override
     def parts(self, group: int) -> int:
-        """See `Route.parts`: every frame is answered by itself."""
+        """The frames of the group, each of which is answered by itself."""
         return sum(len(link.frames(group)) for link in self._links)
 
+    @override
     def begin(self, at: At) -> None:
-        """See `Route.begin`."""
         for link in self._links:
             link.begin(at)
 
+    @override
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
-        """See `Route.send`."""
         return sum(link.push(group, loss_scale=loss_scale, skipped=skipped) for link in self._links)
 
+    @override
     def send_selected(self, group: int, selection: Selection, compressor: GroupCompressor) -> int:
-        """See `Route.send_selected`."""
         sent = 0
         for link in self._links:
             for frame in link.frames(group):
@@ -112,8 +115,8 @@ class ServerRoute:
                 sent += link.push_sparse(frame, values, compressor.value_type, sections)
         return sent
 
+    @override
     def fetch(self, group: int, step: int) -> None:
-        """See `Route.fetch`."""
         for link in self._links:
             link.ask(group, step)
 
@@ -124,24 +127,25 @@ class ServerRoute:
         """Servers are told with the gradients."""
         return overflowed
 
+    @override
     def cancel(self, at: At) -> None:
-        """See `Route.cancel`."""
         for link in self._links:
             link.cancel()
 
+    @override
     def fail(self, error: BaseException) -> None:
-        """See `Route.fail`; the coordinator tells the others."""
+        """End with `error`; the coordinator tells the others."""
         for link in self._links:
             link.abandon()
 
+    @override
     def totals(self) -> ExchangeTotals:
-        """See `Route.totals`."""
         return ExchangeTotals(
             sum(link.sent_bytes for link in self._links), sum(link.received_bytes for link in self._links)
         )
 
+    @override
     def close(self) -> None:
-        """See `Route.close`."""
         for link in self._links:
             link.close()
 

@@ -1,4 +1,4 @@
-"""How far a worker's frames may be ahead of a server's answers (docs/adr/0003-window.md). Pure."""
+"""The lead that a worker's frames may have over a server's answers (docs/adr/0003-window.md). Pure."""
 
 from __future__ import annotations
 
