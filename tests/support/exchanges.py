@@ -6,7 +6,7 @@ over which transport, in which precision. All go over real connections on free p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -15,13 +15,13 @@ from allreduce.communicator import Communicator
 from support.cluster import Cluster
 from support.peers import Peers
 from support.worker import Values, Worker, initial_parameters
+from taihu.coordination.client import failure_reported
 from taihu.coordination.plan import Plan
 from taihu.coordination.planning import first_plan
 from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.groups import cap_groups, plan_groups
-from taihu.planner.sparse_route import Route
 from taihu.wire.codec import BYTES_PER_VALUE
 from worker.exchange.making import between_workers
 from worker.exchange.route import ExchangeTotals
@@ -69,11 +69,13 @@ def exchange_steps(
     steps: int = 4,
     plan: Plan | None = None,
     plans: Mapping[int, str] | None = None,
+    order: Callable[[int], Sequence[int]] = range,
 ) -> Run:
     """Exchange `gradients(rank, step)`, shape (layout.elements,), in steps from 1 on; everything is read in between.
 
     `plan` is where a ring begins, if not with the job's own; after the steps in `plans` all go on by the groups that
-    a strategy makes.
+    a strategy makes. `order(n)` is the order in which n groups are pushed. That backward sees the parameters which
+    forward saw is checked on the way.
 
     Raises:
         TaihuError: what a worker ended with.
@@ -81,9 +83,11 @@ def exchange_steps(
 
     def work(worker: Worker) -> _Seen:
         seen = _Seen([], [], [], [], worker.exchange.path)
-        worker.read()
+        known = worker.read()
         for step in range(1, steps + 1):
-            seen.parameters.append(worker.step(step, gradients(worker.rank, step)))
+            worker.backward(step, gradients(worker.rank, step), order=order, known=known)
+            known = worker.read()
+            seen.parameters.append(known)
             worker.complete()
             seen.times.append([replace(times) for times in worker.exchange.group_times()])
             seen.totals.append(worker.exchange.totals())
@@ -160,7 +164,7 @@ def _through_servers(
 ) -> list[T | TaihuError]:
     def life(rank: int) -> T | TaihuError:
         try:
-            with cluster.member(rank, layout, own_arenas(rank)) as member:
+            with cluster.member(rank, layout, own_arenas(rank)) as member, failure_reported(member.client):
                 member.exchange.start()
                 result = work(member.worker)
                 member.client.finish(parameters_sha256="equal")
@@ -168,7 +172,8 @@ def _through_servers(
         except TaihuError as error:
             return error
 
-    with Cluster(job) as cluster, ThreadPoolExecutor(job.cluster.workers) as pool:
+    # The servers end first, and with them what workers may still wait for.
+    with ThreadPoolExecutor(job.cluster.workers) as pool, Cluster(job) as cluster:
         futures = [pool.submit(life, rank) for rank in range(job.cluster.workers)]
         results = [future.result(timeout=60) for future in futures]
         cluster.join()
@@ -190,7 +195,7 @@ def _between_workers(
             exchange.adopt(regrouped(job, exchange.plan, strategy))
 
         try:
-            with exchange:
+            with communicator, exchange:
                 exchange.start()
                 return work(Worker(communicator.rank, exchange, arenas, change_plan))
         except TaihuError as error:
@@ -203,10 +208,10 @@ def _between_workers(
         return peers.run(life)
 
 
-def regrouped(job: Job, plan: Plan, strategy: str, route: Route = Route.ALLGATHER) -> Plan:
-    """The plan behind `plan`, with the groups of `strategy`; where gradients are compressed all take `route`."""
+def regrouped(job: Job, plan: Plan, strategy: str) -> Plan:
+    """The plan behind `plan`, with the groups of `strategy`; where gradients are compressed all go the same way."""
     groups = plan_groups(plan.layout, strategy)
     if job.zero >= 2:
         groups = cap_groups(groups, plan.layout, job.exchange.bucket_bytes // BYTES_PER_VALUE)
-    routes = (route,) * len(groups) if plan.routes else ()
+    routes = plan.routes[:1] * len(groups)
     return replace(plan, version=plan.version + 1, groups=groups, routes=routes)

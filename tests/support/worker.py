@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,16 +45,28 @@ class Worker:
             values[start:stop] = self.arenas.parameters[start:stop]
         return values
 
-    def backward(self, step: int, gradients: Values) -> None:
-        """Begin `step` and push all groups of `gradients`, times the loss scale."""
-        self.exchange.begin(step)
-        for group in range(len(self.bounds)):
-            self.push(group, gradients)
+    def backward(
+        self,
+        step: int,
+        gradients: Values,
+        *,
+        order: Callable[[int], Sequence[int]] = range,
+        known: Values | None = None,
+    ) -> None:
+        """Begin `step` and push all groups of `gradients`, times the loss scale.
 
-    def push(self, group: int, gradients: Values) -> None:
-        """Write the group's part of `gradients`, times the loss scale, and push it."""
+        `known` are the parameters that forward read, which backward must see.
+        """
+        self.exchange.begin(step)
+        for group in order(len(self.bounds)):
+            self.push(group, gradients, known)
+
+    def push(self, group: int, gradients: Values, known: Values | None = None) -> None:
+        """Write the group's part of `gradients`, times the loss scale, and push it; see `backward`."""
         start, stop = self.bounds[group]
         self.exchange.prepare(group)
+        if known is not None:
+            assert self.arenas.parameters[start:stop].tobytes() == known[start:stop].tobytes()
         self.arenas.gradients[start:stop] = gradients[start:stop] * np.float32(self.exchange.loss_scale)
         self.exchange.push(group)
 

@@ -12,7 +12,6 @@ import pytest
 from support.cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job, momentum_sgd
 
 from protos import parameter_server_pb2 as pb
-from taihu.errors import ConfigError
 from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, buffer_to_message
 from worker.memory.arenas import Arenas, allocate_arenas
 
@@ -78,17 +77,6 @@ def test_names_are_gone_when_the_run_fails_before_the_exchange() -> None:
             member.client.finish(failure="out of paper")
         cluster.join()
         assert names_of_this_process() == []
-
-
-def test_same_host_is_refused_where_memory_is_not_shared() -> None:
-    job = make_job(1, 1, exchange={"transport": "same-host"})
-    arenas = allocate_arenas(LAYOUT.elements, shared=False)
-    with (
-        Cluster(job) as cluster,
-        cluster.member(0, LAYOUT, arenas) as member,
-        pytest.raises(ConfigError, match=r"exchange\.transport 'same-host': this worker and a server do not"),
-    ):
-        member.exchange.start()
 
 
 @pytest.mark.parametrize("wrong", ["boot_id", "path", "token"])

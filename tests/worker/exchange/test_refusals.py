@@ -1,116 +1,30 @@
-"""What every `Exchange` must do; the exchange through servers is held to it here."""
+"""What a server refuses, and what it tells of it: frames that are malformed or of another worker, plan or model."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from support.cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job, momentum_sgd
+from support.cluster import Cluster, Values, initial_parameters, layout_of, make_job, momentum_sgd
+from support.exchanges import run_workers
 
 from taihu.coordination.client import CoordinatorClient
 from taihu.coordination.membership import MemberId, Role
-from taihu.errors import ModelError, RunError, StaleError
-from taihu.wire.codec import FrameHeader, encode_frame
+from taihu.errors import ModelError, RunError, StaleError, TaihuError
+from taihu.wire.codec import FrameHeader, ValueType, encode_frame
 from taihu.wire.direct_connection import open_connection
 from taihu.wire.direct_frames import DirectSender
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.stream_frames import StreamSender
 
-LAYERS = (1, 700, 3, 4096, 2500, 2)
-
 
 def gradients(rank: int, step: int, elements: int) -> Values:
     return np.random.default_rng([rank, step]).standard_normal(elements, dtype=np.float32)
-
-
-@pytest.mark.parametrize("transport", ["tcp", "same-host", "grpc"])
-@pytest.mark.parametrize("plan", ["single", "per-layer", "bucket:5kB"])
-@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (1, 3), (2, 2), (3, 4), (5, 1)])
-def test_all_workers_hold_the_bits_of_the_mean_update(servers: int, workers: int, plan: str, transport: str) -> None:
-    layout = layout_of(*LAYERS)
-    exchange = {"plan": plan, "frame_bytes": 4096, "window_frames": 2, "transport": transport}
-    job = make_job(servers, workers, exchange=exchange)
-    ends: dict[int, Values] = {}
-
-    def work(member: Member) -> None:
-        assert member.exchange.path == transport
-        for step in range(1, 5):
-            ends[member.rank] = member.step(step, gradients(member.rank, step, layout.elements))
-
-    with Cluster(job) as cluster:
-        cluster.run(layout, work)
-        cluster.join()
-        assert cluster.outcomes == dict.fromkeys(range(servers))
-    steps = [[gradients(rank, step, layout.elements) for rank in range(workers)] for step in range(1, 5)]
-    expected = momentum_sgd(initial_parameters(layout), steps, rate=0.05, momentum=0.9)
-    np.testing.assert_allclose(ends[0], expected, rtol=1e-5, atol=1e-6)
-    for rank in range(workers):
-        assert ends[rank].tobytes() == ends[0].tobytes()
-
-
-def test_groups_come_back_while_others_have_not_been_pushed() -> None:
-    layout = layout_of(*LAYERS)
-    job = make_job(2, 2, exchange={"plan": "per-layer"})
-
-    def work(member: Member) -> None:
-        before = member.arenas.parameters.copy()
-        member.arenas.gradients[:] = 1
-        member.exchange.begin(1)
-        for group in range(len(LAYERS)):
-            member.exchange.push(group)
-            member.exchange.wait(group)
-            stop = layout.offsets[group + 1]
-            assert (member.arenas.parameters[:stop] < before[:stop]).all()
-            assert (member.arenas.parameters[stop:] == before[stop:]).all()
-
-    with Cluster(job) as cluster:
-        cluster.run(layout, work)
-
-
-@pytest.mark.parametrize("transport", ["tcp", "same-host", "grpc"])
-def test_bytes_are_counted_with_their_headers(transport: str) -> None:
-    layout = layout_of(*LAYERS)
-
-    def work(member: Member) -> None:
-        member.step(1, gradients(0, 1, layout.elements))
-        totals = member.exchange.totals()
-        payload = layout.elements * 4
-        assert payload < totals.sent_bytes < payload + 2000
-        assert payload < totals.received_bytes < payload + 2000
-        times = member.exchange.group_times()
-        assert sum(group.bytes_up for group in times) == totals.sent_bytes
-        assert sum(group.bytes_down for group in times) == totals.received_bytes
-        assert all(group.ready_s <= group.answered_s for group in times)
-
-    with Cluster(make_job(2, 1, exchange={"transport": transport})) as cluster:
-        cluster.run(layout, work)
-
-
-def test_a_worker_that_fails_wakes_the_others_with_its_reason() -> None:
-    layout = layout_of(*LAYERS)
-    with Cluster(make_job(2, 2)) as cluster:
-        reasons: list[str] = []
-
-        def survivor() -> None:
-            try:
-                with cluster.member(0, layout) as member:
-                    member.exchange.start()
-                    member.step(1, gradients(0, 1, layout.elements))
-            except RunError as error:
-                reasons.append(str(error))
-
-        thread = threading.Thread(target=survivor)
-        thread.start()
-        with cluster.member(1, layout) as member:
-            member.exchange.start()
-            member.client.finish(failure="out of paper")
-        thread.join(timeout=20)
-        assert reasons == ["worker 1: out of paper"]
-        cluster.join()
-        assert {str(outcome) for outcome in cluster.outcomes.values()} == {"worker 1: out of paper"}
 
 
 def test_a_worker_with_another_model_is_refused_and_told_where_it_differs() -> None:
@@ -243,3 +157,53 @@ def test_joining_twice_under_one_rank_is_refused() -> None:
             pytest.raises(StaleError, match="worker 0 has already joined"),
         ):
             client.join(layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("zero", "reason"), [(1, "asks for what zero 1 answers unasked"), (3, "after step 7: expected step 0")]
+)
+def test_a_worker_that_asks_for_what_is_not_there_is_refused(zero: int, reason: str) -> None:
+    asked = FrameHeader("taihu", 1001, 1, 7, 0, 0, 8, 1, bare=True)
+    job = make_job(1, 2, exchange={"plan": "per-layer", "zero": zero})
+    layout = layout_of(8)
+    with Cluster(job) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
+        first.exchange.start()
+        with grpc.insecure_channel(first.addresses[0]) as channel:
+            frames = StreamSender()
+            frames.send(asked, ())
+            answers = raw_exchange(channel)(
+                frames.messages(), metadata=identity_to_metadata(second.identity), timeout=20
+            )
+            with pytest.raises(grpc.RpcError, match=reason):
+                list(answers)
+
+
+def test_workers_with_different_loss_scales_are_told_so() -> None:
+    job = make_job(1, 2, exchange={"plan": "per-layer"}, train={"precision": "fp16", "loss_scale": 256.0})
+    layout = layout_of(8)
+    with Cluster(job) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
+        first.exchange.start()
+        with grpc.insecure_channel(first.addresses[0]) as channel:
+            header = FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1, value_type=ValueType.FP16, loss_scale=512.0)
+            frames = StreamSender()
+            frames.send(header, [np.zeros(8, dtype=np.uint16)])
+            answers = raw_exchange(channel)(
+                frames.messages(), metadata=identity_to_metadata(second.identity), timeout=20
+            )
+            first.worker.backward(1, np.zeros(8, dtype=np.float32))
+            with ThreadPoolExecutor(2) as pool:
+                ends: list[Future[Any]] = [pool.submit(list, answers), pool.submit(first.worker.complete)]
+                # Whoever's frame comes last is told.
+                told = str(next(iter(wait(ends, 20, FIRST_EXCEPTION).done)).exception())
+                first.exchange.fail(RunError("the test is over"))
+                answers.cancel()
+            assert "workers scaled their losses by [256.0, 512.0]; expected one scale" in told
+
+
+def test_gradients_that_are_not_finite_name_the_worker_and_the_layers() -> None:
+    job = make_job(1, 1, exchange={"plan": "per-layer", "zero": 2}, train={"precision": "bf16"})
+    bad = np.zeros(11, dtype=np.float32)
+    bad[4] = np.inf
+    told = "worker 0 pushed 1 gradients that are not finite in layers layer1"
+    with pytest.raises(TaihuError, match=told):
+        run_workers(job, layout_of(3, 5, 3), lambda worker: worker.step(1, bad))

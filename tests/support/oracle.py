@@ -1,0 +1,155 @@
+"""What an exchange must come to, in plain NumPy and float64: the words of the papers, and nothing of the code."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from support.worker import Values, initial_parameters
+from taihu.job import Job
+from taihu.layout import Layout
+
+__all__ = ["expected_parameters", "group_ranges", "rounded"]
+
+Exact = NDArray[np.float64]
+Ranges = Sequence[tuple[int, int]]
+
+
+def expected_parameters(
+    job: Job, layout: Layout, gradients: Callable[[int, int], Values], strategies: Sequence[str]
+) -> list[Exact]:
+    """The parameters that workers see after each step; `strategies[step - 1]` merges the layers of a step."""
+    if job.compression.method == "none":
+        return _dense(job, layout, gradients, len(strategies))
+    return _sparse(job, layout, gradients, [group_ranges(layout, strategy) for strategy in strategies])
+
+
+def rounded(values: Exact, precision: str) -> Exact:
+    """To the nearest value of 16 bits: by NumPy's own type, or by the upper half of the fp32's bits."""
+    if precision == "fp32":
+        return values
+    if precision == "fp16":
+        return values.astype(np.float16).astype(np.float64)
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16
+    return upper.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def group_ranges(layout: Layout, strategy: str) -> list[tuple[int, int]]:
+    """`per-layer`, `single`, or `bucket:SIZE` with a size in kB: layers merge until they have so many bytes."""
+    layers = list(itertools.pairwise(layout.offsets))
+    least = {"per-layer": 0.0, "single": math.inf}.get(strategy)
+    if least is None:
+        least = float(strategy.removeprefix("bucket:").removesuffix("kB")) * 1000
+    ranges: list[tuple[int, int]] = []
+    start = 0
+    for _, stop in layers:
+        if (stop - start) * 4 >= least or stop == layout.elements:
+            ranges.append((start, stop))
+            start = stop
+    return ranges
+
+
+class _Master:
+    """Parameters and the state of SGD with momentum, or of Adam (Kingma & Ba 2015, algorithm 1)."""
+
+    def __init__(self, job: Job, layout: Layout) -> None:
+        self.parameters = initial_parameters(layout).astype(np.float64)
+        self._job = job
+        self._first, self._second = np.zeros(layout.elements), np.zeros(layout.elements)
+
+    def update(self, mean: Exact, step: int) -> None:
+        optimizer = self._job.optimizer
+        if optimizer.name == "adam":
+            self._first = 0.9 * self._first + 0.1 * mean
+            self._second = 0.999 * self._second + 0.001 * mean**2
+            root = np.sqrt(self._second / (1 - 0.999**step)) + 1e-8
+            self.parameters = self.parameters - optimizer.learning_rate * self._first / (1 - 0.9**step) / root
+            return
+        assert optimizer.name == "sgd"
+        self._first = optimizer.momentum * self._first + mean + optimizer.weight_decay * self.parameters
+        self.parameters = self.parameters - optimizer.learning_rate * self._first
+
+
+def _dense(job: Job, layout: Layout, gradients: Callable[[int, int], Values], steps: int) -> list[Exact]:
+    """Mixed precision: Micikevicius et al. 2018; a step that overflows is skipped by all, and halves the scale."""
+    master, history = _Master(job, layout), []
+    precision, workers = job.train.precision, job.cluster.workers
+    scale = job.train.loss_scale if precision == "fp16" else 1.0
+    largest = np.inf
+    if precision == "fp16":
+        # A ring sums as it goes, in 16 bits.
+        largest = 65504.0 / (workers if job.exchange.kind == "ring" else 1)
+    for step in range(1, steps + 1):
+        scaled = [gradients(rank, step).astype(np.float64) * scale for rank in range(workers)]
+        if precision == "fp16" and not all((np.abs(each) <= largest).all() for each in scaled):
+            scale /= 2
+        else:
+            pushed = [rounded(each, precision) for each in scaled]
+            master.update(np.mean(pushed, axis=0) / scale, step)
+        history.append(rounded(master.parameters, precision))
+    return history
+
+
+class _Selector:
+    """Sparsification with error feedback, and thresholds that are exact every `refresh` steps and reused between."""
+
+    def __init__(self, elements: int, density: float, refresh: int) -> None:
+        self._residual = np.zeros(elements)
+        self._density = density
+        self._refresh = refresh
+        self._thresholds: dict[tuple[int, int], tuple[float, int]] = {}
+
+    def select(self, addition: Exact, ranges: Ranges) -> Exact:
+        """What is sent of what is owed, zero elsewhere; every range has its threshold."""
+        sent = np.zeros_like(self._residual)
+        self._residual += addition
+        # Other ranges make their thresholds anew.
+        self._thresholds = {key: value for key, value in self._thresholds.items() if key in ranges}
+        for key in ranges:
+            owed = self._residual[slice(*key)]
+            k = max(1, math.ceil(self._density * len(owed)))
+            threshold, age = self._thresholds.get(key, (math.inf, self._refresh))
+            hits = int((np.abs(owed) >= threshold).sum())
+            if age + 1 >= self._refresh or not k - k // 4 <= hits <= k + max(1, k // 4):
+                threshold, age = float(np.sort(np.abs(owed))[-k]), -1
+            self._thresholds[key] = threshold, age + 1
+            chosen = (np.abs(owed) >= threshold) & (owed != 0)
+            sent[slice(*key)][chosen] = owed[chosen]
+            owed[chosen] = 0.0
+        return sent
+
+
+def _sparse(
+    job: Job, layout: Layout, gradients: Callable[[int, int], Values], groups: Sequence[Ranges]
+) -> list[Exact]:
+    """Momentum correction (Lin et al. 2018) where the workers apply momentum; DoubleSqueeze (Tang et al. 2019)."""
+    compression, optimizer, workers = job.compression, job.optimizer, job.cluster.workers
+    refresh = compression.refresh_every if compression.method == "dlgs" else 1
+    selectors = [_Selector(layout.elements, compression.density, refresh) for _ in range(workers)]
+    down = _Selector(layout.elements, compression.density, refresh)
+    velocities = [np.zeros(layout.elements) for _ in range(workers)]
+    master, history = _Master(job, layout), []
+    for step, ranges in enumerate(groups, 1):
+        total = np.zeros(layout.elements)
+        for rank in range(workers):
+            given = gradients(rank, step).astype(np.float64)
+            if job.momentum_on_workers:
+                given += optimizer.momentum * velocities[rank] + optimizer.weight_decay * master.parameters
+                velocities[rank] = given
+            units = {"topk": [(0, layout.elements)], "lags": group_ranges(layout, "per-layer")}
+            sent = selectors[rank].select(given, units.get(compression.method, ranges))
+            if job.momentum_on_workers and compression.factor_masking:
+                velocities[rank] = np.where(sent != 0, 0.0, given)
+            total += sent
+        if not job.momentum_on_workers:
+            master.update(total / workers, step)
+        else:
+            total = down.select(total, ranges) if job.downlink == "doublesqueeze" else total
+            master.parameters = master.parameters - optimizer.learning_rate * total / workers
+        history.append(master.parameters)
+    return history

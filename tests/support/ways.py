@@ -1,0 +1,89 @@
+"""The ways of an exchange: servers or a ring, and the transport, stage of ZeRO, precision and compression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from support.cluster import make_job
+from taihu.job import Job
+from taihu.planner.sparse_route import Route
+
+__all__ = ["DENSE", "SPARSE", "WAYS", "Way"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way; `route` is that of every group where compressed gradients go between workers."""
+
+    kind: str
+    zero: int
+    precision: str = "fp32"
+    transport: str = "tcp"
+    method: str = "none"
+    downlink: str = "auto"
+    route: Route | None = None
+
+    def __str__(self) -> str:
+        words = [self.kind, self.transport, f"zero{self.zero}", self.precision]
+        if self.method != "none":
+            words = [self.kind, self.transport, self.method, self.downlink]
+        return "-".join([*words, self.route.value] if self.route else words)
+
+    @property
+    def is_dense(self) -> bool:
+        return self.method == "none"
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether its groups may change during a run; servers take a plan from the coordinator alone."""
+        by_measuring = self.zero < 3 and self.precision != "fp16"
+        return self.method != "topk" and (self.kind == "ring" or by_measuring)
+
+    def job(self, servers: int = 2, workers: int = 3, **sections: dict[str, Any]) -> Job:
+        """A job that goes this way, with small frames; its plan is computed, and begins with a group a layer."""
+        exchange: dict[str, Any] = {"kind": self.kind, "zero": self.zero, "transport": self.transport}
+        if self.is_dense:
+            exchange |= {"frame_bytes": 4096, "window_frames": 2, "bucket_bytes": 20000}
+            optimizer: dict[str, Any] = {"name": "adam", "learning_rate": 0.01}
+        else:
+            # DoubleSqueeze selects by frames.
+            exchange |= {} if self.downlink == "doublesqueeze" else {"frame_bytes": 4096}
+            optimizer = {"momentum": 0.5, "weight_decay": 0.01, "learning_rate": 0.1}
+        given: dict[str, dict[str, Any]] = {
+            "exchange": exchange,
+            "optimizer": optimizer,
+            "train": {"precision": self.precision, "loss_scale": 256.0},
+            "compression": {"method": self.method, "downlink": self.downlink},
+        }
+        if not self.is_dense:
+            given["compression"] |= {"density": 0.1, "refresh_every": 3}
+        merged = {key: {**given.get(key, {}), **sections.get(key, {})} for key in given.keys() | sections.keys()}
+        return make_job(servers, workers, **merged)
+
+
+def _dense() -> list[Way]:
+    ways = [Way("server", zero, transport=way) for zero in (0, 1) for way in ("same-host", "tcp", "grpc")]
+    ways += [Way("ring", 0, transport=way) for way in ("same-host", "tcp", "grpc")]
+    ways += [Way("ring", 1, transport=way) for way in ("tcp", "grpc")]
+    for kind in ("server", "ring"):
+        for zero in (2, 3):
+            ways += [Way(kind, zero, precision) for precision in ("fp32", "bf16", "fp16")]
+            ways += [Way(kind, zero, "fp32", "grpc"), Way(kind, zero, "fp16", "grpc")]
+    return ways
+
+
+def _sparse() -> list[Way]:
+    servers = [("topk", "exact"), ("lags", "exact"), ("dlgs", "exact"), ("dlgs", "dense"), ("dlgs", "doublesqueeze")]
+    ways = [Way("server", 1, method=method, downlink=downlink) for method, downlink in servers]
+    ways.append(Way("server", 1, "fp32", "grpc", "dlgs", "exact"))
+    for route in (Route.ALLGATHER, Route.REDUCE_SCATTER):
+        ways += [Way("ring", 0, method=method, downlink="exact", route=route) for method in ("topk", "lags", "dlgs")]
+    ways.append(Way("ring", 0, "fp32", "grpc", "dlgs", "exact", Route.ALLGATHER))
+    ways.append(Way("ring", 0, method="dlgs", downlink="dense", route=Route.ALLGATHER))
+    return ways
+
+
+DENSE = tuple(_dense())
+SPARSE = tuple(_sparse())
+WAYS = DENSE + SPARSE

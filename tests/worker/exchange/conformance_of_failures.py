@@ -1,0 +1,202 @@
+"""The rules of an exchange that does not go well: what is skipped, what ends it, and that nobody is left waiting."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support.cluster import layout_of
+from support.exchanges import exchange_steps, try_workers
+from support.oracle import expected_parameters
+from support.ways import DENSE, Way
+from support.worker import Values, Worker
+
+from taihu.errors import ConfigError, ExchangeError, FrameError, TaihuError
+from taihu.planner.sparse_route import Route
+from worker.memory.arenas import allocate_arenas
+
+LAYOUT = layout_of(1, 700, 3, 4096, 2500, 2, 3000)
+
+FP16 = [way for way in DENSE if way.precision == "fp16"]
+SOME = [
+    Way("server", 1),
+    Way("server", 1, transport="same-host"),
+    Way("server", 3, transport="grpc"),
+    Way("server", 1, method="dlgs", downlink="exact"),
+    Way("ring", 0),
+    Way("ring", 0, transport="same-host"),
+    Way("ring", 3, transport="grpc"),
+    Way("ring", 2, "bf16"),
+    Way("ring", 0, method="dlgs", downlink="exact", route=Route.ALLGATHER),
+]
+"""Of every kind of exchange one, and of every transport."""
+
+some_ways = pytest.mark.parametrize("way", SOME, ids=str)
+
+
+def gradients(rank: int, step: int) -> Values:
+    return np.random.default_rng([rank, step]).standard_normal(LAYOUT.elements, dtype=np.float32)
+
+
+def with_value(at_rank: int, at_step: int, value: float) -> Callable[[int, int], Values]:
+    """The gradients, with one value in their place near the end of backward."""
+
+    def given_by(rank: int, step: int) -> Values:
+        given = gradients(rank, step)
+        if (rank, step) == (at_rank, at_step):
+            given[-5] = np.float32(value)
+        return given
+
+    return given_by
+
+
+@pytest.mark.parametrize("value", [1e30, np.inf, np.nan])
+@pytest.mark.parametrize("way", FP16, ids=str)
+def test_a_step_that_does_not_fit_into_fp16_on_one_worker_is_skipped_by_all(way: Way, value: float) -> None:
+    job, given_by = way.job(), with_value(1, 2, value)
+    run = exchange_steps(job, LAYOUT, given_by, steps=3, plans={2: "single"} if way.is_planned else {})
+    exact = expected_parameters(job, LAYOUT, given_by, ["single"] * 3)
+    assert run.parameters[0][0].tobytes() == run.parameters[1][0].tobytes()
+    for seen, expected in zip(run.parameters, exact, strict=True):
+        assert len({values.tobytes() for values in seen}) == 1
+        np.testing.assert_allclose(seen[0], expected, rtol=2**-10, atol=1e-6 if way.kind == "server" else 0.01)
+    assert run.scales == [(128.0, 1)] * 3
+
+
+@pytest.mark.parametrize("way", FP16, ids=str)
+def test_a_step_that_is_skipped_at_the_end_changes_nothing(way: Way) -> None:
+    run = exchange_steps(way.job(), LAYOUT, with_value(0, 2, 1e30), steps=2)
+    assert run.ends == {run.parameters[0][0].tobytes()}
+    assert run.scales == [(256.0, 1)] * 3
+
+
+@pytest.mark.parametrize("way", FP16, ids=str)
+def test_gradients_that_fit_but_whose_sum_does_not_are_skipped_where_sums_are_of_16_bits(way: Way) -> None:
+    """Three times 128 * 256 is more than 65504: a ring must skip it, servers sum in fp32."""
+
+    def given_by(rank: int, step: int) -> Values:
+        given = gradients(rank, step)
+        given[-5] = 128.0
+        return given
+
+    job = way.job()
+    run = exchange_steps(job, LAYOUT, given_by, steps=2)
+    exact = expected_parameters(job, LAYOUT, given_by, ["single"] * 2)[-1]
+    assert len(run.ends) == 1
+    np.testing.assert_allclose(run.parameters[-1][0], exact, rtol=2**-10, atol=1e-6 if way.kind == "server" else 0.01)
+    assert run.scales == [(256.0, 0) if way.kind == "server" else (128.0, 1)] * 3
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("way", [way for way in SOME if way.precision != "fp16"], ids=str)
+def test_a_gradient_that_is_not_finite_ends_the_exchange_of_all(way: Way, value: float) -> None:
+    job = way.job()
+    given_by = with_value(1, 1, value)
+    outcomes = try_workers(job, LAYOUT, lambda worker: worker.step(1, given_by(worker.rank, 1)))
+    assert all(isinstance(outcome, TaihuError) for outcome in outcomes), outcomes
+    # A server tells the worker that it is; the others are told by that one, or that it is gone.
+    told = [outcomes[1]] if way.kind == "server" else outcomes
+    assert all("not finite" in str(outcome) for outcome in told), outcomes
+    assert all("not finite" in str(outcome) or "worker 1" in str(outcome) for outcome in outcomes), outcomes
+
+
+@pytest.mark.parametrize("way", [Way("server", 1), Way("server", 2), Way("ring", 0), Way("ring", 3)], ids=str)
+def test_values_that_are_not_finite_pass_where_they_are_allowed(way: Way) -> None:
+    job = way.job(exchange={"non_finite": "allow"})
+    run = exchange_steps(job, LAYOUT, with_value(1, 1, np.nan), steps=2)
+    for step in (0, 1):
+        assert np.flatnonzero(np.isnan(run.parameters[step][2])).tolist() == [LAYOUT.elements - 5]
+    assert len(run.ends) == 1
+
+
+@some_ways
+def test_a_worker_that_fails_amid_a_step_ends_every_wait_with_its_reason(way: Way) -> None:
+    def work(worker: Worker) -> None:
+        worker.step(1, gradients(worker.rank, 1))
+        if worker.rank == 1:
+            worker.exchange.begin(2)
+            worker.push(0, gradients(1, 2))
+            raise FrameError("out of paper")
+        worker.step(2, gradients(worker.rank, 2))
+
+    first, failed, last = (str(outcome) for outcome in try_workers(way.job(), LAYOUT, work))
+    assert failed == "out of paper"
+    assert "out of paper" in first
+    assert "out of paper" in last
+
+
+def whole_step(worker: Worker, known: Values) -> None:
+    worker.backward(2, gradients(worker.rank, 2), known=known)
+    worker.complete()
+
+
+@some_ways
+def test_what_fails_an_exchange_is_what_every_later_wait_raises(way: Way) -> None:
+    stepped = threading.Barrier(3)
+
+    def work(worker: Worker) -> None:
+        known = worker.step(1, gradients(worker.rank, 1))
+        stepped.wait(20)
+        if worker.rank == 0:
+            worker.exchange.fail(FrameError("out of paper"))
+            worker.exchange.fail(FrameError("another reason"))
+        with pytest.raises(TaihuError, match=r"^out of paper$" if worker.rank == 0 else None):
+            whole_step(worker, known)
+        raise FrameError("out of paper")
+
+    assert all(isinstance(outcome, FrameError) for outcome in try_workers(way.job(), LAYOUT, work))
+
+
+@pytest.mark.parametrize("way", [way for way in SOME if way.kind == "ring" and way.transport != "same-host"], ids=str)
+def test_a_worker_that_leaves_is_not_waited_for(way: Way) -> None:
+    left = threading.Event()
+
+    def work(worker: Worker) -> None:
+        worker.step(1, gradients(worker.rank, 1))
+        if worker.rank == 1:
+            left.set()
+            return
+        assert left.wait(20)
+        worker.step(2, gradients(worker.rank, 2))
+
+    first, leaving, last = try_workers(way.job(), LAYOUT, work)
+    assert leaving is None
+    assert isinstance(first, TaihuError), first
+    assert isinstance(last, TaihuError), last
+
+
+@pytest.mark.parametrize(
+    "way", [Way("server", 1, transport="same-host"), Way("ring", 0, transport="same-host")], ids=str
+)
+def test_same_host_is_refused_where_memory_is_not_shared(way: Way) -> None:
+    outcomes = try_workers(
+        way.job(1, 2), LAYOUT, lambda _: None, own_arenas=lambda _: allocate_arenas(LAYOUT.elements, shared=False)
+    )
+    for outcome in outcomes:
+        assert isinstance(outcome, TaihuError)
+    assert any(isinstance(each, ConfigError) and "exchange.transport 'same-host'" in str(each) for each in outcomes)
+
+
+@some_ways
+def test_what_does_not_come_in_time_is_said_by_name(way: Way) -> None:
+    over = threading.Barrier(3)
+
+    def work(worker: Worker) -> None:
+        worker.step(1, gradients(worker.rank, 1))
+        worker.complete()
+        over.wait(20)
+        try:
+            if worker.rank != 1:
+                worker.backward(2, gradients(worker.rank, 2))
+                worker.complete()
+        finally:
+            over.wait(20)
+        raise ExchangeError("nobody waits for this one")
+
+    first, _, last = try_workers(way.job(exchange={"timeout_s": 0.5}), LAYOUT, work)
+    for outcome in (first, last):
+        assert isinstance(outcome, ExchangeError)
+        assert "within 0.5 s" in str(outcome), outcome
+        assert "exchange.timeout_s" in str(outcome)

@@ -1,0 +1,142 @@
+"""What compression alone promises: nothing is lost, little is sent, and everything kept is the dense exchange."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.cluster import layout_of, make_job
+from support.exchanges import Run, exchange_steps
+from support.oracle import expected_parameters
+from support.worker import Values, initial_parameters
+
+from taihu.coordination.planning import first_plan
+from taihu.job import Job
+from taihu.layout import Layout
+from taihu.planner.sparse_route import SPARSE_ROUTES, Route
+
+LAYOUT = layout_of(300, 7, 1, 1200, 64)
+STEPS = 7
+
+
+def gradients(rank: int, step: int) -> Values:
+    return np.random.default_rng([rank, step]).standard_normal(LAYOUT.elements, dtype=np.float32)
+
+
+def job_of(servers: int, workers: int, optimizer: dict[str, object], **compression: object) -> Job:
+    return make_job(
+        max(1, servers),
+        workers,
+        exchange={"kind": "server" if servers else "ring", "plan": "bucket:1kB"},
+        compression={"method": "dlgs", "density": 0.1, "refresh_every": 3, **compression},
+        optimizer={"learning_rate": 0.1, **optimizer},
+    )
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_factor_masking_stops_the_momentum_of_what_was_sent(servers: int) -> None:
+    job = job_of(servers, 2, {"momentum": 0.9}, factor_masking=True)
+    run = exchange_steps(job, LAYOUT, gradients, steps=STEPS)
+    expected = expected_parameters(job, LAYOUT, gradients, ["bucket:1kB"] * STEPS)
+    for seen, exact in zip(run.parameters, expected, strict=True):
+        np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("downlink", ["exact", "doublesqueeze", "dense"])
+@pytest.mark.parametrize("value_type", ["fp16", "bf16"])
+def test_replicas_stay_equal_with_rounded_values(downlink: str, value_type: str) -> None:
+    run = exchange_steps(job_of(2, 3, {}, downlink=downlink, value_type=value_type), LAYOUT, gradients, steps=STEPS)
+    for replicas in run.parameters:
+        assert len({values.tobytes() for values in replicas}) == 1
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_everything_kept_is_the_dense_exchange(servers: int) -> None:
+    """At density 1 nothing is held back: the same numbers as without compression, up to rounding."""
+    optimizer: dict[str, object] = {"momentum": 0.9, "weight_decay": 0.01}
+    sparse = exchange_steps(job_of(servers, 2, optimizer, density=1.0, refresh_every=1), LAYOUT, gradients)
+    dense = exchange_steps(job_of(servers, 2, optimizer, method="none"), LAYOUT, gradients)
+    for some, every in zip(sparse.parameters, dense.parameters, strict=True):
+        np.testing.assert_allclose(some[0], every[0], rtol=1e-5, atol=1e-6)
+
+
+def test_bytes_fall_with_the_density() -> None:
+    layout = layout_of(200_000, 50_000)
+
+    def total(**compression: object) -> tuple[int, int]:
+        job = job_of(1, 3, {}, **compression)
+        run = exchange_steps(job, layout, lambda rank, step: wide(layout, rank, step), steps=3)
+        return sum(each.sent_bytes for each in run.totals[-1]), sum(each.received_bytes for each in run.totals[-1])
+
+    dense, sparse = total(method="none"), total(density=0.01)
+    assert sum(sparse) < sum(dense) / 20
+    assert total(density=0.01, downlink="doublesqueeze")[1] < sparse[1] / 1.8
+
+
+def wide(layout: Layout, rank: int, step: int) -> Values:
+    return np.random.default_rng([rank, step]).standard_normal(layout.elements, dtype=np.float32)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_what_a_tree_rejects_is_kept_until_it_is_sent(workers: int) -> None:
+    """Steps without gradients empty what was held back: then everything has been applied, once."""
+    job = job_of(0, workers, {"momentum": 0.0}, downlink="doublesqueeze")
+    plan = first_plan(job, LAYOUT, one_host=False)
+    plan = replace(plan, routes=(Route.GTOPK,) * len(plan.groups), frame_elements=1000)
+    steps = STEPS + 14 * workers
+
+    def some(rank: int, step: int) -> Values:
+        given = gradients(rank, step)
+        return given if step <= STEPS else np.zeros_like(given)
+
+    run = exchange_steps(job, LAYOUT, some, steps=steps, plan=plan)
+    before = initial_parameters(LAYOUT)
+    for seen in run.parameters:
+        assert len({values.tobytes() for values in seen}) == 1
+        for group in plan.groups:
+            start, stop = LAYOUT.offsets[group.first_layer], LAYOUT.offsets[group.last_layer + 1]
+            changed = np.count_nonzero(seen[0][start:stop] != before[start:stop])
+            assert changed <= 0.1 * (stop - start) + 2  # ceil, in each of at most two parts
+        before = seen[0]
+    applied = (initial_parameters(LAYOUT) - before).astype(np.float64) / 0.1 * workers
+    everything = np.sum([gradients(rank, step) for rank in range(workers) for step in range(1, STEPS + 1)], axis=0)
+    np.testing.assert_allclose(applied, everything, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("workers", "density", "downlink", "expected"),
+    [
+        (2, 0.01, "auto", Route.ALLGATHER),
+        (32, 0.3, "auto", Route.REDUCE_SCATTER),
+        (32, 0.01, "doublesqueeze", Route.GTOPK),
+    ],
+)
+def test_the_first_plan_takes_the_route_of_the_fewest_bytes(
+    workers: int, density: float, downlink: str, expected: Route
+) -> None:
+    job = job_of(0, workers, {"momentum": 0.0}, density=density, downlink=downlink)
+    assert set(first_plan(job, LAYOUT, one_host=False).routes) == {expected}
+    assert expected in SPARSE_ROUTES
+    assert first_plan(job_of(1, workers, {"momentum": 0.0}), LAYOUT, one_host=False).routes == ()
+
+
+def test_buffers_hold_the_selections_of_all_layers_of_a_group() -> None:
+    """LAGS selects from every layer of a group; every layer may send a quarter more than its share, or one value."""
+    layout = layout_of(*[5] * 12, 900)
+    job = make_job(
+        2,
+        2,
+        exchange={"plan": "single"},
+        compression={"method": "lags", "density": 0.3},
+        optimizer={"learning_rate": 0.1, "momentum": 0.0},
+    )
+
+    def given_by(rank: int, step: int) -> Values:
+        return np.random.default_rng([rank, step]).standard_normal(layout.elements, dtype=np.float32)
+
+    run: Run = exchange_steps(job, layout, given_by, steps=3)
+    expected = expected_parameters(job, layout, given_by, ["single"] * 3)
+    for seen, exact, times in zip(run.parameters, expected, run.times, strict=True):
+        np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
+        assert times[0][0].selected >= 12 * 2 + 270

@@ -1,0 +1,209 @@
+"""What stages 2 and 3 of ZeRO hold, and when it comes: `prepare`, `recall` and `wait` promise memory of one group."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+from support.cluster import Cluster, initial_parameters, layout_of, make_job
+from support.daemons import wait_for
+from support.exchanges import exchange_steps, run_workers
+from support.worker import Values, Worker
+
+from taihu.wire.codec import BYTES_PER_VALUE, FrameHeader, encode_frame
+from taihu.wire.identity import identity_to_metadata
+
+kinds = pytest.mark.parametrize("kind", ["server", "ring"])
+
+
+@kinds
+def test_stage_2_gives_gradients_back_and_holds_no_more_than_its_room(kind: str) -> None:
+    def work(worker: Worker) -> None:
+        exchange, held = worker.exchange, worker.arenas.gradients
+        exchange.begin(1)
+        for group, (start, stop) in enumerate(worker.bounds):
+            exchange.prepare(group)
+            held[start:stop] = 1.0
+            assert sum(held[first:last].any() for first, last in worker.bounds) <= 4
+            exchange.push(group)
+        worker.complete()
+        assert not held.any()
+
+    exchange = {"kind": kind, "plan": "per-layer", "zero": 2, "bucket_bytes": 32768}
+    run_workers(make_job(1, 2, exchange=exchange), layout_of(*[8192] * 12), work)
+
+
+@kinds
+@pytest.mark.parametrize("live_groups", [0, 3, 5, 8])
+def test_stage_3_holds_the_group_in_use_and_as_many_of_the_next_ones_as_it_may(kind: str, live_groups: int) -> None:
+    layout = layout_of(*[4096] * 8)
+    initial = initial_parameters(layout)
+    room = max(2, live_groups)
+
+    def work(worker: Worker) -> None:
+        exchange, parameters, bounds = worker.exchange, worker.arenas.parameters, worker.bounds
+
+        def held() -> set[int]:
+            return {other for other, (first, last) in enumerate(bounds) if parameters[first:last].any()}
+
+        parameters[:] = 0
+        for group in reversed(range(8)):
+            start, stop = bounds[group]
+            exchange.wait(group)
+            assert parameters[start:stop].tobytes() == initial[start:stop].tobytes()
+            # What comes next in forward, then in backward.
+            assert held() <= set([*reversed(range(group + 1)), *range(group + 1, 8)][:room])
+        assert held() == set(range(room))
+        exchange.begin(1)
+        for group, (start, stop) in enumerate(bounds):
+            exchange.prepare(group)
+            assert parameters[start:stop].tobytes() == initial[start:stop].tobytes()
+            # What comes next in backward, then in the next forward.
+            assert held() <= set([*range(group, 8), *reversed(range(group))][:room])
+            exchange.push(group)
+            assert not parameters[start:stop].any()
+        # A worker that left with frames under way would leave the other one waiting for them.
+        worker.complete()
+        # What the next forward begins with has come already; the last group's turn to be asked for is then.
+        assert held() == set([7, *reversed(range(7))][1:room])
+
+    exchange = {"kind": kind, "plan": "per-layer", "zero": 3, "live_bytes": live_groups * 4096 * BYTES_PER_VALUE}
+    run_workers(make_job(2, 2, exchange=exchange), layout, work)
+
+
+@kinds
+@pytest.mark.parametrize("zero", [2, 3])
+def test_mixed_precision_holds_what_is_computed_with_and_no_more(kind: str, zero: int) -> None:
+    def work(worker: Worker) -> None:
+        exchange, arenas, bounds = worker.exchange, worker.arenas, worker.bounds
+        arenas.parameters[:] = 0
+        for _ in range(2):
+            for group in reversed(range(8)):
+                exchange.wait(group)
+                present = [index for index, (start, stop) in enumerate(bounds) if arenas.parameters[start:stop].any()]
+                assert group in present
+                # Behind group 0 comes the backward of group 1, if any.
+                assert set(present) <= {group, group - 1 if group else 1}
+        exchange.begin(1)
+        for group, (start, stop) in enumerate(bounds):
+            exchange.prepare(group)
+            arenas.gradients[start:stop] = 1.0
+            exchange.push(group)
+            assert not arenas.parameters[start:stop].any()
+            assert not arenas.gradients[start:stop].any()
+        worker.complete()
+        assert not arenas.sent.any()
+        assert arenas.received.any() == (zero == 2)
+
+    exchange = {"kind": kind, "plan": "per-layer", "zero": zero, "bucket_bytes": 20000}
+    run_workers(make_job(2, 2, exchange=exchange, train={"precision": "bf16"}), layout_of(*[4096] * 8), work)
+
+
+@pytest.mark.parametrize(("kind", "transport"), [("server", "tcp"), ("server", "grpc"), ("ring", "tcp")])
+def test_parameters_come_while_gradients_wait_for_the_other_worker(kind: str, transport: str) -> None:
+    """In a ring both must want them, so that there is nothing to wait for but that."""
+    fetched = threading.Event()
+
+    def work(worker: Worker) -> None:
+        worker.read()
+        if worker.rank == 1 and kind == "server":
+            assert fetched.wait(20)
+        worker.exchange.begin(1)
+        for group in range(3):
+            # Of group 0 three frames do not fit into the window; group 2 was dropped in forward.
+            worker.exchange.prepare(group)
+            if group == 2:
+                fetched.set()
+            worker.exchange.push(group)
+        worker.complete()
+
+    exchange = {"kind": kind, "plan": "per-layer", "zero": 3, "frame_bytes": 4096, "window_frames": 1}
+    job = make_job(1, 2, exchange={**exchange, "transport": transport})
+    run_workers(job, layout_of(*[4096] * 3), work)
+
+
+def test_what_is_wanted_before_it_is_summed_is_gathered_after() -> None:
+    layout = layout_of(1, 700, 3, 4096, 2500, 2, 9000)
+    wanted = threading.Event()
+
+    def gradients(rank: int, step: int) -> Values:
+        return np.random.default_rng([rank, step]).standard_normal(layout.elements, dtype=np.float32)
+
+    def work(worker: Worker) -> bytes:
+        worker.read()
+        worker.exchange.begin(1)
+        for group, (start, stop) in enumerate(worker.bounds):
+            if worker.rank == 1 and group == 0:
+                assert wanted.wait(20)
+            worker.exchange.prepare(group)
+            if worker.rank == 0 and group == 1:
+                # There is room for group 0 again, whose sum waits for the other worker, who waits for this.
+                wanted.set()
+            worker.arenas.gradients[start:stop] = gradients(worker.rank, 1)[start:stop]
+            worker.exchange.push(group)
+        for group, (start, stop) in enumerate(worker.bounds[:-1]):
+            worker.exchange.complete(group)
+            assert worker.arenas.parameters[start:stop].any()
+        worker.exchange.complete(len(worker.bounds) - 1)
+        return worker.read().tobytes()
+
+    def ring(zero: int) -> dict[str, object]:
+        return {
+            "kind": "ring",
+            "plan": "per-layer",
+            "zero": zero,
+            "bucket_bytes": 40000,
+            "live_bytes": 100000 * (zero // 3),
+        }
+
+    plain = exchange_steps(make_job(1, 2, exchange=ring(0)), layout, gradients, steps=1)
+    assert set(run_workers(make_job(1, 2, exchange=ring(3)), layout, work)) == plain.ends
+
+
+def test_frames_come_one_by_one_as_they_are_updated() -> None:
+    """The second worker is played by hand: it sends the first of four frames, and waits before the others."""
+    layout = layout_of(4096)
+    initial = initial_parameters(layout)
+    exchange = {"plan": "per-layer", "zero": 3, "frame_bytes": 4096}
+    optimizer = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0}
+    first_came = threading.Event()
+    with (
+        Cluster(make_job(1, 2, exchange=exchange, optimizer=optimizer)) as cluster,
+        cluster.member(0, layout) as member,
+        cluster.member(1, layout) as second,
+        grpc.insecure_channel(member.addresses[0]) as channel,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        member.exchange.start()
+        identity, ones = second.identity, np.ones(1024, dtype=np.float32)
+        headers = [
+            FrameHeader("taihu", identity.incarnation, 1, 1, 0, offset, 1024, 1) for offset in range(0, 4096, 1024)
+        ]
+
+        def frames() -> Iterator[bytes]:
+            yield encode_frame(headers[0], [ones])
+            assert first_came.wait(20)
+            yield from (encode_frame(header, [ones]) for header in headers[1:])
+            assert answered.wait(20)
+
+        answered = threading.Event()
+        exchange_with: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+            "/taihu.v1.ParameterServerService/Exchange"
+        )
+        answers = exchange_with(frames(), metadata=identity_to_metadata(identity))
+        member.worker.read()
+        member.worker.backward(1, np.ones(4096, dtype=np.float32))
+        read = pool.submit(member.worker.read)
+        # SGD: rate 0.1, mean gradient 1.
+        updated = initial - np.float32(0.1)
+        parameters = member.arenas.parameters
+        wait_for(lambda: np.allclose(parameters[:1024], updated[:1024]), "the first frame did not come", 20)
+        assert not parameters[1024:].any()
+        first_came.set()
+        np.testing.assert_allclose(read.result(timeout=20), updated, rtol=1e-6)
+        answered.set()
+        answers.cancel()
