@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.cluster import Cluster, Member, layout_of, make_job, measured_step
 
-from taihu.coordination.planning import Planning, first_plan, planned_compression
+from taihu.coordination.planning import Planning, first_plan, planned_compression, sparse_routes
 from taihu.errors import FrameError, StaleError
 from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
@@ -15,7 +15,9 @@ from taihu.planner.decide import decide, predict
 from taihu.planner.fc_mode import FcLayer
 from taihu.planner.groups import Group, group_bounds
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
-from taihu.planner.sparse_route import Route
+from taihu.planner.profile import LinkCost
+from taihu.planner.sparse_route import SPARSE_ROUTES, Route, SparseWorkload, choose
+from taihu.run_length import RunLength
 
 LAYOUT = layout_of(1000, 2000, 3000)
 
@@ -71,7 +73,9 @@ def test_frames_are_large_where_memory_is_shared(
     exchange: dict[str, object], method: str, one_host: bool, frame_bytes: int
 ) -> None:
     job = Job.model_validate({"exchange": exchange, "compression": {"method": method}})
-    assert first_plan(job, LAYOUT, one_host=one_host).frame_elements * 4 == frame_bytes
+    elements = first_plan(job, LAYOUT, one_host=one_host).frame_elements
+    assert isinstance(elements, int)
+    assert elements * 4 == frame_bytes
 
 
 def test_the_last_report_makes_the_plan_that_the_planner_finds_best() -> None:
@@ -217,11 +221,40 @@ def layer_of(name: str, *shape: int) -> LayerSpec:
 
 
 @pytest.mark.parametrize("value_type", ["fp32", "fp16"])
-def test_the_planner_sees_the_jobs_compression(value_type: str) -> None:
-    settings = {"method": "dlgs", "density": 0.3, "refresh_every": 5, "value_type": value_type}
+@pytest.mark.parametrize("downlink", ["exact", "dense"])
+def test_the_planner_sees_the_jobs_compression(value_type: str, downlink: str) -> None:
+    settings = {"method": "lags", "density": 0.3, "refresh_every": 5, "value_type": value_type, "downlink": downlink}
     seen = planned_compression(make_job(1, 2, compression=settings), 1000)
-    assert (seen.method, seen.density, seen.refresh_every, seen.downlink) == ("dlgs", 0.3, 5, "exact")
+    assert (seen.method, seen.density, seen.refresh_every, seen.downlink) == ("lags", 0.3, 5, downlink)
     assert (seen.value_bytes, seen.frame_bytes) == (4 if value_type == "fp32" else 2, 4000)
+
+
+def test_each_group_has_the_route_that_is_best_for_its_size() -> None:
+    """Small ones save messages, large ones bytes."""
+    job = make_job(1, 4, exchange={"kind": "ring"}, compression={"method": "dlgs", "density": 0.5})
+    layout = layout_of(100_000, 100, 200_000, 300)
+    groups = (Group(0, 0), Group(1, 1), Group(2, 2), Group(3, 3))
+    link = LinkCost(alpha_seconds=1e-4, up_seconds_per_byte=1e-7, down_seconds_per_byte=1.0)
+    large, small = Route.REDUCE_SCATTER, Route.ALLGATHER
+    assert sparse_routes(job, layout, groups, link) == (large, small, large, small)
+    workload = SparseWorkload(300_100, 0.5, 4, link.alpha_seconds, link.up_seconds_per_byte)
+    merged = sparse_routes(job, layout, (Group(0, 2), Group(3, 3)), link)
+    assert merged == (choose(workload, allow_gtopk=False, among=SPARSE_ROUTES), small)
+    assert sparse_routes(make_job(1, 4, compression={"method": "dlgs"}), layout, groups, link) == ()
+    dense = make_job(1, 4, exchange={"kind": "ring"}, compression={"method": "none"})
+    assert sparse_routes(dense, layout, groups, link) == ()
+
+
+def test_topk_stays_one_group_whatever_is_measured() -> None:
+    planning = reported(make_job(1, 2, compression={"method": "topk", "density": 0.1}), 0.0001)
+    assert planning.plan.groups == (Group(0, 11),)
+    assert planning.plan.predicted_seconds > 0
+
+
+def test_the_plan_has_the_length_of_the_run() -> None:
+    length = RunLength(samples=100, steps_per_epoch=10, total_steps=50)
+    assert Planning(job(), LAYOUT, length=length).plan.length == length
+    assert Planning(job(), LAYOUT).plan.length is None
 
 
 def test_reports_that_do_not_belong_together_are_refused() -> None:

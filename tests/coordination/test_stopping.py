@@ -173,3 +173,21 @@ def test_the_first_reason_and_the_first_last_step_stay() -> None:
     assert not agreement.agreed
     agreement.learnt(1, 9)
     assert agreement.agreed
+
+
+def test_a_stop_is_expected_once_anybody_wants_it() -> None:
+    told: list[str] = []
+    notice = StopNotice()
+    notice.ask("worker 1: interrupted")  # nobody listens yet
+    assert notice.expected
+    notice = StopNotice()
+    assert not notice.expected
+    assert (notice.wish, notice.reason, notice.last_step) == ("", "", None)
+    notice.on_wish = lambda: told.append(notice.wish)
+    notice.ask("worker 1: interrupted")
+    assert (notice.expected, told) == (True, ["worker 1: interrupted"])
+    other = StopNotice()
+    other.heard("server 0: interrupted", 9)
+    assert (other.expected, other.wish, other.last_step) == (True, "", 9)
+    other.heard("server 0: interrupted", None)
+    assert other.last_step == 9
