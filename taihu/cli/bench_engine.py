@@ -177,7 +177,11 @@ def _row(
     name: str, threads: int, batch: int, peers: Sequence[Contestant], rounds: int, rate: float, *, layers: bool
 ) -> dict[str, Any]:
     arguments = ["--model", name, "--threads", str(threads), "--batch", str(batch)]
-    with tempfile.TemporaryDirectory(prefix="taihu-bench-") as folder, LocalProcesses(Path(folder)) as processes:
+    with (
+        tempfile.TemporaryDirectory(prefix="taihu-bench-") as folder,
+        # Beside others it is a process that was started as theirs are.
+        LocalProcesses(Path(folder), fork=not peers) as processes,
+    ):
         contestants: dict[Contestant, _Process] = {}
         for contestant in ("engine", *peers):
             typer.echo(f"{name}, {_threads(threads)}: {contestant} compiles and takes its first step", err=True)

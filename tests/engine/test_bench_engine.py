@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from conftest import Taihu
 
 from kernels.nn.peak import multiply_add_rate
 from taihu.cli.bench_engine import engine
@@ -50,24 +48,10 @@ def test_steps_train(model: str) -> None:
     assert losses == [other.step() for _ in range(20)]
 
 
-def test_the_command_measures_every_row(model: str, tmp_path: Path) -> None:
+def test_the_command_measures_every_row(taihu: Taihu, model: str, tmp_path: Path) -> None:
     file = tmp_path / "engine.json"
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "taihu",
-        "bench",
-        "engine",
-        "--model",
-        model,
-        "--threads",
-        "1,2",
-        "--batch",
-        "3",
-    ]
-    options = ["--rounds", "2", "--against", "none", "--layers", "--json", str(file)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, env=os.environ, check=False)
+    rows = ("--model", model, "--threads", "1,2", "--batch", "3")
+    done = taihu("bench", "engine", *rows, "--rounds", "2", "--against", "none", "--layers", "--json", str(file))
     assert done.returncode == 0, done.stderr
     results = json.loads(file.read_text())
     assert results["flops_per_second"] > 0
@@ -81,9 +65,8 @@ def test_the_command_measures_every_row(model: str, tmp_path: Path) -> None:
     assert "2 threads: " in done.stdout
 
 
-def test_an_unknown_model_is_told_in_one_line() -> None:
-    command = [sys.executable, "-P", "-m", "taihu", "bench", "engine", "--model", "resnet21", "--against", "none"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+def test_an_unknown_model_is_told_in_one_line(taihu: Taihu) -> None:
+    done = taihu("bench", "engine", "--model", "resnet21", "--against", "none")
     assert done.returncode == 2
     assert "did you mean resnet20?" in done.stderr.splitlines()[-1]
 

@@ -284,37 +284,43 @@ def test_buffers_are_as_small_as_the_square_root_promises(spill: bool) -> None:
     assert model.held_bytes <= held + 8 * _SAMPLE_BYTES
 
 
-_CHILD = """
-import sys
+# Each way of training in a fork of its own, so that what one has had is not there for the next.
+_CHILDREN = """
+import os, sys
 from pathlib import Path
-sys.path.insert(0, {folder!r})
+sys.path.insert(0, sys.argv[1])
 from test_recompute import StepHooks, _batch, _deep, _training
 
 def status(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(key))
 
-model, _, _ = _deep()
-if {mode!r} != "none":
-    model.recompute(spill={mode!r} == "spill")
-model.train(*_batch(1, {shape}), _training(), StepHooks())  # everything is compiled
-batch = _batch({samples}, {shape})
-before = status("VmRSS")
-for step in range(3):
-    model.train(*batch, _training(step), StepHooks())
-print(status("VmHWM") - before)
+def grown(mode, samples, side):
+    model, _, _ = _deep()
+    if mode != "none":
+        model.recompute(spill=mode == "spill")
+    model.train(*_batch(1, (side, side, 4)), _training(), StepHooks())  # everything is compiled
+    batch = _batch(samples, (side, side, 4))
+    before = status("VmRSS")
+    for step in range(2):
+        model.train(*batch, _training(step), StepHooks())
+    return status("VmHWM") - before
+
+for mode in ("none", "memory", "spill"):
+    if os.fork() == 0:
+        print(mode, grown(mode, int(sys.argv[2]), int(sys.argv[3])), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_resident_memory_falls_as_much() -> None:
     samples, slack = 48, 24 << 20
-    grown = {}
-    for mode in ("none", "memory", "spill"):
-        folder = str(Path(__file__).parent)
-        code = _CHILD.format(folder=folder, mode=mode, shape=(_SIDE, _SIDE, 4), samples=samples)
-        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-        grown[mode] = int(child.stdout)
+    command = [sys.executable, "-c", _CHILDREN, str(Path(__file__).parent), str(samples), str(_SIDE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    grown = {mode: int(size) for mode, size in map(str.split, done.stdout.splitlines())}
     assert grown["none"] >= 0.95 * 2 * _DEEP * samples * _SAMPLE_BYTES
     assert grown["memory"] <= _activations(spill=False) * samples * _SAMPLE_BYTES + slack
     assert grown["spill"] <= _activations(spill=True) * samples * _SAMPLE_BYTES + slack
