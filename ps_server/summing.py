@@ -167,7 +167,7 @@ class SparseSumming(Summing):
 
 
 class SqueezedSumming(SparseSumming):
-    """The sum is compressed again, with error feedback here: DoubleSqueeze, methods section 1.6 (b).
+    """The sum is compressed again, with error feedback here: DoubleSqueeze, docs/methods.md section 1.6 (b).
 
     The servers change exactly the parameters that they send, so replicas stay equal to the last bit.
 

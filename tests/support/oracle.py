@@ -1,4 +1,4 @@
-"""What an exchange must come to, in plain NumPy and float64: the words of the papers, and nothing of the code."""
+"""The result that an exchange must come to, in NumPy and float64: the words of the papers, nothing of the code."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class _Selector:
         self._thresholds: dict[tuple[int, int], tuple[float, int]] = {}
 
     def select(self, addition: Exact, ranges: Ranges) -> Exact:
-        """What is sent of what is owed, zero elsewhere; every range has its threshold."""
+        """The part that is sent of what is owed, zero elsewhere; every range has its threshold."""
         sent = np.zeros_like(self._residual)
         self._residual += addition
         # Other ranges make their thresholds anew.

@@ -175,7 +175,7 @@ def test_a_layer_moves_the_lean_volumes(scheme: Scheme) -> None:
     exchange.run(lambda mover: one_rank(case, mover))
     inputs = 3 * 4 * 2
     rows, columns = case.batch, CLASSES
-    # Methods section 3: 2 (P - 1) M K + 2 M N (P - 1) / P values received per rank, on average.
+    # docs/methods.md section 3: 2 (P - 1) M K + 2 M N (P - 1) / P values received per rank, on average.
     lean = 2 * 2 * rows * inputs + 2 * rows * columns * 2 / 3
     assert sum(exchange.received_bytes) / 3 == 8 * lean
 

@@ -1,9 +1,9 @@
 """A ring with ZeRO: every worker updates a part of the parameters, and keeps the optimizer state of that.
 
-Methods section 5. Gradients are summed by a reduce-scatter; whoever completes a sum updates that part, and what goes
-on around the ring is the result (stages 1 and 2), or nothing until somebody needs it (stage 3: gathered by an
-allgather before forward and again before backward). Sums have the order of a ring without ZeRO, and so have results
-its bits.
+Gradients are summed by a reduce-scatter, and whoever completes a sum updates that part. In stages 1 and 2 the result
+goes on around the ring. In stage 3 nothing does until somebody needs it: an allgather brings it before forward and
+again before backward (docs/methods.md section 5). Sums have the order of a ring without ZeRO, and so have results its
+bits.
 """
 
 from __future__ import annotations
