@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from decimal import Decimal
 from typing import Literal
 
 import numpy as np
@@ -260,19 +261,21 @@ def test_momentum_correction_and_factor_masking_are_those_of_dgc(
             np.testing.assert_allclose(run.state.velocity, u, rtol=1e-4, atol=1e-5)
 
 
-@given(st.integers(1, 10**7), st.floats(1e-4, 1), st.integers(1, 50))
-def test_the_warm_up_goes_from_everything_to_the_density(elements: int, density: float, steps: int) -> None:
+@given(st.integers(1, 10**7), st.floats(1e-4, 1), st.integers(0, 50))
+def test_the_warm_up_falls_exponentially_from_everything_to_the_density(
+    elements: int, density: float, steps: int
+) -> None:
+    """By 28 digits instead of 16: what is kept is the least number that is not below the share."""
     compressor = Compressor(METHODS["dlgs"], density, density_warmup_steps=steps)
-    kept = [compressor.kept(elements, step) for step in range(1, steps + 3)]
-    assert kept[0] == elements
-    assert kept[-1] == kept[-2] == min(elements, max(1, math.ceil(density * elements)))
-    assert kept == sorted(kept, reverse=True)
-    if steps > 1:
-        ratio = math.log(density) / steps
-        assert (
-            kept[1] == min(elements, max(1, math.ceil(math.exp(ratio) * elements)))
-            or abs(kept[1] - math.exp(ratio) * elements) < 1.001
-        )
+    for step in range(1, steps + 3):
+        share = Decimal(density) ** (Decimal(min(step - 1, steps)) / steps if steps else 1)
+        least = share * elements
+        kept = compressor.kept(elements, step)
+        # 16 digits may lie on the other side of a whole number.
+        assert kept - 1 - Decimal("1e-6") < least <= kept + Decimal("1e-6")
+        assert 1 <= kept <= elements
+    assert compressor.kept(elements, 1) == elements or not steps
+    assert compressor.kept(elements, steps + 1) == compressor.kept(elements, steps + 2)
 
 
 @quick
