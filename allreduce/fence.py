@@ -10,7 +10,7 @@ __all__ = ["Fence"]
 
 
 class Fence:
-    """Pure; not thread-safe.
+    """The attempt and the plan of a rank, and what they admit. Pure; not thread-safe.
 
     Attempts count for a whole run and never fall. A rank may be a step ahead of its neighbour: when the run goes
     back, what was sent of later steps is undone too, and only a number that stays high tells it from what comes

@@ -38,7 +38,7 @@ class PeerEvents:
 
 
 class PeerServicer:
-    """The service's methods.
+    """The methods of `PeerService`.
 
     Args:
         identity: of this worker; frames of other jobs are refused.

@@ -1,4 +1,4 @@
-"""All ranks open each other's memory, or none does."""
+"""Agreement between ranks: all open each other's memory, or none does."""
 
 from __future__ import annotations
 

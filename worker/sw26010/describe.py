@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Convolution:
-    """Windows, filters and groups."""
+    """A convolution: windows, filters and groups."""
 
     window: Window
     filters: int
@@ -41,7 +41,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class FullyConnected:
-    """Units."""
+    """A fully connected layer, and its units."""
 
     units: int
     bias: bool
@@ -57,7 +57,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Pooling:
-    """Maxima or averages; without a window, averages of whole images."""
+    """Pooling by maxima or averages; without a window, by averages of whole images."""
 
     maximum: bool
     window: Window | None
@@ -81,7 +81,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Shortcut:
-    """Every `stride`-th pixel, zeros for new channels."""
+    """A shortcut: every `stride`-th pixel, zeros for new channels."""
 
     channels: int
     stride: int
@@ -89,12 +89,12 @@ class Shortcut:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers after one another."""
+    """A chain of layers."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A body, and a shortcut around it."""
+    """A sum of a body and a shortcut around it."""
 
 
 Description = Convolution | FullyConnected | Norm | Pooling | Rectifier | Reshape | Drop | Shortcut | Chain | Sum

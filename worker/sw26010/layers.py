@@ -61,7 +61,7 @@ class ProcessorLayer(ABC):
 
 
 class _WithParameters(ProcessorLayer):
-    """Announces what it reads and has done, as `ParameterLayer` does."""
+    """A layer with parameters: it announces what it reads and has done, as `ParameterLayer` does."""
 
     def __init__(self, layer: ParameterLayer, core_groups: int) -> None:
         super().__init__(layer, core_groups)
@@ -274,7 +274,7 @@ class _Reshape(ProcessorLayer):
 
 
 class _Drop(ProcessorLayer):
-    """The engine draws the mask, which is a function of the step alone; its time is that of a pass."""
+    """Dropout: the engine draws the mask, a function of the step alone; its time is that of a pass."""
 
     def forward(self, x: Array, run: Run) -> Array:
         self.forward_ledger = self._ledger(x.size)
@@ -332,7 +332,7 @@ class _Chain(ProcessorLayer):
 
 
 class _Sum(_Chain):
-    """Body, then shortcut if there is one."""
+    """A sum: the body, then the shortcut if there is one."""
 
     def forward(self, x: Array, run: Run) -> Array:
         body, shortcut = self._children[0].forward(x, run), x

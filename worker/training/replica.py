@@ -97,7 +97,7 @@ class Replica(ABC):
 
 
 class WholeReplica(Replica):
-    """Everything is here, and everything is exchanged."""
+    """A replica that is whole here; all of it is exchanged."""
 
     def __init__(self, model: Model, job: Job, rank: int, uses: Uses) -> None:
         self.uses = uses
@@ -144,7 +144,7 @@ class WholeReplica(Replica):
 
 
 class HybridReplica(Replica):
-    """Some fully connected layers are spread over the workers; `build` makes the model anew, for rank 0 to test."""
+    """A replica with some layers spread over the workers; `build` makes the model anew, for rank 0 to test."""
 
     def __init__(
         self,

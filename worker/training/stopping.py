@@ -13,7 +13,7 @@ __all__ = ["EvaluationAbandonedError", "LastStep", "write_or_say"]
 
 
 class EvaluationAbandonedError(Exception):
-    """A test is not worth waiting for any more."""
+    """An evaluation was given up: it is not worth waiting for any more."""
 
 
 class LastStep:
