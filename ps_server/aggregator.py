@@ -157,7 +157,7 @@ class Aggregator(Generic[Payload]):
         """
         self._check_sender(header)
         slot = self._find(header)
-        if header.step != slot.step or not slot.applied:
+        if not (header.step == slot.step > self._last_step and slot.applied):
             raise StaleError(f"worker {header.sender}, group {header.group}: step {header.step} was not the last one")
         return slot.frame, slot.skipped
 
