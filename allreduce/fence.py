@@ -21,7 +21,7 @@ class Fence:
 
     def __init__(self) -> None:
         self.attempt = 0
-        """How often the run has gone back, as far as this rank knows."""
+        """The number of times that the run has gone back, as far as this rank knows."""
         self._plan = 0
 
     def begin(self, key: OperationKey) -> None:

@@ -23,7 +23,7 @@ from taihu.wire.shared_memory import SharedBuffer
 
 Values = NDArray[np.float32]
 Step = Mapping[int, Sequence[Values]]
-"""What the workers push in one step: for every frame, by offset, each worker's gradient of all its elements."""
+"""Pushes of the workers in one step: for every frame, by offset, each worker's gradient of all its elements."""
 
 LAYOUT = layout_of(30, 7, 1, 64, 21)
 GROUPS = (Group(0, 1), Group(2, 2), Group(3, 4))

@@ -62,7 +62,7 @@ class Route(Protocol):
     """Whether workers agree on skipping a step before they push."""
 
     shares_sums: int
-    """How many workers' gradients are added up in what travels, so that each may be so much smaller."""
+    """The number of workers whose gradients are added up in what travels, so that each may be so much smaller."""
 
     @property
     def path(self) -> str:

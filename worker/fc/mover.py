@@ -23,7 +23,7 @@ class PeerMover:
         self.sent_bytes = 0
         """Bytes of values sent so far."""
         self.background_s = self.waited_s = 0.0
-        """What the transfers that are not urgent took so far, and how long of it somebody waited for them."""
+        """Seconds of the transfers that are not urgent so far, and those of them in which somebody waited."""
         self._communicator = communicator
         self._clock = clock
         self.tracer = tracer or Tracer.off()
