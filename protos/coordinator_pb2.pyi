@@ -328,6 +328,7 @@ class Progress(_message.Message):
     TEST_METRIC_FIELD_NUMBER: _builtins.int
     TEST_VALUE_FIELD_NUMBER: _builtins.int
     TESTS_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     loss: _builtins.float
     test_accuracy: _builtins.float
@@ -352,6 +353,8 @@ class Progress(_message.Message):
     test_value: _builtins.float
     tests: _builtins.int
     """Number of evaluations so far."""
+    path: _builtins.str
+    """Workers: what values take."""
     def __init__(
         self,
         *,
@@ -373,10 +376,11 @@ class Progress(_message.Message):
         test_metric: _builtins.str = ...,
         test_value: _builtins.float = ...,
         tests: _builtins.int = ...,
+        path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received_per_step", b"bytes_received_per_step", "bytes_sent_per_step", b"bytes_sent_per_step", "compress_seconds", b"compress_seconds", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "loss", b"loss", "samples_per_second", b"samples_per_second", "selected_ratio", b"selected_ratio", "step", b"step", "step_seconds", b"step_seconds", "test_accuracy", b"test_accuracy", "test_metric", b"test_metric", "test_value", b"test_value", "tests", b"tests", "threshold_drift_ratio", b"threshold_drift_ratio", "total_steps", b"total_steps", "update_seconds", b"update_seconds", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received_per_step", b"bytes_received_per_step", "bytes_sent_per_step", b"bytes_sent_per_step", "compress_seconds", b"compress_seconds", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "loss", b"loss", "path", b"path", "samples_per_second", b"samples_per_second", "selected_ratio", b"selected_ratio", "step", b"step", "step_seconds", b"step_seconds", "test_accuracy", b"test_accuracy", "test_metric", b"test_metric", "test_value", b"test_value", "tests", b"tests", "threshold_drift_ratio", b"threshold_drift_ratio", "total_steps", b"total_steps", "update_seconds", b"update_seconds", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -230,6 +230,7 @@ class WorkerDaemon:
             "saved": str(saved) if saved is not None else None,
             "not_saved": not_saved or None,
             "plan": self._job.exchange.plan,
+            "path": session.exchange.path,
             "skipped_steps": session.exchange.skipped_steps,
             "modelled": self._modelled.results() if self._modelled is not None else None,
             **results,
@@ -280,6 +281,7 @@ class WorkerDaemon:
                 self._modelled.enter(record, self._options.tracer)
             follower.observe(record)
             observer.stepped(record)
+            observer.travels(session.exchange.path)
 
         trainer = Trainer(
             job=self._job,

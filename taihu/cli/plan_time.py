@@ -190,6 +190,7 @@ def _as_json(
     return {
         "servers": profile.servers,
         "workers": profile.workers,
+        "path": profile.carriage or None,
         "compression": settings.method,
         "density": 1.0 if settings.method == "none" else settings.density,
         "groups": list(groups),
@@ -212,6 +213,8 @@ def _describe(
     yield f"{counted(len(profile.layers), 'layer')}, {counted(elements, 'parameter')}, {members}"
     if profile.compute != "cpu":
         yield f"compute         modelled ({profile.compute}); links and compression as measured"
+    if profile.carriage:
+        yield f"path            {profile.carriage}"
     yield f"compression     {settings.method}{sent}"
     yield from aligned(
         [_COLUMNS, *starmap(_row, ((profile, index, group) for index, group in enumerate(groups)))], left=2

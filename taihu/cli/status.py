@@ -51,7 +51,7 @@ def status(
         write_json(json_file, _as_json(answer, state))
 
 
-_COLUMNS = ("member", "address", "step", "loss", "ms/step", "heard of", "state")
+_COLUMNS = ("member", "address", "step", "loss", "ms/step", "path", "heard of", "state")
 
 
 def _rows(answer: pb.GetStatusResponse) -> list[tuple[str, ...]]:
@@ -67,6 +67,7 @@ def _rows(answer: pb.GetStatusResponse) -> list[tuple[str, ...]]:
                 f"{progress.step}/{progress.total_steps}" if training else "-",
                 f"{progress.loss:.4f}" if training else "-",
                 f"{progress.step_seconds * 1e3:.1f}" if training else "-",
+                progress.path or "-",
                 f"{entry.seconds_since_heartbeat:.1f} s ago",
                 "finished" if entry.finished else "alive",
             )

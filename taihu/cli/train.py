@@ -155,6 +155,7 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
         )
     sent, received = (human_bytes(results[f"bytes_{way}_per_step"]) for way in ("sent", "received"))
     display.say(f"bytes per step  {sent} sent, {received} received by all workers together")
+    display.say(f"path            {results['path']}")
     if results["skipped_steps"]:
         display.say(
             f"skipped         {counted(results['skipped_steps'], 'step')} whose gradients did not fit into fp16"

@@ -58,7 +58,8 @@ class Progress:
 
     A run that is not tested by accuracy has the name and value of its first metric in `test_metric` and `test_value`;
     `tests` is the number of tests so far. `threshold_drift_ratio` is the relative change of the threshold that was
-    made anew last; `update_seconds` is a server's mean time of summing and updating one frame.
+    made anew last; `update_seconds` is a server's mean time of summing and updating one frame. `path` is what a
+    worker's values take: shared memory (same-host), gRPC's streams (grpc) or connections beside them (tcp).
     """
 
     step: int = 0
@@ -79,6 +80,7 @@ class Progress:
     test_metric: str = ""
     test_value: float = 0.0
     tests: int = 0
+    path: str = ""
 
 
 @dataclass

@@ -108,6 +108,7 @@ class Planning:
         self._job = job
         self.plan = replace(first_plan(job, layout, one_host=one_host), length=length)
         self.profile: Profile | None = None
+        self._one_host = one_host
         self._is_auto = job.exchange.transport == "auto"
         self._decided_after = 0
         self._reports: dict[int, Sequence[StepMeasurement]] = {}
@@ -174,6 +175,7 @@ class Planning:
             batch=self._job.train.batch,
             dense_value_bytes=4 if self._job.train.precision == "fp32" else 2,
             compute=self._job.cluster.compute,
+            carriage="" if self._one_host else carriage,
         )
         frame_elements = self._frames_for_links(profile, compression)
         compression = planned_compression(self._job, frame_elements)

@@ -41,6 +41,7 @@ _FIRST_WORKERS = (
     "selected_ratio",
     "predicted_seconds_per_step",
     "plan",
+    "path",
     "groups",
     "group_layers",
     "profile",

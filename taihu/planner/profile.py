@@ -82,7 +82,8 @@ class Profile:
     workers selected independently of each other; they do not, so that the union of what they push is smaller.
     `fc_layers` are the fully connected ones, in forward order; `batch` is a worker's number of examples, 0 if
     unknown. Where all values are sent, each has `dense_value_bytes`: 4, or 2 in mixed precision. `compute` names the
-    processor that forward and backward were modelled for; on "cpu" they were measured.
+    processor that forward and backward were modelled for; on "cpu" they were measured. `carriage` is what values
+    between machines took, "" where that is not known or there was one machine.
     """
 
     layers: Annotated[tuple[LayerCost, ...], Field(min_length=1)]
@@ -98,6 +99,7 @@ class Profile:
     batch: Annotated[int, Field(ge=0)] = 0
     dense_value_bytes: Literal[2, 4] = _DENSE_VALUE_BYTES
     compute: str = "cpu"
+    carriage: Literal["", "grpc", "tcp", "trial"] = ""
 
     @property
     def layout(self) -> Layout:

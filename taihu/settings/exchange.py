@@ -35,10 +35,12 @@ class ExchangeSettings(Section):
     the plan is made anew if another one has become better. A group is cut into frames for each server that cover at
     most `frame_bytes` of dense values: by default 512 KiB, or about 4 MiB where all processes run on one machine or
     only selected values are sent, and less where a computed plan finds that the links want it. At most
-    `window_frames` of them are on their way to one server without an answer. Processes of one machine exchange dense
-    values in memory that they share (`same-host`; in a ring all workers must be there), others over TCP connections
-    (`tcp`), or in gRPC's streams where those cannot be opened (`grpc`); `transport` is the best of them that may be
-    used, or with `same-host` the only one.
+    `window_frames` of them are on their way to one server without an answer.
+
+    `transport` is what values travel on. Processes of one machine exchange dense values in memory that they share
+    (`same-host`; in a ring all workers must be there). Others take gRPC's streams (`grpc`), or TCP connections beside
+    them (`tcp`; where one cannot be opened, its values stay in gRPC). With `auto` they begin in gRPC's streams, try
+    both in turns for some of the steps that are measured, and go on by connections if those are more than 3 % faster.
 
     `fc` splits the fully connected layers at the model's end by outputs over the workers, which then exchange
     activations instead of these layers' gradients: all of them (`shard`), or those for which that is predicted to be

@@ -88,7 +88,15 @@ class WorkerMetrics:
             (*labels, "metric"),
             registry=self.registry,
         )
+        self._path = Gauge(
+            "taihu_path", "1 for what values take: same-host, tcp or grpc.", (*labels, "path"), registry=self.registry
+        )
         self._labels = labels
+
+    def travels(self, path: str) -> None:
+        """Values take `path` and no other."""
+        self._path.clear()
+        self._path.labels(**self._labels, path=path).set(1)
 
     def tested(self, loss: float, metrics: Mapping[str, float]) -> None:
         """The model was tested; `metrics` are few, and always the same ones."""

@@ -37,7 +37,7 @@ TENSORS = st.builds(TensorSpec, NAMES, st.lists(st.integers(0, 9), max_size=4).m
 LAYERS = st.builds(LayerSpec, NAMES, st.lists(TENSORS, max_size=3).map(tuple))
 WHOLE = {"step", "tests", "total_steps", "bytes_sent_per_step", "bytes_received_per_step"}
 FLOATS = {f.name: UINT64 if f.name in WHOLE else FLOAT32 for f in fields(Progress)}
-PROGRESS = st.builds(Progress, **{**FLOATS, "test_metric": NAMES})
+PROGRESS = st.builds(Progress, **{**FLOATS, "test_metric": NAMES, "path": NAMES})
 
 
 @st.composite

@@ -17,7 +17,14 @@ from taihu.errors import ConfigError
 from taihu.wire.metrics import MetricsPage, ServerMetrics, WorkerMetrics
 
 UNITS = ("_seconds", "_bytes", "_total", "_ratio")
-DIMENSIONLESS = {"taihu_step", "taihu_last_step", "taihu_loss", "taihu_test_score", "taihu_connected_workers"}
+DIMENSIONLESS = {
+    "taihu_step",
+    "taihu_last_step",
+    "taihu_loss",
+    "taihu_path",
+    "taihu_test_score",
+    "taihu_connected_workers",
+}
 ROLES: list[tuple[str, Callable[[int], WorkerMetrics | ServerMetrics]]] = [
     ("worker", WorkerMetrics),
     ("server", ServerMetrics),

@@ -70,6 +70,13 @@ class Observer:
         if self._log.is_enabled_for(logging.DEBUG):
             self._log.debug("step", step=record.step, **asdict(sample))
 
+    def travels(self, path: str) -> None:
+        """Values take `path` now, see `Exchange.path`."""
+        if path != self._meter.progress.path:
+            self._meter.progress = replace(self._meter.progress, path=path)
+            self._metrics.travels(path)
+            self._log.info("values take another path", path=path)
+
     def planned(self, plan: Plan) -> None:
         """The run goes on by `plan`."""
         self._metrics.predicted_seconds.set(plan.predicted_seconds)
