@@ -307,9 +307,14 @@ class Communicator:
         operation's callback may call this.
 
         Raises:
+            ExchangeError: values are summed in shared memory, where nothing can be taken back.
             StaleError: the attempt is not a higher one.
             TaihuError: what `fail` was told.
         """
+        if self._same_host is not None:
+            raise ExchangeError(
+                "a step cannot be given up while sums are made in shared memory; set exchange.transport = 'tcp'"
+            )
         with self._lock:
             self._fence.abort(attempt)
             self._calls = 0

@@ -336,7 +336,7 @@ class Training(RuleBasedStateMachine):
         self.current = None
         self.do(self.protocol.abort(self.step))
         self.attempt += 1
-        self.protocol.begin(self.step, self.attempt)
+        self.do(self.protocol.begin(self.step, self.attempt))
         self.ended.clear()
         self.todo = [("backward", group) for group in range(len(self.sizes))]
 

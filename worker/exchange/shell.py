@@ -172,8 +172,9 @@ class Exchange:
             RunError: gradients do not fit into fp16, however small the loss is made.
         """
         with self._changed:
-            self._protocol.begin(step, attempt)
+            actions = self._protocol.begin(step, attempt)
             self._times = [GroupTimes(elements) for elements in self._memory.sizes]
+        self._do(actions)
         self._route.begin(self._protocol.at)
 
     def push(self, group: int) -> None:

@@ -215,7 +215,8 @@ class StepProtocol:
         self._lost = ""
         for known in self._groups:
             known.phase, known.missing = Phase.AWAITED, known.parts
-        return ()
+        # What is here may differ between workers that gave up: those who gather parameters must all ask alike.
+        return self._drop_all_here() if again else ()
 
     def write(self, group: int) -> Sequence[Action]:
         """The group's gradients are going to be written; `may_write` said so."""
@@ -350,6 +351,12 @@ class StepProtocol:
         """Give up the present attempt, of which nothing can be completed any more, because `member` is gone."""
         self._lost = self._lost or member
         return ()
+
+    def _drop_all_here(self) -> list[Action]:
+        dropped = [group for group, known in enumerate(self._groups) if known.place is Place.HERE]
+        for group in dropped:
+            self._groups[group].place = Place.AWAY
+        return [Drop(group) for group in dropped]
 
     def _push(self, group: int, *, skipped: bool = False) -> list[Action]:
         known = self._groups[group]
