@@ -23,7 +23,9 @@ from kernels.shared_reduce import REDUCE_KINDS, ReduceKind, dtype_of
 from taihu.errors import ExchangeError
 from taihu.wire.shared_memory import SharedBuffer, open_shared
 
-WORKERS = multiprocessing.get_context("spawn")
+# Workers are forks of a process that has imported what takes long.
+WORKERS = multiprocessing.get_context("forkserver")
+WORKERS.set_forkserver_preload(["allreduce.same_host.allreduce", "hypothesis", "pytest"])
 ROUNDS = 40
 Call = tuple[int, int, ReduceKind, bool]
 
