@@ -52,12 +52,13 @@ class Worker:
         *,
         order: Callable[[int], Sequence[int]] = range,
         known: Values | None = None,
+        attempt: int = 0,
     ) -> None:
         """Begin `step` and push all groups of `gradients`, times the loss scale.
 
         `known` are the parameters that forward read, which backward must see.
         """
-        self.exchange.begin(step)
+        self.exchange.begin(step, attempt)
         for group in order(len(self.bounds)):
             self.push(group, gradients, known)
 

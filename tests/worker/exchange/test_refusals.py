@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -207,3 +208,17 @@ def test_gradients_that_are_not_finite_name_the_worker_and_the_layers() -> None:
     told = "worker 0 pushed 1 gradients that are not finite in layers layer1"
     with pytest.raises(TaihuError, match=told):
         run_workers(job, layout_of(3, 5, 3), lambda worker: worker.step(1, bad))
+
+
+def test_a_frame_of_an_older_attempt_is_refused() -> None:
+    layout = layout_of(8)
+    with Cluster(make_job(1, 2)) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
+        first.exchange.start()
+        later = FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1, attempt=2)
+        frames = [encode_frame(each, payload_of("good", each)) for each in (later, replace(later, attempt=1))]
+        with grpc.insecure_channel(first.addresses[0]) as channel:
+            answers = raw_exchange(channel)(iter(frames), metadata=identity_to_metadata(second.identity), timeout=20)
+            with pytest.raises(grpc.RpcError, match="attempt 1 at step 1 was given up") as caught:
+                list(answers)
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
