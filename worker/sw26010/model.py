@@ -13,7 +13,8 @@ from kernels.sw26010.machine import CORE_GROUPS
 from kernels.sw26010.passes import sgd_update
 from worker.engine.layer import Array, Run, StepContext
 from worker.engine.model import Model, StepHooks
-from worker.sw26010.layers import ProcessorLayer, on_processor
+from worker.sw26010.layer import ProcessorLayer
+from worker.sw26010.layers import on_processor
 from worker.sw26010.times import LayerTime
 
 __all__ = ["ProcessorModel"]
