@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from taihu.errors import ConfigError
 from taihu.layout import Layout
@@ -86,7 +87,7 @@ def group_bounds(layout: Layout, groups: Sequence[Group]) -> tuple[tuple[int, in
 
 def _largest_pair(sizes: Sequence[int]) -> int:
     """The most that a group and the next one have together, of groups of these sizes."""
-    return max((own + following for own, following in zip(sizes, [*sizes[1:], 0], strict=False)), default=0)
+    return max((own + following for own, following in pairwise([*sizes, 0])), default=0)
 
 
 def parameter_room(sizes: Sequence[int], live: int) -> int:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from taihu.errors import FrameError
 from taihu.planner.calibration import (
-    TOP_K_PER_SCAN,
     Transfers,
     calibrate,
     fit_linear,
@@ -114,9 +113,9 @@ def test_one_kind_of_compression_tells_the_other(refreshed: bool) -> None:
     reports = reports_of(measure(rng, 2, serial=False, refreshed=refreshed), measure(rng, 3, serial=True))
     profile = calibrate(NAMES, ELEMENTS, reports, servers=1)
     if refreshed:
-        same_costs(profile, scan=scaled(TOP_K, 1 / TOP_K_PER_SCAN))
+        same_costs(profile, scan=scaled(TOP_K, 1 / 4))
     else:
-        same_costs(profile, top_k=scaled(SCAN, TOP_K_PER_SCAN))
+        same_costs(profile, top_k=scaled(SCAN, 4.0))
 
 
 def test_what_serial_steps_slow_down_does_not_count() -> None:
@@ -125,13 +124,20 @@ def test_what_serial_steps_slow_down_does_not_count() -> None:
     usual = measure(rng, 2, serial=False)
     profile = calibrate(NAMES, ELEMENTS, reports_of(usual, slow), servers=1)
     assert profile.forward_seconds == 0.5
-    same_costs(profile, top_k=scaled(SCAN, TOP_K_PER_SCAN))
+    same_costs(profile, top_k=scaled(SCAN, 4.0))
     assert calibrate(NAMES, ELEMENTS, reports_of(slow), servers=1).forward_seconds == 9.0
 
 
 def test_without_serial_steps_links_are_free() -> None:
     rng = np.random.default_rng(2)
     profile = calibrate(NAMES, ELEMENTS, reports_of(measure(rng, 2, serial=False)), servers=1)
+    assert profile.link == LinkCost(0.0, 0.0, 0.0)
+
+
+def test_what_has_no_sample_is_free() -> None:
+    nothing = [StepMeasurement(2, False, 0.5, (0.1,) * len(NAMES), ())]
+    profile = calibrate(NAMES, ELEMENTS, [nothing, nothing], servers=1)
+    assert (profile.scan, profile.top_k) == (LinearCost(0.0, 0.0), LinearCost(0.0, 0.0))
     assert profile.link == LinkCost(0.0, 0.0, 0.0)
 
 

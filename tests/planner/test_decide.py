@@ -70,6 +70,14 @@ def test_compression_pays_on_a_slow_link_only() -> None:
     assert not decide(PROFILE, replace(DLGS, method="none"), "auto").pays
 
 
+def test_sending_everything_does_not_pay_against_sending_everything() -> None:
+    """By a hair another plan is faster than the exact one, which has the fewest groups of those that tie with it."""
+    hardly = replace(PROFILE, forward_seconds=1.0, link=LinkCost(0.0, 1e-18, 1e-18))
+    decision = decide(hardly, replace(DLGS, method="none"), "per-layer")
+    assert 0 < decision.alternatives[UNCOMPRESSED] - decision.seconds < TIE
+    assert not decision.pays
+
+
 @pytest.mark.parametrize("strategy", ["auto", "single"])
 def test_top_k_selects_from_one_group(strategy: str) -> None:
     top_k = replace(DLGS, method="topk")

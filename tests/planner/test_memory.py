@@ -219,6 +219,7 @@ def test_totals_are_sums(job: MemoryJob) -> None:
     worker, server, together = worker_memory(job), server_memory(job), job_memory(job)
     for use in (worker, server, together):
         assert use.total == sum(asdict(use).values())
+        assert {type(value) for value in asdict(use).values()} == {int}, "bytes are whole"
     assert together.total == job.workers * worker.total + job.servers * server.total
 
 

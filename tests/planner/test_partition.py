@@ -143,6 +143,26 @@ def test_a_groups_frames_are_as_few_as_possible_and_equal(
 
 @quick
 @given(groupings(), SERVERS, FRAME_ELEMENTS)
+def test_arrays_and_views_of_a_frame_are_its_pieces(grouping: Grouping, servers: int, frame_elements: int) -> None:
+    arena = np.arange(grouping[0].elements)
+    for frames in all_frames(grouping, servers, frame_elements):
+        for frame in frames:
+            assert frame.arena_bounds.shape == frame.shard_bounds.shape == (len(frame.pieces), 2)
+            carried = [arena[start:stop] for start, stop in frame.arena_bounds]
+            assert np.concatenate([*carried, arena[:0]]).tolist() == arena_positions(frame)
+            lengths = [stop - start for start, stop in frame.arena_bounds]
+            assert [stop - start for start, stop in frame.shard_bounds] == lengths
+            ends = [frame.offset, *(stop for _, stop in frame.shard_bounds.tolist())]
+            assert ends[:-1] == frame.shard_bounds[:, 0].tolist()
+            assert ends[-1] == frame.offset + frame.count
+            views = frame.views(arena)
+            assert np.concatenate([*views, arena[:0]]).tolist() == arena_positions(frame)
+            # Neighbours are one range.
+            assert all(left[-1] + 1 < right[0] for left, right in pairwise(v for v in views if len(v)))
+
+
+@quick
+@given(groupings(), SERVERS, FRAME_ELEMENTS)
 def test_a_frame_is_one_piece_of_each_layer_at_most(grouping: Grouping, servers: int, frame_elements: int) -> None:
     layout, _ = grouping
     for frame in (frame for frames in all_frames(grouping, servers, frame_elements) for frame in frames):

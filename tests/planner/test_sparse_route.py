@@ -156,6 +156,8 @@ def test_the_ring_formula_counts_its_segments(ranks: int) -> None:
         ({"density": 1.1}, "density 1.1"),
         ({"density": float("nan")}, "density nan"),
         ({"alpha_seconds": -1.0}, "-1.0 s per message"),
+        ({"alpha_seconds": float("inf")}, "inf s per message"),
+        ({"seconds_per_byte": -1e-9}, "-1e-09 s per byte"),
         ({"seconds_per_byte": float("inf")}, "inf s per byte"),
         ({"value_bytes": 3}, "values of 3 bytes: expected 2 or 4"),
     ],
