@@ -111,7 +111,6 @@ def step_seconds(layers: Sequence[FcLayer], modes: Sequence[str], job: FcJob, li
     transfers, values = 0, 0.0
     exchanges = 0.0
     columns = False  # whether activations lie by columns
-    width = 0
     for layer, mode in zip(layers, modes, strict=True):
         if mode == "shard":
             transfers += 1
@@ -122,10 +121,9 @@ def step_seconds(layers: Sequence[FcLayer], modes: Sequence[str], job: FcJob, li
                 values += batch * layer.inputs * others / job.workers
             exchanges += links.exchange_seconds + _gradient_bytes(layer, job) * links.seconds_per_byte
         columns = mode == "shard"
-        width = layer.outputs
     if columns:
         transfers += 1
-        values += batch * width * others / job.workers
+        values += batch * layers[-1].outputs * others / job.workers
     one_way = transfers * links.transfer_seconds + values * _VALUE_BYTES * links.seconds_per_byte
     return exchanges + 2.0 * one_way
 
