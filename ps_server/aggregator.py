@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from taihu.errors import FrameError, StaleError
+from taihu.errors import FrameError, GivenUpError, StaleError
 from taihu.planner.partition import FrameSpec
 from taihu.wire.codec import FrameHeader
 
@@ -206,7 +206,7 @@ class Aggregator(Generic[Payload]):
         if self._incarnations[sender] != header.incarnation:
             raise StaleError(f"frame of an earlier incarnation of worker {sender}")
         if header.attempt < self._attempt:
-            raise StaleError(
+            raise GivenUpError(
                 f"worker {sender}, group {header.group}: attempt {header.attempt} at step {header.step} was given "
                 f"up, this server is at attempt {self._attempt}"
             )

@@ -20,7 +20,15 @@ from ps_server.answering import Answer
 from ps_server.initialization import Initialization
 from ps_server.shard_holder import ShardHolder
 from ps_server.worker_exchange import WorkerExchange
-from taihu.errors import FrameError, MemberLostError, RunError, SharedMemoryError, StaleError, TaihuError
+from taihu.errors import (
+    FrameError,
+    GivenUpError,
+    MemberLostError,
+    RunError,
+    SharedMemoryError,
+    StaleError,
+    TaihuError,
+)
 from taihu.job import Job
 from taihu.process.preparation import give_back_freed_memory
 from taihu.trace import Tracer
@@ -212,11 +220,15 @@ class ParameterServerServicer:
         identity, header, shard = exchange.identity, frame.header, self._holder.shard
         self._metrics.received_bytes.inc(frame.moved_bytes)
         start = self._clock.now()
-        if header.bare:
-            self._answer(exchange, shard.ask(header))
+        try:
+            if header.bare:
+                self._answer(exchange, shard.ask(header))
+                return
+            exchange.shares = header.shared
+            outcome = shard.push(frame, self._gradients.get(identity))
+        except GivenUpError:
+            # Another worker's frame was faster with the news.
             return
-        exchange.shares = header.shared
-        outcome = shard.push(frame, self._gradients.get(identity))
         if isinstance(outcome, Answer):
             stop = self._clock.now()
             self._metrics.updated(stop - start)

@@ -5,6 +5,7 @@ __all__ = [
     "DataError",
     "ExchangeError",
     "FrameError",
+    "GivenUpError",
     "MemberLostError",
     "ModelError",
     "PeerUnreachableError",
@@ -61,3 +62,7 @@ class SharedMemoryError(TaihuError):
 
 class StaleError(TaihuError):
     """A frame or call belongs to another job, incarnation, plan or step. Nothing was changed by it."""
+
+
+class GivenUpError(StaleError):
+    """A frame belongs to an attempt that was given up: whoever sent it had not heard of that."""

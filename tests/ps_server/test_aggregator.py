@@ -164,8 +164,10 @@ class Ledger:
         sender = header.sender
         if sender is None or self.admitted.get(sender) != header.incarnation:
             return "StaleError"
-        if (header.job, header.plan) != ("demo", 1) or header.attempt < self.attempt:
+        if (header.job, header.plan) != ("demo", 1):
             return "StaleError"
+        if header.attempt < self.attempt:
+            return "GivenUpError"
         if not any((f.group, f.offset, f.count) == (header.group, header.offset, header.count) for f in self.frames):
             return "FrameError"
         newest = {frame.offset: self.newest(frame.offset) for frame in self.frames}
