@@ -54,6 +54,9 @@ def tally(core: str, sample: int | None, seed: int, at: str = "") -> Tally:
     """Judge the mutants of a core, or `sample` of them drawn with `seed`.
 
     `at` is a file, relative to the root, or `file:line`: only the mutants there count.
+
+    Raises:
+        RuntimeError: there are none, or the tests fail without any.
     """
     every = [
         mutant
@@ -62,6 +65,8 @@ def tally(core: str, sample: int | None, seed: int, at: str = "") -> Tally:
         for mutant in mutants_of(path, (ROOT / path).read_text("utf-8"))
         if at in ("", path, f"{path}:{mutant.first_line}")
     ]
+    if not every:
+        raise RuntimeError(f"{at or core}: nothing to change there; name FILE or FILE:LINE of core {core}")
     chosen = every if sample is None or sample >= len(every) else random.Random(seed).sample(every, sample)  # noqa: S311
     equivalent = _equivalent()
     fates: Counter[Fate] = Counter()
