@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 from support.shards import KINDS, LAYOUT, driven, shard_job
 
-from kernels.half import to_half
+from kernels.half import HalfKind, to_half
 from kernels.pack import packed_bound
-from ps_server.contribution import Contribution, HalfContribution, SparseContribution, decode_contribution
+from ps_server.answering import make_answering
+from ps_server.contribution import (
+    Contribution,
+    HalfContribution,
+    SparseContribution,
+    count_non_finite,
+    decode_contribution,
+)
 from ps_server.summing import DenseSum, ScratchPool, SparseSum, make_summing
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec, Piece
@@ -91,3 +98,26 @@ def test_gradients_that_lie_together_are_not_copied() -> None:
         assert isinstance(decoded, np.ndarray)
         assert decoded.tolist() == [value for piece in spec.pieces for value in range(piece.start, piece.stop)]
         assert np.shares_memory(decoded, arena) is (spec is not SPEC)
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_what_is_not_finite_is_counted(kind: HalfKind) -> None:
+    infinity = 0x7C00 if kind == "fp16" else 0x7F80
+    for bad in (5, 0, 3, 7, 1):
+        codes = np.zeros(7, np.uint16)
+        codes[:bad] = [infinity, infinity + 1, 0x8000 + infinity, infinity, infinity, infinity + 9, infinity][:bad]
+        assert count_non_finite(HalfContribution(codes, kind, 1.0, skipped=False)) == bad
+        assert count_non_finite(HalfContribution(codes, kind, 1.0, skipped=True)) == 0
+        values = np.ones(7, np.float32)
+        values[7 - bad :] = np.resize([np.nan, np.inf, -np.inf], bad)
+        assert count_non_finite(values) == count_non_finite(SparseContribution(codes.astype(np.int32), values)) == bad
+
+
+def test_answers_with_changed_parameters_need_to_know_which_they_were() -> None:
+    answering = make_answering(shard_job(KINDS["sparse pull"]), np.zeros(4, np.float32))
+    header = FrameHeader("taihu", 7, 1, 1, 0, 0, 4)
+    with (
+        ScratchPool([SPEC]).borrowed() as scratch,
+        pytest.raises(TypeError, match="expected to know which they were"),
+    ):
+        answering.updated(SPEC, DenseSum(np.zeros(4, np.float32)), header, scratch)
