@@ -1,0 +1,77 @@
+"""A worker believes no answer that it did not ask for: what is not of its plan, step or group changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.answers import AnswerProxy
+from support.cluster import Cluster, Member, layout_of, make_job
+
+from taihu.errors import FrameError
+from taihu.job import Job
+from taihu.wire.codec import Frame, FrameHeader, ValueType, encode_frame
+from worker.exchange.making import through_servers
+
+LAYOUT = layout_of(8, 8)
+
+CHANGES: dict[str, tuple[Callable[[FrameHeader], FrameHeader], str]] = {
+    "job": (lambda header: replace(header, job="other"), "answered job 'other'"),
+    "plan": (lambda header: replace(header, plan=2), "plan 2, group 0, offset 0, 8 values: not a frame of plan 1"),
+    "step": (lambda header: replace(header, step=2), "answered step 2 during step 1"),
+    "group": (lambda header: replace(header, group=1), "group 1, offset 0, 8 values: not a frame of plan 1"),
+    "offset": (lambda header: replace(header, offset=8), "group 0, offset 8, 8 values: not a frame of plan 1"),
+    "count": (lambda header: replace(header, count=7), "group 0, offset 0, 7 values: not a frame of plan 1"),
+    "type": (lambda header: replace(header, value_type=ValueType.BF16), "dense with bfloat16 values: expected a dense one with float32 values"),
+}
+
+
+def first_step(job: Job, member: Member, change: Callable[[Frame], bytes]) -> None:
+    """A step whose answers of group 0 are changed on their way; returns when it has been completed."""
+    with AnswerProxy(member.addresses[0], change) as proxy:
+        exchange = through_servers(job, member.plan, [proxy.address], member.identity, member.arenas)
+        with exchange:
+            exchange.start()
+            exchange.begin(1)
+            member.arenas.gradients[:] = 1.0
+            exchange.push(0)
+            exchange.complete(0)
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("zero", [0, 1])
+def test_an_answer_that_was_not_asked_for_is_an_error_and_changes_nothing(kind: str, zero: int) -> None:
+    change, told = CHANGES[kind]
+
+    def changed(answer: Frame) -> bytes:
+        header = change(answer.header)
+        values = answer.values.astype(header.value_type.dtype)[: header.count]
+        return encode_frame(header, [values])
+
+    job = make_job(1, 1, exchange={"plan": "per-layer", "transport": "grpc", "zero": zero})
+    with Cluster(job) as cluster, cluster.member(0, LAYOUT) as member:
+        before = member.arenas.parameters.copy()
+        with pytest.raises(FrameError, match=told):
+            first_step(cluster.job, member, changed)
+        assert member.arenas.parameters.tobytes() == before.tobytes()
+
+
+def test_positions_beyond_the_group_are_an_error_and_change_nothing() -> None:
+    def changed(answer: Frame) -> bytes:
+        # The frame's sections say where its values belong.
+        return encode_frame(answer.header, [answer.values, np.full_like(answer.sections, 255)])
+
+    job = make_job(
+        1,
+        1,
+        exchange={"plan": "per-layer", "transport": "grpc"},
+        compression={"method": "dlgs", "density": 0.5},
+        optimizer={"momentum": 0.0},
+    )
+    with Cluster(job) as cluster, cluster.member(0, LAYOUT) as member:
+        before = member.arenas.parameters.copy()
+        with pytest.raises(FrameError, match="answered group 0"):
+            first_step(cluster.job, member, changed)
+        assert member.arenas.parameters.tobytes() == before.tobytes()
