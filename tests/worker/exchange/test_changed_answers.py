@@ -24,7 +24,10 @@ CHANGES: dict[str, tuple[Callable[[FrameHeader], FrameHeader], str]] = {
     "group": (lambda header: replace(header, group=1), "group 1, offset 0, 8 values: not a frame of plan 1"),
     "offset": (lambda header: replace(header, offset=8), "group 0, offset 8, 8 values: not a frame of plan 1"),
     "count": (lambda header: replace(header, count=7), "group 0, offset 0, 7 values: not a frame of plan 1"),
-    "type": (lambda header: replace(header, value_type=ValueType.BF16), "dense with bfloat16 values: expected a dense one with float32 values"),
+    "type": (
+        lambda header: replace(header, value_type=ValueType.BF16),
+        "expected a dense one with float32 values",
+    ),
 }
 
 
