@@ -293,19 +293,19 @@ class ServerShard:
 
     def _apply(self, complete: Complete[Contribution]) -> Answer:
         """Sum, update, and answer."""
-        frame, step = complete.frame, complete.step
+        frame, step, answering = complete.frame, complete.step, self._answering
         header = self._answer_header(frame, complete)
         with self._scratches.borrowed() as scratch:
             total = self._summing.sum(frame, step, complete.contributions, scratch)
             if total is not None:
                 self._update(frame, step, total, scratch)
-                self._answering.updated(frame, total, header, scratch)
+                answering.updated(frame, total, header, scratch)
         for contribution in complete.contributions:
             self.buffers.give_back(values_of(contribution))
         with self._lock:
             self._aggregator.applied(frame, skipped=total is None)
             self._step = max(self._step, step)
-        return self._answering.answer(frame, header if total is not None else replace(header, skipped=True))
+        return answering.answer(frame, header if total is not None else replace(header, skipped=True))
 
     def _update(self, frame: FrameSpec, step: int, total: Total, scratch: Scratch) -> None:
         start, stop = frame.offset, frame.offset + frame.count
