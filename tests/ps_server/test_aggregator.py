@@ -323,7 +323,7 @@ class Pair:
 def test_any_sequence_of_commands_has_the_outcomes_of_the_ledger() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=50)
     @given(st.integers(1, 3), st.sampled_from([0, 0, 7]), st.data())
     def check(workers: int, last_step: int, data: st.DataObject) -> None:
         script = data.draw(st.lists(commands(workers), min_size=20, max_size=60))

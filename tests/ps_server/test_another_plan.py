@@ -130,6 +130,22 @@ def test_what_was_held_back_stays_and_thresholds_are_made_anew() -> None:
     np.testing.assert_allclose(after["parameters"][sent], moved[sent], rtol=1e-6)
 
 
+def test_the_runs_plan_is_asked_for_when_a_later_one_comes_and_only_then() -> None:
+    run, asked = driven("zero 3"), list[int]()
+
+    def get_plan() -> Plan:
+        asked.append(run.shard.step)
+        return run.plans[-1]
+
+    run.get_plan = get_plan
+    run.step(1)
+    run.shard.ask(run.bare(run.frames[0], 1, 1))
+    assert asked == []
+    run.plans.append(make_plan(2, 2, OTHER_GROUPS))
+    run.step(2)
+    assert asked == [1]
+
+
 def test_parameters_are_asked_for_by_the_later_plan_first() -> None:
     run = driven("zero 3")
     run.step(1)

@@ -64,7 +64,7 @@ class Lending(RuleBasedStateMachine):
 
 
 TestLending = Lending.TestCase
-TestLending.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestLending.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 
 
 def test_what_was_given_back_is_lent_again() -> None:

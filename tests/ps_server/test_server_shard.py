@@ -34,9 +34,12 @@ def pushed(run: Driven, gradients: Step) -> NDArray[np.bool_]:
     return np.concatenate([np.any(np.array(gradients[frame.offset]) != 0, axis=0) for frame in run.frames])
 
 
-@pytest.mark.parametrize("kind", ["sgd", "momentum", "bf16", "fp16"])
+SELECTED = {"method": "lags", "density": 0.2, "downlink": "dense", "momentum_at": "servers"}
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "bf16", "fp16", "selected"])
 def test_parameters_follow_the_mean_and_all_come_back(kind: str) -> None:
-    run = driven(kind)
+    run = Driven(shard_job({"compression": SELECTED})) if kind == "selected" else driven(kind)
     rule = run.job.optimizer
     expected, velocity = run.parameters.astype(np.float64), np.zeros(run.partition.elements)
     for step in range(1, 5):

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load, save
 from support.shards import KINDS, LAYOUT, OTHER_GROUPS, Driven, bits, driven, make_plan, shard_job
 
+from kernels.half import from_half
 from ps_server.snapshot import Snapshot
 from taihu.errors import FrameError, ModelError, StaleError
 
@@ -52,6 +53,13 @@ def test_another_process_goes_on_with_the_same_bits(kind: str, replanned: bool) 
     other.plans = run.plans
     other.shard.restore(written_and_read(snapshot), run.plans[-1])
     assert other.shard.step == TAKEN
+    if other.kind is not None:
+        for spec in other.frames:
+            (codes,) = other.shard.ask(other.bare(spec, 0, TAKEN)).pieces
+            values = np.empty(spec.count, np.float32)
+            from_half(codes, other.kind, values)
+            restored = snapshot.arrays["parameters"][spec.offset : spec.offset + spec.count]
+            np.testing.assert_allclose(values, restored, rtol=1e-2, atol=1e-3)
     assert go_on(other) == expected
     assert other.parameters.tobytes() == run.parameters.tobytes()
     for name, array in other.shard.snapshot().arrays.items():
