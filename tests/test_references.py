@@ -9,6 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 METHODS = ROOT / "docs" / "methods.md"
 FOLDERS = ("kernels", "taihu", "allreduce", "ps_server", "worker", "tests", "benchmarks", "docs")
+PACKAGES = ("kernels", "taihu", "allreduce", "ps_server", "worker")
+PLACE = re.compile(r"`((?:[\w.-]+/)+(?!__pycache__)[\w.-]*)`")
+MODULE = re.compile(r"`(\w+\.py)`")
 # "docs/methods.md section 1.3", and the short forms that once were: "methods section 3", "Methods 1.1".
 REFERENCE = re.compile(r"\bmethods(?:\.md)?,?\s(?:sections?\s)?(\d(?:\.\d)?)\b", re.IGNORECASE)
 
@@ -25,3 +28,29 @@ def test_every_reference_to_the_methods_names_a_section() -> None:
     found = {(path.name, number) for path in written() for number in REFERENCE.findall(path.read_text())}
     assert len(found) > 25
     assert {number for _, number in found} <= sections, sorted(found)
+
+
+def test_every_room_stands_in_the_table_of_the_house() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text()
+    rooms = [path.parent.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")]
+    assert not [room for room in rooms if f"`{room}/`" not in table]
+
+
+def test_the_pages_that_show_the_way_name_files_that_exist() -> None:
+    names = {path.name for path in written()}
+    for page in (METHODS, ROOT / "CONTRIBUTING.md"):
+        text = page.read_text()
+        missing = [name for name in PLACE.findall(text) if not (ROOT / name).exists()]
+        assert not missing, f"{page.name}: {missing}"
+        assert not [name for name in MODULE.findall(text) if name not in names]
+
+
+def test_the_ways_of_values_name_functions_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    steps = re.findall(r"^\d+\. (.*(?:\n   .*)*)", text, re.MULTILINE)
+    assert len(steps) > 15
+    mentioned = {Path(name).name for name in [*PLACE.findall(text), *MODULE.findall(text)]}
+    files = [path for path in written() if path.name in mentioned]
+    known = {name for path in files for name in re.findall(r"(?:def|class) (\w+)", path.read_text())}
+    named = {name for step in steps for name in re.findall(r"`([A-Za-z_]\w*)`", step)}
+    assert named <= known, named - known
