@@ -32,6 +32,8 @@ from taihu.wire.shared_memory import SharedBuffer
 
 __all__ = ["Communicator"]
 
+_LOOK_AGAIN_S = 0.1
+
 
 class Communicator:
     """Rank `identity.rank`'s end of all operations between `size` workers; a context manager.
@@ -303,7 +305,7 @@ class Communicator:
         """Give up everything under way, for the run goes back: it is attempt `attempt` now, on every rank in the end.
 
         Whoever waits for what was given up raises StaleError. Frames of attempts before this one are dropped from now
-        on; calls and transfers are counted anew. Returns when buffers are not written to any more, so that no
+        on; calls and transfers are counted anew. Returns when buffers are not read or written any more, so that no
         operation's callback may call this.
 
         Raises:
@@ -326,6 +328,11 @@ class Communicator:
             self._changed.notify_all()
         with self._quiet:
             self._quiet.wait_for(lambda: not self._writing or self._failure is not None)
+        for link in self._links.values():
+            read = threading.Event()
+            link.after(read.set)
+            while self._failure is None and not read.wait(_LOOK_AGAIN_S):
+                pass
         if self._failure is not None:
             raise self._failure
 
