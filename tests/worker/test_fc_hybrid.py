@@ -17,6 +17,7 @@ from taihu.optimization import OptimizerShard
 from taihu.planner.partition import slice_bounds
 from taihu.settings import OptimizerSettings
 from worker.engine import (
+    BatchNorm,
     Conv2d,
     Dropout,
     Flatten,
@@ -198,12 +199,12 @@ def test_the_next_pass_is_on_its_way_while_one_is_computed(scheme: Scheme) -> No
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_an_update_after_each_pass_is_one_by_the_mean_of_its_examples(scheme: Scheme) -> None:
     """With a learning rate of 0 in effect, the gradients of all passes add up to the whole one."""
-    case = Case(2, 4, (), scheme, ("fc1",))
+    case = Case(2, 4, (6,), scheme, ("fc1",))
 
     def work(mover: MemoryMover) -> tuple[Recorder, Recorder]:
-        recorders = []
+        recorders, whole = [], []
         for each_pass in (False, True):
-            hybrid = HybridModel(network(()), case.sharded, rank=mover.rank, size=2, dtype=np.float64)
+            hybrid = HybridModel(network((6,)), case.sharded, rank=mover.rank, size=2, dtype=np.float64)
             parameters, gradients = np.zeros((2, hybrid.layout.elements))
             hybrid.bind(parameters, gradients)
             hybrid.initialize(1)
@@ -212,6 +213,9 @@ def test_an_update_after_each_pass_is_one_by_the_mean_of_its_examples(scheme: Sc
             hybrid.attach(mover, recorders[-1], scheme=scheme, update_each_pass=each_pass)
             mine = slice(mover.rank * 4, mover.rank * 4 + 4)
             hybrid.train(case.images[mine], case.targets[mine], context(mine.start), StepHooks())
+            whole.append(gradients)
+        # Layers that are not sharded, behind those that are too, have the gradients of all passes in either case.
+        np.testing.assert_allclose(whole[1], whole[0], rtol=1e-9, atol=1e-12)
         return recorders[0], recorders[1]
 
     for once, each in MemoryNetwork(2).run(work):
@@ -267,6 +271,45 @@ def test_the_whole_model_is_collected_after_steps() -> None:
     collected = exchange.run(work)[0]
     assert collected is not None
     np.testing.assert_allclose(collected, parameters, rtol=1e-4, atol=1e-6)
+
+
+def test_the_running_moments_are_collected_too() -> None:
+    """Batch norm is in front of what is sharded, so that worker 0's moments are those of its own samples."""
+
+    def normed() -> Model:
+        layers: list[Layer] = [Conv2d(2, 3, padding=1), BatchNorm(), ReLU(), Flatten(), Linear(CLASSES, gain=1.0)]
+        return Model(Sequential(layers), (3, 4, 2), CLASSES)
+
+    images = np.random.default_rng(0).standard_normal((8, 3, 4, 2), dtype=np.float32)
+    labels = np.arange(8) % CLASSES
+
+    def bound(model: Model | HybridModel) -> None:
+        parameters, gradients = np.zeros((2, model.layout.elements), dtype=np.float32)
+        model.bind(parameters, gradients)
+        model.initialize(1)
+
+    alone = normed()
+    bound(alone)
+    alone.train(images[:4], labels[:4], context(0), StepHooks())
+
+    def work(mover: MemoryMover) -> dict[str, NDArray[np.float32]]:
+        hybrid, seen = HybridModel(normed(), ("fc1",), rank=mover.rank, size=2), normed()
+        bound(hybrid)
+        hybrid.initialize_shards(1)
+        hybrid.attach(mover, Recorder())
+        mine = slice(mover.rank * 4, mover.rank * 4 + 4)
+        hybrid.train(images[mine], labels[mine], context(mine.start), StepHooks())
+        bound(seen)
+        hybrid.collect(mover, None if mover.rank else seen)
+        return dict(seen.buffers())
+
+    collected, expected = MemoryNetwork(2).run(work)[0], alone.buffers()
+    assert collected.keys() == expected.keys()
+    fresh = normed()
+    bound(fresh)
+    assert all((values != expected[name]).any() for name, values in fresh.buffers().items())
+    for name, values in expected.items():
+        np.testing.assert_allclose(collected[name], values, rtol=1e-5, atol=1e-6)
 
 
 def test_what_cannot_be_sharded_is_named() -> None:
