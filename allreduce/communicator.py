@@ -177,11 +177,12 @@ class Communicator:
         """Take part in an operation; `wait` returns when it is finished. After a failure nothing is started."""
         if self._failure is not None:
             return
-        if self._same_host is not None and self._same_host.takes(operation):
-            self._same_host.start(operation)
-            return
         try:
             with self._lock:
+                if self._same_host is not None and self._same_host.takes(operation):
+                    self._fence.begin(operation.key)
+                    self._same_host.start(operation)
+                    return
                 self._start(operation)
         except TaihuError as error:
             self.fail(error)
@@ -306,17 +307,13 @@ class Communicator:
 
         Whoever waits for what was given up raises StaleError. Frames of attempts before this one are dropped from now
         on; calls and transfers are counted anew. Returns when buffers are not read or written any more, so that no
-        operation's callback may call this.
+        operation's callback may call this: sums in shared memory are given up by all ranks together, which it waits
+        for.
 
         Raises:
-            ExchangeError: values are summed in shared memory, where nothing can be taken back.
             StaleError: the attempt is not a higher one.
             TaihuError: what `fail` was told.
         """
-        if self._same_host is not None:
-            raise ExchangeError(
-                "a step cannot be given up while sums are made in shared memory; set exchange.transport = 'tcp'"
-            )
         with self._lock:
             self._fence.abort(attempt)
             self._calls = 0
@@ -326,6 +323,8 @@ class Communicator:
             self._parts.abort(attempt)
         with self._changed:
             self._changed.notify_all()
+        if self._same_host is not None:
+            self._same_host.abort(attempt)
         with self._quiet:
             self._quiet.wait_for(lambda: not self._writing or self._failure is not None)
         for link in self._links.values():

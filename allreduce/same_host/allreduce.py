@@ -5,7 +5,9 @@ Chunk c is summed in the order of ranks c, c + 1, ..., c - 1 (mod P), as a ring 
 so both give the same bits, equal on all ranks.
 
 Each rank has a counter in its own buffer. An odd value says that its contribution to a call is ready, the next even
-one that its chunk is written; two waits for everybody's counter separate contributing, summing and reading.
+one that its chunk is written; two waits for everybody's counter separate contributing, summing and reading. When
+the run goes back all counters jump to their attempt's first number, higher than any before: who waits in an attempt
+that another rank has given up sees it, and sums nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 from allreduce.ring.schedule import summation_order
 from kernels.futex import publish, wait_until
 from kernels.shared_reduce import REDUCE_KINDS, ReduceKind, dtype_of, reduce_to_all, warm_up
-from taihu.errors import ExchangeError
+from taihu.errors import ExchangeError, StaleError
 from taihu.planner.partition import slice_bounds
 from taihu.wire.shared_memory import SharedBuffer
 
@@ -29,6 +31,8 @@ IsFailed = Callable[[], BaseException | None]
 # One cache line of control words: the counter, and what the call is about.
 _COUNTER: Final = 0
 _CALL: Final = slice(1, 5)
+_ATTEMPT_BITS: Final = 32
+"""The counter's upper bits say in which attempt it counts."""
 
 
 def _never() -> None:
@@ -65,6 +69,7 @@ class SharedAllreduce:
         order = summation_order(rank, self._size)
         self._addresses = np.array([self._data[other].ctypes.data for other in order], dtype=np.int64)
         self._counter = 0
+        self._calls = 0
         self._failed = False
 
     def warm_up(self, value_type: ReduceKind) -> None:
@@ -100,6 +105,7 @@ class SharedAllreduce:
         Raises:
             ValueError: a range does not lie in the data area, or the type is not known. Nothing has changed.
             ExchangeError: another rank made another call, or an earlier call failed; the range holds anything then.
+            StaleError: another rank has given up this attempt; the range holds anything then.
             BaseException: what `is_failed` returned; the range holds anything then.
         """
         self._check(start, stop, value_type)
@@ -108,6 +114,7 @@ class SharedAllreduce:
         if self._failed:
             raise ExchangeError(f"shared allreduce of rank {self._rank}: an earlier call failed; make new buffers")
         self._failed = True
+        self._calls += 1
         self._controls[self._rank][_CALL] = (start, stop, REDUCE_KINDS.index(value_type), mean)
         self._synchronise(is_failed)
         self._expect_same_calls()
@@ -125,9 +132,26 @@ class SharedAllreduce:
         if not 0 <= start <= stop <= elements:
             raise ValueError(f"{value_type} elements [{start}, {stop}) to reduce: expected a range of {elements}")
 
+    def restart(self, attempt: int, is_failed: IsFailed = _never) -> None:
+        """Count anew in a higher attempt, also after a call that was given up; returns when all ranks do so.
+
+        No rank writes to another one's buffer from then on, until the next call.
+
+        Raises:
+            BaseException: what `is_failed` returned.
+        """
+        self._counter = attempt << _ATTEMPT_BITS
+        self._meet(is_failed)
+        self._failed = False
+
     def _synchronise(self, is_failed: IsFailed) -> None:
-        """Say that this rank has come so far, and wait until all have."""
+        """Say that this rank has come so far, and wait until all have; raises StaleError if one has gone back."""
         self._counter += 1
+        self._meet(is_failed)
+        if any(int(control[_COUNTER]) >> _ATTEMPT_BITS > self._counter >> _ATTEMPT_BITS for control in self._others):
+            raise StaleError("another rank has given up this attempt")
+
+    def _meet(self, is_failed: IsFailed) -> None:
         publish(self._controls[self._rank], _COUNTER, self._counter)
         for control in self._others:
             while not wait_until(control, _COUNTER, self._counter):
@@ -140,7 +164,7 @@ class SharedAllreduce:
         for rank, call in enumerate(calls):
             if call != calls[0]:
                 raise ExchangeError(
-                    f"shared allreduce {self._counter // 2 + 1}: rank {rank} calls for {_describe(*call)}, "
+                    f"shared allreduce {self._calls}: rank {rank} calls for {_describe(*call)}, "
                     f"rank 0 for {_describe(*calls[0])}; expected the same call of all ranks"
                 )
 

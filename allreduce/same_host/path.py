@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from queue import SimpleQueue
 from typing import Any, Final
@@ -17,12 +17,21 @@ from allreduce.ring.operation import Operation
 from allreduce.ring.reduction import reduce_kind
 from allreduce.ring.schedule import Ring
 from allreduce.same_host.allreduce import IsFailed, SharedAllreduce
-from taihu.errors import SharedMemoryError, TaihuError
+from taihu.errors import SharedMemoryError, StaleError, TaihuError
 from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["DESCRIPTOR_BYTES", "SameHostPath", "decode_descriptor", "encode_descriptor", "open_all"]
 
 DESCRIPTOR_BYTES: Final = 512
+_POLL_S: Final = 0.05
+
+
+@dataclass(frozen=True)
+class _Restart:
+    """All ranks have given up attempts before `attempt`; `done` when they know of each other that they have."""
+
+    attempt: int
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class SameHostPath:
@@ -51,7 +60,8 @@ class SameHostPath:
         self._is_failed = is_failed
         self._on_finished = on_finished
         self._on_failed = on_failed
-        self._queue: SimpleQueue[Operation | None] = SimpleQueue()
+        self._queue: SimpleQueue[Operation | _Restart | None] = SimpleQueue()
+        self._attempt = 0
         self._thread = threading.Thread(target=self._run, name="same-host", daemon=True)
         self._thread.start()
 
@@ -62,6 +72,14 @@ class SameHostPath:
     def start(self, operation: Operation) -> None:
         """Queue an operation that `takes` holds for; all ranks start the same ones in the same order."""
         self._queue.put(operation)
+
+    def abort(self, attempt: int) -> None:
+        """Give up operations of attempts before this one; returns when all ranks have, or when all has failed."""
+        restart = _Restart(attempt)
+        self._attempt = attempt
+        self._queue.put(restart)
+        while not restart.done.wait(_POLL_S) and self._is_failed() is None:
+            pass
 
     def close(self) -> None:
         """End when everything queued is done."""
@@ -75,14 +93,28 @@ class SameHostPath:
         return start if inside else None
 
     def _run(self) -> None:
+        attempt = 0
         try:
-            while (operation := self._queue.get()) is not None:
-                self._carry_out(operation)
-                self._on_finished(operation)
+            while (item := self._queue.get()) is not None:
+                if isinstance(item, _Restart):
+                    self._allreduce.restart(item.attempt, self._is_failed)
+                    attempt = item.attempt
+                    item.done.set()
+                elif item.key.attempt >= attempt:
+                    try:
+                        self._carry_out(item)
+                        self._on_finished(item)
+                    except StaleError:
+                        # What follows in this attempt is given up as well.
+                        attempt = item.key.attempt + 1
         except BaseException as error:
             self._on_failed(error)
             if not isinstance(error, TaihuError):
                 raise
+
+    def _given_up(self, operation: Operation) -> StaleError | None:
+        stale = operation.key.attempt < self._attempt
+        return StaleError(f"attempt {operation.key.attempt} was given up") if stale else None
 
     def _carry_out(self, operation: Operation) -> None:
         ring, offset = operation.schedule, self._offset(operation.values)
@@ -97,7 +129,7 @@ class SameHostPath:
                 reduce_kind(operation.value_type),
                 own=[(base + p.start, base + p.stop) for frame in ring.chunks[self._rank] for p in frame.pieces],
                 mean=operation.scale != 1.0,
-                is_failed=self._is_failed,
+                is_failed=lambda: self._is_failed() or self._given_up(operation),
             )
         for frame in chain.from_iterable(ring.chunks):
             operation.on_final(frame)

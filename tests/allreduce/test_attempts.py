@@ -23,6 +23,7 @@ from taihu.errors import FrameError, StaleError
 from taihu.planner.groups import Group
 from taihu.wire.codec import FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.shared_memory import SharedBuffer
 
 SIZE = 3
 ELEMENTS = 600_000
@@ -141,6 +142,48 @@ def test_a_replay_takes_nothing_of_the_attempt_before(direct: bool) -> None:
         assert flags[0] == SIZE
 
     with Peers(SIZE, mesh=True, direct=direct) as peers:
+        peers.run(work)
+
+
+def test_sums_in_shared_memory_are_given_up_and_replayed() -> None:
+    """Rank 2 never took part; rank 0 gives up first, while rank 1 still waits for both."""
+    aborting = threading.Event()
+
+    def work(communicator: Communicator) -> None:
+        rank = communicator.rank
+        with SharedBuffer.create(4 * ELEMENTS) as buffer:
+            communicator.choose_path("same-host", buffer)
+            arena = buffer.array(np.float32, ELEMENTS)
+            done = dense(communicator, 4, 0)[0]
+            done.values = arena
+            arena[:] = values_of(rank, 0)
+            communicator.start(done)
+            communicator.wait(done)
+            np.testing.assert_array_equal(arena, sum_of(0))
+            final: list[int] = []
+            given_up = [dense(communicator, step, 0)[0] for step in (5, 6)]
+            for operation in given_up:
+                operation.values = arena
+                operation.on_final = lambda frame: final.append(frame.offset)
+                if rank != 2:
+                    communicator.start(operation)
+            if rank:
+                aborting.wait(30)
+            else:
+                aborting.set()
+            communicator.abort(1)
+            assert not final
+            if rank != 2:
+                with pytest.raises(StaleError, match="given up"):
+                    communicator.wait(given_up[0])
+            replayed = dense(communicator, 5, 1)[0]
+            replayed.values = arena
+            arena[:] = values_of(rank, 1)
+            communicator.start(replayed)
+            communicator.wait(replayed)
+            np.testing.assert_array_equal(arena, sum_of(1))
+
+    with Peers(SIZE) as peers:
         peers.run(work)
 
 
