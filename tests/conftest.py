@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 import structlog
 import typer
+from hypothesis import settings
 from support.commands import end_fork_server, run_command
 from support.daemons import Start, daemons
 from support.wheel import build_wheel
 
 from taihu.cli.plan import plan
 from taihu.process.entry import run_app
+
+# How long an example takes depends on what else this machine does.
+settings.register_profile("taihu", deadline=None)
+settings.load_profile("taihu")
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
