@@ -90,7 +90,7 @@ def mutants_of(path: str, text: str) -> list[Mutant]:
 def _place(node: cst.CSTNode, parents: Mapping[cst.CSTNode, cst.CSTNode]) -> tuple[str, bool] | None:
     """The function or constant that a node belongs to; None where it is left alone."""
     chain = [node, *_ancestors(node, parents)]
-    if any(isinstance(each, _LEFT_ALONE) or _is_literal_type(each) for each in chain):
+    if any(isinstance(each, _LEFT_ALONE) or _is_for_types(each) for each in chain):
         return None
     names: list[str] = []
     for each in reversed(chain):
@@ -106,8 +106,9 @@ def _place(node: cst.CSTNode, parents: Mapping[cst.CSTNode, cst.CSTNode]) -> tup
     return (target.value, True) if is_name and isinstance(target, cst.Name) else None
 
 
-def _is_literal_type(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Subscript) and isinstance(node.value, cst.Name) and node.value.value == "Literal"
+def _is_for_types(node: cst.CSTNode) -> bool:
+    name = node.value if isinstance(node, cst.Subscript) else node.func if isinstance(node, cst.Call) else None
+    return isinstance(name, cst.Name) and name.value in ("Literal", "TypeVar")
 
 
 def _ancestors(node: cst.CSTNode, parents: Mapping[cst.CSTNode, cst.CSTNode]) -> Iterator[cst.CSTNode]:

@@ -306,6 +306,21 @@ def test_predicted_bytes_are_the_measured_ones(downlink: Literal["exact", "doubl
     assert compression.down_bytes(after, sizes).sum() == pytest.approx(down)
 
 
+def test_where_nothing_was_measured_bytes_are_those_expected() -> None:
+    reports = reports_of(measure(np.random.default_rng(1), 1, serial=True))
+    silent = [
+        [replace(step, groups=tuple(replace(g, bytes_up=0, bytes_down=0) for g in step.groups)) for step in report]
+        for report in reports
+    ]
+    profile = replace(calibrate(NAMES, ELEMENTS, reports, servers=1), sparse_up_ratio=7.0, sparse_down_ratio=9.0)
+    groups = [Group(layer, layer) for layer in range(len(ELEMENTS))]
+    after = with_measured_bytes(profile, Compression("dlgs", 0.05, downlink="exact"), groups, silent)
+    assert (after.sparse_up_ratio, after.sparse_down_ratio) == (1.0, 1.0)
+    dense = with_measured_bytes(profile, Compression("dlgs", 0.05, downlink="dense"), groups, reports)
+    assert dense.sparse_down_ratio == 1.0
+    assert dense.sparse_up_ratio != 1.0
+
+
 def test_dense_bytes_are_known_without_measuring() -> None:
     reports = reports_of(measure(np.random.default_rng(1), 1, serial=True))
     profile = calibrate(NAMES, ELEMENTS, reports, servers=1)

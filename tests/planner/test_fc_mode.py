@@ -174,6 +174,9 @@ def test_the_printed_inequality() -> None:
     for layer, most in ((FC1, 1231), (FC2, 819), (FC3, 286)):
         assert printed_rule(layer, FcJob(most, 1, 0)) == "shard"
         assert printed_rule(layer, FcJob(most + 1, 1, 0)) == "data"
+    # (1 + 1) 1000 / (3 + 2000) is below 1, and (5 + 1) 15 / (15 + 30) is 2.
+    assert printed_rule(FcLayer("fc", 1, 1000), FcJob(1, 1, 0)) == "data"
+    assert [printed_rule(FcLayer("fc", 5, 15), FcJob(1, workers, 0)) for workers in (1, 2)] == ["shard", "data"]
 
 
 def test_of_many_layers_each_is_chosen_alone() -> None:

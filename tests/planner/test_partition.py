@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group, plan_groups
-from taihu.planner.partition import FrameSpec, Shard, slice_bounds
+from taihu.planner.partition import FrameSpec, Framing, Shard, slice_bounds
 
 quick = settings(deadline=None)
 
@@ -172,3 +172,28 @@ def test_a_frame_is_one_piece_of_each_layer_at_most(grouping: Grouping, servers:
         assert layers == sorted(set(layers))
         for piece, layer in zip(frame.pieces, layers, strict=True):
             assert piece.stop <= layout.offsets[layer + 1]
+
+
+@quick
+@given(groupings(), SERVERS, FRAME_ELEMENTS)
+def test_frames_are_found_by_what_names_them(grouping: Grouping, servers: int, frame_elements: int) -> None:
+    layout, groups = grouping
+    for index, frames in enumerate(all_frames(grouping, servers, frame_elements)):
+        framing = Framing(Shard(layout, servers, index), groups, frame_elements)
+        assert framing.frames == frames
+        assert [frame for group in framing.by_group for frame in group] == list(frames)
+        assert all(frame.group == number for number, group in enumerate(framing.by_group) for frame in group)
+        assert framing.largest == max([frame.count for frame in frames], default=0)
+        assert framing.at(-1) is None
+        for frame in frames:
+            assert framing.at(frame.offset) == frame
+            named = {"group": frame.group, "offset": frame.offset, "count": frame.count}
+            assert framing.find(**named) == frame
+            assert all(framing.find(**{**named, key: value + 1}) != frame for key, value in named.items())
+            assert framing.find(**{**named, "count": frame.count + 1}) is None
+
+
+def test_a_server_without_values_has_no_frames() -> None:
+    layout = Layout((LayerSpec("l", (TensorSpec("w", (1,)),)),))
+    framing = Framing(Shard(layout, 2, 0), (Group(0, 0),), 10)
+    assert (framing.frames, framing.by_group, framing.largest, framing.at(0)) == ((), ((),), 0, None)
