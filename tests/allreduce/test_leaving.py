@@ -1,0 +1,100 @@
+"""A rank that leaves in good order: who waits for it is told, and nothing new begins without it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from support.peers import Peers
+
+from allreduce.communicator import Communicator
+from allreduce.parts.mesh import Transfer
+from allreduce.ring.operation import OperationKey
+from allreduce.sparse.allgather import SparseAllgather
+from allreduce.sparse.exchange import RankOrderSum, Slice
+from allreduce.sparse.mesh import SparseOperation
+from taihu.errors import MemberLostError
+
+LEFT = "a neighbour on the ring has left the run while this worker goes on"
+
+
+def parts_from(rank: int, size: int, sender: int) -> Transfer:
+    """Four values from `sender` to every other rank."""
+    values = np.ones(4, dtype=np.float32)
+    sends = [[values] if rank == sender and to != sender else [] for to in range(size)]
+    receives = [[np.zeros(4, dtype=np.float32)] if each == sender and rank != sender else [] for each in range(size)]
+    return Transfer(sends, receives)
+
+
+def test_a_rank_that_leaves_during_a_transfer_of_parts_is_not_waited_for() -> None:
+    """Rank 1 comes behind rank 0, and is no neighbour on its left: only the transfer waits for it."""
+    begun = threading.Barrier(3)
+
+    def work(communicator: Communicator) -> None:
+        if communicator.rank == 1:
+            begun.wait(20)
+            communicator.close()
+            return
+        operation = communicator.start_parts(parts_from(communicator.rank, 3, sender=1))
+        begun.wait(20)
+        with pytest.raises(MemberLostError, match=LEFT):
+            communicator.wait(operation)
+
+    with Peers(3, mesh=True) as peers:
+        peers.run(work)
+
+
+def sparse_of(communicator: Communicator) -> tuple[SparseOperation, SparseAllgather]:
+    own = Slice(np.array([1], dtype=np.int32), np.ones(1, dtype=np.float32))
+    rank, size = communicator.rank, communicator.size
+    exchange = SparseAllgather(own, rank=rank, size=size, elements=4, summation=RankOrderSum())
+    return SparseOperation(OperationKey(1, 1, 0, 0), lambda _: None), exchange
+
+
+def test_a_rank_that_leaves_during_a_sparse_operation_is_not_waited_for() -> None:
+    begun = threading.Barrier(3)
+
+    def work(communicator: Communicator) -> None:
+        if communicator.rank == 1:
+            begun.wait(20)
+            communicator.close()
+            return
+        operation, exchange = sparse_of(communicator)
+        communicator.start_sparse(operation, exchange)
+        begun.wait(20)
+        with pytest.raises(MemberLostError, match=LEFT):
+            communicator.wait(operation)
+
+    with Peers(3, mesh=True) as peers:
+        peers.run(work)
+
+
+@pytest.mark.parametrize("kind", ["sum", "sparse", "parts"])
+def test_nothing_begins_after_somebody_has_left(kind: str) -> None:
+    """Not even what would wait for nothing: nobody is there to take it."""
+    left = threading.Event()
+
+    def work(communicator: Communicator) -> None:
+        if communicator.rank == 1:
+            # Everything that this rank had to send is there when its last word is.
+            communicator.close()
+            left.set()
+            return
+        assert left.wait(20)
+        with pytest.raises(MemberLostError, match=LEFT):
+            begin(communicator, kind)
+
+    with Peers(2, mesh=True) as peers:
+        peers.run(work)
+
+
+def begin(communicator: Communicator, kind: str) -> None:
+    if kind == "sum":
+        communicator.allreduce(np.ones(4, dtype=np.float32))
+    elif kind == "sparse":
+        operation, exchange = sparse_of(communicator)
+        communicator.start_sparse(operation, exchange)
+        communicator.wait(operation)
+    else:
+        communicator.wait(communicator.start_parts(parts_from(communicator.rank, 2, sender=0)))
