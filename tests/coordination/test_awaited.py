@@ -8,9 +8,11 @@ import pytest
 import structlog
 from support.cluster import Cluster, layout_of, make_job
 
+from protos import coordinator_pb2 as pb
 from taihu.coordination.awaited import awaited_in_words, missing_of, pauses_s
 from taihu.coordination.client import CoordinatorClient, coordinator_address
 from taihu.coordination.membership import MemberId, Role
+from taihu.coordination.messages import member_to_message
 from taihu.coordination.status import fetch_status
 from taihu.coordination.waiting import telling_who_is_awaited
 
@@ -26,11 +28,19 @@ def members(servers: tuple[int, ...], workers: tuple[int, ...]) -> list[MemberId
         ((1,), (), "server 1"),
         ((), (1, 2), "workers 1, 2"),
         ((1,), (1, 2), "server 1 and workers 1, 2"),
+        ((), tuple(range(8)), "workers 0, 1, 2, 3, 4, 5, 6, 7"),
         ((), tuple(range(10)), "workers 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"),
     ],
 )
 def test_members_in_words(servers: tuple[int, ...], workers: tuple[int, ...], words: str) -> None:
     assert awaited_in_words(members(servers, workers)) == words
+
+
+def test_who_has_not_joined_is_missing_servers_first() -> None:
+    joined = [MemberId(Role.WORKER, 1), MemberId(Role.SERVER, 1)]
+    entries = [pb.MemberStatus(member=member_to_message(member, 7)) for member in joined]
+    answer = pb.GetStatusResponse(servers=2, workers=3, members=entries)
+    assert missing_of(answer) == members((0,), (0, 2))
 
 
 def test_a_run_tells_who_is_missing_and_since_when() -> None:

@@ -245,10 +245,36 @@ def test_each_group_has_the_route_that_is_best_for_its_size() -> None:
     assert sparse_routes(dense, layout, groups, link) == ()
 
 
+def test_frames_that_doublesqueeze_selects_by_stay() -> None:
+    """Its results would depend on what was measured."""
+    layout = layout_of(2_000_000, 3_000_000)
+
+    def frame_elements(downlink: str) -> int:
+        compression = {"method": "lags", "density": 0.5, "downlink": downlink}
+        return reported(make_job(1, 2, compression=compression), 1e-6, layout=layout).plan.frame_elements
+
+    assert frame_elements("doublesqueeze") == 1_000_000
+    assert frame_elements("exact") < 1_000_000
+
+
+@pytest.mark.parametrize(("one_host", "carriage"), [(True, ""), (False, "grpc")])
+def test_a_profile_names_what_carried_its_values_between_hosts(one_host: bool, carriage: str) -> None:
+    job = make_job(1, 2, exchange={"transport": "grpc"}, compression={"method": "none"})
+    planning = Planning(job, TWELVE, one_host=one_host)
+    for rank in (0, 1):
+        steps = [measured_step(planning.plan, 8 - serial, 0.001, serial=bool(serial)) for serial in (1, 0)]
+        planning.report(rank, 8, steps)
+    assert planning.profile is not None
+    assert planning.profile.carriage == carriage
+
+
 def test_topk_stays_one_group_whatever_is_measured() -> None:
     planning = reported(make_job(1, 2, compression={"method": "topk", "density": 0.1}), 0.0001)
     assert planning.plan.groups == (Group(0, 11),)
     assert planning.plan.predicted_seconds > 0
+    # Its layers are merged at once, so that a trial of transports waits for nothing.
+    auto = make_job(1, 2, exchange={"transport": "auto"}, compression={"method": "topk", "density": 0.1})
+    assert first_plan(auto, TWELVE, one_host=False).carriage == "trial"
 
 
 def test_the_plan_has_the_length_of_the_run() -> None:
