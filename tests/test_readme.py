@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from typer.core import TyperGroup
 from taihu.cli.lazy import LazyCommand
 from taihu.cli.main import make_app
 from taihu.job import load_job
+from taihu.job.reading import parse_assignments
 
 TEXT = README.read_text()
 COMMANDS = list(commands(TEXT))
@@ -67,6 +69,13 @@ def test_a_command_says_what_it_needs(command: Command) -> None:
     assert name in OF_ALL or BROUGHT.get(name, name) in command.needs, f"{command.text}: say that it needs {name}"
     if re.search(r"\b(fashion-mnist|cifar10)(?![\w])", command.text):
         assert command.needs, f"{command.text}: say which data it needs"
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if "--set" in each.text], ids=lambda each: each.text)
+def test_what_is_set_can_be_set(command: Command) -> None:
+    for arguments in taihu_arguments(command.text):
+        given = [value for option, value in pairwise(arguments) if option == "--set"]
+        load_job(None, parse_assignments(given))
 
 
 def test_targets_of_make_exist() -> None:
