@@ -50,8 +50,11 @@ class ServerAnswers:
         self._step, self._attempt = at.step, at.attempt
 
     def cancel(self) -> None:
-        """Expect nothing of the present attempt any more."""
+        """Expect nothing of the present attempt any more; an answer that is being taken may still end."""
         self._attempt += 1
+
+    def forget(self) -> None:
+        """Nothing that was asked for before comes any more, and none of it is being taken."""
         self._asked.clear()
 
     def is_present(self, header: FrameHeader) -> bool:

@@ -178,6 +178,7 @@ class ServerLink:
         with self._ordering:
             while self._is_writing and not self._abandoned:
                 self._ordering.wait(_LOOK_AGAIN_S)
+            self._answers.forget()
 
     def frames(self, group: int) -> tuple[FrameSpec, ...]:
         """The group's frames for this server: what is pushed, and how many answers there will be."""
