@@ -101,6 +101,8 @@ def test_what_is_sent_and_what_stays_is_the_gradient_bit_for_bit(
             owed = run.state.residual[part] + gradient[part]
             _, indices, sent = run.update(index, step, gradient)
             kept = run.state.residual[part].copy()
+            # What 16 bits take away stays; what they hold goes.
+            np.testing.assert_allclose(sent, owed[indices - unit.start], rtol=1 / 128, atol=1e-7)
             kept[indices - unit.start] += sent
             np.testing.assert_array_equal(kept.view(np.uint32) & 0x7FFFFFFF, owed.view(np.uint32) & 0x7FFFFFFF)
             assert (np.sign(kept) == np.sign(owed)).all()
