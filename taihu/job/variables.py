@@ -17,7 +17,7 @@ from taihu.job.mistakes import RENAMED, new_name
 __all__ = ["OPTIONS", "PREFIX", "check_variables", "known_variables", "variable_of"]
 
 PREFIX: Final = "TAIHU_"
-OPTIONS: Final = ("RANK", "RANK_OFFSET", "BIND", "ADVERTISE", "METRICS_PORT", "LINGER", "HOLD")
+OPTIONS: Final = ("RANK", "RANK_OFFSET", "BIND", "DIRECT_PORT", "ADVERTISE", "METRICS_PORT", "LINGER", "HOLD")
 _DEPLOYMENT: Final = ("IMAGE", "JOB", "SERVERS", "WORKERS", "THREADS", "LOOK_AFTER")
 _TESTS: Final = ("REWRITE",)
 # Kubernetes and Docker tell every container of the services around it, whose names are their owners'.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -73,3 +74,11 @@ def test_what_is_not_there_cannot_be_patched(module: ModuleType) -> None:
         patch_function(path, "Counter.third", TEXT, TEXT)
     with pytest.raises(PatchError, match="no constant MOST to patch"):
         patch_constant(path, "MOST", TEXT)
+
+
+def test_what_helpers_of_the_tests_keep_stays(module: ModuleType) -> None:
+    kept = functools.cache(object)
+    kept.__module__ = "support.commands"
+    before = kept()
+    patch_constant(str(module.__file__), "LIMIT", TEXT.replace("LIMIT = 3", "LIMIT = 4"))
+    assert kept() is before

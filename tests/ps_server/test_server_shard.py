@@ -327,8 +327,8 @@ def test_shared_gradients_of_a_server_that_owns_a_part_are_gathered_from_their_p
 
 
 def test_memory_is_shared_with_workers_of_the_same_model_alone() -> None:
-    with pytest.raises(SharedMemoryError, match="this server shares no memory"):
-        driven("sgd").shard.share(SharedBuffer.create(4).descriptor)
+    with SharedBuffer.create(4) as alien, pytest.raises(SharedMemoryError, match="this server shares no memory"):
+        driven("sgd").shard.share(alien.descriptor)
     size = 4 * LAYOUT.elements
     with SharedBuffer.create(size) as own, SharedBuffer.create(size) as right, SharedBuffer.create(size + 4) as wrong:
         run = driven("sgd", buffer=own)

@@ -39,9 +39,10 @@ class Served:
         self.job = job or shard_job({"exchange": {"transport": "grpc"}})
         self.lost: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self.metrics = ServerMetrics(0)
+        self._holder = ShardHolder(self.job, 0, 7, make_plan)
         self.servicer = ParameterServerServicer(
             self.job,
-            ShardHolder(self.job, 0, 7, make_plan),
+            self._holder,
             self.metrics,
             on_lost=lambda rank, how: self.lost.put((rank, how)),
             tracer=Tracer.off(),
@@ -55,6 +56,7 @@ class Served:
         self.address = f"127.0.0.1:{rpc.listen('127.0.0.1:0')}"
         self.servicer.register(rpc.grpc_server)
         rpc.start((PARAMETER_SERVER_SERVICE,))
+        self._stack.callback(self._holder.stop_sharing)
         self._stack.callback(rpc.stop, 0.1)
         self._stack.callback(self.servicer.close)
         self.channel = self._stack.enter_context(grpc.insecure_channel(self.address))

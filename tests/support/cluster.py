@@ -139,6 +139,8 @@ class Member:
         self.exchange.__exit__(kind, value, trace)
         self._heartbeats.__exit__(kind, value, trace)
         self.client.__exit__(kind, value, trace)
+        if self.arenas.shared is not None:
+            self.arenas.shared.unlink()  # of an exchange that has not begun
 
     @property
     def links(self) -> list[ServerLink]:

@@ -21,6 +21,7 @@ EXPECTED_CODES = {
     "DataError": "INVALID_ARGUMENT",
     "ExchangeError": "ABORTED",
     "FrameError": "INVALID_ARGUMENT",
+    "GivenUpError": "FAILED_PRECONDITION",
     "MemberLostError": "ABORTED",
     "ModelError": "FAILED_PRECONDITION",
     "PeerUnreachableError": "UNAVAILABLE",
