@@ -1,4 +1,4 @@
-"""What several test folders use."""
+"""Fixtures of several test folders."""
 
 from __future__ import annotations
 

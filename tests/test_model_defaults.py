@@ -1,4 +1,4 @@
-"""What a model of the zoo brings to a job that does not say it: a learning rate, and images that are large enough."""
+"""Defaults that a model of the zoo brings to a job: a learning rate, and images that are large enough."""
 
 from __future__ import annotations
 

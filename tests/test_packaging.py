@@ -1,4 +1,4 @@
-"""What is in the wheel."""
+"""The contents of the wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run's files go, by the words of `[run]`, and what is refused before anything starts."""
+"""The place of a run's files, by the words of `[run]`; bad ones are refused before anything starts."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ __all__ = [
 
 TOKEN_BYTES: Final = 16
 MOST_PIECES: Final = 512
-"""So many arrays are sent or received at once; Linux takes at most 1024."""
+"""The most arrays that are sent or received at once; Linux takes at most 1024."""
 _HANDSHAKE_S: Final = 5.0
 _PAUSE_S: Final = 0.2
 # So often an idle connection says that it is alive, or some firewall forgets it.

@@ -15,7 +15,7 @@ from taihu.wire.direct_frames import DirectReceiver, DirectSender, Origin, Sink
 __all__ = ["FAREWELL_S", "FrameConnection"]
 
 FAREWELL_S = 2.0
-"""So long the other side may take to let a connection end in good order."""
+"""The time that the other side has to let a connection end in good order."""
 
 
 def _untold() -> None:

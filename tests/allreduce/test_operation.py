@@ -76,7 +76,7 @@ def scaled(values: Values, factor: float, kind: ValueType) -> Values:
 
 @dataclass
 class Told:
-    """What an operation said of its parts, as ranges of the group."""
+    """Parts that an operation told of, as ranges of the group."""
 
     completed: list[tuple[int, int]] = field(default_factory=list)
     final: list[tuple[int, int]] = field(default_factory=list)

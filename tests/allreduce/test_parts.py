@@ -126,7 +126,7 @@ def test_parts_of_transfers_that_nobody_will_begin_are_refused(step: int, ahead:
 
 
 class Unsent:
-    """What a mesh that sends nothing needs."""
+    """The arguments of a mesh that sends nothing."""
 
     def __call__(self, *arguments: object, **options: object) -> None:
         raise AssertionError("nothing is sent")

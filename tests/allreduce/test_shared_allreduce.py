@@ -31,7 +31,7 @@ Call = tuple[int, int, ReduceKind, bool]
 
 
 class PeerDiedError(Exception):
-    """What a failure callback reports."""
+    """The error that a failure callback reports."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def shared_buffers(size: int, size_bytes: int) -> Iterator[list[SharedBuffer]]:
 
 
 def on_all_ranks(size: int, work: Callable[[int], Any]) -> list[Any]:
-    """What `work(rank)` returns or raises for every rank, each in a thread of its own."""
+    """Results or errors of `work(rank)` for every rank, each in a thread of its own."""
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(work, rank) for rank in range(size)]
         return [future.exception() or future.result() for future in futures]

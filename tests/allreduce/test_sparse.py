@@ -24,7 +24,7 @@ algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 @dataclass(frozen=True)
 class World:
-    """What the ranks bring, and how many entries gtopk keeps."""
+    """Entries that the ranks bring, and the number that gtopk keeps."""
 
     elements: int
     slices: tuple[Slice, ...]
@@ -191,7 +191,7 @@ def test_every_rank_sends_and_receives_one_message_a_round(algorithm: str, world
 
 
 def test_a_slice_is_sent_from_one_memory() -> None:
-    """So that it can be encoded once for all receivers."""
+    """A message to all is encoded once."""
     network = World(9, (entries({1: 1.0}), entries({2: 1.0}), entries({})), k=1).network("allgather")
     first, second = network.begin(0)
     assert first.indices is second.indices

@@ -1,4 +1,4 @@
-"""What every command has: -h, --version, completion; and JSON on standard output."""
+"""Habits of every command: -h, --version, completion; and JSON on standard output."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def test_a_file_without_a_profile_is_named(run_plan: Run, tmp_path: Path, text: 
 
 @pytest.fixture
 def coordinator() -> Iterator[tuple[list[str], str]]:
-    """What a server answers when it is asked for a profile, last item first, and its address."""
+    """A server's answers to requests for a profile, last item first, and its address."""
     answers = [json.dumps(PROFILE.to_json())] * 2
 
     def get_profile(request: pb.GetProfileRequest, context: grpc.ServicerContext) -> pb.GetProfileResponse:

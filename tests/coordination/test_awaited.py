@@ -1,4 +1,4 @@
-"""For whom a run waits: in words, in the status, and in the log of who waits."""
+"""The members that a run waits for: in words, in the status, and in the log of who waits."""
 
 from __future__ import annotations
 

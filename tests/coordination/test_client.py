@@ -1,4 +1,4 @@
-"""What a member says of a coordinator that is not there any more."""
+"""A member's words for a coordinator that is not there any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the membership of a run promises under any sequence of commands."""
+"""Promises of a run's membership under any sequence of commands."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Trial:
         )
 
     def run(self, command: Command) -> str:
-        """What the command led to: `refused`, or the state of the run."""
+        """The outcome of the command: `refused`, or the state of the run."""
         before = self._snapshot()
         must_refuse = self._must_refuse(command)
         self._now += command.seconds

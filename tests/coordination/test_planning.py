@@ -148,7 +148,7 @@ def test_the_first_computed_plan_is_taken_however_little_it_gains() -> None:
 
 
 def test_other_routes_alone_are_a_new_plan() -> None:
-    """Where a message costs much, sums go in fewer of them; the groups were named."""
+    """Sums go in fewer messages where one costs much; the groups were named."""
     job = make_job(
         1, 4, exchange={"kind": "ring", "plan": "per-layer"}, compression={"method": "dlgs", "density": 0.2}
     )

@@ -20,7 +20,7 @@ BLOCK = re.compile(r"^```(python|sh)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE 
 
 
 def trained(command: str) -> None:
-    """What `taihu train` does before its first step."""
+    """The checks of `taihu train` before its first step."""
     program, verb, *arguments = shlex.split(command)
     assert (program, verb) == ("taihu", "train")
     flags: dict[str, dict[str, object]] = {"data": {}, "model": {}}

@@ -1,4 +1,4 @@
-"""What goes wrong with a pod: the last line says it, the exit code is 2 or 1, within the configured time."""
+"""Failures of a pod: the last line names them, the exit code is 2 or 1, within the configured time."""
 
 from __future__ import annotations
 

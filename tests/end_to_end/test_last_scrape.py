@@ -1,4 +1,4 @@
-"""How a run ended can be seen after its end: by metrics that linger, and by servers that hold."""
+"""The end of a run can be seen after it: by metrics that linger, and by servers that hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `taihu train` leaves behind, from one run: all of it in one folder, and each file says the same."""
+"""The remains of one run of `taihu train`: all of it in one folder, and each file says the same."""
 
 from __future__ import annotations
 

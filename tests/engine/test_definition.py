@@ -42,7 +42,7 @@ def through_json(layer: Layer) -> Layer:
 
 
 def outputs(root: Layer, shape: tuple[int, ...], classes: int) -> bytes:
-    """What a training step computes, dropout and batch moments with it."""
+    """The result of a training step, dropout and batch moments with it."""
     model = Model(root, shape, classes)
     arena = np.zeros(model.layout.elements, np.float32)
     model.bind(arena, np.zeros_like(arena))

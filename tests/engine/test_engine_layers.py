@@ -1,4 +1,4 @@
-"""What the layers compute, against definitions, and what they refuse."""
+"""Layers against their definitions, and the shapes and arguments that they refuse."""
 
 import re
 from collections.abc import Callable

@@ -262,7 +262,7 @@ def _deep() -> tuple[Model, Array, Array]:
 
 
 def _activations(*, spill: bool) -> int:
-    """How many activations of a layer are held: a segment's with their gradients, and the kept inputs."""
+    """The number of activations of a layer that are held: a segment's with their gradients, and the kept inputs."""
     segments = usual_segments(_DEEP + 2)
     of_pooling = 1  # its gradient, in the last segment
     return 2 * -(-_DEEP // segments) + of_pooling + (2 if spill else segments - 1)

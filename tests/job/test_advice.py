@@ -1,4 +1,4 @@
-"""What was set to no effect is said, whatever set it; nothing else is."""
+"""Advice: a setting without effect is named, whatever set it; nothing else is."""
 
 from __future__ import annotations
 

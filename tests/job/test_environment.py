@@ -1,4 +1,4 @@
-"""What launchers and `TAIHU_...` say in the environment, and which setting wins."""
+"""Settings in the environment, by launchers and by `TAIHU_...`, and the order in which they win."""
 
 from __future__ import annotations
 

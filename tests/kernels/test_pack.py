@@ -69,7 +69,7 @@ def smallest_section(positions: Sequence[int], length: int) -> bytes:
 
 
 class BrokenError(Exception):
-    """What the slow decoder says of sections that are none."""
+    """The slow decoder's verdict on sections that are none."""
 
 
 class SlowDecoder:

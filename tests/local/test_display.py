@@ -1,4 +1,4 @@
-"""What stands on a terminal while something takes its time, and that nothing does elsewhere."""
+"""Progress on a terminal while something takes its time, and silence elsewhere."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_a_terminal_shows_never_wraps_and_keeps_the_most_important(width: i
 
 
 def test_a_terminal_has_no_thread_while_daemons_are_forked() -> None:
-    """Which is before any of them is waited for."""
+    """This comes before any of them is waited for."""
     before = set(threading.enumerate())
     with TerminalDisplay(Console(file=StringIO(), force_terminal=True, width=80)) as display:
         display.say("training")
@@ -114,7 +114,7 @@ def test_every_test_has_a_line_though_its_score_is_that_of_the_one_before() -> N
 
 
 def pyte_like(text: str) -> list[str]:
-    """What is left on a screen, of the few codes that the display uses: lines up, erased lines, line starts."""
+    """The text left on a screen, by the few codes that the display uses: lines up, erased lines, line starts."""
     lines, row = [""], 0
     for code, plain in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z])|([^\x1b]+)", text):
         if code.endswith("A"):

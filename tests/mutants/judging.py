@@ -33,7 +33,7 @@ _FAILED, _NOT_PATCHED = 1, 3
 
 
 class Fate(Enum):
-    """What the tests made of a mutant: only SURVIVED and UNREACHED are bad; NO_MUTANT could not be made."""
+    """The tests' verdict on a mutant: only SURVIVED and UNREACHED are bad; NO_MUTANT could not be made."""
 
     NOTICED = "noticed"
     ENDLESS = "endless"
@@ -44,7 +44,7 @@ class Fate(Enum):
 
 @dataclass
 class _Seen:
-    """What one test did: its CPU time, and the lines of the core that it ran."""
+    """The trace of one test: its CPU time, and the lines of the core that it ran."""
 
     seconds: float = 0.0
     lines: set[tuple[str, int]] = field(default_factory=set)

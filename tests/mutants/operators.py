@@ -63,7 +63,7 @@ class Mutant:
         return str(changed.code) if isinstance(changed, cst.Module) else ""
 
     def change(self, text: str) -> Change:
-        """What `text`, written by `write`, has otherwise than the file."""
+        """The change of `text`, written by `write`, against the file."""
         lines = [*difflib.unified_diff(self.original.splitlines(), text.splitlines(), lineterm="", n=0)][3:]
         was, becomes = ([line[1:].strip() for line in lines if line.startswith(sign)] for sign in "-+")
         return Change(" ".join(was), " ".join(becomes))

@@ -1,4 +1,4 @@
-"""What values take: gRPC, unless the steps of a trial were faster by connections of their own."""
+"""The carrier of values: gRPC, unless the steps of a trial were faster by connections of their own."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_volumes_are_the_lean_ones() -> None:
 
 
 class Moves:
-    """What the busiest worker receives in forward, value by value: who holds which activation, and who needs it.
+    """The busiest worker's values in forward, one by one: who holds which activation, and who needs it.
 
     Its transfers are counted too. An activation is (example, column); examples and columns lie evenly on workers.
     """
@@ -65,7 +65,7 @@ class Moves:
         self.by_columns = False
 
     def held(self, columns: int) -> set[tuple[int, int]]:
-        """What worker 0 holds of activations this wide."""
+        """Worker 0's share of activations this wide."""
         if self.by_columns:
             return set(product(range(self.batch * self.workers), range(columns // self.workers)))
         return self.own_examples(columns)
@@ -90,7 +90,7 @@ class Moves:
 
 
 def seconds_by_counting(widths: Sequence[int], modes: Sequence[str], job: FcJob, links: FcLinks) -> float:
-    """What `step_seconds` says in formulas; layers of `widths[i]` inputs and `widths[i + 1]` outputs."""
+    """The formulas of `step_seconds`; layers of `widths[i]` inputs and `widths[i + 1]` outputs."""
     moves = Moves(job.batch, job.workers)
     seconds = 0.0
     for mode, (inputs, outputs) in zip(modes, pairwise(widths), strict=True):

@@ -37,7 +37,7 @@ def all_frames(grouping: Grouping, servers: int, size: int) -> list[tuple[FrameS
 
 
 def arena_positions(frame: FrameSpec) -> list[int]:
-    """Which elements of a worker's arena a frame carries, in order."""
+    """The elements of a worker's arena that a frame carries, in order."""
     return [position for piece in frame.pieces for position in range(piece.start, piece.stop)]
 
 

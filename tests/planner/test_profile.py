@@ -1,4 +1,4 @@
-"""What groups cost and send, against plain loops, a table, and what the kernels really pack."""
+"""Costs and bytes of groups, against plain loops, a table, and what the kernels really pack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What signals lead to."""
+"""Signals, and the end that they lead to."""
 
 from __future__ import annotations
 

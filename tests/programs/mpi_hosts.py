@@ -51,7 +51,7 @@ class MpiHosts:
         return self._network.address(host)
 
     def hosts(self, slots: Sequence[int], first: int = 0) -> str:
-        """What `mpirun -H` takes: so many slots on the first host, on the next one, and so on."""
+        """The argument of `mpirun -H`: so many slots on the first host, on the next one, and so on."""
         return ",".join(f"{self.address(first + place)}:{count}" for place, count in enumerate(slots))
 
     def start(self, host: int, folder: Path, *arguments: str, path: str | None = None) -> subprocess.Popen[str]:

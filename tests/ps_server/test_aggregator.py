@@ -156,7 +156,7 @@ class Ledger:
         return newest > self.last_step and (newest, offset) not in self.applied
 
     def contributions(self, step: int, offset: int) -> list[str]:
-        """What all workers sent, in rank order; empty unless everybody did."""
+        """Frames of all workers in rank order; empty unless everybody sent one."""
         keys = [(step, offset, rank) for rank in range(self.workers)]
         return [self.accepted[key] for key in keys] if all(key in self.accepted for key in keys) else []
 

@@ -22,7 +22,7 @@ RATE = 0.1
 
 
 def mean(run: Driven, gradients: Step) -> Wide:
-    """Of what the workers pushed, over the whole arena."""
+    """The sum of what the workers pushed, over the whole arena."""
     whole = np.zeros(run.partition.elements)
     for frame in run.frames:
         whole[frame.offset : frame.offset + frame.count] = np.mean(gradients[frame.offset], axis=0, dtype=np.float64)
@@ -30,7 +30,7 @@ def mean(run: Driven, gradients: Step) -> Wide:
 
 
 def pushed(run: Driven, gradients: Step) -> NDArray[np.bool_]:
-    """Where any worker pushed something."""
+    """The positions at which any worker pushed something."""
     return np.concatenate([np.any(np.array(gradients[frame.offset]) != 0, axis=0) for frame in run.frames])
 
 
@@ -407,7 +407,7 @@ def test_buffers_come_back_when_their_values_have_been_summed() -> None:
 
 
 def test_the_layout_has_groups_of_several_frames() -> None:
-    """What the tests here rest on."""
+    """The premises of the tests here."""
     frames = driven("sgd").frames
     assert len(frames) > len(GROUPS)
     assert any(len(frame.pieces) > 1 for frame in frames)

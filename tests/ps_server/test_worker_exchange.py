@@ -1,4 +1,4 @@
-"""What a worker is sent first."""
+"""The first message to a worker."""
 
 from __future__ import annotations
 

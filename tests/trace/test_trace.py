@@ -26,7 +26,7 @@ Where = tuple[str, str, str, int | None, int | None, int | None]
 
 
 class Event(NamedTuple):
-    """What call sites tell a tracer, in nanoseconds."""
+    """The slices and instants that call sites give a tracer, in nanoseconds."""
 
     track: str
     name: str
@@ -136,7 +136,7 @@ def names(trace: Record, kind: str) -> dict[int, str]:
 
 
 def check_format(trace: Record) -> None:
-    """What the viewers ask for: complete records in order of time, named rows, slices that nest, whole arrows."""
+    """The viewers' demands: complete records in order of time, named rows, slices that nest, whole arrows."""
     assert trace["displayTimeUnit"] == "ms"
     rows: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     named = Counter((r["pid"], r["tid"]) for r in trace["traceEvents"] if r["name"] == "thread_name")

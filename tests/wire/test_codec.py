@@ -69,7 +69,7 @@ def small_frame() -> bytes:
 
 
 def read_by_protobuf(message: bytes) -> tuple[FrameHeader, bytes] | None:
-    """What `message` says by protobuf's own parser and the rules of `tensor.proto`; None when it is no frame."""
+    """Header and payload by protobuf's own parser and the rules of `tensor.proto`; None when it is no frame."""
     try:
         frame = tensor_pb2.Frame.FromString(message)
     except DecodeError:

@@ -28,7 +28,7 @@ VALUE_TYPES = st.sampled_from(list(ValueType))
 
 
 class Inbox:
-    """What a receiver takes in, and how it ended."""
+    """Frames that a receiver takes in, and its end."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[FrameHeader, bytes, bool]] = []

@@ -1,4 +1,4 @@
-"""What every server of taihu does: health, reflection on demand, and a port of its own."""
+"""Services of every server of taihu: health, reflection on demand, and a port of its own."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def open_files() -> list[str]:
-    """What this process has open or mapped in /dev/shm."""
+    """Files in /dev/shm that this process has open or mapped."""
     gc.collect()
     links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     mapped = Path("/proc/self/maps").read_text().splitlines()

@@ -29,7 +29,7 @@ def gradients(rank: int, step: int) -> Values:
 
 
 def ends_of(job: Job, carriages: tuple[Carriage, Carriage]) -> tuple[set[bytes], set[str]]:
-    """What all workers hold after steps by one carriage and then by another one, and the paths that they took."""
+    """The parameters of all workers after steps by one carriage and then by another, and the paths taken."""
 
     def work(worker: Worker) -> tuple[bytes, tuple[str, ...]]:
         exchange, paths = worker.exchange, []

@@ -1,4 +1,4 @@
-"""What is kept of the thresholds of a run."""
+"""The record that is kept of a run's thresholds."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_modelled_steps_that_take_longer_than_real_ones_lie_in_rows_of_their_own
 
 
 def measured(model: Model, compute: ModelledCompute | None, alpha: float) -> list[StepMeasurement]:
-    """What a worker reports whose layers really took 1 ms each, over links that take `alpha` and 100 MB/s."""
+    """The report of a worker whose layers really took 1 ms each, over links that take `alpha` and 100 MB/s."""
     record = StepRecord(1, serial=False, steady=True, start_s=0.0, forward_end_s=0.01)
     record.ready_s = [0.01 + 0.001 * (i + 1) for i in range(len(model.layout.layers))]
     if compute is not None:

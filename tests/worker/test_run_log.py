@@ -50,7 +50,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def events(folder: Path) -> Iterator[Event]:
-    """What is in the one event file, by the format of TFRecord: length, its checksum, data, its checksum."""
+    """The records of the one event file, by the format of TFRecord: length, its checksum, data, its checksum."""
     (path,) = folder.glob("events.out.tfevents.*")
     content = path.read_bytes()
     while content:

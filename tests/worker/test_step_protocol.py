@@ -319,7 +319,7 @@ class Training(RuleBasedStateMachine):
 
     @property
     def arriving(self) -> list[tuple[int, int]]:
-        """What is on its way and has been updated."""
+        """Groups that are on their way and have been updated."""
         return [each for each in self.fetches if each[0] not in [group for group, _ in self.sums]]
 
     @precondition(lambda self: self.widening)

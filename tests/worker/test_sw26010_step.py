@@ -38,7 +38,7 @@ _SHAPE = (32, 32, 3)
 
 @dataclass
 class _Step:
-    """What a training step left behind."""
+    """State left behind by a training step."""
 
     loss: float
     gradient: Any

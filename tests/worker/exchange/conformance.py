@@ -27,7 +27,7 @@ STEPS = 5
 CHANGE = 2
 """After this step the plan changes, where it can: from a group for every layer to as few as possible."""
 IN_MEMORY = Way("ring", 0, transport="same-host")
-"""What a ring sums in shared memory does not count as sent or received."""
+"""Sums of a ring in shared memory do not count as sent or received."""
 
 ways = pytest.mark.parametrize("way", WAYS, ids=str)
 
@@ -41,7 +41,7 @@ def job_of(way: Way) -> Job:
 
 
 def plan_of(way: Way) -> Plan | None:
-    """Where a ring begins: with every layer by itself, where it can."""
+    """The first plan of a ring: with every layer by itself, where it can."""
     job = job_of(way)
     if way.kind != "ring":
         return None
@@ -60,7 +60,7 @@ def run_of(way: Way) -> Run:
 
 
 def strategies_of(way: Way) -> list[str]:
-    """How layers were merged in each step of `run_of`."""
+    """The groups of layers in each step of `run_of`."""
     first = "single" if way.method == "topk" else "per-layer"
     return [first if step <= CHANGE or not way.is_planned else "single" for step in range(1, STEPS + 1)]
 

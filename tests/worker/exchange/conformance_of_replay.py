@@ -21,7 +21,7 @@ STEPS = 4
 GIVEN_UP = 3
 
 IN_MEMORY = Way("ring", 0, transport="same-host")
-"""What a ring sums in shared memory cannot be given up."""
+"""Sums of a ring in shared memory cannot be given up."""
 
 
 def gradients(rank: int, step: int) -> Values:

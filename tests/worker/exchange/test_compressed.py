@@ -1,4 +1,4 @@
-"""What compression alone promises: nothing is lost, little is sent, and everything kept is the dense exchange."""
+"""Promises of compression alone: nothing is lost, little is sent, and everything kept is the dense exchange."""
 
 from __future__ import annotations
 

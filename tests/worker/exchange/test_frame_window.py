@@ -1,4 +1,4 @@
-"""How far frames may be ahead of answers: any order of both."""
+"""Frames ahead of their answers, in any order of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages 2 and 3 of ZeRO hold, and when it comes: `prepare`, `recall` and `wait` promise memory of one group."""
+"""Memory in stages 2 and 3 of ZeRO: `prepare`, `recall` and `wait` promise it to one group at a time."""
 
 from __future__ import annotations
 

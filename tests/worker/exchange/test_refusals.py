@@ -1,4 +1,4 @@
-"""What a server refuses, and what it tells of it: frames that are malformed or of another worker, plan or model."""
+"""Refusals of a server, and the words for them: frames that are malformed or of another worker, plan or model."""
 
 from __future__ import annotations
 

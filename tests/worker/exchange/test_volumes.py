@@ -1,4 +1,4 @@
-"""How much a step moves: the volumes of the papers, less what stays."""
+"""Bytes that a step moves: the volumes of the papers, less what stays."""
 
 from __future__ import annotations
 
