@@ -19,6 +19,7 @@ from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.process.entry import InterruptedRunError
 from taihu.process.options import (
+    DirectPortOption,
     JobArgument,
     JsonOption,
     LogFormatOption,
@@ -45,6 +46,7 @@ def node(
     ] = None,
     *,
     flags: JobFlags,
+    direct_port: DirectPortOption = 0,
     run_dir: RunDirOption = None,
     save: SaveOption = None,
     json_file: JsonOption = None,
@@ -81,6 +83,7 @@ def node(
                     rank=str(role.place),
                     bind=meeting.bind(first=launch.rank == 0),
                     advertise=meeting.host if launch.rank == 0 else "",
+                    direct_port=direct_port,
                     flags=flags,
                     log_format=log_format,
                     verbose=verbose,
@@ -93,6 +96,7 @@ def node(
                 rank=str(role.place),
                 bind=meeting.bind(first=launch.rank == 0) if job.workers_meet else "",
                 advertise=meeting.host if launch.rank == 0 else "",
+                direct_port=direct_port,
                 flags=flags,
                 run_dir=run_dir,
                 save=save,

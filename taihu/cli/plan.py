@@ -36,6 +36,14 @@ def plan(
     rate: Annotated[
         str | None, typer.Option(help="Predict for links of this rate at every host: 100mbit, 1gbit.")
     ] = None,
+    timeline: Annotated[
+        Literal["overlapped", "inline", "paper"],
+        typer.Option(
+            metavar="overlapped|inline|paper",
+            help="Steps that compress beside computing; on the thread that computes; or so, and whose transfers go "
+            "one way at a time: the paper's equations.",
+        ),
+    ] = "overlapped",
     memory: Annotated[bool, typer.Option("--memory", help="Plan the memory of a job instead of its time.")] = False,
     job_file: Annotated[
         Path | None,
@@ -61,10 +69,16 @@ def plan(
     Examples:
       taihu plan result.json
       taihu plan result.json --compression dlgs --density 0.001 --workers 16 --rate 1gbit
+      taihu plan result.json --compression dlgs --timeline paper --plan greedy
       taihu plan --coordinator 10.0.0.1:7070 --plan bucket:4MB --json plan.json
       taihu plan --memory --job job.toml --set exchange.zero=2 --free-worker 4GB
     """  # noqa: D301
-    of_time = {"PROFILE.json": profile_file, "--coordinator": coordinator, "--rate": rate}
+    of_time = {
+        "PROFILE.json": profile_file,
+        "--coordinator": coordinator,
+        "--rate": rate,
+        "--timeline": timeline != "overlapped",
+    }
     job_alone = {name: value for name, value in flags.given().items() if name not in _OF_BOTH}
     of_memory = {"--job": job_file, **job_alone, "--free-worker": free_worker, "--free-server": free_server}
     _check_mode(memory, of_memory=of_memory, of_time=of_time)
@@ -81,7 +95,7 @@ def plan(
 
         asked = AskedCompression(flags.compression, flags.density, refresh_every, downlink)
         costs = Costs(profile_file, coordinator, flags.workers, rate)
-        plan_time(costs, asked, flags.plan or "auto", json_file)
+        plan_time(costs, asked, flags.plan or "auto", timeline, json_file)
 
 
 def _check_mode(memory: bool, *, of_memory: Mapping[str, object], of_time: Mapping[str, object]) -> None:

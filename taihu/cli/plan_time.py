@@ -20,6 +20,7 @@ from taihu.local.display import human_bytes
 from taihu.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
 from taihu.planner.fc_mode import FcChoice
 from taihu.planner.profile import Compression, Downlink, Method, Profile
+from taihu.planner.timeline import Schedule
 from taihu.results import check_writable, write_json
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import SystemClock
@@ -31,6 +32,10 @@ __all__ = ["AskedCompression", "Costs", "load_measured", "plan_time", "profile_o
 
 _COLUMNS = ("group", "layers", "elements", "up", "down", "ready ms", "compressed ms", "sent ms", "done ms")
 _ANSWER_S = 5.0
+_SCHEDULES: Final = {
+    "inline": "compression on the thread that computes",
+    "paper": "compression on the thread that computes, up and down one after the other",
+}
 _UNCOMPRESSED_RUN: Final = Compression("none")
 
 
@@ -67,7 +72,9 @@ class AskedCompression:
         return wanted
 
 
-def plan_time(costs: Costs, asked: AskedCompression, strategy: str, json_file: Path | None) -> None:
+def plan_time(
+    costs: Costs, asked: AskedCompression, strategy: str, schedule: Schedule, json_file: Path | None
+) -> None:
     """Print what a step takes with the layers merged by `strategy`, beside what else could be done.
 
     Raises:
@@ -78,14 +85,15 @@ def plan_time(costs: Costs, asked: AskedCompression, strategy: str, json_file: P
     measured, ran = _measured(costs.profile_file, costs.coordinator)
     settings = asked.over(ran)
     profile = _at(measured, costs.workers, link_rate)
-    decision = decide(profile, settings, strategy)
+    decision = decide(profile, settings, strategy, schedule)
     groups = _as_rows(profile, settings, decision)
     layers = choose_fc_of(profile)
-    for line in (*_describe(profile, settings, decision, groups), *_describe_fc(profile, layers)):
+    lines = _describe(profile, settings, decision, groups, schedule)
+    for line in (*lines, *_describe_fc(profile, layers)):
         typer.echo(line)
     if json_file is not None:
         fc = [choice.to_json() for choice in layers]
-        write_json(json_file, {**_as_json(profile, settings, decision, groups), "fc": fc})
+        write_json(json_file, {**_as_json(profile, settings, decision, groups), "timeline": schedule, "fc": fc})
 
 
 def load_measured(path: Path) -> tuple[Profile, Compression]:
@@ -177,7 +185,7 @@ def _as_rows(profile: Profile, settings: Compression, decision: Decision) -> lis
             "seconds_ready": times.ready,
             "seconds_compressed": times.ends[0],
             "seconds_sent": times.ends[1],
-            "seconds_done": times.ends[2],
+            "seconds_done": times.ends[-1],
         }
         for index, times in enumerate(decision.timeline.groups)
     ]
@@ -204,7 +212,11 @@ def _as_json(
 
 
 def _describe(
-    profile: Profile, settings: Compression, decision: Decision, groups: Sequence[dict[str, Any]]
+    profile: Profile,
+    settings: Compression,
+    decision: Decision,
+    groups: Sequence[dict[str, Any]],
+    schedule: Schedule,
 ) -> Iterable[str]:
     elements = sum(layer.elements for layer in profile.layers)
     sent = "" if settings.method == "none" else f", density {settings.density:g}, downlink {settings.downlink}"
@@ -216,6 +228,8 @@ def _describe(
     if profile.carriage:
         yield f"path            {profile.carriage}"
     yield f"compression     {settings.method}{sent}"
+    if schedule != "overlapped":
+        yield f"timeline        {_SCHEDULES[schedule]}"
     yield from aligned(
         [_COLUMNS, *starmap(_row, ((profile, index, group) for index, group in enumerate(groups)))], left=2
     )

@@ -18,7 +18,7 @@ from taihu.planner.fc_mode import FcChoice, FcJob, FcLinks, choose_fc
 from taihu.planner.groups import Group, plan_groups
 from taihu.planner.merging import merge_exact, merge_greedy
 from taihu.planner.profile import Compression, Profile
-from taihu.planner.timeline import Timeline, simulate, step_costs
+from taihu.planner.timeline import Schedule, Timeline, costs_as, simulate, step_costs
 
 __all__ = ["UNCOMPRESSED", "Decision", "best_frame_elements", "choose_fc_of", "decide", "predict"]
 
@@ -53,8 +53,8 @@ class Decision:
         return self.timeline.seconds
 
 
-def decide(profile: Profile, compression: Compression, strategy: str) -> Decision:
-    """Plan a job by `strategy`: auto, per-layer, single, bucket:SIZE, greedy or exact.
+def decide(profile: Profile, compression: Compression, strategy: str, schedule: Schedule = "overlapped") -> Decision:
+    """Plan a job by `strategy`: auto, per-layer, single, bucket:SIZE, greedy or exact; steps run by `schedule`.
 
     auto takes the fewest groups that are predicted to be within 2 % of exact: costs are not known better than that,
     and each message also costs the processor that computes, which no stage of the pipeline shows. `topk` selects from
@@ -63,12 +63,12 @@ def decide(profile: Profile, compression: Compression, strategy: str) -> Decisio
     Raises:
         ConfigError: there is no such strategy, or none such for `topk`.
     """
-    costs = step_costs(profile, compression)
+    costs = costs_as(schedule, profile, compression)
     chosen = _strategy(compression, strategy)
     compared = ("single",) if compression.method == "topk" else _COMPARED
     plans = {name: _merge(profile, costs, name) for name in dict.fromkeys((*compared, chosen))}
     seconds = {name: simulate(costs, groups).seconds for name, groups in plans.items()}
-    dense_costs = step_costs(profile, replace(compression, method="none"))
+    dense_costs = costs_as(schedule, profile, replace(compression, method="none"))
     seconds[UNCOMPRESSED] = simulate(dense_costs, merge_exact(dense_costs)).seconds
     return Decision(
         groups=plans[chosen],

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,11 @@ from kernels.group_search import Pipeline, run_pipeline
 from taihu.planner.groups import Group
 from taihu.planner.profile import Compression, Profile
 
-__all__ = ["GroupTimes", "Timeline", "simulate", "step_costs"]
+__all__ = ["GroupTimes", "Schedule", "Timeline", "costs_as", "simulate", "step_costs"]
 
 Array = NDArray[np.float64]
+Schedule = Literal["overlapped", "inline", "paper"]
+"""Compression beside compute, as steps run here; `inline`; or `inline` and up and down one after the other."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,11 @@ def step_costs(
     backward = np.cumsum([0.0, *(layer.backward_seconds for layer in profile.layers)])
     stages_MLL = np.stack([compression.seconds(profile, sizes), *transfers])
     return Pipeline(stages_MLL, backward, inline, profile.forward_seconds)
+
+
+def costs_as(schedule: Schedule, profile: Profile, compression: Compression) -> Pipeline:
+    """`step_costs` of steps that run by `schedule`."""
+    return step_costs(profile, compression, inline=schedule != "overlapped", full_duplex=schedule != "paper")
 
 
 def simulate(costs: Pipeline, groups: Sequence[Group]) -> Timeline:

@@ -115,6 +115,35 @@ def test_a_run_is_predicted_as_it_was_unless_asked(
     assert written["predicted_seconds_per_step"] == decide(PROFILE, expected, "auto").seconds
 
 
+def papers_step(groups: list[dict[str, Any]]) -> float:
+    """t_iter of the paper for layers that are sent as `groups`; one frame each, of 4-byte values."""
+    clock, link_free = PROFILE.forward_seconds, 0.0
+    for group in groups:
+        layers = group["last_layer"] - group["first_layer"] + 1
+        exact, reused = (
+            cost.base_seconds + group["elements"] * cost.seconds_per_element for cost in (PROFILE.top_k, PROFILE.scan)
+        )
+        clock += 0.01 * layers + (exact + 31 * reused) / 32
+        sending = 1e-3 + 2e-8 * group["bytes_up"] + 4e-8 * group["bytes_down"]
+        link_free = max(clock, link_free) + sending
+    return link_free
+
+
+def test_the_papers_equations_can_be_asked_for(
+    results: Callable[..., dict[str, Any]], run_plan: Run, file: Path
+) -> None:
+    asked = (file, *DLGS, "--plan", "per-layer")
+    seconds = {name: results(*asked, "--timeline", name) for name in ("overlapped", "inline", "paper")}
+    paper = seconds["paper"]
+    assert paper["predicted_seconds_per_step"] == pytest.approx(papers_step(paper["groups"]), rel=1e-6)
+    assert [each["timeline"] for each in seconds.values()] == list(seconds)
+    ends = [each["predicted_seconds_per_step"] for each in seconds.values()]
+    assert ends == sorted(set(ends))
+    assert results(*asked)["predicted_seconds_per_step"] == ends[0]
+    words = "timeline        compression on the thread that computes"
+    assert [words in run_plan(*asked, "--timeline", name)[1] for name in seconds] == [False, True, True]
+
+
 def test_a_training_result_holds_a_profile(results: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     training = tmp_path / "training.json"
     training.write_text(json.dumps({"steps": 10, "profile": PROFILE.to_json()}))
