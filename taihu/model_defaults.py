@@ -18,6 +18,7 @@ __all__ = [
     "default_model",
     "smallest_size",
     "takes_features",
+    "usual_input",
 ]
 
 _OTHERWISE: Final = 0.05
@@ -32,10 +33,14 @@ class ModelDefaults:
         learning_rate: with SGD and a momentum of 0.9, from which its loss falls on every built-in data set.
         smallest_side: height and width, in pixels, of the smallest image that it can take; 0 for one that takes rows
             of features as well.
+        usual_side: of the colour images that benchmarks give it.
+        usual_outputs: classes that they are of.
     """
 
     learning_rate: float
     smallest_side: int
+    usual_side: int = 32
+    usual_outputs: int = 10
 
 
 MODEL_DEFAULTS: Mapping[str, ModelDefaults] = MappingProxyType(
@@ -44,7 +49,9 @@ MODEL_DEFAULTS: Mapping[str, ModelDefaults] = MappingProxyType(
         "cifar10_quick": ModelDefaults(0.01, 12),
         "resnet20": ModelDefaults(0.05, 1),
         "vgg16_cifar": ModelDefaults(0.01, 32),
-        "alexnet": ModelDefaults(0.002, 55),
+        "alexnet": ModelDefaults(0.002, 55, 227, 1000),
+        "vgg16": ModelDefaults(0.002, 32, 224, 1000),
+        "resnet50": ModelDefaults(0.05, 1, 224, 1000),
         "mlp": ModelDefaults(0.05, 0),
     }
 )
@@ -68,6 +75,12 @@ def default_learning_rate(model: str, optimizer: str) -> float:
         return _ADAPTIVE
     known = MODEL_DEFAULTS.get(model)
     return _OTHERWISE if known is None else known.learning_rate
+
+
+def usual_input(model: str) -> tuple[tuple[int, int, int], int]:
+    """Shape (height, width, channels) and number of classes of what benchmarks give a model; CIFAR-10's otherwise."""
+    known = MODEL_DEFAULTS.get(model, ModelDefaults(_OTHERWISE, 0))
+    return (known.usual_side, known.usual_side, 3), known.usual_outputs
 
 
 def smallest_size(model: str, input_shape: tuple[int, ...]) -> tuple[int, int] | None:

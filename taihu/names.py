@@ -34,7 +34,7 @@ __all__ = [
     "shared_data_name",
 ]
 
-MODEL_NAMES: Final = ("small_cnn", "cifar10_quick", "resnet20", "vgg16_cifar", "alexnet", "mlp")
+MODEL_NAMES: Final = ("small_cnn", "cifar10_quick", "resnet20", "vgg16_cifar", "alexnet", "vgg16", "resnet50", "mlp")
 DEFAULT_MODEL: Final = "small_cnn"
 _SYNTHETIC: Final = "synthetic"
 DATA_NAMES: Final = ("digits", "fashion-mnist", "cifar10", f"{_SYNTHETIC}:CxHxW")

@@ -27,7 +27,7 @@ from worker.bench.engine import EngineStep, LayerTime
 
 __all__ = ["engine"]
 
-_BATCHES: Final = {"cifar10_quick": 100}
+_BATCHES: Final = {"cifar10_quick": 100, "resnet50": 8, "vgg16": 8}
 _USUAL_BATCH: Final = 32
 # Steps that a contestant takes one after another before it is the next one's turn.
 _STEPS_OF_A_TURN: Final = 4
@@ -43,7 +43,10 @@ def engine(
     ] = "cifar10_quick,resnet20,vgg16_cifar",
     threads: Annotated[str, typer.Option(metavar="T,...", help="Numbers of threads.")] = "1,2",
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Images in a step; 100 for cifar10_quick and 32 otherwise if not given.")
+        int | None,
+        typer.Option(
+            min=1, help="Images in a step; if not given 100 for cifar10_quick, 8 for models of large images, else 32."
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each contestant, of 4 steps that count.")] = 5,
     against: Annotated[
@@ -56,7 +59,8 @@ def engine(
 ) -> None:
     """Time whole training steps of models on this machine's processor, and the same in PyTorch.
 
-    A step is forward, loss, backward and an update by SGD with momentum, of 32 x 32 x 3 images, in fp32. PyTorch runs
+    A step is forward, loss, backward and an update by SGD with momentum, in fp32, of images of 32 x 32
+    pixels, or 224 x 224 for models made for such. PyTorch runs
     the same layers from the same parameters, eagerly, in both of its layouts, of which the better one counts. Each
     contestant is a process of its own; they take turns.
 

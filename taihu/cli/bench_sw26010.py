@@ -15,6 +15,7 @@ from kernels.sw26010.grids import KERNELS, PUBLISHED_SWDNN, Row, rows_of
 from kernels.sw26010.ledger import Ledger
 from taihu.errors import ConfigError
 from taihu.local.display import human_bytes
+from taihu.model_defaults import usual_input
 from taihu.process.options import JsonOption
 from taihu.results import check_writable, write_json
 from worker.engine.loading import build_model
@@ -23,7 +24,6 @@ from worker.sw26010.times import layer_times
 __all__ = ["sw26010"]
 
 _COLUMNS = ("kernel", "configuration", "GFLOP/s", "of peak", "ms", "DMA", "limited by")
-_CIFAR, _IMAGENET = ((32, 32, 3), 10), ((227, 227, 3), 1000)
 
 
 def sw26010(
@@ -81,7 +81,7 @@ def sw26010(
 
 
 def _model_rows(name: str, batch: int, core_groups: int) -> Iterator[Row]:
-    shape, classes = _IMAGENET if name == "alexnet" else _CIFAR
+    shape, classes = usual_input(name)
     try:
         times = layer_times(build_model(name, shape, classes), shape, batch, core_groups)
     except BlockingError as error:

@@ -60,7 +60,7 @@ class TorchStep:
         torch.set_num_threads(threads)
         kind = torch.channels_last if layout == "channels_last" else torch.contiguous_format
         self._module = _Twin(torch).chain(EngineStep(name, batch, 1).model).to(memory_format=kind)
-        images, labels = example_batch(batch)
+        images, labels = example_batch(name, batch)
         self._images = torch.from_numpy(images.transpose(0, 3, 1, 2).copy()).contiguous(memory_format=kind)
         self._labels = torch.from_numpy(labels)
         self._optimizer = torch.optim.SGD(self._module.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)

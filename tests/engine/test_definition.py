@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import worker.engine
 from taihu.errors import ModelError
+from taihu.model_defaults import usual_input
 from worker.engine import (
     MODELS,
     AvgPool2d,
@@ -84,7 +85,7 @@ def test_a_model_computes_the_same_after_a_round_trip(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_zoo_is_made_of_definitions(name: str) -> None:
-    shape = (227, 227, 3) if name == "alexnet" else (32, 32, 3)
+    shape, _ = usual_input(name)
     root = MODELS[name](shape, 10)
     assert Model(through_json(root), shape, 10).layout == Model(root, shape, 10).layout
 

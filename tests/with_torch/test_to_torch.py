@@ -60,6 +60,8 @@ def check(model: LoadedModel, folder: Path) -> None:
         ("resnet20", (16, 16, 3)),
         ("vgg16_cifar", (32, 32, 3)),
         ("alexnet", (67, 67, 3)),
+        ("vgg16", (32, 32, 3)),
+        ("resnet50", (40, 33, 3)),
     ],
 )
 def test_every_model_of_the_zoo(name: str, shape: tuple[int, int, int], tmp_path: Path) -> None:

@@ -10,21 +10,21 @@ from typing import Any, Final
 import numpy as np
 
 from kernels.optim import SgdRule, sgd_momentum
+from taihu.model_defaults import usual_input
 from worker.engine import Array, Layer, ParameterLayer, StepContext, StepHooks, build_model
 
-__all__ = ["CLASSES", "IMAGE_SHAPE", "LEARNING_RATE", "MOMENTUM", "EngineStep", "LayerTime", "example_batch"]
+__all__ = ["LEARNING_RATE", "MOMENTUM", "EngineStep", "LayerTime", "example_batch"]
 
-IMAGE_SHAPE: Final = (32, 32, 3)
-CLASSES: Final = 10
 MOMENTUM: Final = 0.9
 # Small, so that a model that is trained on the same batch again and again stays where numbers are ordinary.
 LEARNING_RATE: Final = 1e-4
 
 
-def example_batch(batch: int) -> tuple[Array, Array]:
-    """Images (batch, 32, 32, 3), fp32, and labels: always the same ones."""
+def example_batch(name: str, batch: int) -> tuple[Array, Array]:
+    """Images (batch, height, width, 3), fp32, and labels as model `name` takes them: always the same ones."""
+    shape, classes = usual_input(name)
     generator = np.random.default_rng(0)
-    return generator.standard_normal((batch, *IMAGE_SHAPE), dtype=np.float32), generator.integers(0, CLASSES, batch)
+    return generator.standard_normal((batch, *shape), dtype=np.float32), generator.integers(0, classes, batch)
 
 
 @dataclass
@@ -48,14 +48,14 @@ class EngineStep:
     """
 
     def __init__(self, name: str, batch: int, threads: int) -> None:
-        self.model = build_model(name, IMAGE_SHAPE, CLASSES)
+        self.model = build_model(name, *usual_input(name))
         self._parameters, self._gradients, self._momentum = (
             np.zeros(self.model.layout.elements, np.float32) for _ in range(3)
         )
         self.model.bind(self._parameters, self._gradients)
         self.model.initialize(0)
         self.model.use_threads(threads)
-        self._images, self._labels = example_batch(batch)
+        self._images, self._labels = example_batch(name, batch)
         self._rule = SgdRule(1.0, LEARNING_RATE, 0.0, MOMENTUM, nesterov=False)
         self._steps = 0
 

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from worker.engine.batch_norm import BatchNorm
 from worker.engine.containers import PaddedShortcut, Residual, Sequential
 from worker.engine.convolution import Conv2d
-from worker.engine.dense import Dropout, Flatten, Linear, ReLU
+from worker.engine.dense import Flatten, Linear, ReLU
+from worker.engine.imagenet import fully_connected, resnet50, vgg16
 from worker.engine.layer import Layer, Shape
 from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 
@@ -96,13 +97,7 @@ def alexnet(input_shape: Shape, outputs: int) -> Layer:
             ReLU(),
             MaxPool2d(3, 2, ceil_mode=True),
             Flatten(),
-            Linear(4096),
-            ReLU(),
-            Dropout(0.5),
-            Linear(4096),
-            ReLU(),
-            Dropout(0.5),
-            Linear(outputs, gain=1.0),
+            *fully_connected(outputs),
         ]
     )
 
@@ -126,6 +121,8 @@ MODELS: Mapping[str, Callable[[Shape, int], Layer]] = MappingProxyType(
         "resnet20": resnet20,
         "vgg16_cifar": vgg16_cifar,
         "alexnet": alexnet,
+        "vgg16": vgg16,
+        "resnet50": resnet50,
         "mlp": mlp,
     }
 )
