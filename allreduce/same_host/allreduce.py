@@ -6,8 +6,9 @@ so both give the same bits, equal on all ranks.
 
 Each rank has a counter in its own buffer. An odd value says that its contribution to a call is ready, the next even
 one that its chunk is written; two waits for everybody's counter separate contributing, summing and reading. When
-the run goes back all counters jump to their attempt's first number, higher than any before: who waits in an attempt
-that another rank has given up sees it, and sums nothing.
+the run goes back all counters jump to their attempt's first number, higher than any before, and say beside it how far
+they had come: who waits in an attempt that another rank has given up sees whether that rank had done its part. A rank
+may be a step ahead when it gives up, so that others still end what it has ended.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ __all__ = ["IsFailed", "SharedAllreduce"]
 
 IsFailed = Callable[[], BaseException | None]
 
-# One cache line of control words: the counter, and what the call is about.
+# One cache line of control words: the counter, what the call is about, and the counter before the attempt began.
 _COUNTER: Final = 0
 _CALL: Final = slice(1, 5)
+_REACHED: Final = 5
 _ATTEMPT_BITS: Final = 32
 """The counter's upper bits say in which attempt it counts."""
 
@@ -135,20 +137,24 @@ class SharedAllreduce:
     def restart(self, attempt: int, is_failed: IsFailed = _never) -> None:
         """Count anew in a higher attempt, also after a call that was given up; returns when all ranks do so.
 
-        No rank writes to another one's buffer from then on, until the next call.
+        No rank writes to another one's buffer from then on, until the next call. Calls that this rank has ended end
+        well on all ranks.
 
         Raises:
             BaseException: what `is_failed` returned.
         """
+        # Whoever has to read this is here before it is written again: all meet.
+        self._controls[self._rank][_REACHED] = self._counter
         self._counter = attempt << _ATTEMPT_BITS
         self._meet(is_failed)
         self._failed = False
 
     def _synchronise(self, is_failed: IsFailed) -> None:
-        """Say that this rank has come so far, and wait until all have; raises StaleError if one has gone back."""
+        """Say that this rank has come so far, and wait until all have; raises StaleError if one went back before."""
         self._counter += 1
         self._meet(is_failed)
-        if any(int(control[_COUNTER]) >> _ATTEMPT_BITS > self._counter >> _ATTEMPT_BITS for control in self._others):
+        end = ((self._counter >> _ATTEMPT_BITS) + 1) << _ATTEMPT_BITS
+        if any(control[_COUNTER] >= end and control[_REACHED] < self._counter for control in self._others):
             raise StaleError("another rank has given up this attempt")
 
     def _meet(self, is_failed: IsFailed) -> None:

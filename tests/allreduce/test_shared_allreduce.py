@@ -20,7 +20,7 @@ from support.value_kinds import random_values, same_bits, summed
 
 from allreduce.same_host.allreduce import SharedAllreduce
 from kernels.shared_reduce import REDUCE_KINDS, ReduceKind, dtype_of
-from taihu.errors import ExchangeError
+from taihu.errors import ExchangeError, StaleError
 from taihu.wire.shared_memory import SharedBuffer, open_shared
 
 # Workers are forks of a process that has imported what takes long.
@@ -255,6 +255,25 @@ def test_nobody_returns_before_all_chunks_are_written() -> None:
         assert buffers[0].control[0] == 2
         assert [set(buffer.array(np.float32, 20)[:10].tolist()) for buffer in buffers] == [{1.0}, {1.0}]
         assert buffers[1].array(np.float32, 10, 40).tolist() == [0.0] * 10
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_what_a_rank_finished_before_it_went_back_is_finished_for_others_too(written: bool) -> None:
+    """Rank 1 is a puppet. It contributes, and goes back before rank 0 looks again: its chunk written, or not."""
+    with shared_buffers(2, 80) as buffers:
+        control = buffers[1].control
+        control[:5] = (1, 0, 20, REDUCE_KINDS.index("fp32"), 0)
+
+        def goes_back() -> None:
+            # The call's second number means that the chunk is written.
+            control[5] = 2 if written else 1
+            control[0] = 1 << 32
+
+        reduction = SharedAllreduce(0, buffers)
+        if written:
+            reduction.allreduce(0, 20, "fp32", is_failed=goes_back)
+        with pytest.raises(StaleError, match="another rank has given up"):
+            reduction.allreduce(0, 20, "fp32", is_failed=goes_back)
 
 
 def test_one_rank_keeps_its_values() -> None:

@@ -76,7 +76,7 @@ class Worker:
         for group in range(len(self.bounds)):
             self.exchange.complete(group)
 
-    def step(self, step: int, gradients: Values) -> Values:
+    def step(self, step: int, gradients: Values, *, attempt: int = 0) -> Values:
         """A backward, and a forward behind it; returns a copy of the parameters that it read."""
-        self.backward(step, gradients)
+        self.backward(step, gradients, attempt=attempt)
         return self.read()

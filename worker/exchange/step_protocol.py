@@ -215,6 +215,8 @@ class StepProtocol:
         self._lost = ""
         for known in self._groups:
             known.phase, known.missing = Phase.AWAITED, known.parts
+            # Some workers may have ended a group before it was given up: all name the step before.
+            known.updated_step = min(known.updated_step, step - 1)
         # What is here may differ between workers that gave up: those who gather parameters must all ask alike.
         return self._drop_all_here() if again else ()
 

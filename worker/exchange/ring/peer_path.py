@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from allreduce.communicator import Communicator
 from taihu.coordination.plan import Plan
-from taihu.errors import ExchangeError
 from taihu.planner.carriage import carrier_in
 from taihu.settings import Transport
 from taihu.wire.shared_memory import SharedBuffer
@@ -64,9 +63,5 @@ class PeerPath:
             self._communicator.prepare("tcp")
 
     def _give_up_before(self, attempt: int) -> None:
-        if self._communicator.path == "same-host":
-            raise ExchangeError(
-                "a step cannot be given up while sums are made in shared memory; set exchange.transport = 'tcp'"
-            )
         self._attempt = attempt
         self._communicator.abort(attempt)
