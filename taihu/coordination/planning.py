@@ -43,23 +43,27 @@ def first_plan(job: Job, layout: Layout, *, one_host: bool) -> Plan:
     Where it will be computed, every layer is a group of its own at first: that gives costs of many sizes. Where the
     timeline does not know the job's exchange, groups are buckets.
     """
-    strategy = job.exchange.plan
-    if job.compression.method == "topk":
-        strategy = "single"
-    elif is_computed(strategy):
-        strategy = "per-layer"
-    if not job.plans_by_measuring and is_computed(job.exchange.plan):
-        strategy = "single"
-    groups = _capped(job, layout, plan_groups(layout, strategy))
+    groups = _capped(job, layout, plan_groups(layout, _first_strategy(job)))
     routes = sparse_routes(job, layout, groups, LinkCost(0.0, 1.0, 0.0))
     carriage = first_carriage(job.exchange.transport, one_host=one_host, waits_for_groups=_computes(job))
     frame_elements = _frame_elements(job, one_host=one_host)
     return Plan(1, 1, groups, layout, frame_elements, routes, carriage=carriage)
 
 
+def _first_strategy(job: Job) -> str:
+    if _computes(job):
+        return "per-layer"
+    return "single" if job.compression.method == "topk" or is_computed(job.exchange.plan) else job.exchange.plan
+
+
 def _computes(job: Job) -> bool:
     """Whether layers are merged as is found best."""
-    return is_computed(job.exchange.plan) and job.plans_by_measuring and job.compression.method != "topk"
+    return _asks_links(job) and job.compression.method != "topk"
+
+
+def _asks_links(job: Job) -> bool:
+    """Whether the plan follows from what links are measured to do."""
+    return is_computed(job.exchange.plan) and job.plans_by_measuring
 
 
 def _capped(job: Job, layout: Layout, groups: tuple[Group, ...]) -> tuple[Group, ...]:
@@ -221,12 +225,10 @@ class Planning:
     def _frames_for_links(self, profile: Profile, compression: Compression) -> int:
         """The first profile tells what frames the links want."""
         own = self.plan.frame_elements
-        named = self._job.exchange.frame_bytes is not None or not (
-            is_computed(self._job.exchange.plan) and self._job.plans_by_measuring
-        )
+        named = self._job.exchange.frame_bytes is not None
         # DoubleSqueeze selects by frames: its results would depend on what was measured.
         by_frames = self._job.downlink == "doublesqueeze"
-        if named or by_frames or self.profile is not None or not self._job.servers:
+        if named or by_frames or not _asks_links(self._job) or self.profile is not None or not self._job.servers:
             return own
         return best_frame_elements(profile, compression, own)
 

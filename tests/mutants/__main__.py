@@ -21,6 +21,7 @@ def main(
     sample: Annotated[int | None, typer.Option(min=1, help="Judge so many mutants of each core, not all.")] = None,
     seed: Annotated[int, typer.Option(help="Which ones the sample holds.")] = 0,
     at: Annotated[str, typer.Option(metavar="FILE[:LINE]", help="Only the mutants of this file, or line.")] = "",
+    afresh: Annotated[bool, typer.Option("--afresh", help="Forget what earlier runs found out.")] = False,
     least: Annotated[float, typer.Option(min=0, max=1, help="Fail where a smaller share is noticed.")] = 0.9,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
@@ -33,7 +34,8 @@ def main(
     # Each core has a process of its own: pytest runs once in one.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         try:
-            tallies = list(pool.map(tally, names, *([option] * len(names) for option in (sample, seed, at))))
+            judged = [pool.submit(tally, name, sample, seed, at, afresh=afresh) for name in names]
+            tallies = [each.result() for each in judged]
         except RuntimeError as error:
             say(str(error))
             raise typer.Exit(2) from None

@@ -5,16 +5,20 @@ The fork has everything imported and collected already. It stops at the first te
 
 from __future__ import annotations
 
+import gc
+import mmap
 import os
 import resource
 import signal
+import struct
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,13 +27,15 @@ from hypothesis import HealthCheck, Phase, settings
 
 from mutants.cores import ROOT, Core
 from mutants.operators import Mutant
-from mutants.patching import PatchError, patch_constant, patch_function
+from mutants.patching import Patcher, PatchError
 
-__all__ = ["Fate", "judge"]
+__all__ = ["Fate", "Verdict", "judge"]
 
 Trace = Callable[[FrameType, str, Any], Any]
 
 _FAILED, _NOT_PATCHED = 1, 3
+_MOST_MEMORY = 2 << 30
+_INDEX = struct.Struct("<q")
 
 
 class Fate(Enum):
@@ -37,9 +43,23 @@ class Fate(Enum):
 
     NOTICED = "noticed"
     ENDLESS = "endless"
+    WAITING = "waiting"
     SURVIVED = "survived"
     UNREACHED = "unreached"
     NO_MUTANT = "no mutant"
+
+    @property
+    def is_noticed(self) -> bool:
+        """Whether a test failed or did not end."""
+        return self in (Fate.NOTICED, Fate.ENDLESS, Fate.WAITING)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant, and `by` which test, as pytest names it: the last that ran; "" where none did."""
+
+    fate: Fate
+    by: str
 
 
 @dataclass
@@ -53,12 +73,16 @@ class _Seen:
 class _Judge:
     """A plugin of pytest whose test loop is the one that judges."""
 
-    def __init__(self, core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Fate], None]) -> None:
+    def __init__(self, core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Verdict], None]) -> None:
         self._files = frozenset(str(ROOT / path) for path in core.files)
         self._mutants = mutants
         self._tell = tell
         self._seen: dict[pytest.Item, _Seen] = defaultdict(_Seen)
         self._failed: list[str] = []
+        # By place and test: how often a test ran with a mutant, and how often it noticed.
+        self._tries: Counter[tuple[str, pytest.Item]] = Counter()
+        self._hits: Counter[tuple[str, pytest.Item]] = Counter()
+        self._running = mmap.mmap(-1, mmap.PAGESIZE)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -75,8 +99,11 @@ class _Judge:
             self._run_traced(item, following)
         if self._failed:
             raise pytest.UsageError(f"tests fail without a mutant: {'; '.join(self._failed)}")
+        patcher = Patcher()
+        gc.collect()
+        gc.freeze()  # forks do not copy what the collector would have looked at
         for mutant in self._mutants:
-            self._tell(mutant, self._judge(mutant))
+            self._tell(mutant, self._judge(mutant, patcher))
         return True
 
     def _run_traced(self, item: pytest.Item, following: pytest.Item | None) -> None:
@@ -98,40 +125,43 @@ class _Judge:
             threading.settrace(None)
         seen.seconds = time.process_time() - begun
 
-    def _judge(self, mutant: Mutant) -> Fate:
-        path = str(ROOT / mutant.path)
+    def _judge(self, mutant: Mutant, patcher: Patcher) -> Verdict:
+        path, place = str(ROOT / mutant.path), mutant.place
         items = [item for item, seen in self._seen.items() if _reaches(seen, path, mutant)]
         if not items:
-            return Fate.UNREACHED
-        items.sort(key=lambda item: self._seen[item].seconds)
-        limit = 5 + 4 * sum(self._seen[item].seconds for item in items)
+            return Verdict(Fate.UNREACHED, "")
+        items.sort(key=lambda item: self._expected_seconds(place, item))
+        self._running[: _INDEX.size] = _INDEX.pack(0)
         child = os.fork()
         if not child:
-            self._try(mutant, items, int(limit))
-        status = os.waitpid(child, 0)[1]
-        if os.WIFSIGNALED(status):
-            return Fate.ENDLESS
-        ends = {0: Fate.SURVIVED, _NOT_PATCHED: Fate.NO_MUTANT}
-        return ends.get(os.WEXITSTATUS(status), Fate.NOTICED)
+            self._try(mutant, patcher, items)
+        fate = _fate(os.waitpid(child, 0)[1])
+        (last,) = _INDEX.unpack(self._running[: _INDEX.size])
+        self._tries.update((place, item) for item in items[: last + 1])
+        self._hits[place, items[last]] += fate.is_noticed
+        return Verdict(fate, items[last].nodeid)
 
-    def _try(self, mutant: Mutant, items: Sequence[pytest.Item], limit_s: int) -> None:
+    def _expected_seconds(self, place: str, item: pytest.Item) -> float:
+        """CPU time by the chance that the test notices, from what it noticed of the same function."""
+        chance = (self._hits[place, item] + 1) / (self._tries[place, item] + 2)
+        return self._seen[item].seconds / chance
+
+    def _try(self, mutant: Mutant, patcher: Patcher, items: Sequence[pytest.Item]) -> None:
         """In the forked process: the tests with the mutant; never returns."""
-        # The processor's time ends a loop, the clock a wait for what never comes.
-        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.alarm(60 + 20 * limit_s)
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        os.dup2(silence, 2)
         end = _FAILED
         try:
-            _patch(mutant)
-            end = 0
-            for item, following in _with_following(items):
+            _confine()
+            _patch(mutant, patcher)
+            for index, (item, following) in enumerate(_with_following(items)):
+                self._running[: _INDEX.size] = _INDEX.pack(index)
+                # The processor's time ends a loop, the clock a wait for what never comes.
+                signal.setitimer(signal.ITIMER_PROF, 1 + 4 * self._seen[item].seconds)
+                signal.alarm(60 + int(60 * self._seen[item].seconds))
                 _run(item, following)
                 if self._failed:
-                    end = _FAILED
                     break
+            else:
+                end = 0
         except PatchError:
             end = _NOT_PATCHED
         except BaseException:
@@ -140,7 +170,7 @@ class _Judge:
             os._exit(end)
 
 
-def judge(core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Fate], None]) -> None:
+def judge(core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Verdict], None]) -> None:
     """Call `tell` with what becomes of each mutant, in order.
 
     Raises:
@@ -166,12 +196,31 @@ def judge(core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Fate], 
         )
 
 
-def _patch(mutant: Mutant) -> None:
+def _fate(status: int) -> Fate:
+    if os.WIFSIGNALED(status):
+        return Fate.WAITING if os.WTERMSIG(status) == signal.SIGALRM else Fate.ENDLESS
+    return {0: Fate.SURVIVED, _NOT_PATCHED: Fate.NO_MUTANT}.get(os.WEXITSTATUS(status), Fate.NOTICED)
+
+
+def _confine() -> None:
+    """Let a mutant neither fill the memory nor write to the terminal, and die of the signals that end it."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    most = pages * mmap.PAGESIZE + _MOST_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    for each in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(each, signal.SIG_DFL)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+
+
+def _patch(mutant: Mutant, patcher: Patcher) -> None:
     path = str(ROOT / mutant.path)
     if mutant.is_constant:
-        patch_constant(path, mutant.place, mutant.write())
+        patcher.patch_constant(path, mutant.place, mutant.write())
     else:
-        patch_function(path, mutant.place, mutant.original, mutant.write())
+        patcher.patch_function(path, mutant.place, mutant.original, mutant.write())
 
 
 def _reaches(seen: _Seen, path: str, mutant: Mutant) -> bool:

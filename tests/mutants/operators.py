@@ -7,8 +7,11 @@ decide nothing. In return statements are deleted here, branches never taken, and
 from __future__ import annotations
 
 import difflib
+import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import libcst as cst
@@ -20,6 +23,8 @@ __all__ = ["Change", "Mutant", "mutants_of"]
 Operator = Callable[[cst.CSTNode], Iterable[cst.CSTNode]]
 
 _OPPOSITES: Mapping[str, str] = MappingProxyType({"min": "max", "max": "min", "any": "all", "all": "any"})
+# Other operators number other mutants.
+_OWN_TEXT = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 # What cannot be changed in a process that has imported the module, what decides nothing, and what is there for types.
 _LEFT_ALONE = (cst.Annotation, cst.Decorator, cst.Param, cst.Import, cst.ImportFrom, cst.Assert, cst.Raise)
 
@@ -41,6 +46,8 @@ class Mutant:
         place: qualified name of the function, or the name of a constant of the module.
         is_constant: which of both.
         first_line, last_line: where the changed node is.
+        key: the same in every run for as long as the class, function or constant around it stays as it is.
+        original: the text of that, after as many empty lines as there are lines above it.
     """
 
     path: str
@@ -48,62 +55,98 @@ class Mutant:
     is_constant: bool
     first_line: int
     last_line: int
-    _module: cst.Module
+    key: str
+    original: str
+    _statement: cst.CSTNode
     _node: cst.CSTNode
     _other: cst.CSTNode
 
-    @property
-    def original(self) -> str:
-        """The text of the whole file without it."""
-        return str(self._module.code)
-
     def write(self) -> str:
-        """The text of the whole file with the change."""
-        changed = self._module.deep_replace(self._node, self._other)
-        return str(changed.code) if isinstance(changed, cst.Module) else ""
+        """`original` with the change."""
+        changed = self._statement.deep_replace(self._node, self._other)
+        above = len(self.original) - len(self.original.lstrip("\n"))
+        return "\n" * above + cst.Module([]).code_for_node(changed).lstrip("\n")
 
-    def change(self, text: str) -> Change:
-        """The change of `text`, written by `write`, against the file."""
-        lines = [*difflib.unified_diff(self.original.splitlines(), text.splitlines(), lineterm="", n=0)][3:]
+    @property
+    def change(self) -> Change:
+        """The lines that differ."""
+        lines = [*difflib.unified_diff(self.original.splitlines(), self.write().splitlines(), lineterm="", n=0)][3:]
         was, becomes = ([line[1:].strip() for line in lines if line.startswith(sign)] for sign in "-+")
         return Change(" ".join(was), " ".join(becomes))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The function or constant that a node belongs to, and the statement of the module around it."""
+
+    name: str
+    node: cst.CSTNode
+    statement: cst.CSTNode
 
 
 def mutants_of(path: str, text: str) -> list[Mutant]:
     """All mutants of a file, in the order of its lines."""
     wrapper = MetadataWrapper(cst.parse_module(text))
     parents = wrapper.resolve(ParentNodeProvider)
+    originals = _originals(wrapper.module)
+    numbers: Counter[cst.CSTNode] = Counter()
     mutants = []
     for node, where in wrapper.resolve(PositionProvider).items():
         operators = [operator for kind, operator in _OPERATORS if isinstance(node, kind)]
         place = _place(node, parents) if operators and isinstance(where, CodeRange) else None
         if place is None:
             continue
-        mutants += [
-            Mutant(path, *place, where.start.line, where.end.line, wrapper.module, node, other)
-            for operator in operators
-            for other in operator(node)
-        ]
+        is_constant = not isinstance(place.node, cst.FunctionDef)
+        about = f"{path} {place.name} {_OWN_TEXT} {wrapper.module.code_for_node(place.node)}"
+        key = hashlib.sha256(about.encode()).hexdigest()[:16]
+        for other in (other for operator in operators for other in operator(node)):
+            number = numbers[place.node]
+            numbers[place.node] += 1
+            mutants.append(
+                Mutant(
+                    path,
+                    place.name,
+                    is_constant,
+                    where.start.line,
+                    where.end.line,
+                    f"{key}:{number}",
+                    originals[place.statement],
+                    place.statement,
+                    node,
+                    other,
+                )
+            )
     return sorted(mutants, key=lambda mutant: mutant.first_line)
 
 
-def _place(node: cst.CSTNode, parents: Mapping[cst.CSTNode, cst.CSTNode]) -> tuple[str, bool] | None:
-    """The function or constant that a node belongs to; None where it is left alone."""
+def _originals(module: cst.Module) -> dict[cst.CSTNode, str]:
+    """The text of each statement of a module, where it is in the file."""
+    lines = sum(module.code_for_node(line).count("\n") for line in module.header)
+    originals: dict[cst.CSTNode, str] = {}
+    for statement in module.body:
+        text = module.code_for_node(statement)
+        originals[statement] = "\n" * lines + text
+        lines += text.count("\n")
+    return originals
+
+
+def _place(node: cst.CSTNode, parents: Mapping[cst.CSTNode, cst.CSTNode]) -> _Place | None:
+    """Where a node belongs; None where it is left alone."""
     chain = [node, *_ancestors(node, parents)]
     if any(isinstance(each, _LEFT_ALONE) or _is_for_types(each) for each in chain):
         return None
     names: list[str] = []
     for each in reversed(chain):
         if isinstance(each, cst.FunctionDef) and each is not node:
-            return ".".join([*names, each.name.value]), False
+            return _Place(".".join([*names, each.name.value]), each, chain[-2])
         if isinstance(each, cst.ClassDef):
             names.append(each.name.value)
-    statement = next((each for each in chain if isinstance(each, cst.Assign | cst.AnnAssign)), None)
-    if statement is None or names:
+    assigned = next((each for each in chain if isinstance(each, cst.Assign | cst.AnnAssign)), None)
+    if assigned is None or names:
         return None
-    target = statement.targets[0].target if isinstance(statement, cst.Assign) else statement.target
+    target = assigned.targets[0].target if isinstance(assigned, cst.Assign) else assigned.target
     is_name = isinstance(target, cst.Name) and target.value != "__all__" and target is not node
-    return (target.value, True) if is_name and isinstance(target, cst.Name) else None
+    return _Place(target.value, assigned, chain[-2]) if is_name and isinstance(target, cst.Name) else None
 
 
 def _is_for_types(node: cst.CSTNode) -> bool:

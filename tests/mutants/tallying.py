@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 from mutants.cores import CORES, ROOT
-from mutants.judging import Fate, judge
+from mutants.judging import Fate, Verdict, judge
 from mutants.operators import Change, Mutant, mutants_of
+from mutants.results import Results
 
 __all__ = ["Survivor", "Tally", "say", "tally"]
 
-_EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+_EQUIVALENT = Path(__file__).with_name("equivalent")
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,10 @@ class Tally:
         return self.noticed / self.mutants if self.mutants else 1.0
 
 
-def tally(core: str, sample: int | None, seed: int, at: str = "") -> Tally:
-    """Judge the mutants of a core, or `sample` of them drawn with `seed`.
+def tally(core: str, sample: int | None, seed: int, at: str = "", *, afresh: bool = False) -> Tally:
+    """Judge the mutants of a core, or `sample` of them drawn with `seed`; what earlier runs found out counts.
 
-    `at` is a file, relative to the root, or `file:line`: only the mutants there count.
+    `at` is a file, relative to the root, or `file:line`: only the mutants there count. `afresh` forgets earlier runs.
 
     Raises:
         RuntimeError: there are none, or the tests fail without any.
@@ -68,39 +70,71 @@ def tally(core: str, sample: int | None, seed: int, at: str = "") -> Tally:
     if not every:
         raise RuntimeError(f"{at or core}: nothing to change there; name FILE or FILE:LINE of core {core}")
     chosen = every if sample is None or sample >= len(every) else random.Random(seed).sample(every, sample)  # noqa: S311
-    equivalent = _equivalent()
-    fates: Counter[Fate] = Counter()
-    survivors: list[Survivor] = []
-    excused = 0
+    results = Results(ROOT / "build" / "mutants" / f"{core}.jsonl", ROOT, CORES[core].test_files, afresh=afresh)
+    counting = _Counting(core, len(chosen))
+    rest = []
+    for mutant in chosen:
+        verdict = results.known(mutant.key)
+        if verdict:
+            counting.take(mutant, verdict)
+        else:
+            rest.append(mutant)
+    say(
+        f"{core}: {len(chosen)} of {len(every)} mutants in {len(CORES[core].files)} files, {len(rest)} not judged yet"
+    )
 
-    def tell(mutant: Mutant, fate: Fate) -> None:
-        nonlocal excused
-        fates[fate] += 1
-        if fate in (Fate.SURVIVED, Fate.UNREACHED):
-            survivor = Survivor(
-                mutant.path,
-                mutant.first_line,
-                mutant.place,
-                mutant.change(mutant.write()),
-                fate is Fate.UNREACHED,
-            )
-            if (survivor.path, survivor.place, survivor.change) in equivalent:
-                excused += 1
+    def tell(mutant: Mutant, verdict: Verdict) -> None:
+        results.add(mutant.key, verdict)
+        counting.take(mutant, verdict)
+
+    if rest:
+        judge(CORES[core], rest, tell)
+    noticed = sum(number for fate, number in counting.fates.items() if fate.is_noticed)
+    survivors = tuple(counting.survivors)
+    return Tally(core, len(every), noticed + len(survivors), noticed, counting.excused, survivors)
+
+
+class _Counting:
+    """Counts verdicts, and says who survives."""
+
+    def __init__(self, core: str, mutants: int) -> None:
+        self._core, self._mutants = core, mutants
+        self._equivalent = _equivalent(core)
+        self.fates: Counter[Fate] = Counter()
+        self.survivors: list[Survivor] = []
+        self.excused = 0
+
+    def take(self, mutant: Mutant, verdict: Verdict) -> None:
+        self.fates[verdict.fate] += 1
+        listed = self._is_listed(mutant)
+        if verdict.fate in (Fate.SURVIVED, Fate.UNREACHED):
+            if listed:
+                self.excused += 1
             else:
-                survivors.append(survivor)
-                say(str(survivor))
-        if not fates.total() % 20:
-            say(f"{core}: {fates.total()} of {len(chosen)} mutants judged, {len(survivors)} survive")
+                unreached = verdict.fate is Fate.UNREACHED
+                self.survivors.append(
+                    Survivor(mutant.path, mutant.first_line, mutant.place, mutant.change, unreached)
+                )
+                say(str(self.survivors[-1]))
+        elif listed:
+            say(f"{mutant.path}:{mutant.first_line} is listed as equivalent, but {verdict.by} notices it")
+        if not self.fates.total() % 20:
+            done = f"{self.fates.total()} of {self._mutants} mutants judged"
+            say(f"{self._core}: {done}, {len(self.survivors)} survive, {time.process_time():.0f} s of CPU")
 
-    say(f"{core}: {len(chosen)} of {len(every)} mutants in {len(CORES[core].files)} files")
-    judge(CORES[core], chosen, tell)
-    noticed = fates[Fate.NOTICED] + fates[Fate.ENDLESS]
-    return Tally(core, len(every), noticed + len(survivors), noticed, excused, tuple(survivors))
+    def _is_listed(self, mutant: Mutant) -> bool:
+        return (mutant.path, mutant.place) in self._equivalent and mutant.change in self._equivalent[
+            mutant.path, mutant.place
+        ]
 
 
-def _equivalent() -> set[tuple[str, str, Change]]:
-    rows = tomllib.loads(_EQUIVALENT.read_text("utf-8")).get("mutant", [])
-    return {(row["path"], row["place"], Change(row["was"], row["becomes"])) for row in rows}
+def _equivalent(core: str) -> dict[tuple[str, str], set[Change]]:
+    """Changes by path and place."""
+    file = _EQUIVALENT / f"{core}.toml"
+    listed: dict[tuple[str, str], set[Change]] = defaultdict(set)
+    for row in tomllib.loads(file.read_text("utf-8"))["mutant"] if file.exists() else []:
+        listed[row["path"], row["place"]].add(Change(row["was"], row["becomes"]))
+    return listed
 
 
 def say(line: str) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from mutants.patching import PatchError, patch_constant, patch_function
+from mutants.patching import Patcher, PatchError
 
 TEXT = '''
 """A module under test."""
@@ -49,9 +49,9 @@ def test_who_holds_a_function_runs_its_new_code(module: ModuleType) -> None:
     below = counter.below
     assert (counter.half, below(3)) == (1, [])
     path = str(module.__file__)
-    patch_function(path, "Counter.half", TEXT, TEXT.replace("// 2", "* 2"))
+    Patcher().patch_function(path, "Counter.half", TEXT, TEXT.replace("// 2", "* 2"))
     assert counter.half == 6
-    patch_function(path, "Counter.below", TEXT, TEXT.replace("each <", "each <="))
+    Patcher().patch_function(path, "Counter.below", TEXT, TEXT.replace("each <", "each <="))
     assert below(3) == [3]
 
 
@@ -62,7 +62,7 @@ def test_a_constant_changes_wherever_it_was_imported(module: ModuleType) -> None
     vars(importer)["LIMIT"] = module.LIMIT
     sys.modules["importer"] = importer
     try:
-        patch_constant(str(module.__file__), "LIMIT", TEXT.replace("LIMIT = 3", "LIMIT = 4"))
+        Patcher().patch_constant(str(module.__file__), "LIMIT", TEXT.replace("LIMIT = 3", "LIMIT = 4"))
         assert (module.LIMIT, vars(importer)["LIMIT"], counter.below(3)) == (4, 4, [3])
     finally:
         del sys.modules["importer"]
@@ -71,14 +71,14 @@ def test_a_constant_changes_wherever_it_was_imported(module: ModuleType) -> None
 def test_what_is_not_there_cannot_be_patched(module: ModuleType) -> None:
     path = str(module.__file__)
     with pytest.raises(PatchError, match=r"no function Counter\.third to patch"):
-        patch_function(path, "Counter.third", TEXT, TEXT)
+        Patcher().patch_function(path, "Counter.third", TEXT, TEXT)
     with pytest.raises(PatchError, match="no constant MOST to patch"):
-        patch_constant(path, "MOST", TEXT)
+        Patcher().patch_constant(path, "MOST", TEXT)
 
 
 def test_what_helpers_of_the_tests_keep_stays(module: ModuleType) -> None:
     kept = functools.cache(object)
     kept.__module__ = "support.commands"
     before = kept()
-    patch_constant(str(module.__file__), "LIMIT", TEXT.replace("LIMIT = 3", "LIMIT = 4"))
+    Patcher().patch_constant(str(module.__file__), "LIMIT", TEXT.replace("LIMIT = 3", "LIMIT = 4"))
     assert kept() is before
