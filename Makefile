@@ -34,7 +34,7 @@ test-torch: $(VENV)/installed ## install torch beside everything else, and run t
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pytest tests/with_torch
 
-# All mutants of all cores take hours: name a core, or a sample of each.
+# All mutants of all cores take an hour and more: name a core, or a sample of each. A run that is broken off goes on.
 mutants: $(VENV)/installed ## small wrong changes to the pure cores that tests notice (CORE=planner SAMPLE=60)
 	$(BIN)/pip install --quiet --quiet --editable '.[mutants]'
 	PYTHONPATH=tests nice $(BIN)/python -m mutants $(CORE) $(if $(SAMPLE),--sample $(SAMPLE))

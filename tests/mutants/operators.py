@@ -89,6 +89,7 @@ def mutants_of(path: str, text: str) -> list[Mutant]:
     wrapper = MetadataWrapper(cst.parse_module(text))
     parents = wrapper.resolve(ParentNodeProvider)
     originals = _originals(wrapper.module)
+    keys: dict[cst.CSTNode, str] = {}
     numbers: Counter[cst.CSTNode] = Counter()
     mutants = []
     for node, where in wrapper.resolve(PositionProvider).items():
@@ -97,8 +98,9 @@ def mutants_of(path: str, text: str) -> list[Mutant]:
         if place is None:
             continue
         is_constant = not isinstance(place.node, cst.FunctionDef)
-        about = f"{path} {place.name} {_OWN_TEXT} {wrapper.module.code_for_node(place.node)}"
-        key = hashlib.sha256(about.encode()).hexdigest()[:16]
+        if place.node not in keys:
+            about = f"{path} {place.name} {_OWN_TEXT} {wrapper.module.code_for_node(place.node)}"
+            keys[place.node] = hashlib.sha256(about.encode()).hexdigest()[:16]
         for other in (other for operator in operators for other in operator(node)):
             number = numbers[place.node]
             numbers[place.node] += 1
@@ -109,7 +111,7 @@ def mutants_of(path: str, text: str) -> list[Mutant]:
                     is_constant,
                     where.start.line,
                     where.end.line,
-                    f"{key}:{number}",
+                    f"{keys[place.node]}:{number}",
                     originals[place.statement],
                     place.statement,
                     node,
