@@ -79,10 +79,16 @@ class _Judge:
         self._tell = tell
         self._seen: dict[pytest.Item, _Seen] = defaultdict(_Seen)
         self._failed: list[str] = []
+        self._is_fork = False
         # By place and test: how often a test ran with a mutant, and how often it noticed.
         self._tries: Counter[tuple[str, pytest.Item]] = Counter()
         self._hits: Counter[tuple[str, pytest.Item]] = Counter()
         self._running = mmap.mmap(-1, mmap.PAGESIZE)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> None:
+        if self._is_fork and call.excinfo and not call.excinfo.errisinstance(pytest.skip.Exception):
+            os._exit(_FAILED)  # nobody reads how it failed, which is dear to write
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -148,6 +154,7 @@ class _Judge:
 
     def _try(self, mutant: Mutant, patcher: Patcher, items: Sequence[pytest.Item]) -> None:
         """In the forked process: the tests with the mutant; never returns."""
+        self._is_fork = True
         end = _FAILED
         try:
             _confine()
@@ -158,10 +165,7 @@ class _Judge:
                 signal.setitimer(signal.ITIMER_PROF, 1 + 4 * self._seen[item].seconds)
                 signal.alarm(60 + int(60 * self._seen[item].seconds))
                 _run(item, following)
-                if self._failed:
-                    break
-            else:
-                end = 0
+            end = 0
         except PatchError:
             end = _NOT_PATCHED
         except BaseException:
@@ -184,10 +188,11 @@ def judge(core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Verdict
         derandomize=True,
         deadline=None,
         suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
     )
     settings.load_profile("mutants")
-    options = ["-qq", "-s", "--no-summary", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0"]
-    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is here before pytest
+    options = ["-qq", "-s", "--no-summary", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options += ["-o", "timeout=0"]
     options += [f"--deselect={test}" for test in core.without]
     end = pytest.main([*options, "--rootdir", str(ROOT), *core.test_files], plugins=[_Judge(core, mutants, tell)])
     if end is not pytest.ExitCode.OK:
