@@ -26,7 +26,7 @@ train: $(VENV)/installed ## train on this machine (JOB=file.toml for your own jo
 test: $(VENV)/installed ## run the test suite
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist loadgroup
 
-# What needs more than Python: promtool (Debian's prometheus), mpirun (openmpi-bin), ip (iproute2), root for namespaces.
+# What needs more than Python: promtool (Debian's prometheus), mpirun (openmpi-bin), ip (iproute2), iptables, root.
 test-deploy: $(VENV)/installed ## run the tests that need programs of Debian's, as root
 	$(BIN)/pytest $(PROGRAMS)
 

@@ -110,22 +110,27 @@ class Communicator:
         right = (self.rank + 1) % self.size
         for rank in range(self.size):
             if rank != self.rank and (mesh or rank == right):
-                self._links[rank] = self._open_link(rank, addresses[rank], carrier)
+                self._links[rank] = self._open_link(rank, addresses[rank])
         self._right = self._links.get(right)
+        self.prepare(carrier)
+        self.carry(carrier)
 
-    def _open_link(self, rank: int, address: str, carrier: Carrier) -> FrameLink:
+    def _open_link(self, rank: int, address: str) -> FrameLink:
         origin = Origin(f"worker {rank} at {address}", self._identity.job, rank=rank)
         events = LinkEvents(self.fail, self._receiver_left)
         link = FrameLink(LinkEnd(PEER_SERVICE, address, origin), self._identity, _nothing_from(origin.name), events)
         link.open()
-        link.prepare(carrier)
-        link.carry(carrier)
         return link
 
-    def prepare(self, carrier: Carrier) -> None:
-        """Open what `carry` needs; where that cannot be, frames stay in gRPC."""
+    def prepare(self, carrier: Carrier, *, wait: bool = True) -> None:
+        """Open what `carry` needs; where that cannot be, and until it is there, frames stay in gRPC.
+
+        With `wait` it is there then, or cannot be.
+        """
         for link in self._links.values():
             link.prepare(carrier)
+        for link in self._links.values() if wait else ():
+            link.settle()
 
     def carry(self, carrier: Carrier) -> None:
         """Send frames by `carrier` from now on; what is under way arrives as it was sent."""
@@ -138,7 +143,7 @@ class Communicator:
         """`same-host` where shared values are summed in place, else what they take (`FrameLink.path`)."""
         if self._same_host is not None:
             return "same-host"
-        return self._right.path if self._right is not None else "none"
+        return " and ".join(sorted({link.path for link in self._links.values()})) or "none"
 
     def choose_path(self, path: Transport, buffer: SharedBuffer | None) -> None:
         """Sum values in `buffer` in shared memory if `path` allows it and all ranks can; see `share`.

@@ -696,12 +696,15 @@ class StepMeasurement(_message.Message):
     BACKWARD_SECONDS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     EXCHANGE_SECONDS_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     serial: _builtins.bool
     """Groups were exchanged one at a time."""
     forward_seconds: _builtins.float
     exchange_seconds: _builtins.float
     """From the first gradient that was ready to the last answer."""
+    path: _builtins.str
+    """What its values took: "same-host", "tcp", "grpc", or several of them."""
     @_builtins.property
     def backward_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """For each layer in backward order."""
@@ -717,10 +720,11 @@ class StepMeasurement(_message.Message):
         backward_seconds: _abc.Iterable[_builtins.float] | None = ...,
         groups: _abc.Iterable[Global___GroupMeasurement] | None = ...,
         exchange_seconds: _builtins.float = ...,
+        path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_seconds", b"backward_seconds", "exchange_seconds", b"exchange_seconds", "forward_seconds", b"forward_seconds", "groups", b"groups", "serial", b"serial", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_seconds", b"backward_seconds", "exchange_seconds", b"exchange_seconds", "forward_seconds", b"forward_seconds", "groups", b"groups", "path", b"path", "serial", b"serial", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

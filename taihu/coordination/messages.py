@@ -83,6 +83,7 @@ def step_to_message(step: StepMeasurement) -> pb.StepMeasurement:
         backward_seconds=step.backward_seconds,
         groups=[pb.GroupMeasurement(**asdict(group)) for group in step.groups],
         exchange_seconds=step.exchange_seconds,
+        path=step.path,
     )
 
 
@@ -99,6 +100,7 @@ def step_from_message(message: pb.StepMeasurement) -> StepMeasurement:
         tuple(message.backward_seconds),
         groups,
         message.exchange_seconds,
+        message.path,
     )
     seconds = [step.forward_seconds, *step.backward_seconds, step.exchange_seconds]
     seconds += [value for group in groups for value in (group.compress_seconds, group.up_seconds, group.down_seconds)]

@@ -53,24 +53,34 @@ def faster_carrier(reports: Reports) -> Carrier:
     """The carrier that a trial has shown to be faster: connections where they are by more than 3 %, else gRPC.
 
     A step's exchange takes as long as the slowest worker's. Steps that exchanged one group at a time are compared
-    with their like.
+    with their like. Steps of connections that were not there everywhere do not count: no firewall need let them pass.
 
     Args:
         reports: for each worker the steps that it measured during a trial.
     """
     totals: dict[Carrier, float] = {"grpc": 0.0, "tcp": 0.0}
+    fell_back = {step.step for report in reports for step in report if _fell_back(step)}
     for serial in (False, True):
         slowest: dict[int, float] = {}
         for step in (step for report in reports for step in report if step.serial == serial):
             slowest[step.step] = max(step.exchange_seconds, slowest.get(step.step, 0.0))
         by_carrier = {
-            carrier: [seconds for step, seconds in slowest.items() if carrier_in("trial", step) == carrier]
+            carrier: [
+                seconds
+                for step, seconds in slowest.items()
+                if carrier_in("trial", step) == carrier and step not in fell_back
+            ]
             for carrier in totals
         }
         if all(by_carrier.values()):
             for carrier, seconds in by_carrier.items():
                 totals[carrier] += statistics.median(seconds)
     return "tcp" if totals["tcp"] < totals["grpc"] * (1.0 - _WORTHWHILE_GAIN) else "grpc"
+
+
+def _fell_back(step: StepMeasurement) -> bool:
+    """Whether values took gRPC in a step of a trial that was for connections."""
+    return carrier_in("trial", step.step) == "tcp" and "grpc" in step.path.split(" and ")
 
 
 def steps_by(carrier: Carrier, reports: Reports) -> Reports:

@@ -31,7 +31,8 @@ class GroupMeasurement:
 class StepMeasurement:
     """One measured step of one worker; `backward_seconds` for each layer in backward order.
 
-    `exchange_seconds` is from the first gradient that was ready to the last answer.
+    `exchange_seconds` is from the first gradient that was ready to the last answer, `path` what values took, as the
+    exchange says it.
     """
 
     step: int
@@ -40,3 +41,4 @@ class StepMeasurement:
     backward_seconds: tuple[float, ...]
     groups: tuple[GroupMeasurement, ...]
     exchange_seconds: float = 0.0
+    path: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -70,7 +71,9 @@ class FrameLink:
         self._stream = StreamSender()
         self._stream_bytes = 0
         self._connection: FrameConnection | None = None
-        self._refused = False
+        self._opening: threading.Thread | None = None
+        # Guards what a connection that has been opened meets: a link that is there, or has ended.
+        self._ending = threading.Lock()
         self._sender: StreamSender | FrameConnection = self._stream
         # What frames took before, until it has read all of them.
         self._former: StreamSender | FrameConnection | None = None
@@ -109,18 +112,33 @@ class FrameLink:
             call.cancel()
 
     def prepare(self, carrier: Carrier) -> None:
-        """Open the connection that `carrier` needs, if there is none; where there cannot be one, frames stay in gRPC.
+        """Begin to open the connection that `carrier` needs; until it is there, or where none can be, gRPC goes on.
 
-        It may be called before `open`, so that whoever serves the stream has the connection when that begins.
+        A firewall that drops what it does not let through keeps an attempt waiting for seconds: nobody else waits,
+        but in `settle`. It may be called before `open`.
         """
-        if carrier == "grpc" or self._connection is not None or self._refused or self._closed:
+        if carrier == "grpc" or self._opening is not None or self._closed:
             return
-        opened = open_connection(
-            self.channel, self._end.service, self._end.address, self._identity, self._end.origin.name
-        )
-        self._refused = opened is None
-        if opened is not None:
-            lost = MemberLostError(f"{self._end.origin.name} was lost: its connection ended")
+        self._opening = threading.Thread(target=self._connect, name="link-connect", daemon=True)
+        self._opening.start()
+
+    def settle(self) -> None:
+        """Return when it is known whether there is a connection, if `prepare` began to open one."""
+        if self._opening is not None:
+            self._opening.join()
+
+    def _connect(self) -> None:
+        name = self._end.origin.name
+        opened = None
+        with suppress(ValueError):  # the channel has been closed
+            opened = open_connection(self.channel, self._end.service, self._end.address, self._identity, name)
+        if opened is None:
+            return
+        with self._ending:
+            if self._closed:
+                opened.close()
+                return
+            lost = MemberLostError(f"{name} was lost: its connection ended")
             self._connection = FrameConnection(
                 opened, self._end.origin, self._sink, self._connection_lost, partial(self._connection_lost, lost)
             )
@@ -154,7 +172,7 @@ class FrameLink:
 
     def fail(self, last_word: FrameHeader) -> None:
         """Say why this side gives up; nothing else is sent any more."""
-        self._closed = True
+        self._end_opening()
         self._stream.send(last_word, ())
         self._stream.end()
         if self._connection is not None:
@@ -162,7 +180,8 @@ class FrameLink:
 
     def abandon(self) -> None:
         """Cut the link without a word; whoever waits for it has been told why."""
-        self._closed = self._abandoned = True
+        self._end_opening()
+        self._abandoned = True
         self._stream.stop()
         if self._connection is not None:
             self._connection.stop()
@@ -171,7 +190,7 @@ class FrameLink:
 
     def close(self, last_word: FrameHeader | None = None) -> None:
         """End in good order: let the other side take in what has been sent, for a while, before a last word."""
-        self._closed = True
+        self._end_opening()
         if last_word is not None:
             if self._connection is not None:
                 self._connection.finish()
@@ -184,6 +203,11 @@ class FrameLink:
             self._watcher.join()
         if self._connection is not None:
             self._connection.close()
+
+    def _end_opening(self) -> None:
+        """The link is closed: a connection that is opened yet is not taken."""
+        with self._ending:
+            self._closed = True
 
     def _watch(self, messages: Iterable[bytes]) -> None:
         """Take what comes in the stream until it ends; runs in a thread of its own."""

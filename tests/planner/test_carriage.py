@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +14,8 @@ from taihu.planner.carriage import Carriage, carrier_in, faster_carrier, first_c
 from taihu.planner.measurement import StepMeasurement
 
 
-def step(number: int, seconds: float, *, serial: bool = False) -> StepMeasurement:
-    return StepMeasurement(number, serial, 0.0, (), (), seconds)
+def step(number: int, seconds: float, *, serial: bool = False, path: str = "") -> StepMeasurement:
+    return StepMeasurement(number, serial, 0.0, (), (), seconds, path)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,30 @@ def test_the_slowest_worker_is_what_a_step_took() -> None:
     fast = [step(3, 1.0), step(4, 0.5)]
     assert faster_carrier([fast]) == "tcp"
     assert faster_carrier([fast, [step(3, 1.0), step(4, 1.0)]]) == "grpc"
+
+
+def test_steps_that_fell_back_to_grpc_say_nothing_of_connections() -> None:
+    by_grpc = [step(3, 1.0, path="grpc"), step(5, 1.0, path="grpc")]
+    late = step(4, 0.5, path="grpc")
+    assert faster_carrier([[*by_grpc, late]]) == "grpc"
+    assert faster_carrier([[*by_grpc, late, step(6, 0.9, path="tcp")]]) == "tcp"
+    # One link of one worker is enough.
+    half = replace(late, path="grpc and tcp")
+    assert faster_carrier([[*by_grpc, replace(late, path="tcp")], [*by_grpc, half]]) == "grpc"
+    assert faster_carrier([[*by_grpc, replace(late, path="same-host and tcp")]]) == "tcp"
+
+
+@pytest.mark.parametrize(("gain", "noise", "most"), [(1.6, 0.1, 0.0), (1.6, 0.2, 0.01), (1.3, 0.1, 0.01)])
+def test_a_trial_of_the_usual_length_is_seldom_wrong(gain: float, noise: float, most: float) -> None:
+    rng, trials, wrong = np.random.default_rng(1), 2000, 0
+    for _ in range(trials):
+        noises = np.exp(noise * rng.standard_normal(6))
+        report = [
+            step(number, (gain if number % 2 else 1.0) * factor, serial=number > 12)
+            for number, factor in zip(range(9, 15), noises, strict=True)
+        ]
+        wrong += faster_carrier([report]) == "grpc"
+    assert wrong <= most * trials
 
 
 def test_steps_are_compared_with_their_like() -> None:

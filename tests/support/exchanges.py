@@ -24,11 +24,15 @@ from taihu.layout import Layout
 from taihu.planner.groups import cap_groups, plan_groups
 from taihu.wire.codec import BYTES_PER_VALUE
 from worker.exchange.making import between_workers
+from worker.exchange.ring.dense import RingRoute
+from worker.exchange.ring.sparse import SparseRoute
 from worker.exchange.route import ExchangeTotals
+from worker.exchange.servers.route import ServerRoute
+from worker.exchange.shell import Exchange
 from worker.exchange.times import GroupTimes
 from worker.memory.arenas import Arenas, arenas_of
 
-__all__ = ["Run", "exchange_steps", "regrouped", "run_workers", "try_workers"]
+__all__ = ["Run", "exchange_steps", "regrouped", "run_workers", "settle", "try_workers"]
 
 T = TypeVar("T")
 
@@ -157,6 +161,17 @@ def try_workers(
         return _through_servers(job, layout, work, own_arenas)
     plan = plan or first_plan(job, layout, one_host=False)
     return _between_workers(job, plan, work, own_arenas)
+
+
+def settle(exchange: Exchange) -> None:
+    """Wait until it is known of every link whether there is a connection beside gRPC."""
+    route = exchange._route
+    if isinstance(route, ServerRoute):
+        for link in route._links:
+            link._link.settle()
+    elif isinstance(route, RingRoute | SparseRoute):
+        for peer in route._communicator._links.values():
+            peer.settle()
 
 
 def _through_servers(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from support.cluster import layout_of, make_job
-from support.exchanges import run_workers
+from support.exchanges import run_workers, settle
 from support.worker import Values, Worker
 
 from taihu.job import Job
 from taihu.planner.carriage import Carriage, carrier_in
+from taihu.wire.direct_connection import open_connection
 
 LAYOUT = layout_of(3000, 40_000, 7, 20_000)
 STEPS = 6
@@ -39,6 +41,7 @@ def ends_of(job: Job, carriages: tuple[Carriage, Carriage]) -> tuple[set[bytes],
             if exchange.plan.carriage != carriage:
                 worker.complete()
                 exchange.adopt(replace(exchange.plan, carriage=carriage))
+            settle(exchange)
             values = worker.step(step, gradients(worker.rank, step))
             paths.append(exchange.path)
             assert exchange.path == carrier_in(carriage, step)
@@ -55,3 +58,58 @@ def test_a_trial_and_its_outcome_change_no_bit(kind: str) -> None:
     assert (len(plain), paths) == (1, {"grpc"})
     assert ends_of(job, ("trial", "tcp")) == (plain, {"grpc", "tcp"})
     assert ends_of(job, ("trial", "grpc")) == (plain, {"grpc", "tcp"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trial_goes_on_by_grpc_until_there_is_a_connection(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So long as a firewall drops what asks for a connection.
+    passable = threading.Event()
+
+    def open_late(*arguments: object) -> object:
+        assert passable.wait(60)
+        return open_connection(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("taihu.wire.frame_link.open_connection", open_late)
+    job = make_job(2, 3, exchange=KINDS[kind], optimizer={"learning_rate": 0.1, "momentum": 0.9})
+
+    def work(worker: Worker) -> tuple[bytes, list[str]]:
+        exchange, paths = worker.exchange, []
+        exchange.adopt(replace(exchange.plan, carriage="trial"))
+        worker.read()
+        for step in range(1, STEPS + 1):
+            if step == STEPS // 2 + 1:
+                passable.set()
+                settle(exchange)
+            values = worker.step(step, gradients(worker.rank, step))
+            paths.append(exchange.path)
+        return values.tobytes(), paths
+
+    results = run_workers(job, LAYOUT, work)
+    assert {values for values, _ in results} == ends_of(job, ("grpc", "grpc"))[0]
+    assert [paths for _, paths in results] == [["grpc", "grpc", "grpc", "tcp", "grpc", "tcp"]] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_ends_while_a_connection_is_still_tried(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    over, tried = threading.Event(), []
+
+    def never_open(*arguments: object) -> None:
+        tried.append(threading.current_thread())
+        assert over.wait(60)
+
+    monkeypatch.setattr("taihu.wire.frame_link.open_connection", never_open)
+    job = make_job(2, 3, exchange=KINDS[kind])
+
+    def work(worker: Worker) -> str:
+        worker.exchange.adopt(replace(worker.exchange.plan, carriage="trial"))
+        worker.read()
+        worker.step(1, gradients(worker.rank, 1))
+        worker.step(2, gradients(worker.rank, 2))
+        return worker.exchange.path
+
+    assert run_workers(job, LAYOUT, work) == ["grpc"] * 3
+    assert tried
+    assert all(thread.is_alive() for thread in tried)
+    over.set()
+    for thread in tried:
+        thread.join()

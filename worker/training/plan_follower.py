@@ -40,6 +40,7 @@ def _measurement(record: StepRecord) -> StepMeasurement:
         backward_seconds=tuple(record.backward_seconds),
         groups=tuple(map(group_measurement, record.times)),
         exchange_seconds=record.sample().exchange_seconds,
+        path=record.path,
     )
 
 

@@ -31,6 +31,7 @@ class StepRecord:
         waited_in_forward_s, waited_in_backward_s, waited_s: seconds spent waiting for others, in all the last.
         ready_s: when the gradient of each layer was complete, less what was waited in backward until then.
         times: of each group, once all answers are there.
+        path: what values took.
         loss_scale: what its loss was multiplied by.
         skipped_steps: how many steps until then changed nothing, because their gradients overflowed.
         modelled: what forward and backward take on the processor that is planned for, where that is another one.
@@ -49,6 +50,7 @@ class StepRecord:
     waited_s: float = 0.0
     ready_s: list[float] = field(default_factory=list)
     times: Sequence[GroupTimes] = ()
+    path: str = ""
     loss_scale: float = 1.0
     skipped_steps: int = 0
     modelled: ModelledStep | None = None

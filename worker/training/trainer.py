@@ -106,6 +106,7 @@ class Trainer:
         record, self._open = self._open, None
         if record is not None:
             record.times = self._exchange.group_times()
+            record.path = self._exchange.path
             record.loss_scale = self._exchange.loss_scale
             record.skipped_steps = self._exchange.skipped_steps
             self._on_step(record)

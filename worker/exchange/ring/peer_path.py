@@ -60,7 +60,7 @@ class PeerPath:
 
     def _prepare(self) -> None:
         if self._carriage != "grpc":
-            self._communicator.prepare("tcp")
+            self._communicator.prepare("tcp", wait=self._carriage == "tcp")
 
     def _give_up_before(self, attempt: int) -> None:
         self._attempt = attempt

@@ -133,9 +133,18 @@ class ServerLink:
         """Exchange values in shared memory, if this worker's `gradients` and the server's parameters can be."""
         self._answers.shared = self._calls.share(gradients, self._shard.elements)
 
+    def prepare(self) -> None:
+        """Begin to open the connection that the plan, or shared memory, needs; see `FrameLink.prepare`."""
+        if self._answers.shared is not None or self._plan.carriage != "grpc":
+            self._link.prepare("tcp")
+
     def open(self) -> None:
-        """Open the exchange: frames take a connection of their own if there can be one, else the stream."""
-        self._prepare()
+        """Open the exchange: frames take a connection of their own if the plan says so, else the stream.
+
+        A trial does not wait for it: until it is there, or where there cannot be one, all steps take the stream.
+        """
+        self.prepare()
+        self._settle()
         self._link.carry(self._carrier(self._at.step))
         self._link.open()
         self._opened = True
@@ -146,9 +155,9 @@ class ServerLink:
             return "tcp"
         return carrier_in(self._plan.carriage, step)
 
-    def _prepare(self) -> None:
-        if self._answers.shared is not None or self._plan.carriage != "grpc":
-            self._link.prepare("tcp")
+    def _settle(self) -> None:
+        if self._answers.shared is not None or self._plan.carriage == "tcp":
+            self._link.settle()
 
     def adopt(self, plan: Plan) -> None:
         """Cut groups by `plan` from the next step on; nothing may be under way."""
@@ -156,7 +165,8 @@ class ServerLink:
         self._framing = Framing(self._shard, plan.groups, plan.frame_elements)
         self._answers.adopt(self._framing, plan.version)
         if self._opened:
-            self._prepare()
+            self.prepare()
+            self._settle()
 
     def begin(self, at: At) -> None:
         """Frames pushed from now on belong to `at`."""

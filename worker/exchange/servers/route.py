@@ -85,6 +85,8 @@ class ServerRoute(Route):
             self._initial.close()
         self._share()
         for link in self._links:
+            link.prepare()
+        for link in self._links:
             link.open()
 
     @override
