@@ -14,8 +14,8 @@ from taihu.measure import spread
 from taihu.planner.carriage import carrier_in, faster_carrier
 from taihu.planner.measurement import StepMeasurement
 from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.codec import ValueType
 from taihu.wire.frame_link import Carrier
+from taihu.wire.headers import ValueType
 
 __all__ = ["AllreduceRow", "as_rows", "bus_bandwidth", "elements_of", "faster_way", "time_allreduce"]
 

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import grpc
 from numpy.typing import NDArray
 
 from allreduce.fence import Fence
-from allreduce.parts.mesh import FIRST_PARTS_GROUP, PartsMesh, PartsOperation, Transfer
+from allreduce.parts.mesh import PartsMesh, PartsOperation, Transfer
 from allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
 from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.schedule import Broadcast, Ring, Segment, buffer_layout, cut_chunks
@@ -20,13 +20,25 @@ from allreduce.same_host.agreement import share_with_all
 from allreduce.same_host.path import SameHostPath
 from allreduce.sparse.exchange import SparseExchange
 from allreduce.sparse.mesh import SparseMesh, SparseOperation
-from taihu.errors import ConfigError, ExchangeError, FrameError, MemberLostError, StaleError, TaihuError
+from taihu.errors import ConfigError, ExchangeError, MemberLostError, StaleError, TaihuError
 from taihu.planner.groups import Group
 from taihu.settings import Transport
-from taihu.wire.codec import Frame, FrameHeader, ValueType
+from taihu.wire.codec import Frame
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.direct_frames import Origin, Sink
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
+from taihu.wire.headers import (
+    Address,
+    At,
+    Encoding,
+    Farewell,
+    FrameHeader,
+    Part,
+    RingSegment,
+    Sender,
+    SparseMessage,
+    ValueType,
+)
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
 
@@ -54,7 +66,9 @@ class Communicator:
         self.size = size
         self._identity = identity
         self._timeout_s = timeout_s
-        sink = Sink(places=self._places, take=self._take, take_frame=self._take_frame)
+        sink = Sink(
+            (RingSegment, Part, SparseMessage), places=self._places, take=self._take, take_frame=self._take_frame
+        )
         events = PeerEvents(self.fail, self._sender_left)
         listener = listener or DirectListener()
         self._servicer = PeerServicer(identity, size, sink=sink, events=events, listener=listener)
@@ -116,9 +130,9 @@ class Communicator:
         self.carry(carrier)
 
     def _open_link(self, rank: int, address: str) -> FrameLink:
-        origin = Origin(f"worker {rank} at {address}", self._identity.job, rank=rank)
+        origin = Origin(f"worker {rank} at {address}", Sender(self._identity.job, 0, rank))
         events = LinkEvents(self.fail, self._receiver_left)
-        link = FrameLink(LinkEnd(PEER_SERVICE, address, origin), self._identity, _nothing_from(origin.name), events)
+        link = FrameLink(LinkEnd(PEER_SERVICE, address, origin), self._identity, _NOTHING, events)
         link.open()
         return link
 
@@ -237,10 +251,10 @@ class Communicator:
             ExchangeError: it is not finished within `timeout_s`, or the communicator's own.
             TaihuError: what `fail` was told.
         """
-        key = operation.key
-        if key.attempt < self._fence.attempt and not operation.finished:
-            raise StaleError(f"operation {key.group} of step {key.step}, attempt {key.attempt}, was given up")
-        self.wait_until(lambda: operation.finished, lambda: f"operation {key.group} of step {key.step}", timeout_s)
+        at, group, _ = operation.key
+        if at.attempt < self._fence.attempt and not operation.finished:
+            raise StaleError(f"operation {group} of step {at.step}, attempt {at.attempt}, was given up")
+        self.wait_until(lambda: operation.finished, lambda: f"operation {group} of step {at.step}", timeout_s)
 
     def wait_until(
         self, predicate: Callable[[], bool], what: Callable[[], str], timeout_s: float | None = None
@@ -297,7 +311,7 @@ class Communicator:
             tell(self._failure)
         self._servicer.end(self._failure)
         for link in self._links.values():
-            link.fail(self._header(OperationKey(0, 0, self._fence.attempt, 0), failure=str(self._failure)))
+            link.fail(self._farewell(str(self._failure)))
 
     def on_failure(self, tell: Callable[[BaseException], None]) -> None:
         """Have `tell` called with what ends all operations, by any thread; at once if that has happened."""
@@ -323,7 +337,7 @@ class Communicator:
             self._fence.abort(attempt)
             self._calls = 0
             self._running.clear()
-            self._early = {key: frames for key, frames in self._early.items() if key.attempt >= attempt}
+            self._early = {key: frames for key, frames in self._early.items() if key.at.attempt >= attempt}
             self._sparse.abort(attempt)
             self._parts.abort(attempt)
         with self._changed:
@@ -345,7 +359,7 @@ class Communicator:
         if self._same_host is not None:
             self._same_host.close()
         for link in self._links.values():
-            link.close(self._header(OperationKey(0, 0, self._fence.attempt, 0), last=True))
+            link.close(self._farewell())
         self._servicer.close()
 
     def _call(self, operation: Operation) -> None:
@@ -354,7 +368,7 @@ class Communicator:
 
     def _next_key(self) -> OperationKey:
         self._calls += 1
-        return OperationKey(0, 0, self._fence.attempt, self._calls)
+        return OperationKey(At(0, 0, self._fence.attempt), self._calls)
 
     def _receiver_left(self) -> None:
         """Someone sent to has left in good order: it has all it needs, and nothing new can begin."""
@@ -393,7 +407,7 @@ class Communicator:
         with self._lock:
             if not self._fence.admits(header):
                 return None
-            if header.group >= FIRST_PARTS_GROUP:
+            if isinstance(header.kind, Part):
                 places = self._parts.places(header)
             else:
                 operation = self._running.get(OperationKey.of(header))
@@ -407,7 +421,7 @@ class Communicator:
                 self._written()
             if self._failure is not None or not self._fence.admits(header):
                 return
-            if header.group >= FIRST_PARTS_GROUP:
+            if isinstance(header.kind, Part):
                 self._take_part(header, None if in_place else received[0])
                 return
             key, values = OperationKey.of(header), received[0]
@@ -437,8 +451,6 @@ class Communicator:
             self._finish(operation)
 
     def _take_frame(self, frame: Frame) -> None:
-        if frame.header.shared or frame.header.bare:
-            raise FrameError(f"frame of worker {frame.header.sender} without values: expected them in the frame")
         with self._lock:
             taken = self._failure is None and self._fence.admits(frame.header)
             operation = self._sparse.take(frame) if taken else None
@@ -472,11 +484,14 @@ class Communicator:
         assert self._right is not None  # noqa: S101
         values = operation.views(segment)
         operation.sent_bytes += sum(view.nbytes for view in values)
-        self._right.send(self._header(operation.key, segment, operation.value_type), values)
+        key, frame = operation.key, segment.frame
+        kind = RingSegment(segment.hop, key.number)
+        address = key.range(frame.offset, frame.count)
+        self._right.send(FrameHeader(self._identity.sender, address, kind, value_type=operation.value_type), values)
 
     def _finish(self, operation: Operation | SparseOperation | PartsOperation) -> None:
         with self._lock:
-            if operation.key.attempt != self._fence.attempt:
+            if operation.key.at.attempt != self._fence.attempt:
                 return
             self._writing += 1
         try:
@@ -491,40 +506,13 @@ class Communicator:
             operation.finished = True
             self._changed.notify_all()
 
-    def _header(
-        self,
-        key: OperationKey,
-        segment: Segment | None = None,
-        value_type: ValueType = ValueType.FP32,
-        failure: str = "",
-        last: bool = False,
-    ) -> FrameHeader:
-        return FrameHeader(
-            job=self._identity.job,
-            incarnation=self._identity.incarnation,
-            plan=key.plan,
-            step=key.step,
-            group=key.group,
-            offset=segment.frame.offset if segment is not None else 0,
-            count=segment.frame.count if segment is not None else 0,
-            sender=self.rank,
-            value_type=value_type,
-            hop=segment.hop if segment is not None else 0,
-            failure=failure,
-            last=last,
-            attempt=key.attempt,
-        )
+    def _farewell(self, failure: str = "") -> FrameHeader:
+        nowhere = Address(At(0, 0, self._fence.attempt), 0, 0, 0)
+        return FrameHeader(self._identity.sender, nowhere, Farewell(failure), Encoding.NONE)
 
 
-def _nothing_from(peer: str) -> Sink:
-    """Refuse what comes from a worker that this one sends to: nothing is answered between workers."""
-
-    def refuse(header: FrameHeader) -> NoReturn:
-        raise FrameError(f"{peer} answered: between workers nothing is answered")
-
-    return Sink(
-        places=refuse, take=lambda header, values, _: refuse(header), take_frame=lambda frame: refuse(frame.header)
-    )
+_NOTHING = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
+"""Between workers nothing is answered."""
 
 
 def _neighbour_left() -> MemberLostError:

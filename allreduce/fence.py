@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allreduce.ring.operation import OperationKey
 from taihu.errors import FrameError, StaleError
-from taihu.wire.codec import FrameHeader
+from taihu.wire.headers import FrameHeader
 
 __all__ = ["Fence"]
 
@@ -26,12 +26,13 @@ class Fence:
 
     def begin(self, key: OperationKey) -> None:
         """Take notice of an operation that this rank begins; raises StaleError for one of another attempt."""
-        if key.attempt != self.attempt:
+        at = key.at
+        if at.attempt != self.attempt:
             raise StaleError(
-                f"operation {key.group} of step {key.step}, attempt {key.attempt}: this rank is at attempt "
+                f"operation {key.group} of step {at.step}, attempt {at.attempt}: this rank is at attempt "
                 f"{self.attempt}; abort before a step is replayed, and go on with the same attempt"
             )
-        self._plan = max(self._plan, key.plan)
+        self._plan = max(self._plan, at.plan)
 
     def abort(self, attempt: int) -> None:
         """Give up all attempts before `attempt`; raises StaleError unless it is a higher one."""
@@ -46,11 +47,12 @@ class Fence:
         Raises:
             FrameError: it is of an earlier plan; frames without a plan (0) are of none.
         """
-        if header.attempt < self.attempt:
+        at, group, *_ = header.address
+        if at.attempt < self.attempt:
             return False
-        if header.attempt == self.attempt and 0 < header.plan < self._plan:
+        if at.attempt == self.attempt and 0 < at.plan < self._plan:
             raise FrameError(
-                f"worker {header.sender} sent a part of group {header.group}, step {header.step}, by plan "
-                f"{header.plan}: plan {self._plan} is in use"
+                f"{header.sender.label} sent {header.kind.label}, group {group}, step {at.step}, by plan {at.plan}: "
+                f"plan {self._plan} is in use"
             )
         return True

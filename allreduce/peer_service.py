@@ -19,6 +19,7 @@ from taihu.wire.codec import read_frame
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.direct_frames import Origin, Sink
 from taihu.wire.frame_connection import FrameConnection
+from taihu.wire.headers import Farewell
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.status import abort
 
@@ -146,7 +147,7 @@ class PeerServicer:
             if self._end or peer.rank in self._connections:
                 connection.close()
                 return
-            origin = Origin(f"worker {peer.rank}", peer.job, peer.incarnation, peer.rank)
+            origin = Origin(f"worker {peer.rank}", peer.sender)
             self._connections[peer.rank] = FrameConnection(connection, origin, self._sink, self._lost)
 
     def _read(self, peer: WorkerIdentity, requests: Iterator[bytes], outbox: Outbox) -> None:
@@ -181,16 +182,17 @@ class PeerServicer:
         """Take in a frame; returns whether it is the peer's last one."""
         frame = read_frame(message)
         header = frame.header
-        if header.sender != peer.rank or header.incarnation != peer.incarnation or header.job != peer.job:
+        if header.sender != peer.sender:
             raise FrameError(
-                f"frame of sender {header.sender} of job {header.job!r} in the stream of worker {peer.rank} of job "
-                f"{peer.job!r}"
+                f"frame of {header.sender.label} of job {header.sender.job!r} in the stream of worker {peer.rank} of "
+                f"job {peer.job!r}"
             )
-        if header.failure:
-            raise MemberLostError(header.failure)
-        if not header.last:
+        if not isinstance(header.kind, Farewell):
             self._sink.take_any(frame)
-        return header.last
+            return False
+        if header.kind.failure:
+            raise MemberLostError(header.kind.failure)
+        return True
 
 
 def _connection_broke(peer: WorkerIdentity) -> MemberLostError:

@@ -55,10 +55,8 @@ class _EncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Encoding.Val
     """
     ENCODING_SHARED: _Encoding.ValueType  # 2
     """No payload: the values lie in the memory that sender and receiver share (ParameterServerService.Share)."""
-    ENCODING_BARE: _Encoding.ValueType  # 3
-    """No payload and no values: a worker asks for the parameters of the range as they were after the frame's step, or a
-    server says that they are there to be asked for.
-    """
+    ENCODING_NONE: _Encoding.ValueType  # 3
+    """No payload and no values."""
 
 class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper):
     """How the values of a frame are placed."""
@@ -71,10 +69,8 @@ sections is described in kernels/pack.py.
 """
 ENCODING_SHARED: Encoding.ValueType  # 2
 """No payload: the values lie in the memory that sender and receiver share (ParameterServerService.Share)."""
-ENCODING_BARE: Encoding.ValueType  # 3
-"""No payload and no values: a worker asks for the parameters of the range as they were after the frame's step, or a
-server says that they are there to be asked for.
-"""
+ENCODING_NONE: Encoding.ValueType  # 3
+"""No payload and no values."""
 Global___Encoding: _TypeAlias = Encoding  # noqa: Y015
 
 @_typing.final
@@ -150,9 +146,262 @@ class Layout(_message.Message):
 Global___Layout: _TypeAlias = Layout  # noqa: Y015
 
 @_typing.final
+class Sender(_message.Message):
+    """One life of one process of a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    incarnation: _builtins.int
+    rank: _builtins.int
+    """Of a worker; absent when a server sends."""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        rank: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "rank", b"rank"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "incarnation", b"incarnation", "job", b"job", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
+
+Global___Sender: _TypeAlias = Sender  # noqa: Y015
+
+@_typing.final
+class Address(_message.Message):
+    """Elements [offset, offset + count) of a group in one attempt at one step. Offsets count in the arena of the server
+    that sends or receives, or in the array that workers work on together.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    plan: _builtins.int
+    """Version of the plan that the frame was cut by; 0 where no plan did."""
+    step: _builtins.int
+    """Steps count from 1; 0 is the initial state."""
+    attempt: _builtins.int
+    """How often the run had gone back to an earlier step when the frame was sent; never falls in a run."""
+    group: _builtins.int
+    """Of calls and transfers between workers: their number."""
+    offset: _builtins.int
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        plan: _builtins.int = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        group: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "count", b"count", "group", b"group", "offset", b"offset", "plan", b"plan", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Address: _TypeAlias = Address  # noqa: Y015
+
+@_typing.final
+class Gradients(_message.Message):
+    """A worker pushes its gradients to a server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOSS_SCALE_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    loss_scale: _builtins.float
+    """What they were multiplied by before they became 16-bit values; 0 stands for 1."""
+    skipped: _builtins.bool
+    """The step's gradients do not fit into 16-bit values, and the step shall be skipped by all."""
+    def __init__(
+        self,
+        *,
+        loss_scale: _builtins.float = ...,
+        skipped: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss_scale", b"loss_scale", "skipped", b"skipped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Gradients: _TypeAlias = Gradients  # noqa: Y015
+
+@_typing.final
+class Question(_message.Message):
+    """A worker asks a server for the parameters as they are after the step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Question: _TypeAlias = Question  # noqa: Y015
+
+@_typing.final
+class Summed(_message.Message):
+    """A server has summed the gradients of all workers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPLETED_S_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    completed_s: _builtins.float
+    """The instant at which the sum was complete, in seconds of the server's monotonic clock."""
+    skipped: _builtins.bool
+    """Nothing was changed by it."""
+    def __init__(
+        self,
+        *,
+        completed_s: _builtins.float = ...,
+        skipped: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_s", b"completed_s", "skipped", b"skipped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Summed: _TypeAlias = Summed  # noqa: Y015
+
+@_typing.final
+class Parameters(_message.Message):
+    """Parameters as they are after the step: initial ones, or those that were asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Parameters: _TypeAlias = Parameters  # noqa: Y015
+
+@_typing.final
+class RingSegment(_message.Message):
+    """A segment of a chunk on its way around a ring."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOP_FIELD_NUMBER: _builtins.int
+    GATHER_FIELD_NUMBER: _builtins.int
+    hop: _builtins.int
+    """How many times it has been sent on since its first sender."""
+    gather: _builtins.int
+    """0 where gradients are summed; n where parameters are gathered for the n-th time after the step."""
+    def __init__(
+        self,
+        *,
+        hop: _builtins.int = ...,
+        gather: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gather", b"gather", "hop", b"hop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RingSegment: _TypeAlias = RingSegment  # noqa: Y015
+
+@_typing.final
+class Part(_message.Message):
+    """A part of what one worker sends to another in a transfer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAMES_FIELD_NUMBER: _builtins.int
+    frames: _builtins.int
+    """In how many frames all of it is sent."""
+    def __init__(
+        self,
+        *,
+        frames: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Part: _TypeAlias = Part  # noqa: Y015
+
+@_typing.final
+class SparseMessage(_message.Message):
+    """A message of a round of a sparse allreduce."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    part: _builtins.int
+    """Number of the part of the plan that is summed."""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        part: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SparseMessage: _TypeAlias = SparseMessage  # noqa: Y015
+
+@_typing.final
+class Farewell(_message.Message):
+    """The last word of a worker to another; nothing follows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILURE_FIELD_NUMBER: _builtins.int
+    failure: _builtins.str
+    """Why the sender gives up; empty when it leaves in good order."""
+    def __init__(
+        self,
+        *,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Farewell: _TypeAlias = Farewell  # noqa: Y015
+
+@_typing.final
 class Frame(_message.Message):
-    """One range of a server's arena, or of the arena that workers reduce, in one step. A frame is encoded as `header`
-    followed by `payload`, in this order, so that a receiver can use the payload in place.
+    """What travels and is taken in at once. A frame is encoded as `header` followed by `payload`, in this order, so that a
+    receiver can use the payload in place.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -161,90 +410,71 @@ class Frame(_message.Message):
     class Header(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
-        JOB_FIELD_NUMBER: _builtins.int
-        INCARNATION_FIELD_NUMBER: _builtins.int
-        PLAN_FIELD_NUMBER: _builtins.int
-        STEP_FIELD_NUMBER: _builtins.int
-        GROUP_FIELD_NUMBER: _builtins.int
         SENDER_FIELD_NUMBER: _builtins.int
-        OFFSET_FIELD_NUMBER: _builtins.int
-        COUNT_FIELD_NUMBER: _builtins.int
+        ADDRESS_FIELD_NUMBER: _builtins.int
         DATA_TYPE_FIELD_NUMBER: _builtins.int
         ENCODING_FIELD_NUMBER: _builtins.int
         SELECTED_FIELD_NUMBER: _builtins.int
-        COMPLETED_S_FIELD_NUMBER: _builtins.int
-        HOP_FIELD_NUMBER: _builtins.int
-        FAILURE_FIELD_NUMBER: _builtins.int
-        LAST_FIELD_NUMBER: _builtins.int
-        LOSS_SCALE_FIELD_NUMBER: _builtins.int
-        SKIPPED_FIELD_NUMBER: _builtins.int
-        ATTEMPT_FIELD_NUMBER: _builtins.int
+        GRADIENTS_FIELD_NUMBER: _builtins.int
+        QUESTION_FIELD_NUMBER: _builtins.int
+        SUMMED_FIELD_NUMBER: _builtins.int
+        PARAMETERS_FIELD_NUMBER: _builtins.int
+        RING_SEGMENT_FIELD_NUMBER: _builtins.int
+        PART_FIELD_NUMBER: _builtins.int
+        SPARSE_MESSAGE_FIELD_NUMBER: _builtins.int
+        FAREWELL_FIELD_NUMBER: _builtins.int
         PADDING_FIELD_NUMBER: _builtins.int
-        job: _builtins.str
-        incarnation: _builtins.int
-        """The life of the sending process."""
-        plan: _builtins.int
-        """Version of the plan that the frame was cut by."""
-        step: _builtins.int
-        """Steps count from 1; 0 is the initial state."""
-        group: _builtins.int
-        sender: _builtins.int
-        """Rank of the sending worker; absent when a server sends."""
-        offset: _builtins.int
-        """First element in that arena, and number of elements."""
-        count: _builtins.int
         data_type: Global___DataType.ValueType
         encoding: Global___Encoding.ValueType
         selected: _builtins.int
         """Sparse frames: number of values."""
-        completed_s: _builtins.float
-        """Answers: the instant at which the sum was complete, in seconds of the server's monotonic clock."""
-        hop: _builtins.int
-        """Between workers: how many times the range has been sent on since its first sender."""
-        failure: _builtins.str
-        """Between workers: the sender gives up, and why; the frame has no values and is the last one."""
-        last: _builtins.bool
-        """Between workers: the sender leaves in good order; nothing follows."""
-        loss_scale: _builtins.float
-        """What the gradients were multiplied by before they became 16-bit values; 0 stands for 1."""
-        skipped: _builtins.bool
-        """Workers: the step's gradients do not fit into 16-bit values, and the step shall be skipped by all. Servers: it
-        was.
-        """
-        attempt: _builtins.int
-        """How often the run had gone back to an earlier step when the frame was sent; never falls in a run."""
         padding: _builtins.bytes
         """Ignored; lets a sender place the payload at an aligned offset of the message."""
+        @_builtins.property
+        def sender(self) -> Global___Sender: ...
+        @_builtins.property
+        def address(self) -> Global___Address: ...
+        @_builtins.property
+        def gradients(self) -> Global___Gradients: ...
+        @_builtins.property
+        def question(self) -> Global___Question: ...
+        @_builtins.property
+        def summed(self) -> Global___Summed: ...
+        @_builtins.property
+        def parameters(self) -> Global___Parameters: ...
+        @_builtins.property
+        def ring_segment(self) -> Global___RingSegment: ...
+        @_builtins.property
+        def part(self) -> Global___Part: ...
+        @_builtins.property
+        def sparse_message(self) -> Global___SparseMessage: ...
+        @_builtins.property
+        def farewell(self) -> Global___Farewell: ...
         def __init__(
             self,
             *,
-            job: _builtins.str = ...,
-            incarnation: _builtins.int = ...,
-            plan: _builtins.int = ...,
-            step: _builtins.int = ...,
-            group: _builtins.int = ...,
-            sender: _builtins.int | None = ...,
-            offset: _builtins.int = ...,
-            count: _builtins.int = ...,
+            sender: Global___Sender | None = ...,
+            address: Global___Address | None = ...,
             data_type: Global___DataType.ValueType = ...,
             encoding: Global___Encoding.ValueType = ...,
             selected: _builtins.int = ...,
-            completed_s: _builtins.float = ...,
-            hop: _builtins.int = ...,
-            failure: _builtins.str = ...,
-            last: _builtins.bool = ...,
-            loss_scale: _builtins.float = ...,
-            skipped: _builtins.bool = ...,
-            attempt: _builtins.int = ...,
+            gradients: Global___Gradients | None = ...,
+            question: Global___Question | None = ...,
+            summed: Global___Summed | None = ...,
+            parameters: Global___Parameters | None = ...,
+            ring_segment: Global___RingSegment | None = ...,
+            part: Global___Part | None = ...,
+            sparse_message: Global___SparseMessage | None = ...,
+            farewell: Global___Farewell | None = ...,
             padding: _builtins.bytes = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "sender", b"sender"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "parameters", b"parameters", "part", b"part", "question", b"question", "ring_segment", b"ring_segment", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["_sender", b"_sender", "attempt", b"attempt", "completed_s", b"completed_s", "count", b"count", "data_type", b"data_type", "encoding", b"encoding", "failure", b"failure", "group", b"group", "hop", b"hop", "incarnation", b"incarnation", "job", b"job", "last", b"last", "loss_scale", b"loss_scale", "offset", b"offset", "padding", b"padding", "plan", b"plan", "selected", b"selected", "sender", b"sender", "skipped", b"skipped", "step", b"step"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "data_type", b"data_type", "encoding", b"encoding", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "padding", b"padding", "parameters", b"parameters", "part", b"part", "question", b"question", "ring_segment", b"ring_segment", "selected", b"selected", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        _WhichOneofReturnType__sender: _TypeAlias = _typing.Literal["sender"]  # noqa: Y015
-        _WhichOneofArgType__sender: _TypeAlias = _typing.Literal["_sender", b"_sender"]  # noqa: Y015
-        def WhichOneof(self, oneof_group: _WhichOneofArgType__sender) -> _WhichOneofReturnType__sender | None: ...
+        _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["gradients", "question", "summed", "parameters", "ring_segment", "part", "sparse_message", "farewell"]  # noqa: Y015
+        _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+        def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
     HEADER_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int

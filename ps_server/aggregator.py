@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from taihu.errors import FrameError, GivenUpError, StaleError
 from taihu.planner.partition import FrameSpec
-from taihu.wire.codec import FrameHeader
+from taihu.wire.headers import At, FrameHeader, Sender
 
 __all__ = ["Aggregator", "Complete", "Outcome"]
 
@@ -42,8 +42,7 @@ class Complete(Generic[Payload]):
     """All workers' contributions to one frame of one step, in rank order."""
 
     frame: FrameSpec
-    step: int
-    attempt: int
+    at: At
     contributions: tuple[Payload, ...]
 
 
@@ -94,16 +93,17 @@ class Aggregator(Generic[Payload]):
         return self._find(header).frame
 
     def check_asked(self, header: FrameHeader) -> FrameSpec:
-        """The frame whose parameters after step `header.step` a worker asks for.
+        """The frame whose parameters as they are after its step a worker asks for.
 
         Raises:
             FrameError, StaleError: as `offer`; the parameters are those of another step.
         """
-        sender = self._check_sender(header)
+        self._check_sender(header)
         slot = self._find(header)
-        if header.step != slot.step or not slot.applied:
+        at, group, offset, _ = header.address
+        if at.step != slot.step or not slot.applied:
             raise StaleError(
-                f"worker {sender} asks for group {header.group}, offset {header.offset} after step {header.step}: "
+                f"{header.sender.label} asks for group {group}, offset {offset} after step {at.step}: "
                 f"expected step {slot.step}"
             )
         return slot.frame
@@ -129,9 +129,10 @@ class Aggregator(Generic[Payload]):
         sender = self._check_sender(header)
         slot = self._find(header)
         self._check_step(header, slot)
-        if header.attempt > self._attempt:
-            self._begin_attempt(header)
-        if header.step == slot.step:
+        at = header.address.at
+        if at.attempt > self._attempt:
+            self._begin_attempt(header.sender, at)
+        if at.step == slot.step:
             return Outcome.ANSWERED if slot.applied else Outcome.DUPLICATE
         if sender in slot.pending:
             return Outcome.DUPLICATE
@@ -140,9 +141,9 @@ class Aggregator(Generic[Payload]):
             return Outcome.PENDING
         contributions = tuple(slot.pending[rank] for rank in range(self._workers))
         slot.pending.clear()
-        slot.step = header.step
+        slot.step = at.step
         slot.applied = False
-        return Complete(slot.frame, header.step, header.attempt, contributions)
+        return Complete(slot.frame, at, contributions)
 
     def applied(self, frame: FrameSpec, *, skipped: bool = False) -> None:
         """The last complete sum of `frame` is in the parameters, or its step was skipped."""
@@ -157,8 +158,9 @@ class Aggregator(Generic[Payload]):
         """
         self._check_sender(header)
         slot = self._find(header)
-        if not (header.step == slot.step > self._last_step and slot.applied):
-            raise StaleError(f"worker {header.sender}, group {header.group}: step {header.step} was not the last one")
+        step = header.address.at.step
+        if not (step == slot.step > self._last_step and slot.applied):
+            raise StaleError(f"{header.sender.label}, group {header.address.group}: step {step} was not the last one")
         return slot.frame, slot.skipped
 
     @property
@@ -176,48 +178,49 @@ class Aggregator(Generic[Payload]):
 
     def _check_step(self, header: FrameHeader, slot: _Slot[Payload]) -> None:
         """Refuse all but the step to come, and the last one if it was collected here."""
-        if header.step == slot.step > self._last_step or (header.step == slot.step + 1 and slot.applied):
+        at, group, offset, _ = header.address
+        if at.step == slot.step > self._last_step or (at.step == slot.step + 1 and slot.applied):
             return
         expected = slot.step + 1 if slot.applied else f"none before the answer to step {slot.step}"
         raise StaleError(
-            f"worker {header.sender}, group {header.group}, offset {header.offset}: step {header.step}, "
-            f"expected {expected}"
+            f"{header.sender.label}, group {group}, offset {offset}: step {at.step}, expected {expected}"
         )
 
-    def _begin_attempt(self, header: FrameHeader) -> None:
-        """Drop what came of lower attempts, unless the step of `header` has changed parameters already."""
-        if any(slot.step >= header.step for slot in self._slots.values()):
+    def _begin_attempt(self, sender: Sender, at: At) -> None:
+        """Drop what came of lower attempts, unless the step has changed parameters already."""
+        if any(slot.step >= at.step for slot in self._slots.values()):
             raise StaleError(
-                f"worker {header.sender} begins attempt {header.attempt} at step {header.step}, of which attempt "
-                f"{self._attempt} has changed parameters already; restore the servers to step {header.step - 1} first"
+                f"{sender.label} begins attempt {at.attempt} at step {at.step}, of which attempt "
+                f"{self._attempt} has changed parameters already; restore the servers to step {at.step - 1} first"
             )
         for slot in self._slots.values():
             slot.pending.clear()
-        self._attempt = header.attempt
+        self._attempt = at.attempt
 
     def _check_sender(self, header: FrameHeader) -> int:
-        if header.job != self._job:
-            raise StaleError(f"frame of job {header.job!r}, this is job {self._job!r}")
-        if header.plan != self._plan:
-            raise StaleError(f"frame of plan {header.plan}, this server is at plan {self._plan}")
-        sender = header.sender
-        if sender is None or sender not in self._incarnations:
-            raise StaleError(f"frame of worker {sender}, which has no open exchange with this server")
-        if self._incarnations[sender] != header.incarnation:
-            raise StaleError(f"frame of an earlier incarnation of worker {sender}")
-        if header.attempt < self._attempt:
+        (job, incarnation, rank), at = header.sender, header.address.at
+        if job != self._job:
+            raise StaleError(f"frame of job {job!r}, this is job {self._job!r}")
+        if at.plan != self._plan:
+            raise StaleError(f"frame of plan {at.plan}, this server is at plan {self._plan}")
+        if rank is None or rank not in self._incarnations:
+            raise StaleError(f"frame of {header.sender.label}, which has no open exchange with this server")
+        if self._incarnations[rank] != incarnation:
+            raise StaleError(f"frame of an earlier incarnation of worker {rank}")
+        if at.attempt < self._attempt:
             raise GivenUpError(
-                f"worker {sender}, group {header.group}: attempt {header.attempt} at step {header.step} was given "
+                f"worker {rank}, group {header.address.group}: attempt {at.attempt} at step {at.step} was given "
                 f"up, this server is at attempt {self._attempt}"
             )
-        return sender
+        return rank
 
     def _find(self, header: FrameHeader) -> _Slot[Payload]:
-        slot = self._slots.get(header.offset)
-        if slot is None or slot.frame.count != header.count or slot.frame.group != header.group:
-            seen = f"group {header.group}, offset {header.offset}, {header.count} values"
+        _, group, offset, count = header.address
+        slot = self._slots.get(offset)
+        if slot is None or slot.frame.count != count or slot.frame.group != group:
+            seen = f"group {group}, offset {offset}, {count} values"
             expected = "a frame of the plan"
             if slot is not None:
                 expected = f"group {slot.frame.group}, {slot.frame.count} values at this offset"
-            raise FrameError(f"frame of worker {header.sender}: {seen}; expected {expected}")
+            raise FrameError(f"frame of {header.sender.label}: {seen}; expected {expected}")
         return slot

@@ -21,7 +21,8 @@ from kernels.scatter import gather
 from ps_server.summing import Scratch, SparseSum, Total
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec
-from taihu.wire.codec import FrameHeader, ValueType, encode_frame
+from taihu.wire.codec import encode_frame
+from taihu.wire.headers import Encoding, FrameHeader, ValueType
 
 __all__ = ["Answer", "Answering", "make_answering"]
 
@@ -52,7 +53,7 @@ class Answer:
     @cached_property
     def shared(self) -> Answer:
         """The same answer to a worker that has the parameters mapped."""
-        return Answer(replace(self.header, shared=True), ())
+        return Answer(replace(self.header, encoding=Encoding.SHARED), ())
 
 
 class Answering(ABC):
@@ -86,7 +87,7 @@ class AllParameters(Answering):
 
     @override
     def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:
-        return Answer(header, () if header.bare else (self.parameters(frame),))
+        return Answer(header, (self.parameters(frame),) if header.is_dense else ())
 
 
 class HalfParameters(AllParameters):
@@ -123,7 +124,7 @@ class ChangedParameters(Answering):
         gather(self._parameters, total.indices, values)
         count, size = pack(total.indices, values, frame.shard_bounds, scratch.packed, scratch.sections)
         pieces = (scratch.packed[:count].copy(), scratch.sections[:size].copy())
-        self._answers[frame.offset] = Answer(replace(header, selected=count), pieces)
+        self._answers[frame.offset] = Answer(replace(header, encoding=Encoding.SPARSE, selected=count), pieces)
 
     @override
     def answer(self, frame: FrameSpec, header: FrameHeader) -> Answer:

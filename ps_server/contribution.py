@@ -14,7 +14,8 @@ from kernels.pack import unpack
 from kernels.reduce import all_finite
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec
-from taihu.wire.codec import Frame, ValueType, dense_values
+from taihu.wire.codec import Frame, dense_values
+from taihu.wire.headers import Encoding, Gradients, ValueType
 
 __all__ = [
     "Contribution",
@@ -64,15 +65,16 @@ def decode_contribution(
     header = frame.header
     if sparse:
         return _decode_sparse(frame, spec)
-    if header.shared and value_type is ValueType.FP32:
+    if header.encoding is Encoding.SHARED and value_type is ValueType.FP32:
         if shared is None:
-            raise FrameError(f"frame with shared values: worker {header.sender} shares no gradients with this server")
+            raise FrameError(f"frame with shared values: {header.sender.label} shares no gradients with this server")
         ranges = spec.views(shared)
         return ranges[0] if len(ranges) == 1 else np.concatenate(ranges)
     values = dense_values(frame, value_type)
     if value_type.half_kind is None:
         return values
-    return HalfContribution(values, value_type.half_kind, header.loss_scale, header.skipped)
+    gradients = header.expect(Gradients)
+    return HalfContribution(values, value_type.half_kind, gradients.loss_scale, gradients.skipped)
 
 
 def count_non_finite(contribution: Contribution) -> int:
@@ -98,15 +100,15 @@ def values_of(contribution: Contribution) -> NDArray[Any]:
 
 def _decode_sparse(frame: Frame, spec: FrameSpec) -> SparseContribution:
     header = frame.header
-    if header.selected is None:
-        kind = "shared" if header.shared else "dense"
-        raise FrameError(f"frame of worker {header.sender}: expected a sparse one, got a {kind} one")
+    if header.encoding is not Encoding.SPARSE:
+        kind = header.encoding.name.lower()
+        raise FrameError(f"frame of {header.sender.label}: expected a sparse one, got a {kind} one")
     values = _decoded_values(frame)
     indices = np.empty(len(values), dtype=np.int32)
     try:
         unpack(frame.sections, spec.shard_bounds, len(values), indices)
     except ValueError as error:
-        raise FrameError(f"frame of worker {header.sender}, group {spec.group}: {error}") from None
+        raise FrameError(f"frame of {header.sender.label}, group {spec.group}: {error}") from None
     return SparseContribution(indices, values)
 
 
@@ -116,7 +118,7 @@ def _decoded_values(frame: Frame) -> NDArray[np.float32]:
         return frame.values
     if value_type.half_kind is None:
         raise FrameError(
-            f"frame of worker {frame.header.sender} has {value_type.label} values: expected at most 32 bits"
+            f"frame of {frame.header.sender.label} has {value_type.label} values: expected at most 32 bits"
         )
     decoded = np.empty(len(frame.values), dtype=np.float32)
     from_half(frame.values, value_type.half_kind, decoded)

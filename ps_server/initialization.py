@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, StaleError
 from taihu.planner.partition import Shard
-from taihu.wire.codec import FrameHeader
+from taihu.wire.headers import FrameHeader, Parameters
 from taihu.wire.shared_memory import allocate_values
 
 __all__ = ["Initialization"]
@@ -36,21 +36,23 @@ class Initialization:
 
         Raises:
             StaleError: the frame belongs to another job or plan.
-            FrameError: it is not one of the plan's frames that have not come yet.
+            FrameError: it has no parameters, or is not one of the plan's frames that have not come yet.
         """
-        if header.job != self.job or header.plan != self.plan.version:
+        header.expect(Parameters)
+        sender, (at, _, offset, count) = header.sender, header.address
+        if sender.job != self.job or at.plan != self.plan.version:
             raise StaleError(
-                f"initial frame of job {header.job!r}, plan {header.plan}; "
+                f"initial frame of job {sender.job!r}, plan {at.plan}; "
                 f"expected job {self.job!r}, plan {self.plan.version}"
             )
-        frame = self._missing.get(header.offset)
-        if frame is None or frame.count != header.count or header.step != 0 or header.sender != 0:
+        frame = self._missing.get(offset)
+        if frame is None or frame.count != count or at.step != 0 or sender.rank != 0:
             raise FrameError(
-                f"initial frame of worker {header.sender} at offset {header.offset} with {header.count} values "
-                f"at step {header.step}: expected each frame of the plan once, at step 0, of worker 0"
+                f"initial frame of {sender.label} at offset {offset} with {count} values "
+                f"at step {at.step}: expected each frame of the plan once, at step 0, of worker 0"
             )
-        del self._missing[header.offset]
-        self.parameters[header.offset : header.offset + header.count] = values
+        del self._missing[offset]
+        self.parameters[offset : offset + count] = values
 
     def check_complete(self) -> None:
         """Raise FrameError unless every frame has come."""

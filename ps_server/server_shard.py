@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,8 @@ from taihu.job import Job
 from taihu.optimization import OptimizerShard, SumShard, in_steps
 from taihu.planner.partition import FrameSpec, Shard
 from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.codec import BYTES_PER_VALUE, Frame, FrameHeader, ValueType, encode_frame
+from taihu.wire.codec import BYTES_PER_VALUE, Frame, encode_frame
+from taihu.wire.headers import At, Encoding, FrameHeader, Gradients, Parameters, Sender, Summed, ValueType
 from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["ServerShard"]
@@ -71,7 +71,7 @@ class ServerShard:
         self._plan = plan
         self._parameters = parameters
         self._buffer = buffer
-        self._incarnation = incarnation
+        self._sender = Sender(job.name, incarnation)
         self._get_plan = get_plan
         self._clock = clock or SystemClock()
         self._value_type = ValueType.named(job.train.precision)
@@ -129,9 +129,8 @@ class ServerShard:
     def read(self) -> Iterator[bytes]:
         """Every frame of the current parameters, encoded."""
         for frame in self._state_frames:
-            yield encode_frame(
-                self._header(frame, self._step), (self._parameters[frame.offset : frame.offset + frame.count],)
-            )
+            header = FrameHeader(self._sender, At(self._plan.version, self._step).range(frame), Parameters())
+            yield encode_frame(header, (self._parameters[frame.offset : frame.offset + frame.count],))
 
     def admit(self, rank: int, incarnation: int) -> None:
         """Let worker `rank` push; raises StaleError for a foreign rank."""
@@ -177,6 +176,7 @@ class ServerShard:
         with self._lock:
             spec = self._aggregator.find(header)
         sparse = self._job.compression.method != "none"
+        header.expect(Gradients)
         contribution = decode_contribution(frame, spec, sparse=sparse, shared=shared, value_type=self._value_type)
         if self._job.exchange.non_finite == "error":
             self._check_finite(header, contribution)
@@ -192,21 +192,21 @@ class ServerShard:
         """
         with self._lock:
             frame, skipped = self._aggregator.find_answered(header)
-        return self._answering.answer(frame, self._answer_header(frame, header, skipped=skipped))
+        return self._answering.answer(frame, self._answer_header(frame, header.address.at, skipped=skipped))
 
     def ask(self, header: FrameHeader) -> Answer:
-        """The parameters that a worker's bare frame asks for.
+        """The parameters that a worker's question asks for.
 
         Raises:
             FrameError: it is no frame of the plan, or the job's workers are not to ask.
             StaleError: see `Aggregator.check_asked`.
         """
         if self._job.zero < 3 and self._value_type is ValueType.FP32:
-            raise FrameError(f"worker {header.sender} asks for what zero {self._job.zero} answers unasked")
+            raise FrameError(f"{header.sender.label} asks for what zero {self._job.zero} answers unasked")
         self._follow_if_later(header)
         with self._lock:
             frame = self._aggregator.check_asked(header)
-        answer = self._header(frame, header.step, header.attempt, self._value_type)
+        answer = FrameHeader(self._sender, header.address, Parameters(), value_type=self._value_type)
         return Answer(answer, (self._answering.parameters(frame),))
 
     def snapshot(self) -> Snapshot:
@@ -265,16 +265,17 @@ class ServerShard:
 
         Every worker has pulled all of the step before, or it would not push by another plan.
         """
-        if header.plan <= self._plan.version:
+        at = header.address.at
+        if at.plan <= self._plan.version:
             return
         plan = self._get_plan()
         with self._lock:
             if plan.version <= self._plan.version:
                 return
             last_step = plan.from_step - 1
-            if plan.version != header.plan or not self._aggregator.is_quiet_after(last_step, header.attempt):
+            if plan.version != at.plan or not self._aggregator.is_quiet_after(last_step, at.attempt):
                 raise StaleError(
-                    f"frame of plan {header.plan}: this server is at plan {self._plan.version}, the run at plan "
+                    f"frame of plan {at.plan}: this server is at plan {self._plan.version}, the run at plan "
                     f"{plan.version}, which begins with step {plan.from_step}"
                 )
             self._summing.adopt(self._frames_of(plan))
@@ -293,8 +294,8 @@ class ServerShard:
 
     def _apply(self, complete: Complete[Contribution]) -> Answer:
         """Sum, update, and answer."""
-        frame, step, answering = complete.frame, complete.step, self._answering
-        header = self._answer_header(frame, complete)
+        frame, step, answering = complete.frame, complete.at.step, self._answering
+        header = self._answer_header(frame, complete.at)
         with self._scratches.borrowed() as scratch:
             total = self._summing.sum(frame, step, complete.contributions, scratch)
             if total is not None:
@@ -305,7 +306,9 @@ class ServerShard:
         with self._lock:
             self._aggregator.applied(frame, skipped=total is None)
             self._step = max(self._step, step)
-        return answering.answer(frame, header if total is not None else replace(header, skipped=True))
+        if total is None:
+            header = self._answer_header(frame, complete.at, skipped=True)
+        return answering.answer(frame, header)
 
     def _update(self, frame: FrameSpec, step: int, total: Total, scratch: Scratch) -> None:
         start, stop = frame.offset, frame.offset + frame.count
@@ -318,36 +321,21 @@ class ServerShard:
             self._optimizer.update(start, stop, values, step, scale=self._scale)
             clear(values, total.indices)
 
-    def _header(
-        self, frame: FrameSpec, step: int, attempt: int = 0, value_type: ValueType = ValueType.FP32
-    ) -> FrameHeader:
-        return FrameHeader(
-            job=self._job.name,
-            incarnation=self._incarnation,
-            plan=self._plan.version,
-            step=step,
-            attempt=attempt,
-            group=frame.group,
-            offset=frame.offset,
-            count=frame.count,
-            completed_s=self._clock.now(),
-            value_type=value_type,
-        )
-
-    def _answer_header(
-        self, frame: FrameSpec, at: FrameHeader | Complete[Contribution], *, skipped: bool = False
-    ) -> FrameHeader:
+    def _answer_header(self, frame: FrameSpec, at: At, *, skipped: bool = False) -> FrameHeader:
         """The header of the answer to everybody, which has no values where workers ask for them when needed."""
-        header = self._header(frame, at.step, at.attempt, self._value_type)
-        return replace(header, bare=self._job.zero == 3, skipped=skipped)
+        encoding = Encoding.NONE if self._job.zero == 3 else Encoding.DENSE
+        return FrameHeader(
+            self._sender, at.range(frame), Summed(self._clock.now(), skipped), encoding, self._value_type
+        )
 
     def _check_finite(self, header: FrameHeader, contribution: Contribution) -> None:
         bad = count_non_finite(contribution)
         if bad:
-            group, layers = self._plan.groups[header.group], self._plan.layout.layers
+            at, number, *_ = header.address
+            group, layers = self._plan.groups[number], self._plan.layout.layers
             raise FrameError(
-                f"worker {header.sender} pushed {bad} gradients that are not finite in layers "
-                f"{layers[group.first_layer].name} to {layers[group.last_layer].name} at step {header.step}; "
+                f"{header.sender.label} pushed {bad} gradients that are not finite in layers "
+                f"{layers[group.first_layer].name} to {layers[group.last_layer].name} at step {at.step}; "
                 "lower optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"
             )
 

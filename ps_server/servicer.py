@@ -35,6 +35,7 @@ from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.codec import Frame, frame_from_message, layout_from_message, read_frame
 from taihu.wire.direct_connection import DirectListener, is_open
+from taihu.wire.headers import Encoding, Question
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.shared_memory import buffer_from_message, buffer_to_message
@@ -194,8 +195,8 @@ class ParameterServerServicer:
         try:
             for message in requests:
                 frame = read_frame(message)
-                if frame.header.sender != rank:
-                    raise FrameError(f"frame of sender {frame.header.sender} in the exchange of worker {rank}")
+                if frame.header.sender.rank != rank:
+                    raise FrameError(f"frame of {frame.header.sender.label} in the exchange of worker {rank}")
                 exchange.take(frame)
             # gRPC may tell of a connection that breaks as if the worker had ended the stream.
             if exchange.end(None):
@@ -218,13 +219,14 @@ class ParameterServerServicer:
 
     def _take(self, exchange: WorkerExchange, frame: Frame) -> None:
         identity, header, shard = exchange.identity, frame.header, self._holder.shard
+        at, group, *_ = header.address
         self._metrics.received_bytes.inc(frame.moved_bytes)
         start = self._clock.now()
         try:
-            if header.bare:
+            if isinstance(header.kind, Question):
                 self._answer(exchange, shard.ask(header))
                 return
-            exchange.shares = header.shared
+            exchange.shares = header.encoding is Encoding.SHARED
             outcome = shard.push(frame, self._gradients.get(identity))
         except GivenUpError:
             # Another worker's frame was faster with the news.
@@ -233,12 +235,12 @@ class ParameterServerServicer:
             stop = self._clock.now()
             self._metrics.updated(stop - start)
             self._broadcast(outcome)
-            self._tracer.add("update", "update", start, stop, step=header.step, group=header.group)
+            self._tracer.add("update", "update", start, stop, step=at.step, group=group)
             self._metrics.step.set(shard.step)
         else:
             track = f"collect from worker {identity.rank}"
             self._tracer.add(
-                track, "collect", start, self._clock.now(), step=header.step, group=header.group, peer=identity.rank
+                track, "collect", start, self._clock.now(), step=at.step, group=group, peer=identity.rank
             )
         if outcome is Outcome.ANSWERED:
             self._answer(exchange, shard.answer_again(header))

@@ -28,7 +28,7 @@ from taihu.compression import METHODS, Compressor, Unit
 from taihu.errors import FrameError
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec
-from taihu.wire.codec import ValueType
+from taihu.wire.headers import ValueType
 
 __all__ = ["DenseSum", "Scratch", "ScratchPool", "SparseSum", "Summing", "Total", "make_summing"]
 

@@ -17,6 +17,7 @@ from taihu.errors import MemberLostError, TaihuError
 from taihu.wire.codec import Frame, frame_of
 from taihu.wire.direct_frames import Origin, Sink
 from taihu.wire.frame_connection import FrameConnection
+from taihu.wire.headers import Gradients, Question
 from taihu.wire.identity import WorkerIdentity
 
 __all__ = ["WorkerExchange"]
@@ -48,7 +49,8 @@ class WorkerExchange:
         self._outbox: SimpleQueue[Answer | TaihuError | None] = SimpleQueue()
         self._take = take
         self._sink = Sink(
-            places=lambda header: [lend(header.count, header.value_type.dtype)],
+            (Gradients, Question),
+            places=lambda header: [lend(header.address.elements, header.value_type.dtype)],
             take=lambda header, values, _: self._take_directly(frame_of(header, values[0].view(np.uint8))),
             take_frame=self._take_directly,
         )
@@ -66,7 +68,7 @@ class WorkerExchange:
     def connect(self, connection: socket.socket) -> None:
         """Take frames on `connection`, too; a former one is cut."""
         identity = self.identity
-        origin = Origin(f"worker {identity.rank}", identity.job, identity.incarnation, identity.rank)
+        origin = Origin(f"worker {identity.rank}", identity.sender)
         lost = partial(self._on_lost, self)
         ended = partial(lost, MemberLostError(f"{origin.name} was lost: its connection ended"))
         former, self._connection = self._connection, FrameConnection(connection, origin, self._sink, lost, ended)
@@ -76,7 +78,8 @@ class WorkerExchange:
             self._connection.close()
 
     def take(self, frame: Frame) -> None:
-        """Take a frame that came in the stream."""
+        """Take a frame that came in the stream; raises FrameError where it is of a kind that is not expected."""
+        self._sink.check(frame.header)
         self._answers_directly = False
         self._take(self, frame)
 

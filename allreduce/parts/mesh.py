@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from allreduce.ring.operation import OperationKey
 from taihu.errors import FrameError
 from taihu.planner.partition import slice_bounds
-from taihu.wire.codec import FrameHeader, ValueType
+from taihu.wire.headers import At, FrameHeader, Part, ValueType
 from taihu.wire.identity import WorkerIdentity
 
-__all__ = ["FIRST_PARTS_GROUP", "PartsMesh", "PartsOperation", "Transfer", "value_type_of"]
+__all__ = ["PartsMesh", "PartsOperation", "Transfer", "value_type_of"]
 
-FIRST_PARTS_GROUP: Final = 1 << 31
-"""Groups from here on are operations of this module."""
 _FRAME_BYTES: Final = 1 << 20
 # A rank whose part is only to send may be so many transfers ahead of one that receives.
 _MOST_AHEAD: Final = 1024
@@ -85,7 +83,7 @@ class PartsOperation:
     value_type: ValueType
     urgent: bool = False
     on_finished: Callable[[], None] = lambda: None
-    key: OperationKey = field(default=OperationKey(0, 0, 0, FIRST_PARTS_GROUP), init=False)
+    key: OperationKey = field(default=OperationKey(At(0, 0), 0), init=False)
     finished: bool = field(default=False, init=False)
     unsent: int = field(default=0, init=False)
     expected: dict[int, deque[_Part]] = field(default_factory=dict, init=False)
@@ -114,14 +112,14 @@ class PartsMesh:
     def next_key(self) -> OperationKey:
         """The key of the next operation, the same on all ranks."""
         self._begun += 1
-        return OperationKey(0, 0, self._attempt, FIRST_PARTS_GROUP + self._begun)
+        return OperationKey(At(0, 0, self._attempt), self._begun)
 
     def abort(self, attempt: int) -> None:
         """Forget what is under way or early of attempts before `attempt`, in which transfers are counted anew."""
         self._attempt = attempt
         self._begun = 0
         self._running.clear()
-        self._early = {key: frames for key, frames in self._early.items() if key.attempt >= attempt}
+        self._early = {key: frames for key, frames in self._early.items() if key.at.attempt >= attempt}
 
     def awaits(self, rank: int) -> bool:
         """Whether an operation needs something of `rank`."""
@@ -165,11 +163,10 @@ class PartsMesh:
         key = OperationKey.of(header)
         operation = self._running.get(key)
         if operation is None:
-            ahead = key.group - FIRST_PARTS_GROUP - (self._begun if key.attempt == self._attempt else 0)
-            if key.step or not 0 < ahead <= _MOST_AHEAD:
-                number = key.group - FIRST_PARTS_GROUP
+            ahead = key.group - (self._begun if key.at.attempt == self._attempt else 0)
+            if key.at.step or not 0 < ahead <= _MOST_AHEAD:
                 raise FrameError(
-                    f"worker {header.sender} sent a part of transfer {number}, step {key.step}: "
+                    f"{header.sender.label} sent a part of transfer {key.group}, step {key.at.step}: "
                     f"expected one of the {_MOST_AHEAD} after {self._begun}"
                 )
             if values is not None:
@@ -189,37 +186,30 @@ class PartsMesh:
             for piece in part.pieces:
                 piece[:] = values[taken : taken + len(piece)]
                 taken += len(piece)
-        assert header.sender is not None  # noqa: S101
-        operation.expected[header.sender].popleft()
+        operation.expected[_rank_of(header)].popleft()
 
     def _next(self, operation: PartsOperation, header: FrameHeader) -> _Part:
-        parts = operation.expected.get(-1 if header.sender is None else header.sender)
-        seen = (header.offset, header.count, header.hop, header.value_type)
+        parts = operation.expected.get(_rank_of(header))
+        address, frames = header.address, header.expect(Part).frames
+        seen = (address.offset, address.elements, frames, header.value_type)
         if parts:
             part = parts[0]
             if seen == (part.offset, part.count, part.frames, operation.value_type):
                 return part
         expected = f"{parts[0].count} values at {parts[0].offset} of {parts[0].frames} frames" if parts else "no more"
         raise FrameError(
-            f"worker {header.sender} sent {header.count} {header.value_type.label} values at {header.offset} of "
-            f"{header.hop} frames: expected {expected}, {operation.value_type.label}; give every worker the same "
+            f"{header.sender.label} sent {address.elements} {header.value_type.label} values at {address.offset} of "
+            f"{frames} frames: expected {expected}, {operation.value_type.label}; give every worker the same "
             "model, batch and scheme"
         )
 
     def _header(self, operation: PartsOperation, part: _Part) -> FrameHeader:
-        return FrameHeader(
-            job=self._identity.job,
-            incarnation=self._identity.incarnation,
-            plan=operation.key.plan,
-            step=operation.key.step,
-            group=operation.key.group,
-            offset=part.offset,
-            count=part.count,
-            sender=self._identity.rank,
-            value_type=operation.value_type,
-            hop=part.frames,
-            attempt=operation.key.attempt,
-        )
+        address = operation.key.range(part.offset, part.count)
+        return FrameHeader(self._identity.sender, address, Part(part.frames), value_type=operation.value_type)
+
+
+def _rank_of(header: FrameHeader) -> int:
+    return -1 if header.sender.rank is None else header.sender.rank
 
 
 def _cut(pieces: Sequence[Values]) -> list[_Part]:

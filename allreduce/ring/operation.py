@@ -13,7 +13,7 @@ from allreduce.ring.reduction import add_values, scale_values
 from allreduce.ring.schedule import Action, Arrival, Segment
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec
-from taihu.wire.codec import FrameHeader, ValueType
+from taihu.wire.headers import Address, At, FrameHeader, RingSegment, SparseMessage, ValueType
 
 __all__ = ["Operation", "OperationKey", "Schedule"]
 
@@ -21,20 +21,28 @@ Values = NDArray[Any]
 
 
 class OperationKey(NamedTuple):
-    """The operation that a frame belongs to: the group of a step, or the number of a call (without plan and step).
+    """The operation that a frame belongs to: the group of a step, or the number of a call (`At` says when).
 
-    Attempts count how often the run has gone back, and never fall in it (`allreduce.fence`).
+    Several operations of one group have different numbers: the parts that are summed when compressed, and the gathers
+    of its parameters, which count from 1.
     """
 
-    plan: int
-    step: int
-    attempt: int
+    at: At
     group: int
+    number: int = 0
 
     @classmethod
     def of(cls, header: FrameHeader) -> OperationKey:
         """The key of the operation that a frame belongs to."""
-        return cls(header.plan, header.step, header.attempt, header.group)
+        address, number = header.address, 0
+        match header.kind:
+            case RingSegment(gather=number) | SparseMessage(part=number):
+                pass
+        return cls(address.at, address.group, number)
+
+    def range(self, offset: int, count: int) -> Address:
+        """The address of a range of what the operation works on."""
+        return Address(self.at, self.group, offset, count)
 
 
 class Schedule(Protocol):
@@ -103,7 +111,8 @@ class Operation:
 
     def places(self, header: FrameHeader) -> Sequence[Values] | None:
         """The place where a frame's values may be received without a copy, if they may."""
-        segment = self.schedule.replaces(header.hop, header.offset, header.count)
+        hop, address = header.expect(RingSegment).hop, header.address
+        segment = self.schedule.replaces(hop, address.offset, address.elements)
         if segment is None or header.value_type is not self.value_type or len(segment.frame.pieces) != 1:
             return None
         return self.views(segment)
@@ -114,14 +123,15 @@ class Operation:
         With `in_place`, `values` are those of `places(header)`.
 
         Raises:
-            FrameError: the frame is not the next of its hop, or of another kind.
+            FrameError: the frame is not the next of its hop, or has other values.
         """
         if header.value_type is not self.value_type:
             raise FrameError(
-                f"operation {self.key.group} of step {self.key.step}: expected {self.value_type.label} values, got "
-                f"{header.value_type.label} ones"
+                f"operation {self.key.group} of step {self.key.at.step}: expected {self.value_type.label} values, "
+                f"got {header.value_type.label} ones"
             )
-        arrival = self.schedule.arrive(header.hop, header.offset, header.count)
+        address = header.address
+        arrival = self.schedule.arrive(header.expect(RingSegment).hop, address.offset, address.elements)
         self.received_bytes += values.nbytes
         if not in_place:
             self._merge(arrival, values)

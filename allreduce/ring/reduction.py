@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kernels.half import add_half, scale_half
 from kernels.shared_reduce import ReduceKind
-from taihu.wire.codec import ValueType
+from taihu.wire.headers import ValueType
 
 __all__ = ["add_values", "reduce_kind", "scale_values"]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from allreduce.same_host.path import DESCRIPTOR_BYTES, encode_descriptor, open_all
 from taihu.errors import SharedMemoryError
-from taihu.wire.codec import ValueType
+from taihu.wire.headers import ValueType
 from taihu.wire.shared_memory import SharedBuffer
 
 __all__ = ["share_with_all"]

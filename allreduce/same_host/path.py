@@ -100,21 +100,21 @@ class SameHostPath:
                     self._allreduce.restart(item.attempt, self._is_failed)
                     attempt = item.attempt
                     item.done.set()
-                elif item.key.attempt >= attempt:
+                elif item.key.at.attempt >= attempt:
                     try:
                         self._carry_out(item)
                         self._on_finished(item)
                     except StaleError:
                         # What follows in this attempt is given up as well.
-                        attempt = item.key.attempt + 1
+                        attempt = item.key.at.attempt + 1
         except BaseException as error:
             self._on_failed(error)
             if not isinstance(error, TaihuError):
                 raise
 
     def _given_up(self, operation: Operation) -> StaleError | None:
-        stale = operation.key.attempt < self._attempt
-        return StaleError(f"attempt {operation.key.attempt} was given up") if stale else None
+        stale = operation.key.at.attempt < self._attempt
+        return StaleError(f"attempt {operation.key.at.attempt} was given up") if stale else None
 
     def _carry_out(self, operation: Operation) -> None:
         ring, offset = operation.schedule, self._offset(operation.values)

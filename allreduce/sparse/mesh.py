@@ -13,7 +13,8 @@ from allreduce.ring.operation import OperationKey
 from allreduce.sparse.exchange import Message, SparseExchange
 from kernels.pack import pack, packed_bound, unpack
 from taihu.errors import FrameError
-from taihu.wire.codec import Frame, FrameHeader, ValueType
+from taihu.wire.codec import Frame
+from taihu.wire.headers import Encoding, FrameHeader, SparseMessage, ValueType
 from taihu.wire.identity import WorkerIdentity
 
 __all__ = ["SparseMesh", "SparseOperation"]
@@ -59,7 +60,7 @@ class SparseMesh:
     def abort(self, attempt: int) -> None:
         """Forget what is under way or early of attempts before `attempt`."""
         self._running.clear()
-        self._early = {key: frames for key, frames in self._early.items() if key.attempt >= attempt}
+        self._early = {key: frames for key, frames in self._early.items() if key.at.attempt >= attempt}
 
     def begin(self, operation: SparseOperation, exchange: SparseExchange) -> bool:
         """Take part; returns whether the operation is done already.
@@ -109,34 +110,29 @@ class SparseMesh:
         sections = np.empty(packed_bound(count, 1), dtype=np.uint8)
         _, size = pack(message.indices, message.values, _bounds(message.start, message.stop), values, sections)
         header = FrameHeader(
-            job=self._identity.job,
-            incarnation=self._identity.incarnation,
-            plan=key.plan,
-            step=key.step,
-            group=key.group,
-            offset=message.start,
-            count=message.stop - message.start,
-            sender=self._identity.rank,
+            self._identity.sender,
+            key.range(message.start, message.stop - message.start),
+            SparseMessage(message.round, key.number),
+            Encoding.SPARSE,
             selected=count,
-            hop=message.round,
-            attempt=key.attempt,
         )
         return header, (values, sections[:size])
 
 
 def _decode(rank: int, frame: Frame) -> Message:
     header = frame.header
-    if header.sender is None or header.value_type is not ValueType.FP32:
+    if header.sender.rank is None or header.value_type is not ValueType.FP32:
         raise FrameError(
-            f"sparse frame of worker {header.sender} with {header.value_type.label} values: expected float32 ones"
+            f"sparse frame of {header.sender.label} with {header.value_type.label} values: expected float32 ones"
         )
-    start, stop = header.offset, header.offset + header.count
+    start, stop = header.address.offset, header.address.offset + header.address.elements
     indices = np.empty(len(frame.values), dtype=np.int32)
     try:
         unpack(frame.sections, _bounds(start, stop), len(indices), indices)
     except ValueError as error:
-        raise FrameError(f"sparse frame of worker {header.sender}: {error}") from None
-    return Message(rank, header.sender, header.hop, indices, frame.values, start, stop)
+        raise FrameError(f"sparse frame of {header.sender.label}: {error}") from None
+    number = header.expect(SparseMessage).round
+    return Message(rank, header.sender.rank, number, indices, frame.values, start, stop)
 
 
 def _bounds(start: int, stop: int) -> NDArray[np.int64]:

@@ -35,7 +35,7 @@ from taihu.process.options import (
 from taihu.results import check_writable, write_json
 from taihu.settings import Transport
 from taihu.wire.address import join_address, split_address
-from taihu.wire.codec import ValueType
+from taihu.wire.headers import ValueType
 from taihu.words import counted
 from worker.memory.arenas import Arenas, allocate_arenas
 

@@ -28,7 +28,8 @@ from taihu.planner.memory import (
     worker_memory,
 )
 from taihu.results import check_writable, write_json
-from taihu.wire.codec import BYTES_PER_VALUE, ValueType
+from taihu.wire.codec import BYTES_PER_VALUE
+from taihu.wire.headers import ValueType
 from taihu.words import counted, parse_bytes
 from worker.data.load import load_dataset
 from worker.engine import build_model

@@ -7,28 +7,38 @@ the received bytes. A frame that another protobuf implementation wrote in anothe
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from kernels.half import HalfKind
 from protos import tensor_pb2
 from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.wire.headers import (
+    Address,
+    At,
+    Encoding,
+    Farewell,
+    FrameHeader,
+    Gradients,
+    Kind,
+    Parameters,
+    Part,
+    Question,
+    RingSegment,
+    Sender,
+    SparseMessage,
+    Summed,
+    ValueType,
+)
 
 __all__ = [
     "BYTES_PER_VALUE",
     "Frame",
-    "FrameHeader",
-    "ValueType",
-    "check_payload",
     "decode_frame",
     "dense_values",
     "encode_frame",
@@ -40,105 +50,12 @@ __all__ = [
 ]
 
 BYTES_PER_VALUE = 4
-_WIRE_TYPE = np.dtype("<f4")
 _HEADER_TAG = 0x0A
 _PAYLOAD_TAG = 0x12
 _PADDING_TAG = 0x7A
 _ALIGNMENT = 16
 _MAX_HEADER_BYTES = 1 << 16
 _MAX_LENGTH_BYTES = 5
-
-
-class ValueType(Enum):
-    """Type of the values on the wire; the 16-bit ones travel as codes of `kernels.half` (uint16).
-
-    Gradients and parameters of a job are fp32, or 16-bit in mixed precision, sparse values too; fp64 only workers
-    reduce.
-    """
-
-    FP32 = tensor_pb2.DATA_TYPE_FLOAT32
-    FP16 = tensor_pb2.DATA_TYPE_FLOAT16
-    BF16 = tensor_pb2.DATA_TYPE_BFLOAT16
-    FP64 = tensor_pb2.DATA_TYPE_FLOAT64
-
-    @classmethod
-    def named(cls, name: str) -> ValueType:
-        """The type by its name in a job file, for example bf16."""
-        return cls[name.upper()]
-
-    @property
-    def label(self) -> str:
-        """Its common name."""
-        return {self.FP32: "float32", self.FP16: "float16", self.BF16: "bfloat16", self.FP64: "float64"}[self]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The little-endian NumPy type that holds such values."""
-        match self:
-            case ValueType.FP32:
-                return _WIRE_TYPE
-            case ValueType.FP64:
-                return np.dtype("<f8")
-            case _:
-                return np.dtype("<u2")
-
-    @property
-    def half_kind(self) -> HalfKind | None:
-        """The name of a 16-bit type in `kernels.half`; None for the others."""
-        match self:
-            case ValueType.FP16:
-                return "fp16"
-            case ValueType.BF16:
-                return "bf16"
-            case _:
-                return None
-
-
-@dataclass(frozen=True, slots=True)
-class FrameHeader:
-    """The place of a frame, and of its values in it.
-
-    `sender` is the rank of a worker, or None for a server; `selected` is the number of values of a sparse frame, or
-    None for a dense one; the values of a `shared` frame lie in memory that both sides map; a `bare` frame has none,
-    it asks a server for them, or says that a sum is complete and that they may be asked for; `completed_s` is set in
-    answers, in seconds of the server's monotonic clock; `hop`, `failure` and `last` are set between workers: how
-    often a range has been sent on, why the sender gives up, and whether it leaves in good order. In mixed precision
-    `loss_scale` is what a worker's gradients were multiplied by, and `skipped` says of a worker's frame that the step
-    has gradients which do not fit, of a server's that the step was skipped.
-
-    `attempt` is how often the run had gone back when the frame was sent. It never falls: a rank may be a step ahead
-    of another, so that what it sent of later steps is undone as well when a step is replayed.
-    """
-
-    job: str
-    incarnation: int
-    plan: int
-    step: int
-    group: int
-    offset: int
-    count: int
-    sender: int | None = None
-    selected: int | None = None
-    value_type: ValueType = ValueType.FP32
-    shared: bool = False
-    bare: bool = False
-    completed_s: float = 0.0
-    hop: int = 0
-    failure: str = ""
-    last: bool = False
-    loss_scale: float = 1.0
-    skipped: bool = False
-    attempt: int = 0
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether the payload holds a value for every element."""
-        return self.selected is None and not self.shared and not self.bare
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of the values that the frame tells of in shared memory."""
-        return self.count * self.value_type.dtype.itemsize if self.shared else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,35 +89,9 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
     Args:
         header: of a frame of any kind.
         pieces: contiguous arrays; of a dense frame `header.count` values of the header's type together, of a sparse
-            one `header.selected` values followed by the bytes of its sections; none of a shared or bare one.
+            one `header.selected` values followed by the bytes of its sections; else none.
     """
-    message = tensor_pb2.Frame.Header(
-        job=header.job,
-        incarnation=header.incarnation,
-        plan=header.plan,
-        step=header.step,
-        group=header.group,
-        offset=header.offset,
-        count=header.count,
-        data_type=header.value_type.value,
-        completed_s=header.completed_s,
-        hop=header.hop,
-        failure=header.failure,
-        last=header.last,
-        loss_scale=header.loss_scale if header.loss_scale != 1.0 else 0.0,
-        skipped=header.skipped,
-        attempt=header.attempt,
-    )
-    if header.sender is not None:
-        message.sender = header.sender
-    if header.selected is not None:
-        message.encoding = tensor_pb2.ENCODING_SPARSE
-        message.selected = header.selected
-    elif header.shared:
-        message.encoding = tensor_pb2.ENCODING_SHARED
-    elif header.bare:
-        message.encoding = tensor_pb2.ENCODING_BARE
-    prefix = _aligned_prefix(message.SerializeToString(), sum(piece.nbytes for piece in pieces))
+    prefix = _aligned_prefix(_written(header).SerializeToString(), sum(piece.nbytes for piece in pieces))
     return b"".join((prefix, *(piece.view(np.uint8).data for piece in pieces)))
 
 
@@ -235,34 +126,20 @@ def frame_from_message(frame: tensor_pb2.Frame) -> tuple[FrameHeader, NDArray[np
     return checked.header, dense_values(checked)
 
 
-def check_payload(header: FrameHeader, size_bytes: int) -> None:
-    """Raise FrameError unless a payload of this size holds the values that `header` tells of."""
-    if size_bytes > MAX_PAYLOAD_BYTES:
-        raise FrameError(f"frame payload of {size_bytes} bytes: expected at most {MAX_PAYLOAD_BYTES} bytes")
-    held = _held(header)
-    needed = held * header.value_type.dtype.itemsize
-    if needed > size_bytes or (needed < size_bytes and header.selected is None) or held > header.count:
-        raise FrameError(
-            f"frame payload of {size_bytes} bytes: expected {held} {header.value_type.label} values of "
-            f"{header.count} elements"
-        )
-
-
 def frame_of(header: FrameHeader, payload: NDArray[np.uint8]) -> Frame:
-    """The frame of a payload that `check_payload` found good; the arrays are views of it."""
-    size = _held(header) * header.value_type.dtype.itemsize
-    return Frame(header, payload[:size].view(header.value_type.dtype), payload[size:])
+    """The frame of a payload that `header.check` found good; the arrays are views of it."""
+    dtype = header.value_type.dtype
+    size = header.held * dtype.itemsize
+    return Frame(header, payload[:size].view(dtype), payload[size:])
 
 
 def dense_values(frame: Frame, value_type: ValueType = ValueType.FP32) -> NDArray[Any]:
     """The values of a frame that must hold one of this type for every element; raises FrameError when it does not."""
     header = frame.header
     if not header.is_dense or header.value_type is not value_type:
-        kinds = {"sparse": header.selected is not None, "shared": header.shared, "bare": header.bare, "dense": True}
-        kind = next(name for name, applies in kinds.items() if applies)
         raise FrameError(
-            f"frame at offset {header.offset} is {kind} with {header.value_type.label} values: expected a dense one "
-            f"with {value_type.label} values"
+            f"frame at offset {header.address.offset} is {header.encoding.name.lower()} with "
+            f"{header.value_type.label} values: expected a dense one with {value_type.label} values"
         )
     return frame.values
 
@@ -298,13 +175,6 @@ def layout_from_message(message: tensor_pb2.Layout) -> Layout:
     )
 
 
-def _held(header: FrameHeader) -> int:
-    """Number of values in the payload."""
-    if header.shared or header.bare:
-        return 0
-    return header.count if header.selected is None else header.selected
-
-
 def _split(message: bytes) -> tuple[tensor_pb2.Frame.Header, memoryview | bytes]:
     """Header and payload without a copy when both stand in order, else by protobuf."""
     if message and message[0] == _HEADER_TAG:
@@ -332,45 +202,92 @@ def _aligned_prefix(header: bytes, payload_bytes: int) -> bytes:
 
 
 def _checked(message: tensor_pb2.Frame.Header, payload: memoryview | bytes) -> Frame:
-    header = _header(message)
-    check_payload(header, len(payload))
+    header = _read(message)
+    header.check(len(payload))
     frame = frame_of(header, np.frombuffer(payload, dtype=np.uint8))
     return frame if frame.values.flags.aligned else replace(frame, values=frame.values.copy())
 
 
-def _header(message: tensor_pb2.Frame.Header) -> FrameHeader:
-    sparse = message.encoding == tensor_pb2.ENCODING_SPARSE
-    if message.encoding not in tensor_pb2.Encoding.values() or (message.selected and not sparse):
-        raise FrameError(f"frame encoding {message.encoding}, {message.selected} selected: not known to this version")
-    if not math.isfinite(message.completed_s):
-        raise FrameError(f"frame completed at {message.completed_s} s: expected a finite time")
-    if not 0.0 <= message.loss_scale < math.inf:
-        raise FrameError(f"frame with loss scale {message.loss_scale}: expected a finite, positive one")
-    known = {value_type.value: value_type for value_type in ValueType}
-    if message.data_type not in known:
-        expected = ", ".join(f"{number} ({value_type.label})" for number, value_type in known.items())
-        raise FrameError(f"frame data type {message.data_type}: expected {expected}")
+def _written(header: FrameHeader) -> tensor_pb2.Frame.Header:
+    message = tensor_pb2.Frame.Header(selected=header.selected)
+    message.data_type = tensor_pb2.DataType.ValueType(header.value_type.value)
+    message.encoding = tensor_pb2.Encoding.ValueType(header.encoding.value)
+    # Setting fields takes half the time of making messages and merging them.
+    sender, address = message.sender, message.address
+    sender.job, sender.incarnation, rank = header.sender
+    if rank is not None:
+        sender.rank = rank
+    (address.plan, address.step, address.attempt), address.group, address.offset, address.count = header.address
+    _write_kind(message, header.kind)
+    return message
+
+
+def _write_kind(message: tensor_pb2.Frame.Header, kind: Kind) -> None:
+    match kind:
+        case Gradients(loss_scale, skipped):
+            message.gradients.skipped = skipped
+            if loss_scale != 1.0:
+                message.gradients.loss_scale = loss_scale
+        case Question():
+            message.question.SetInParent()
+        case Summed(completed_s, skipped):
+            message.summed.completed_s = completed_s
+            message.summed.skipped = skipped
+        case Parameters():
+            message.parameters.SetInParent()
+        case RingSegment(hop, gather):
+            message.ring_segment.hop = hop
+            message.ring_segment.gather = gather
+        case Part(frames):
+            message.part.frames = frames
+        case SparseMessage(number, part):
+            message.sparse_message.round = number
+            message.sparse_message.part = part
+        case Farewell(failure):
+            message.farewell.failure = failure
+
+
+def _read(message: tensor_pb2.Frame.Header) -> FrameHeader:
+    sender, address = message.sender, message.address
+    try:
+        encoding = Encoding(message.encoding)
+    except ValueError:
+        raise FrameError(f"frame encoding {message.encoding}: not known to this version") from None
     return FrameHeader(
-        job=message.job,
-        incarnation=message.incarnation,
-        plan=message.plan,
-        step=message.step,
-        group=message.group,
-        offset=message.offset,
-        count=message.count,
-        sender=message.sender if message.HasField("sender") else None,
-        selected=message.selected if sparse else None,
-        value_type=known[message.data_type],
-        shared=message.encoding == tensor_pb2.ENCODING_SHARED,
-        bare=message.encoding == tensor_pb2.ENCODING_BARE,
-        completed_s=message.completed_s,
-        hop=message.hop,
-        failure=message.failure,
-        last=message.last,
-        loss_scale=message.loss_scale or 1.0,
-        skipped=message.skipped,
-        attempt=message.attempt,
+        Sender(sender.job, sender.incarnation, sender.rank if sender.HasField("rank") else None),
+        Address(At(address.plan, address.step, address.attempt), address.group, address.offset, address.count),
+        _read_kind(message),
+        encoding,
+        _value_type(message.data_type),
+        message.selected,
     )
+
+
+_KINDS: Final[Mapping[str, Callable[[tensor_pb2.Frame.Header], Kind]]] = {
+    "gradients": lambda message: Gradients(message.gradients.loss_scale or 1.0, message.gradients.skipped),
+    "question": lambda _: Question(),
+    "summed": lambda message: Summed(message.summed.completed_s, message.summed.skipped),
+    "parameters": lambda _: Parameters(),
+    "ring_segment": lambda message: RingSegment(message.ring_segment.hop, message.ring_segment.gather),
+    "part": lambda message: Part(message.part.frames),
+    "sparse_message": lambda message: SparseMessage(message.sparse_message.round, message.sparse_message.part),
+    "farewell": lambda message: Farewell(message.farewell.failure),
+}
+
+
+def _read_kind(message: tensor_pb2.Frame.Header) -> Kind:
+    name = message.WhichOneof("kind")
+    if name is None:
+        raise FrameError("a frame of no kind that is known to this version")
+    return _KINDS[name](message)
+
+
+def _value_type(number: int) -> ValueType:
+    try:
+        return ValueType(number)
+    except ValueError:
+        expected = ", ".join(f"{value_type.value} ({value_type.label})" for value_type in ValueType)
+        raise FrameError(f"frame data type {number}: expected {expected}") from None
 
 
 def _varint(value: int) -> bytes:

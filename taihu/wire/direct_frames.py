@@ -1,38 +1,31 @@
 """Frames on a connection of their own (`taihu.wire.direct_connection`), straight from one arena into another.
 
-A frame is a header of fixed size, little-endian, and its payload. What is the same for all frames of a connection
-(the job, and who sends) is not repeated in them.
+A frame is a header of fixed size, little-endian, and its payload. The sender, which is the same for all frames of a
+connection, is not repeated in them.
 """
 
 from __future__ import annotations
 
-import math
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import FrameError, MemberLostError, RunError, TaihuError
-from taihu.wire.codec import Frame, FrameHeader, ValueType, check_payload, frame_of
+from taihu.errors import MemberLostError, RunError, TaihuError
+from taihu.wire.codec import Frame, frame_of
 from taihu.wire.direct_connection import MOST_PIECES, receive_into
+from taihu.wire.direct_header import HEADER_BYTES, pack_header, unpack_header
+from taihu.wire.headers import FrameHeader, Kind, Sender
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 
 __all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender", "Origin", "Sink"]
-
-_MAGIC: Final = 0x74616869
-# magic, data type, encoding, skipped, plan, attempt, step, group, hop, offset, count, selected, payload bytes,
-# completed, loss scale
-_HEADER: Final = struct.Struct("<IBBBxIIQIIQQQQdf")
-HEADER_BYTES: Final = _HEADER.size
-_DENSE, _SPARSE, _SHARED, _BARE = range(4)
 
 Values = NDArray[Any]
 Item = tuple[FrameHeader, Sequence[Values]] | Callable[[], None] | None
@@ -40,30 +33,35 @@ Item = tuple[FrameHeader, Sequence[Values]] | Callable[[], None] | None
 
 @dataclass(frozen=True)
 class Origin:
-    """The sender of the frames of a connection: `name` in messages, `rank` None for a server."""
+    """The sender of the frames of a connection, and its name in messages."""
 
     name: str
-    job: str
-    incarnation: int = 0
-    rank: int | None = None
+    sender: Sender
 
 
 @dataclass(frozen=True)
 class Sink:
-    """The receiver of frames; all are called by the receiver's thread.
+    """The receiver of frames of these `kinds`; all are called by the thread that receives.
 
-    `places(header)` gives contiguous arrays of `header.count` values together in which dense values are received
-    without a copy, or None where there are no such; `take(header, values, in_place)` is called when they are
+    `places(header)` gives contiguous arrays of as many values together as the address has in which dense values are
+    received without a copy, or None where there are no such; `take(header, values, in_place)` is called when they are
     complete, with those arrays or one that is reused after. `take_frame(frame)` gets sparse frames and ones without
     values, and may keep them.
     """
 
+    kinds: tuple[type[Kind], ...]
     places: Callable[[FrameHeader], Sequence[Values] | None]
     take: Callable[[FrameHeader, Sequence[Values], bool], None]
     take_frame: Callable[[Frame], None]
 
+    def check(self, header: FrameHeader) -> None:
+        """Raise FrameError unless frames of this kind are expected."""
+        if not isinstance(header.kind, self.kinds):
+            raise header.unexpected(*self.kinds)
+
     def take_any(self, frame: Frame) -> None:
-        """Take a frame that came in one message."""
+        """Take a frame that came in one message; raises FrameError as `check`."""
+        self.check(frame.header)
         if frame.header.is_dense:
             self.take(frame.header, [frame.values], False)
         else:
@@ -133,7 +131,8 @@ class DirectReceiver:
         """Read one frame; False when the connection has ended."""
         if not receive_into(self._connection, [self._header]):
             return False
-        header, size = self._parse()
+        header, size = unpack_header(self._header, self._origin.sender, self._origin.name)
+        self._sink.check(header)
         if not header.is_dense:
             payload = np.empty(size, dtype=np.uint8)
             self._receive([payload])
@@ -155,36 +154,6 @@ class DirectReceiver:
         if len(self._scratch) < size:
             self._scratch = np.empty(MAX_PAYLOAD_BYTES, dtype=np.uint8)
         return self._scratch[:size]
-
-    def _parse(self) -> tuple[FrameHeader, int]:
-        fields = _HEADER.unpack(self._header)
-        magic, value_type, encoding, skipped, plan, attempt, step, group, hop, *rest = fields
-        offset, count, selected, size, completed_s, loss_scale = rest
-        kinds = {kind.value: kind for kind in ValueType}
-        known = magic == _MAGIC and value_type in kinds and encoding in (_DENSE, _SPARSE, _SHARED, _BARE)
-        if not known or not math.isfinite(completed_s) or not 0.0 < loss_scale < math.inf or skipped > 1:
-            raise FrameError(f"{self._origin.name}: not the header of a frame on its connection")
-        header = FrameHeader(
-            job=self._origin.job,
-            incarnation=self._origin.incarnation,
-            plan=plan,
-            step=step,
-            group=group,
-            offset=offset,
-            count=count,
-            sender=self._origin.rank,
-            selected=selected if encoding == _SPARSE else None,
-            value_type=kinds[value_type],
-            shared=encoding == _SHARED,
-            bare=encoding == _BARE,
-            completed_s=completed_s,
-            hop=hop,
-            loss_scale=loss_scale,
-            skipped=bool(skipped),
-            attempt=attempt,
-        )
-        check_payload(header, size)
-        return header, size
 
 
 class DirectSender:
@@ -266,7 +235,7 @@ class DirectSender:
             pieces = [np.concatenate(pieces)]
         payload = [piece.view(np.uint8).data for piece in pieces]
         size = sum(map(len, payload))
-        buffers = [memoryview(_packed(header, size)), *payload]
+        buffers = [memoryview(pack_header(header, size)), *payload]
         self.sent_bytes += HEADER_BYTES + size
         sent = self._connection.sendmsg(buffers)
         for buffer in buffers:
@@ -277,26 +246,3 @@ class DirectSender:
 
 def _look_again() -> None:
     """Wakes a sender: something urgent has come."""
-
-
-def _packed(header: FrameHeader, size: int) -> bytes:
-    encoding = _DENSE if header.selected is None else _SPARSE
-    if header.shared or header.bare:
-        encoding = _SHARED if header.shared else _BARE
-    return _HEADER.pack(
-        _MAGIC,
-        header.value_type.value,
-        encoding,
-        header.skipped,
-        header.plan,
-        header.attempt,
-        header.step,
-        header.group,
-        header.hop,
-        header.offset,
-        header.count,
-        header.selected or 0,
-        size,
-        header.completed_s,
-        header.loss_scale,
-    )

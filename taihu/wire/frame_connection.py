@@ -9,8 +9,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from taihu.errors import TaihuError
-from taihu.wire.codec import FrameHeader
 from taihu.wire.direct_frames import DirectReceiver, DirectSender, Origin, Sink
+from taihu.wire.headers import FrameHeader
 
 __all__ = ["FAREWELL_S", "FrameConnection"]
 

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from taihu.errors import MemberLostError, TaihuError
 from taihu.wire.channel import open_channel
-from taihu.wire.codec import FrameHeader, read_frame
+from taihu.wire.codec import read_frame
 from taihu.wire.direct_connection import open_connection
 from taihu.wire.direct_frames import Origin, Sink
 from taihu.wire.frame_connection import FAREWELL_S, FrameConnection
+from taihu.wire.headers import FrameHeader
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.status import error_class, error_from_rpc
 from taihu.wire.stream_frames import StreamSender

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from taihu.errors import FrameError
+from taihu.wire.headers import Sender
 
 __all__ = ["WorkerIdentity", "identity_from_metadata", "identity_to_metadata"]
 
@@ -21,6 +23,11 @@ class WorkerIdentity:
     job: str
     rank: int
     incarnation: int
+
+    @cached_property
+    def sender(self) -> Sender:
+        """The worker, as its frames name it."""
+        return Sender(self.job, self.incarnation, self.rank)
 
 
 def identity_to_metadata(identity: WorkerIdentity) -> tuple[tuple[str, str], ...]:

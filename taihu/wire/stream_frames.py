@@ -8,7 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from taihu.wire.codec import FrameHeader, encode_frame
+from taihu.wire.codec import encode_frame
+from taihu.wire.headers import FrameHeader
 
 __all__ = ["StreamSender"]
 

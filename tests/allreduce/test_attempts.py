@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.cluster import layout_of
+from support.frames import header_of
 from support.peers import Peers
 
 from allreduce.communicator import Communicator
 from allreduce.fence import Fence
-from allreduce.parts.mesh import FIRST_PARTS_GROUP, PartsMesh, PartsOperation, Transfer
+from allreduce.parts.mesh import PartsMesh, PartsOperation, Transfer
 from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.schedule import Ring, cut_chunks
 from allreduce.sparse.allgather import SparseAllgather
@@ -21,7 +22,7 @@ from allreduce.sparse.exchange import RankOrderSum, Slice
 from allreduce.sparse.mesh import SparseOperation
 from taihu.errors import FrameError, StaleError
 from taihu.planner.groups import Group
-from taihu.wire.codec import FrameHeader, ValueType
+from taihu.wire.headers import At, FrameHeader, Part, RingSegment, ValueType
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
 
@@ -31,12 +32,12 @@ LAYOUT = layout_of(ELEMENTS)
 
 
 def frame(*, plan: int = 2, step: int = 5, attempt: int = 1) -> FrameHeader:
-    return FrameHeader("job", 7, plan, step, 0, 0, 4, 1, attempt=attempt)
+    return header_of("job", 7, plan, step, 0, 0, 4, 1, attempt=attempt, kind=RingSegment(0))
 
 
 def test_a_fence_drops_what_was_undone_and_refuses_an_earlier_plan() -> None:
     fence = Fence()
-    fence.begin(OperationKey(2, 7, 0, 0))
+    fence.begin(OperationKey(At(2, 7, 0), 0))
     assert fence.admits(frame(step=7, attempt=0))
     fence.abort(1)
     assert not fence.admits(frame(attempt=0))
@@ -45,13 +46,15 @@ def test_a_fence_drops_what_was_undone_and_refuses_an_earlier_plan() -> None:
     assert not fence.admits(frame(plan=9, attempt=0))
     # By what plan the replay goes on is told by the first operation of it.
     assert fence.admits(frame(plan=1))
-    fence.begin(OperationKey(2, 5, 1, 0))
+    fence.begin(OperationKey(At(2, 5, 1), 0))
     assert fence.admits(frame())
     assert fence.admits(frame(step=6))
     assert fence.admits(frame(plan=3))
     assert fence.admits(frame(plan=0))
     assert fence.admits(frame(plan=1, attempt=2))
-    with pytest.raises(FrameError, match="worker 1 sent a part of group 0, step 5, by plan 1: plan 2 is in use"):
+    with pytest.raises(
+        FrameError, match="worker 1 sent a segment of a ring, group 0, step 5, by plan 1: plan 2 is in use"
+    ):
         fence.admits(frame(plan=1))
 
 
@@ -63,8 +66,8 @@ def test_operations_belong_to_the_present_attempt_which_never_falls() -> None:
             fence.abort(attempt)
     for attempt in (1, 3):
         with pytest.raises(StaleError, match=f"operation 0 of step 6, attempt {attempt}: this rank is at attempt 2"):
-            fence.begin(OperationKey(1, 6, attempt, 0))
-    fence.begin(OperationKey(1, 6, 2, 0))
+            fence.begin(OperationKey(At(1, 6, attempt), 0))
+    fence.begin(OperationKey(At(1, 6, 2), 0))
 
 
 def values_of(rank: int, attempt: int) -> NDArray[np.float32]:
@@ -80,13 +83,13 @@ def sum_of(attempt: int) -> NDArray[np.float32]:
 def dense(communicator: Communicator, step: int, attempt: int) -> tuple[Operation, NDArray[np.float32]]:
     values = values_of(communicator.rank, attempt)
     ring = Ring(communicator.rank, cut_chunks(LAYOUT, Group(0, 0), SIZE, 4))
-    return Operation(OperationKey(1, step, attempt, 0), values, ValueType.FP32, ring), values
+    return Operation(OperationKey(At(1, step, attempt), 0), values, ValueType.FP32, ring), values
 
 
 def sparse(communicator: Communicator, attempt: int) -> SparseOperation:
     own = Slice(np.arange(5, dtype=np.int32), values_of(communicator.rank, attempt)[:5])
     exchange = SparseAllgather(own, rank=communicator.rank, size=SIZE, elements=5, summation=RankOrderSum())
-    operation = SparseOperation(OperationKey(1, 5, attempt, 1))
+    operation = SparseOperation(OperationKey(At(1, 5, attempt), 1))
     communicator.start_sparse(operation, exchange)
     return operation
 
@@ -191,7 +194,9 @@ def test_an_operation_of_another_attempt_fails_the_run_that_starts_it() -> None:
     with Peers(2) as peers:
         peers.run(lambda communicator: communicator.abort(1))
         first = peers.communicators[0]
-        operation = Operation(OperationKey(1, 6, 0, 0), np.zeros(2, np.float32), ValueType.FP32, Ring(0, [(), ()]))
+        operation = Operation(
+            OperationKey(At(1, 6, 0), 0), np.zeros(2, np.float32), ValueType.FP32, Ring(0, [(), ()])
+        )
         first.start(operation)
         with pytest.raises(StaleError, match="this rank is at attempt 1; abort before a step is replayed"):
             first.wait_until(lambda: False, lambda: "nothing")
@@ -208,7 +213,7 @@ def test_early_parts_of_the_next_attempt_outlive_an_abort() -> None:
 
     mesh = PartsMesh(WorkerIdentity("job", 0, 1), send, after)
     for attempt in (0, 1):
-        header = FrameHeader("job", 1, 0, 0, FIRST_PARTS_GROUP + 1, 0, 2, 1, hop=1, attempt=attempt)
+        header = header_of("job", 1, 0, 0, 1, 0, 2, 1, attempt=attempt, kind=Part(1))
         assert mesh.take(header, np.full(2, attempt, dtype=np.float32)) is None
     mesh.abort(1)
     room = np.full(2, -1, dtype=np.float32)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.cluster import layout_of
+from support.frames import header_of
 from support.peers import Peers
 
 from allreduce.communicator import Communicator
@@ -20,7 +21,8 @@ from allreduce.ring.schedule import Ring, cut_chunks, summation_order
 from taihu.errors import ExchangeError, RunError, TaihuError
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, slice_bounds
-from taihu.wire.codec import FrameHeader, ValueType, encode_frame
+from taihu.wire.codec import encode_frame
+from taihu.wire.headers import At, RingSegment, ValueType
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 
 SIZES = (0, 1, 2, 7, 1000, 100_003)
@@ -140,7 +142,9 @@ def test_operations_overlap_and_frames_of_one_that_was_not_started_wait() -> Non
         operations = []
         for number, group in enumerate((Group(0, 0), Group(1, 3), Group(4, 4))):
             ring = Ring(communicator.rank, cut_chunks(layout, group, size, 4))
-            operations.append(Operation(OperationKey(1, 7, 0, number), arena, ValueType.FP32, ring, on_final=note))
+            operations.append(
+                Operation(OperationKey(At(1, 7, 0), number), arena, ValueType.FP32, ring, on_final=note)
+            )
         # Rank 0 starts everything at once, the others go group by group.
         for operation in operations:
             communicator.start(operation)
@@ -265,10 +269,11 @@ def test_strangers_are_refused_and_disturb_nobody(
     "message",
     [
         b"nonsense",
-        encode_frame(FrameHeader("job", 7, 0, 0, 1, 0, 2, 0), [np.zeros(2, dtype=np.float32)]),
-        encode_frame(FrameHeader("job", 1001, 0, 0, 1, 0, 2, 1, hop=9), [np.zeros(2, dtype=np.float32)]),
+        encode_frame(header_of("job", 7, 0, 0, 1, 0, 2, 0, kind=RingSegment(0)), [np.zeros(2, dtype=np.float32)]),
+        encode_frame(header_of("job", 1001, 0, 0, 1, 0, 2, 1, kind=RingSegment(9)), [np.zeros(2, dtype=np.float32)]),
         encode_frame(
-            FrameHeader("job", 1001, 0, 0, 1, 5, 5, 1, value_type=ValueType.FP16), [np.zeros(5, dtype=np.uint16)]
+            header_of("job", 1001, 0, 0, 1, 5, 5, 1, kind=RingSegment(0), value_type=ValueType.FP16),
+            [np.zeros(5, dtype=np.uint16)],
         ),
     ],
 )

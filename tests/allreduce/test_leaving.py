@@ -15,6 +15,7 @@ from allreduce.sparse.allgather import SparseAllgather
 from allreduce.sparse.exchange import RankOrderSum, Slice
 from allreduce.sparse.mesh import SparseOperation
 from taihu.errors import MemberLostError
+from taihu.wire.headers import At
 
 LEFT = "a neighbour on the ring has left the run while this worker goes on"
 
@@ -49,7 +50,7 @@ def sparse_of(communicator: Communicator) -> tuple[SparseOperation, SparseAllgat
     own = Slice(np.array([1], dtype=np.int32), np.ones(1, dtype=np.float32))
     rank, size = communicator.rank, communicator.size
     exchange = SparseAllgather(own, rank=rank, size=size, elements=4, summation=RankOrderSum())
-    return SparseOperation(OperationKey(1, 1, 0, 0), lambda _: None), exchange
+    return SparseOperation(OperationKey(At(1, 1, 0), 0), lambda _: None), exchange
 
 
 def test_a_rank_that_leaves_during_a_sparse_operation_is_not_waited_for() -> None:

@@ -31,18 +31,17 @@ from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, Shard, slice_bounds
-from taihu.wire.codec import FrameHeader, ValueType
+from taihu.wire.headers import At, FrameHeader, RingSegment, Sender, ValueType
 
 Values = NDArray[Any]
-KEY = OperationKey(3, 7, 1, 2)
+KEY = OperationKey(At(3, 7, 1), 2)
 TYPES = (ValueType.FP32, ValueType.FP64, ValueType.FP16, ValueType.BF16)
 
 
 def header_of(segment: Segment, kind: ValueType) -> FrameHeader:
     frame = segment.frame
-    return FrameHeader(
-        "job", 1, KEY.plan, KEY.step, KEY.group, frame.offset, frame.count, 0, None, kind, hop=segment.hop, attempt=1
-    )
+    address = KEY.range(frame.offset, frame.count)
+    return FrameHeader(Sender("job", 1, 0), address, RingSegment(segment.hop), value_type=kind)
 
 
 def encoded(values: NDArray[np.float32], kind: ValueType) -> Values:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.frames import header_of
 from support.peers import Peers
 
 from allreduce.communicator import Communicator
-from allreduce.parts.mesh import FIRST_PARTS_GROUP, PartsMesh, Transfer
+from allreduce.parts.mesh import PartsMesh, Transfer
 from taihu.errors import FrameError, TaihuError
-from taihu.wire.codec import FrameHeader, ValueType
+from taihu.wire.headers import Part, ValueType
 from taihu.wire.identity import WorkerIdentity
 
 
@@ -120,7 +121,7 @@ def test_a_rank_that_fails_is_told_to_those_that_wait_for_it() -> None:
 def test_parts_of_transfers_that_nobody_will_begin_are_refused(step: int, ahead: int) -> None:
     mesh = PartsMesh(WorkerIdentity("job", 0, 1), Unsent(), Unsent())
     mesh.next_key()
-    header = FrameHeader("job", 1, 0, step, FIRST_PARTS_GROUP + 1 + ahead, 0, 2, 1, hop=1)
+    header = header_of("job", 1, 0, step, 1 + ahead, 0, 2, 1, kind=Part(1))
     with pytest.raises(FrameError, match="worker 1 sent a part of transfer"):
         mesh.take(header, np.zeros(2, dtype=np.float32))
 

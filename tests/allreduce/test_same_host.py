@@ -20,7 +20,7 @@ from allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, encode
 from taihu.errors import ConfigError, RunError, SharedMemoryError, TaihuError
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec
-from taihu.wire.codec import ValueType
+from taihu.wire.headers import At, ValueType
 from taihu.wire.shared_memory import SharedBuffer
 
 LAYERS = (3000, 7, 20_000, 1, 500)
@@ -45,7 +45,7 @@ def reduced(communicator: Communicator, *, shared: bool) -> tuple[bytes, list[tu
         arena[:] = values_of(communicator.rank, elements)
         operations = [
             Operation(
-                OperationKey(1, 1, 0, number),
+                OperationKey(At(1, 1, 0), number),
                 arena,
                 ValueType.FP32,
                 Ring(communicator.rank, cut_chunks(layout, group, communicator.size, 4)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from support.frames import changed, header_of, question
 from support.scenarios import check_scenario, parse_options, scenario_paths
 from support.strategies import weighted
 
 from ps_server.aggregator import Aggregator, Complete
 from taihu.errors import StaleError, TaihuError
 from taihu.planner.partition import FrameSpec, Piece
-from taihu.wire.codec import FrameHeader
+from taihu.wire.headers import FrameHeader
 
 _HEADER = {"step": "", "attempt": "0", "group": "", "offset": "", "count": "", "job": "demo", "plan": "1"}
 _HEADER["incarnation"] = ""
@@ -94,15 +95,15 @@ class Interpreter:
 
     def _header(self, options: Mapping[str, str]) -> FrameHeader:
         worker = options["worker"]
-        return FrameHeader(
+        return header_of(
             job=options["job"],
             incarnation=int(options["incarnation"] or self._incarnations.get(worker, "0")),
             plan=int(options["plan"]),
             step=int(options["step"]),
             group=int(options["group"]),
             offset=int(options["offset"]),
-            count=int(options["count"]),
-            sender=None if worker == "nobody" else int(worker),
+            elements=int(options["count"]),
+            rank=None if worker == "nobody" else int(worker),
             attempt=int(options["attempt"]),
         )
 
@@ -115,9 +116,9 @@ class Interpreter:
         outcome = self._aggregator.offer(self._header(options), options["payload"] or options["worker"])
         if not isinstance(outcome, Complete):
             return outcome.value
-        attempt = f" attempt {outcome.attempt}" if outcome.attempt else ""
+        attempt = f" attempt {outcome.at.attempt}" if outcome.at.attempt else ""
         return (
-            f"complete step {outcome.step}{attempt} group {outcome.frame.group} offset {outcome.frame.offset}: "
+            f"complete step {outcome.at.step}{attempt} group {outcome.frame.group} offset {outcome.frame.offset}: "
             f"{', '.join(outcome.contributions)}"
         )
 
@@ -161,23 +162,23 @@ class Ledger:
         return [self.accepted[key] for key in keys] if all(key in self.accepted for key in keys) else []
 
     def offer(self, header: FrameHeader, payload: str) -> object:
-        sender = header.sender
-        if sender is None or self.admitted.get(sender) != header.incarnation:
+        (job, incarnation, sender), (at, group, offset, count) = header.sender, header.address
+        if sender is None or self.admitted.get(sender) != incarnation:
             return "StaleError"
-        if (header.job, header.plan) != ("demo", 1):
+        if (job, at.plan) != ("demo", 1):
             return "StaleError"
-        if header.attempt < self.attempt:
+        if at.attempt < self.attempt:
             return "GivenUpError"
-        if not any((f.group, f.offset, f.count) == (header.group, header.offset, header.count) for f in self.frames):
+        if not any((f.group, f.offset, f.count) == (group, offset, count) for f in self.frames):
             return "FrameError"
         newest = {frame.offset: self.newest(frame.offset) for frame in self.frames}
-        if header.attempt > self.attempt:
-            last = newest[header.offset]
-            if header.step != last + 1 or header.step <= max(newest.values()) or self.waits(last, header.offset):
+        if at.attempt > self.attempt:
+            last = newest[offset]
+            if at.step != last + 1 or at.step <= max(newest.values()) or self.waits(last, offset):
                 return "StaleError"
-            self.attempt = header.attempt
+            self.attempt = at.attempt
             self.accepted = {key: value for key, value in self.accepted.items() if key[0] <= newest[key[1]]}
-        return self._take(header.step, header.offset, sender, payload)
+        return self._take(at.step, offset, sender, payload)
 
     def _take(self, step: int, offset: int, sender: int, payload: str) -> object:
         newest = self.newest(offset)
@@ -236,12 +237,12 @@ DEFECTS: list[dict[str, Any]] = [
     {"plan": 2},
     {"incarnation": 4},
     {"incarnation": 9},
-    {"sender": None},
-    {"sender": -1},
-    {"sender": 3},
+    {"rank": None},
+    {"rank": -1},
+    {"rank": 3},
     {"group": 7},
     {"offset": 2},
-    {"count": 3},
+    {"elements": 3},
 ]
 NO_DEFECT: dict[str, Any] = {}
 
@@ -300,8 +301,8 @@ class Pair:
         frame = FRAMES[push.frame]
         step = self._ledger.newest(frame.offset) + push.ahead
         incarnation = self._ledger.admitted.get(push.rank, 5)
-        header = replace(
-            FrameHeader("demo", incarnation, 1, step, frame.group, frame.offset, frame.count, push.rank),
+        header = changed(
+            header_of("demo", incarnation, 1, step, frame.group, frame.offset, frame.count, push.rank),
             **{"attempt": max(0, self._ledger.attempt + push.later), **push.changes},
         )
         outcome = self._offer(header, payload)
@@ -315,9 +316,13 @@ class Pair:
             return type(error).__name__
         if isinstance(outcome, Complete):
             assert outcome.frame in FRAMES
-            assert outcome.attempt == header.attempt
-            return outcome.step, outcome.frame.offset, list(outcome.contributions)
-        return (header.step, header.offset, "pending") if outcome.value == "pending" else outcome.value
+            assert outcome.at.attempt == header.address.at.attempt
+            return outcome.at.step, outcome.frame.offset, list(outcome.contributions)
+        return (
+            (header.address.at.step, header.address.offset, "pending")
+            if outcome.value == "pending"
+            else outcome.value
+        )
 
 
 def test_any_sequence_of_commands_has_the_outcomes_of_the_ledger() -> None:
@@ -343,12 +348,12 @@ def test_parameters_may_be_asked_for_as_they_are_between_two_steps() -> None:
     aggregator.admit(0, 7)
 
     def ask(step: int) -> FrameSpec:
-        return aggregator.check_asked(FrameHeader("demo", 7, 1, step, 0, 0, 4, 0, bare=True))
+        return aggregator.check_asked(question("demo", 7, 1, step, 0, 0, 4, 0))
 
     assert ask(0) == frame
     with pytest.raises(StaleError, match="worker 0 asks for group 0, offset 0 after step 1: expected step 0"):
         ask(1)
-    assert isinstance(aggregator.offer(FrameHeader("demo", 7, 1, 1, 0, 0, 4, 0), "gradient"), Complete)
+    assert isinstance(aggregator.offer(header_of("demo", 7, 1, 1, 0, 0, 4, 0), "gradient"), Complete)
     for step in (0, 1):
         with pytest.raises(StaleError, match=f"after step {step}: expected step 1"):
             ask(step)
@@ -357,4 +362,4 @@ def test_parameters_may_be_asked_for_as_they_are_between_two_steps() -> None:
     with pytest.raises(StaleError, match="after step 0: expected step 1"):
         ask(0)
     with pytest.raises(StaleError, match="no open exchange"):
-        aggregator.check_asked(FrameHeader("demo", 7, 1, 1, 0, 0, 4, 3, bare=True))
+        aggregator.check_asked(question("demo", 7, 1, 1, 0, 0, 4, 3))

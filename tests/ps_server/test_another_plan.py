@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.frames import changed
 from support.shards import KINDS, OTHER_GROUPS, Driven, all_told, driven, make_plan
 
 from ps_server.aggregator import Outcome
@@ -59,9 +60,9 @@ def test_frames_of_another_plan_than_the_runs_are_refused() -> None:
     frame = change(run, from_step=2)
     for version in (3, 4):
         with pytest.raises(StaleError, match=f"frame of plan {version}: this server is at plan 1, the run at pl"):
-            run.shard.push(replace(frame, header=replace(frame.header, plan=version)))
+            run.shard.push(replace(frame, header=changed(frame.header, plan=version)))
     with pytest.raises(StaleError, match="frame of plan 0, this server is at plan 1"):
-        run.shard.push(replace(frame, header=replace(frame.header, plan=0)))
+        run.shard.push(replace(frame, header=changed(frame.header, plan=0)))
     assert run.shard.plan.version == 1
     run.shard.push(frame)
     assert run.shard.plan.version == 2
@@ -82,7 +83,7 @@ def test_it_changes_no_bit_where_every_value_stands_for_itself(kind: str) -> Non
         whole = [np.concatenate([gradients[f.offset][rank] for f in steady.frames]) for rank in range(2)]
         cut = {f.offset: [each[f.offset : f.offset + f.count] for each in whole] for f in changing.frames}
         answers = changing.step(step, cut)
-        assert {answer.header.plan for answer in answers.values()} == {1 if step < 3 else 2}
+        assert {answer.header.address.at.plan for answer in answers.values()} == {1 if step < 3 else 2}
     assert changing.parameters.tobytes() == steady.parameters.tobytes()
     assert (changing.shard.plan.version, changing.shard.step) == (2, 4)
     assert changing.shard.buffers.lend(12, np.float32) is not lent
@@ -96,7 +97,7 @@ def test_what_waits_of_an_attempt_that_was_given_up_is_dropped() -> None:
     again = change(run, from_step=2)
     with pytest.raises(StaleError, match="frame of plan 2"):
         run.shard.push(again)
-    run.shard.push(replace(again, header=replace(again.header, attempt=1)))
+    run.shard.push(replace(again, header=changed(again.header, attempt=1)))
     undisturbed = driven("sgd")
     undisturbed.step(1)
     undisturbed.plans.append(run.plans[-1])
@@ -139,7 +140,7 @@ def test_the_runs_plan_is_asked_for_when_a_later_one_comes_and_only_then() -> No
 
     run.get_plan = get_plan
     run.step(1)
-    run.shard.ask(run.bare(run.frames[0], 1, 1))
+    run.shard.ask(run.question(run.frames[0], 1, 1))
     assert asked == []
     run.plans.append(make_plan(2, 2, OTHER_GROUPS))
     run.step(2)
@@ -151,8 +152,8 @@ def test_parameters_are_asked_for_by_the_later_plan_first() -> None:
     run.step(1)
     run.plans.append(make_plan(2, 2, OTHER_GROUPS))
     spec = run.frames[0]
-    answer = run.shard.ask(run.bare(spec, 1, 1))
-    assert (answer.header.plan, answer.header.step) == (2, 1)
+    answer = run.shard.ask(run.question(spec, 1, 1))
+    assert (answer.header.address.at.plan, answer.header.address.at.step) == (2, 1)
     assert (np.concatenate(answer.pieces) == run.parameters[spec.offset : spec.offset + spec.count]).all()
 
 

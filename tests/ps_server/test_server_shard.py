@@ -7,13 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.frames import changed, header_of
 from support.shards import GROUPS, KINDS, LAYOUT, Driven, Step, all_told, bits, driven, make_plan, shard_job, told
 
 from kernels.half import from_half, to_half
 from kernels.pack import packed_bound
 from ps_server.aggregator import Outcome
 from taihu.errors import FrameError, ModelError, SharedMemoryError, StaleError
-from taihu.wire.codec import Frame, FrameHeader, ValueType, read_frame
+from taihu.wire.codec import Frame, read_frame
+from taihu.wire.headers import At, Encoding, FrameHeader, Parameters, Sender, Summed, ValueType
 from taihu.wire.shared_memory import SharedBuffer
 
 Wide = NDArray[np.float64]
@@ -131,22 +133,17 @@ def test_an_answer_says_what_it_answers(kind: str) -> None:
         answers = run.step(step, attempt=3)
         for spec in run.frames:
             answer = answers[spec.offset]
+            encoding = {"zero 3": Encoding.NONE, "sparse pull": Encoding.SPARSE, "squeezed": Encoding.SPARSE}
             assert answer.header == FrameHeader(
-                job="taihu",
-                incarnation=7,
-                plan=1,
-                step=step,
-                group=spec.group,
-                offset=spec.offset,
-                count=spec.count,
-                selected=len(told(answer, spec)) if kind in ("sparse pull", "squeezed") else None,
-                value_type=ValueType.named(run.job.train.precision),
-                bare=kind == "zero 3",
-                completed_s=5.0,
-                attempt=3,
+                Sender("taihu", 7),
+                At(1, step, 3).range(spec),
+                Summed(5.0),
+                encoding.get(kind, Encoding.DENSE),
+                ValueType.named(run.job.train.precision),
+                selected=len(told(answer, spec)) if kind in encoding and kind != "zero 3" else 0,
             )
-            if answer.header.selected is None:
-                assert answer.shared.header == replace(answer.header, shared=True)
+            if answer.header.encoding is not Encoding.SPARSE:
+                assert answer.shared.header == replace(answer.header, encoding=Encoding.SHARED)
                 assert answer.shared.moved_bytes == spec.count * answer.header.value_type.dtype.itemsize
             assert answer.shared.pieces == ()
             sent = read_frame(answer.message)
@@ -166,7 +163,7 @@ def test_a_frame_that_comes_again_is_answered_again(kind: str) -> None:
     assert run.shard.push(again) is Outcome.ANSWERED
     assert bits({spec.offset: run.shard.answer_again(again.header)}) == {spec.offset: before[spec.offset]}
     with pytest.raises(StaleError, match="step 2 was not the last one"):
-        run.shard.answer_again(replace(again.header, step=2))
+        run.shard.answer_again(changed(again.header, step=2))
     run.step(2)
     with pytest.raises(StaleError, match="step 1, expected 3"):
         run.shard.push(again)
@@ -202,13 +199,13 @@ def test_a_step_whose_gradients_do_not_fit_changes_nothing() -> None:
         assert run.shard.push(frame) is Outcome.PENDING
         answer = run.shard.push(run.frame(spec, 1, 2, np.ones(spec.count, np.float32), loss_scale=4.0))
         assert not isinstance(answer, Outcome)
-        assert answer.header.skipped
+        assert answer.header.expect(Summed).skipped
         again = run.shard.answer_again(frame.header)
-        assert again.header.skipped
+        assert again.header.expect(Summed).skipped
     assert (run.parameters == before).all()
     assert run.shard.step == 2
     answers = run.step(3, loss_scale=2.0)
-    assert not any(answer.header.skipped for answer in answers.values())
+    assert not any(answer.header.expect(Summed).skipped for answer in answers.values())
     assert not (run.parameters == before).all()
 
 
@@ -226,7 +223,7 @@ def test_workers_scale_their_losses_alike() -> None:
 
 def dense_frame(run: Driven) -> Frame:
     spec = run.frames[0]
-    header = FrameHeader("taihu", 70, 1, 1, spec.group, spec.offset, spec.count, 0)
+    header = header_of("taihu", 70, 1, 1, spec.group, spec.offset, spec.count, 0)
     return Frame(header, np.ones(spec.count, np.float32), np.zeros(0, np.uint8))
 
 
@@ -234,7 +231,7 @@ def test_a_frame_of_another_kind_is_an_error_and_changes_nothing() -> None:
     sparse, dense, half = driven("sparse pull"), driven("sgd"), driven("bf16")
     selected = sparse.frame(sparse.frames[0], 0, 1, np.eye(1, sparse.frames[0].count, dtype=np.float32)[0])
     fp32 = dense_frame(dense)
-    shared = Frame(replace(fp32.header, shared=True), fp32.values[:0], fp32.sections)
+    shared = Frame(replace(fp32.header, encoding=Encoding.SHARED), fp32.values[:0], fp32.sections)
     codes = half.frame(half.frames[0], 0, 1, fp32.values)
     everything = np.ones(LAYOUT.elements, np.float32)
     for run, frame, memory, words in (
@@ -307,7 +304,7 @@ def test_shared_gradients_are_read_where_they_lie() -> None:
     expected = run.parameters - np.float32(RATE / 2) * (arenas[0] + arenas[1])
     for spec in run.frames:
         for rank, arena in enumerate(arenas):
-            header = run.frame(spec, rank, 1, arena[: spec.count], shared=True).header
+            header = run.frame(spec, rank, 1, arena[: spec.count], encoding=Encoding.SHARED).header
             outcome = run.shard.push(Frame(header, arena[:0], np.zeros(0, np.uint8)), arena)
         assert not isinstance(outcome, Outcome)
     np.testing.assert_allclose(run.parameters, expected, rtol=1e-5, atol=1e-6)
@@ -319,7 +316,7 @@ def test_shared_gradients_of_a_server_that_owns_a_part_are_gathered_from_their_p
     for run in runs:
         before = run.parameters.copy()
         for spec in run.frames:
-            header = run.frame(spec, 0, 1, arena[: spec.count], shared=True).header
+            header = run.frame(spec, 0, 1, arena[: spec.count], encoding=Encoding.SHARED).header
             run.shard.push(Frame(header, arena[:0], np.zeros(0, np.uint8)), arena)
             own = np.concatenate([arena[piece.start : piece.stop] for piece in spec.pieces])
             moved = before[spec.offset : spec.offset + spec.count] - np.float32(0.1) * own
@@ -351,23 +348,24 @@ def test_parameters_are_told_to_who_asks(kind: str) -> None:
     for spec in run.frames:
         initial = run.parameters[spec.offset : spec.offset + spec.count]
         np.testing.assert_allclose(
-            list(told(run.shard.ask(run.bare(spec, 0, 0)), spec).values()), initial, rtol=1e-2, atol=1e-3
+            list(told(run.shard.ask(run.question(spec, 0, 0)), spec).values()), initial, rtol=1e-2, atol=1e-3
         )
     answers = run.step(1)
     for spec in run.frames:
-        asked = run.shard.ask(run.bare(spec, 1, 1, attempt=2))
-        assert asked.header == replace(answers[spec.offset].header, bare=False, attempt=2)
+        asked = run.shard.ask(run.question(spec, 1, 1, attempt=2))
+        given = changed(answers[spec.offset].header, encoding=Encoding.DENSE, attempt=2)
+        assert asked.header == replace(given, kind=Parameters())
         present = run.parameters[spec.offset : spec.offset + spec.count]
         np.testing.assert_allclose(list(told(asked, spec).values()), present, rtol=1e-2)
         with pytest.raises(StaleError, match="after step 2: expected step 1"):
-            run.shard.ask(run.bare(spec, 1, 2))
+            run.shard.ask(run.question(spec, 1, 2))
 
 
 @pytest.mark.parametrize("kind", ["sgd", "sparse pull", "sums"])
 def test_nobody_asks_for_what_comes_unasked(kind: str) -> None:
     run = driven(kind)
     with pytest.raises(FrameError, match=r"worker 1 asks for what zero [01] answers unasked"):
-        run.shard.ask(run.bare(run.frames[0], 1, 0))
+        run.shard.ask(run.question(run.frames[0], 1, 0))
 
 
 @pytest.mark.parametrize("kind", ["momentum", "fp16"])
@@ -376,10 +374,10 @@ def test_parameters_are_read_as_they_are(kind: str) -> None:
     run.step(1)
     read = [read_frame(message) for message in run.shard.read()]
     assert np.concatenate([frame.values for frame in read]).tobytes() == run.parameters.tobytes()
-    assert [(frame.header.step, frame.header.plan, frame.header.offset) for frame in read] == [
-        (1, 1, spec.offset) for spec in run.partition.state_frames(40)
-    ]
-    assert all(frame.header.value_type is ValueType.FP32 and frame.header.sender is None for frame in read)
+    assert [
+        (frame.header.address.at.step, frame.header.address.at.plan, frame.header.address.offset) for frame in read
+    ] == [(1, 1, spec.offset) for spec in run.partition.state_frames(40)]
+    assert all(frame.header.value_type is ValueType.FP32 and frame.header.sender.rank is None for frame in read)
 
 
 def test_what_a_shard_says_of_itself() -> None:

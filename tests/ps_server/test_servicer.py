@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Self
 
 import grpc
 import numpy as np
 import pytest
+from support.frames import changed, header_of, initial_header
 from support.shards import LAYOUT, make_plan, shard_job
 
 from protos import parameter_server_pb2 as pb
@@ -21,8 +21,9 @@ from taihu.errors import FrameError, ModelError, RunError, StaleError, TaihuErro
 from taihu.job import Job
 from taihu.planner.partition import Shard
 from taihu.trace import Tracer
-from taihu.wire.codec import Frame, FrameHeader, encode_frame, layout_to_message, read_frame
+from taihu.wire.codec import Frame, encode_frame, layout_to_message, read_frame
 from taihu.wire.direct_connection import DirectListener, open_connection
+from taihu.wire.headers import Encoding, FrameHeader, Question, RingSegment, Summed
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.server import RpcServer
@@ -124,10 +125,10 @@ class Exchanging:
         assert self._identity is not None
         spec = self._served.frames[number]
         identity = self._identity
-        header = FrameHeader(
+        header = header_of(
             identity.job, identity.incarnation, 1, step, spec.group, spec.offset, spec.count, identity.rank
         )
-        self._requests.put(encode_frame(replace(header, **changes), [np.ones(spec.count, np.float32)]))
+        self._requests.put(encode_frame(changed(header, **changes), [np.ones(spec.count, np.float32)]))
 
     def answer(self) -> FrameHeader:
         """The next answer, or the error that ends the stream."""
@@ -150,7 +151,7 @@ def initial_requests() -> Iterator[pb.InitializeRequest]:
     yield pb.InitializeRequest(layout=layout_to_message(LAYOUT))
     for spec in Shard(LAYOUT, 1, 0).state_frames(40):
         request = pb.InitializeRequest()
-        header = FrameHeader("taihu", 70, 1, 0, spec.group, spec.offset, spec.count, 0)
+        header = initial_header("taihu", 70, 1, 0, spec.group, spec.offset, spec.count, 0)
         request.frame.MergeFromString(encode_frame(header, [np.full(spec.count, 2.0, np.float32)]))
         yield request
 
@@ -166,13 +167,13 @@ def test_all_workers_are_answered_when_all_have_pushed() -> None:
         exchanges = [served.exchange(worker(rank)) for rank in range(2)]
         for number, spec in enumerate(served.frames):
             push_all(exchanges, number)
-            assert {exchange.answer().offset for exchange in exchanges} == {spec.offset}
+            assert {exchange.answer().address.offset for exchange in exchanges} == {spec.offset}
         exchanges[0].push(0)  # again, to one alone
-        assert exchanges[0].answer().step == 1
+        assert exchanges[0].answer().address.at.step == 1
         push_all(exchanges, 0, step=2)
-        assert [exchange.answer().step for exchange in exchanges] == [2, 2]
+        assert [exchange.answer().address.at.step for exchange in exchanges] == [2, 2]
         read = served.fetch()
-        assert {frame.header.step for frame in read} == {2}
+        assert {frame.header.address.at.step for frame in read} == {2}
         for exchange in exchanges:
             exchange.end()
         assert sorted(served.lost.get(timeout=TIMEOUT_S) for _ in range(2)) == [
@@ -190,7 +191,7 @@ def test_a_stream_that_is_opened_after_a_failure_is_told_of_it() -> None:
         served.initialize()
         exchanges = [served.exchange(worker(rank)) for rank in range(2)]
         push_all(exchanges, 0)
-        assert [exchange.answer().step for exchange in exchanges] == [1, 1]
+        assert [exchange.answer().address.at.step for exchange in exchanges] == [1, 1]
         for reason in ("out of paper", "later"):
             served.servicer.fail(RunError(reason))
         for exchange in (*exchanges, served.exchange(worker(0)), served.exchange(worker(1, 99))):
@@ -208,7 +209,7 @@ def test_a_connection_of_an_earlier_incarnation_is_cut_and_not_used() -> None:
         with earlier:
             exchanges = [served.exchange(worker(0, 2)), served.exchange(worker(1))]
             push_all(exchanges, 0)
-            assert [exchange.answer().step for exchange in exchanges] == [1, 1]
+            assert [exchange.answer().address.at.step for exchange in exchanges] == [1, 1]
             earlier.settimeout(TIMEOUT_S / 4)  # before the exchanges themselves end
             assert earlier.recv(1) == b""
 
@@ -240,7 +241,7 @@ def test_parameters_are_told_to_workers_of_the_same_job_and_model() -> None:
     with Served() as served:
         served.initialize()
         read = served.fetch()
-        assert sum(frame.header.count for frame in read) == LAYOUT.elements
+        assert sum(frame.header.address.elements for frame in read) == LAYOUT.elements
         assert all((frame.values == 2.0).all() for frame in read)
         assert served.fetch(without_values=True) == []
         with pytest.raises(ModelError, match="the worker's model differs from the server's"):
@@ -273,21 +274,23 @@ def test_a_rank_has_one_exchange() -> None:
         served.initialize()
         exchanges = [served.exchange(worker(rank)) for rank in range(2)]
         push_all(exchanges, 0)
-        assert [exchange.answer().step for exchange in exchanges] == [1, 1]
+        assert [exchange.answer().address.at.step for exchange in exchanges] == [1, 1]
         with pytest.raises(StaleError, match="worker 0 has an open exchange already; ranks must be unique"):
             served.exchange(worker(0, 99)).answer()
         push_all(exchanges, 0, step=2)
-        assert [exchange.answer().step for exchange in exchanges] == [2, 2]
+        assert [exchange.answer().address.at.step for exchange in exchanges] == [2, 2]
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"sender": 1}, FrameError, "frame of sender 1 in the exchange of worker 0"),
-        ({"count": 3}, FrameError, "expected"),
+        ({"rank": 1}, FrameError, "frame of worker 1 in the exchange of worker 0"),
+        ({"elements": 3}, FrameError, "expected"),
         ({"incarnation": 1}, StaleError, "frame of an earlier incarnation of worker 0"),
         ({"step": 2}, StaleError, "step 2, expected 1"),
-        ({"bare": True}, FrameError, "."),
+        ({"kind": Question(), "encoding": Encoding.NONE}, FrameError, "expected 0 float32 values"),
+        ({"kind": RingSegment(1)}, FrameError, "worker 0 sent a segment of a ring: expected gradients or a question"),
+        ({"kind": Summed()}, FrameError, "worker 0 sent an answer: expected gradients or a question"),
     ],
 )
 def test_a_bad_frame_ends_its_exchange_alone(changes: dict[str, Any], error: type[TaihuError], words: str) -> None:
@@ -299,7 +302,7 @@ def test_a_bad_frame_ends_its_exchange_alone(changes: dict[str, Any], error: typ
             bad.answer()
         again = served.exchange(worker(0, 99))
         push_all((good, again), 0)
-        assert [exchange.answer().step for exchange in (good, again)] == [1, 1]
+        assert [exchange.answer().address.at.step for exchange in (good, again)] == [1, 1]
         assert served.lost.empty()
 
 
@@ -310,11 +313,11 @@ def test_a_frame_of_an_attempt_that_was_given_up_is_dropped_and_its_sender_goes_
         exchanges = [served.exchange(worker(rank)) for rank in range(2)]
         for exchange in exchanges:
             exchange.push(0, attempt=1)
-        assert [exchange.answer().attempt for exchange in exchanges] == [1, 1]
+        assert [exchange.answer().address.at.attempt for exchange in exchanges] == [1, 1]
         exchanges[0].push(1)
         for exchange in exchanges:
             exchange.push(1, attempt=1)
-        assert [exchange.answer().attempt for exchange in exchanges] == [1, 1]
+        assert [exchange.answer().address.at.attempt for exchange in exchanges] == [1, 1]
 
 
 def test_memory_of_another_size_is_another_model() -> None:

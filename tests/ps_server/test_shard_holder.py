@@ -8,13 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.cluster import layout_of
+from support.frames import changed, initial_header
 from support.shards import LAYOUT, Clock, Driven, Values, make_plan, shard_job
 
 from ps_server.initialization import Initialization
 from ps_server.shard_holder import ShardHolder
 from taihu.errors import FrameError, ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
 from taihu.planner.partition import FrameSpec, Shard
-from taihu.wire.codec import FrameHeader, read_frame
+from taihu.wire.codec import read_frame
+from taihu.wire.headers import FrameHeader, Gradients
 
 
 def make_holder(index: int = 0, servers: int = 1, transport: str = "tcp") -> ShardHolder:
@@ -22,13 +24,13 @@ def make_holder(index: int = 0, servers: int = 1, transport: str = "tcp") -> Sha
     return ShardHolder(job, index, 7, make_plan, Clock())
 
 
-def header_of(spec: FrameSpec) -> FrameHeader:
-    return FrameHeader("taihu", 70, 1, 0, spec.group, spec.offset, spec.count, 0)
+def header_at(spec: FrameSpec) -> FrameHeader:
+    return initial_header("taihu", 70, 1, 0, spec.group, spec.offset, spec.count, 0)
 
 
 def write_all(initial: Initialization, values: Values, partition: Shard) -> None:
     for spec in partition.state_frames(40):
-        initial.write(header_of(spec), values[spec.offset : spec.offset + spec.count])
+        initial.write(header_at(spec), values[spec.offset : spec.offset + spec.count])
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -45,9 +47,7 @@ def test_the_shard_holds_what_was_brought(index: int) -> None:
     assert (shard.elements, shard.step, shard.plan.version) == (partition.elements, 0, 1)
     read = [read_frame(message) for message in shard.read()]
     assert (np.concatenate([frame.values for frame in read]) == values).all()
-    assert {(frame.header.incarnation, frame.header.completed_s, frame.header.step) for frame in read} == {
-        (7, 5.0, 0)
-    }
+    assert {(frame.header.sender.incarnation, frame.header.address.at.step) for frame in read} == {(7, 0)}
 
 
 def test_of_two_initializations_at_once_the_first_complete_one_counts() -> None:
@@ -74,13 +74,15 @@ def test_frames_that_are_none_of_the_initial_ones_are_refused_and_write_nothing(
     initial = make_holder().begin(LAYOUT)
     initial.parameters[:] = 3.0
     spec = Shard(LAYOUT, 1, 0).state_frames(40)[1]
-    right, values = header_of(spec), np.zeros(spec.count, np.float32)
+    right, values = header_at(spec), np.zeros(spec.count, np.float32)
     for change in ({"job": "other"}, {"plan": 2}):
         with pytest.raises(StaleError, match=r"initial frame of job '\w+', plan \d; expected job 'taihu', plan 1"):
-            initial.write(replace(right, **change), values)
-    for wrong in ({"offset": 1}, {"count": spec.count - 1}, {"step": 1}, {"sender": 1}, {"sender": None}):
+            initial.write(changed(right, **change), values)
+    for wrong in ({"offset": 1}, {"elements": spec.count - 1}, {"step": 1}, {"rank": 1}, {"rank": None}):
         with pytest.raises(FrameError, match="expected each frame of the plan once, at step 0, of worker 0"):
-            initial.write(replace(right, **wrong), values)
+            initial.write(changed(right, **wrong), values)
+    with pytest.raises(FrameError, match="worker 0 sent gradients: expected parameters"):
+        initial.write(replace(right, kind=Gradients()), values)
     assert (initial.parameters == 3.0).all()
     initial.write(right, values)
     with pytest.raises(FrameError, match=f"worker 0 at offset {spec.offset} with {spec.count} values"):
@@ -93,7 +95,7 @@ def test_incomplete_parameters_make_no_shard() -> None:
     holder = make_holder()
     initial = holder.begin(LAYOUT)
     for spec in Shard(LAYOUT, 1, 0).state_frames(40)[1:]:
-        initial.write(header_of(spec), np.zeros(spec.count, np.float32))
+        initial.write(header_at(spec), np.zeros(spec.count, np.float32))
     with pytest.raises(FrameError, match="initial parameters: 1 of 4 frames did not come"):
         holder.adopt(initial)
     with pytest.raises(StaleError):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
+from support.frames import changed
 from support.shards import KINDS, LAYOUT, OTHER_GROUPS, Driven, bits, driven, make_plan, shard_job
 
 from kernels.half import from_half
@@ -28,7 +29,7 @@ def written_and_read(snapshot: Snapshot) -> Snapshot:
 def go_on(run: Driven, attempt: int = 0) -> list[object]:
     """All that the steps after the snapshot answer."""
     return [
-        {at: (replace(header, attempt=0), values) for at, (header, values) in bits(answers).items()}
+        {at: (changed(header, attempt=0), values) for at, (header, values) in bits(answers).items()}
         for answers in (run.step(step, attempt=attempt) for step in range(TAKEN + 1, STEPS + 1))
     ]
 
@@ -55,7 +56,7 @@ def test_another_process_goes_on_with_the_same_bits(kind: str, replanned: bool) 
     assert other.shard.step == TAKEN
     if other.kind is not None:
         for spec in other.frames:
-            (codes,) = other.shard.ask(other.bare(spec, 0, TAKEN)).pieces
+            (codes,) = other.shard.ask(other.question(spec, 0, TAKEN)).pieces
             values = np.empty(spec.count, np.float32)
             from_half(codes, other.kind, values)
             restored = snapshot.arrays["parameters"][spec.offset : spec.offset + spec.count]
@@ -92,7 +93,7 @@ def test_a_step_that_was_given_up_is_replayed_with_the_same_bits(kind: str) -> N
     for spec in run.frames:
         run.shard.push(run.frame(spec, 0, 2, np.full(spec.count, 7.0, np.float32)))
     replayed = bits(run.step(2, attempt=1))
-    assert {header.attempt for header, _ in replayed.values()} == {1}
+    assert {header.address.at.attempt for header, _ in replayed.values()} == {1}
     assert {at: values for at, (_, values) in replayed.items()} == {
         at: values for at, (_, values) in bits(undisturbed.step(2)).items()
     }

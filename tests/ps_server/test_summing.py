@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.frames import header_of
 from support.shards import KINDS, LAYOUT, driven, shard_job
 
 from kernels.half import HalfKind, to_half
@@ -19,7 +20,8 @@ from ps_server.contribution import (
 from ps_server.summing import DenseSum, ScratchPool, SparseSum, make_summing
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec, Piece
-from taihu.wire.codec import Frame, FrameHeader, ValueType
+from taihu.wire.codec import Frame
+from taihu.wire.headers import Encoding, Summed, ValueType
 
 SPEC = FrameSpec(0, 0, 4, (Piece(0, 3), Piece(5, 6)))
 
@@ -90,7 +92,7 @@ def test_gradients_that_lie_together_are_not_copied() -> None:
     arena = np.arange(LAYOUT.elements, dtype=np.float32)
     for spec in (run.frames[0], SPEC):
         frame = Frame(
-            FrameHeader("taihu", 70, 1, 1, 0, spec.offset, spec.count, 0, shared=True),
+            header_of("taihu", 70, 1, 1, 0, spec.offset, spec.count, 0, encoding=Encoding.SHARED),
             arena[:0],
             np.zeros(0, np.uint8),
         )
@@ -115,7 +117,7 @@ def test_what_is_not_finite_is_counted(kind: HalfKind) -> None:
 
 def test_answers_with_changed_parameters_need_to_know_which_they_were() -> None:
     answering = make_answering(shard_job(KINDS["sparse pull"]), np.zeros(4, np.float32))
-    header = FrameHeader("taihu", 7, 1, 1, 0, 0, 4)
+    header = header_of("taihu", 7, 1, 1, 0, 0, 4, kind=Summed())
     with (
         ScratchPool([SPEC]).borrowed() as scratch,
         pytest.raises(TypeError, match="expected to know which they were"),

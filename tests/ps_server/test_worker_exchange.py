@@ -7,20 +7,19 @@ from queue import SimpleQueue
 
 import numpy as np
 from support.daemons import wait_for
+from support.frames import header_of
 
 from ps_server.answering import Answer
 from ps_server.worker_exchange import WorkerExchange
-from taihu.wire.codec import FrameHeader
 from taihu.wire.direct_frames import DirectReceiver, Origin, Sink
+from taihu.wire.headers import Encoding, FrameHeader, Sender, Summed
 from taihu.wire.identity import WorkerIdentity
 
 COUNT = 1 << 20
 
 
-def header(offset: int, *, bare: bool = False) -> FrameHeader:
-    return FrameHeader(
-        job="job", incarnation=0, plan=1, step=1, group=0, offset=offset, count=COUNT, sender=None, bare=bare
-    )
+def header(offset: int, encoding: Encoding = Encoding.DENSE) -> FrameHeader:
+    return header_of("job", 0, 1, 1, 0, offset, COUNT, kind=Summed(), encoding=encoding)
 
 
 def test_an_answer_without_values_overtakes_parameters() -> None:
@@ -37,14 +36,15 @@ def test_an_answer_without_values_overtakes_parameters() -> None:
     # Nobody reads, so the first one occupies the connection.
     wait_for(lambda: exchange.sent_directly, "nothing was sent")
     exchange.answer(Answer(header(1), [values]))
-    exchange.answer(Answer(header(2, bare=True), []))
+    exchange.answer(Answer(header(2, Encoding.NONE), []))
     came: SimpleQueue[int] = SimpleQueue()
     sink = Sink(
+        (Summed,),
         places=lambda _: None,
-        take=lambda header, values, in_place: came.put(header.offset),
-        take_frame=lambda frame: came.put(frame.header.offset),
+        take=lambda header, values, in_place: came.put(header.address.offset),
+        take_frame=lambda frame: came.put(frame.header.address.offset),
     )
-    receiver = DirectReceiver(theirs, Origin("server 0", "job"), sink, on_lost=lambda error: None)
+    receiver = DirectReceiver(theirs, Origin("server 0", Sender("job", 0)), sink, on_lost=lambda error: None)
     try:
         assert [came.get(timeout=10) for _ in range(3)] == [0, 2, 1]
     finally:

@@ -14,11 +14,13 @@ from kernels.pack import pack, packed_bound, unpack
 from ps_server.answering import Answer
 from ps_server.server_shard import ServerShard
 from support.cluster import layout_of
+from support.frames import changed, header_of
 from taihu.coordination.plan import Plan
 from taihu.job import Job
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, Shard
-from taihu.wire.codec import Frame, FrameHeader, ValueType
+from taihu.wire.codec import Frame
+from taihu.wire.headers import At, Encoding, FrameHeader, Question, Sender, ValueType
 from taihu.wire.shared_memory import SharedBuffer
 
 Values = NDArray[np.float32]
@@ -120,28 +122,30 @@ class Driven:
 
     def frame(self, spec: FrameSpec, rank: int, step: int, values: Values, **changes: Any) -> Frame:
         """Worker `rank`'s frame of gradients `values`, of the job's kind; `changes` are of its header."""
-        header = FrameHeader(
+        header = header_of(
             job=self.job.name,
             incarnation=70 + rank,
             plan=self.plans[-1].version,
             step=step,
             group=spec.group,
             offset=spec.offset,
-            count=spec.count,
-            sender=rank,
+            elements=spec.count,
+            rank=rank,
         )
         if self.kind is not None:
             codes = np.empty(spec.count, dtype=np.uint16)
             to_half(values * np.float32(changes.get("loss_scale", 1.0)), self.kind, codes)
             value_type = ValueType.named(self.job.train.precision)
-            return Frame(replace(header, value_type=value_type, **changes), codes, NOTHING)
+            return Frame(changed(header, value_type=value_type, **changes), codes, NOTHING)
         if self.job.compression.method == "none":
-            return Frame(replace(header, **changes), values, NOTHING)
-        return sparse_frame(spec, replace(header, **changes), values)
+            return Frame(changed(header, **changes), values, NOTHING)
+        return sparse_frame(spec, changed(header, **changes), values)
 
-    def bare(self, spec: FrameSpec, rank: int, step: int, **changes: Any) -> FrameHeader:
+    def question(self, spec: FrameSpec, rank: int, step: int, **changes: Any) -> FrameHeader:
         """A question for parameters."""
-        return replace(self.frame(spec, rank, step, np.zeros(spec.count, np.float32)).header, bare=True, **changes)
+        address = At(self.plans[-1].version, step).range(spec)
+        header = FrameHeader(Sender(self.job.name, 70 + rank, rank), address, Question(), Encoding.NONE)
+        return changed(header, **changes)
 
     def step(self, step: int, gradients: Step | None = None, **changes: Any) -> dict[int, Answer]:
         """A whole step, the last rank first; the answers by offset."""
@@ -174,15 +178,15 @@ def sparse_frame(spec: FrameSpec, header: FrameHeader, values: Values) -> Frame:
         np.empty(packed_bound(spec.count, len(spec.pieces)), np.uint8),
     )
     count, size = pack(indices, values[values != 0], spec.shard_bounds, packed, sections)
-    return Frame(replace(header, selected=count), packed[:count], sections[:size])
+    return Frame(replace(header, encoding=Encoding.SPARSE, selected=count), packed[:count], sections[:size])
 
 
 def told(answer: Answer, spec: FrameSpec) -> dict[int, float]:
     """The values of an answer by element of the server's arena."""
-    if answer.header.bare or answer.header.shared:
+    if answer.header.encoding in {Encoding.NONE, Encoding.SHARED}:
         assert not answer.pieces
         return {}
-    if answer.header.selected is not None:
+    if answer.header.encoding is Encoding.SPARSE:
         values, sections = answer.pieces
         indices = np.empty(answer.header.selected, dtype=np.int32)
         unpack(sections, spec.shard_bounds, len(values), indices)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,19 +14,35 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
+from support.frames import changed, header_of, question
 
 from protos import tensor_pb2
 from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.wire.codec import (
-    FrameHeader,
-    ValueType,
     decode_frame,
     encode_frame,
     frame_from_message,
     layout_from_message,
     layout_to_message,
     read_frame,
+)
+from taihu.wire.headers import (
+    Address,
+    At,
+    Encoding,
+    Farewell,
+    FrameHeader,
+    Gradients,
+    Kind,
+    Parameters,
+    Part,
+    Question,
+    RingSegment,
+    Sender,
+    SparseMessage,
+    Summed,
+    ValueType,
 )
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 
@@ -38,34 +57,46 @@ BITS = arrays(np.uint32, st.integers(0, 40), elements=UINT32 | SPECIAL)
 PIECES = st.lists(BITS.map(lambda bits: bits.view(np.float32)), max_size=6)
 
 
-def header_of(count: int) -> st.SearchStrategy[FrameHeader]:
+KINDS: dict[type[Kind], st.SearchStrategy[Kind]] = {
+    Gradients: st.builds(Gradients, st.integers(0, 32).map(lambda power: 2.0**power), st.booleans()),
+    Question: st.just(Question()),
+    Summed: st.builds(Summed, st.floats(allow_nan=False, allow_infinity=False), st.booleans()),
+    Parameters: st.just(Parameters()),
+    RingSegment: st.builds(RingSegment, UINT32, UINT32),
+    Part: st.builds(Part, UINT32),
+    SparseMessage: st.builds(SparseMessage, UINT32, UINT32),
+    Farewell: st.builds(Farewell, st.text(max_size=20)),
+}
+
+
+def headers(
+    kinds: Iterable[type[Kind]], encoding: Encoding, elements: int, **fields: Any
+) -> st.SearchStrategy[FrameHeader]:
+    address = st.builds(
+        Address,
+        st.builds(At, UINT32, UINT64, UINT32),
+        UINT32,
+        st.integers(0, 2**63 - 1 - elements),
+        st.just(elements),
+    )
     return st.builds(
         FrameHeader,
-        job=st.text(max_size=150),
-        incarnation=UINT64,
-        plan=UINT32,
-        step=UINT64,
-        group=UINT32,
-        offset=UINT64,
-        count=st.just(count),
-        sender=st.none() | UINT32,
-        hop=UINT32,
-        failure=st.text(max_size=20),
-        last=st.booleans(),
-        loss_scale=st.integers(0, 32).map(lambda power: 2.0**power),
-        skipped=st.booleans(),
-        attempt=UINT32,
+        st.builds(Sender, st.text(max_size=150), UINT64, st.none() | UINT32),
+        address,
+        st.one_of([KINDS[kind] for kind in kinds if encoding in kind.encodings]),
+        st.just(encoding),
+        **fields,
     )
 
 
 @st.composite
 def frames(draw: st.DrawFn) -> tuple[FrameHeader, list[Values]]:
     pieces = draw(PIECES)
-    return draw(header_of(sum(map(len, pieces)))), pieces
+    return draw(headers(KINDS, Encoding.DENSE, sum(map(len, pieces)))), pieces
 
 
 def small_frame() -> bytes:
-    return encode_frame(FrameHeader("job", 1, 1, 1, 0, 0, 9, 2), [np.arange(9, dtype=np.float32)])
+    return encode_frame(header_of("job", 1, 1, 1, 0, 0, 9, 2), [np.arange(9, dtype=np.float32)])
 
 
 def read_by_protobuf(message: bytes) -> tuple[FrameHeader, bytes] | None:
@@ -75,30 +106,48 @@ def read_by_protobuf(message: bytes) -> tuple[FrameHeader, bytes] | None:
     except DecodeError:
         return None
     header = frame.header
-    if header.data_type != tensor_pb2.DATA_TYPE_FLOAT32 or len(frame.payload) != 4 * header.count:
+    kind = kind_by_protobuf(header)
+    if kind is None:
         return None
-    if header.encoding != tensor_pb2.ENCODING_DENSE or header.selected or not math.isfinite(header.completed_s):
+    if header.data_type != tensor_pb2.DATA_TYPE_FLOAT32 or len(frame.payload) != 4 * header.address.count:
         return None
-    if not 0.0 <= header.loss_scale < math.inf:
+    if header.encoding != tensor_pb2.ENCODING_DENSE or header.selected:
         return None
-    sender = header.sender if header.HasField("sender") else None
-    names = (
-        "job",
-        "incarnation",
-        "plan",
-        "step",
-        "group",
-        "offset",
-        "count",
-        "completed_s",
-        "hop",
-        "failure",
-        "last",
-        "skipped",
-        "attempt",
+    sender, address = header.sender, header.address
+    if address.offset + address.count >= 2**63:
+        return None
+    seen = FrameHeader(
+        Sender(sender.job, sender.incarnation, sender.rank if sender.HasField("rank") else None),
+        Address(At(address.plan, address.step, address.attempt), address.group, address.offset, address.count),
+        kind,
     )
-    fields = {name: getattr(header, name) for name in names}
-    return FrameHeader(**fields, sender=sender, loss_scale=header.loss_scale or 1.0), frame.payload
+    return seen, frame.payload
+
+
+def kind_by_protobuf(header: tensor_pb2.Frame.Header) -> Kind | None:
+    """The dense kind that the header names, its fields by their names in `tensor.proto`."""
+    kinds: dict[str, type[Any]] = {
+        "gradients": Gradients,
+        "summed": Summed,
+        "parameters": Parameters,
+        "ring_segment": RingSegment,
+        "part": Part,
+    }
+    name = header.WhichOneof("kind")
+    if name not in kinds:
+        return None
+    if not kind_makes_sense(header):
+        return None
+    message = getattr(header, name)
+    fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    if name == "gradients":
+        fields["loss_scale"] = fields["loss_scale"] or 1.0
+    kind: Kind = kinds[name](**fields)
+    return kind
+
+
+def kind_makes_sense(header: tensor_pb2.Frame.Header) -> bool:
+    return math.isfinite(header.summed.completed_s) and 0.0 <= header.gradients.loss_scale < math.inf
 
 
 def check_against_protobuf(message: bytes) -> None:
@@ -137,7 +186,7 @@ def test_decoding_gives_back_every_bit_as_an_aligned_view(frame: tuple[FrameHead
     assert values.tobytes() == b"".join(piece.tobytes() for piece in pieces)
     assert values.dtype == np.float32
     assert not values.flags.writeable
-    if header.count:
+    if len(values):
         assert values.ctypes.data % 4 == 0
         assert np.shares_memory(values, np.frombuffer(message, dtype=np.uint8))
 
@@ -182,7 +231,7 @@ def test_a_payload_at_any_offset_of_a_foreign_message_is_read(shift: int) -> Non
     whole = tensor_pb2.Frame.FromString(small_frame())
     whole.header.padding = bytes(shift)
     seen, values = decode_frame(whole.SerializeToString())
-    assert seen.count == 9
+    assert seen.address.elements == 9
     assert values.flags.aligned
     np.testing.assert_array_equal(values, np.arange(9, dtype=np.float32))
 
@@ -233,7 +282,7 @@ def test_repeated_shuffled_and_oddly_written_fields_are_read_as_protobuf_reads_t
     whole = tensor_pb2.Frame.FromString(small_frame())
     headers = [
         whole.header.SerializeToString(),
-        tensor_pb2.Frame.Header(job="other", sender=7).SerializeToString(),
+        tensor_pb2.Frame.Header(sender=tensor_pb2.Sender(job="other", rank=7)).SerializeToString(),
         b"\x0a\x02\xff\xfe",
     ]
     payloads = [whole.payload, whole.payload[4:], b""]
@@ -258,9 +307,9 @@ def test_lengths_in_more_bytes_than_needed_are_read_as_protobuf_reads_them(heade
 @given(st.integers(0, 2**64 - 1).filter(lambda count: count != 4))
 def test_a_count_that_is_not_the_payloads_is_refused(count: int) -> None:
     frame = tensor_pb2.Frame.FromString(
-        encode_frame(FrameHeader("job", 1, 1, 1, 0, 0, 4), [np.zeros(4, dtype=np.float32)])
+        encode_frame(header_of("job", 1, 1, 1, 0, 0, 4), [np.zeros(4, dtype=np.float32)])
     )
-    frame.header.count = count
+    frame.header.address.count = count
     with pytest.raises(FrameError, match=f"16 bytes: expected {count} float32 values"):
         decode_frame(frame.SerializeToString())
     with pytest.raises(FrameError, match=f"expected {count} float32 values"):
@@ -276,7 +325,7 @@ def test_a_count_that_is_not_the_payloads_is_refused(count: int) -> None:
 def test_another_data_type_is_refused(kind: int) -> None:
     labels: dict[int, str] = {value_type.value: value_type.label for value_type in ValueType}
     frame = tensor_pb2.Frame.FromString(small_frame())
-    typed = frame.header.SerializeToString() + b"\x48" + varint(kind % 2**64)
+    typed = frame.header.SerializeToString() + b"\x18" + varint(kind % 2**64)
     message = length_prefixed(0x0A, typed) + length_prefixed(0x12, frame.payload)
     reason = rf"data type {kind}: expected 1 \(float32\)"
     if kind in labels:
@@ -288,27 +337,108 @@ def test_another_data_type_is_refused(kind: int) -> None:
 def test_a_payload_of_the_largest_size_passes_and_one_value_more_does_not() -> None:
     most = MAX_PAYLOAD_BYTES // 4
     values = np.arange(most + 1, dtype=np.float32)
-    _, seen = decode_frame(encode_frame(FrameHeader("job", 1, 1, 1, 0, 0, most), [values[:most]]))
+    _, seen = decode_frame(encode_frame(header_of("job", 1, 1, 1, 0, 0, most), [values[:most]]))
     np.testing.assert_array_equal(seen, values[:most])
-    message = encode_frame(FrameHeader("job", 1, 1, 1, 0, 0, most + 1), [values])
+    message = encode_frame(header_of("job", 1, 1, 1, 0, 0, most + 1), [values])
     with pytest.raises(FrameError, match=f"at most {MAX_PAYLOAD_BYTES} bytes"):
         decode_frame(message)
     with pytest.raises(FrameError, match=f"at most {MAX_PAYLOAD_BYTES} bytes"):
         frame_from_message(tensor_pb2.Frame.FromString(message))
 
 
-def test_a_bare_frame_has_no_values() -> None:
-    header = FrameHeader("job", 1, 1, 1, 0, 0, 9, 2, bare=True)
+def test_a_question_has_no_values() -> None:
+    header = question("job", 1, 1, 1, 0, 0, 9, 2)
     frame = read_frame(encode_frame(header, ()))
     assert (frame.header, frame.values.size, frame.moved_bytes, header.is_dense) == (header, 0, 0, False)
-    with pytest.raises(FrameError, match="bare with float32 values: expected a dense one"):
+    with pytest.raises(FrameError, match="none with float32 values: expected a dense one"):
         decode_frame(encode_frame(header, ()))
     with pytest.raises(FrameError, match="expected 0 float32 values"):
         read_frame(encode_frame(header, (np.zeros(9, dtype=np.float32),)))
 
 
+@st.composite
+def any_headers(draw: st.DrawFn) -> tuple[FrameHeader, bytes]:
+    """A header of any kind in any encoding that the kind may have, and a payload that fits it."""
+    kind = draw(st.sampled_from(list(KINDS)))
+    encoding = draw(st.sampled_from(sorted(kind.encodings, key=lambda each: each.value)))
+    value_type, elements = draw(st.sampled_from(list(ValueType))), draw(st.integers(0, 40))
+    selected = draw(st.integers(0, elements)) if encoding is Encoding.SPARSE else 0
+    fields = {"value_type": st.just(value_type), "selected": st.just(selected)}
+    header = draw(headers([kind], encoding, elements, **fields))
+    sections = draw(st.binary(max_size=9)) if encoding is Encoding.SPARSE else b""
+    held = elements if encoding is Encoding.DENSE else selected
+    return header, b"v" * (held * value_type.dtype.itemsize) + sections
+
+
+@settings(deadline=None, max_examples=300)
+@given(any_headers())
+def test_every_kind_in_every_encoding_comes_back_equal(frame: tuple[FrameHeader, bytes]) -> None:
+    header, payload = frame
+    seen = read_frame(encode_frame(header, [np.frombuffer(payload, dtype=np.uint8)]))
+    assert seen.header == header
+    assert type(seen.header.kind) is type(header.kind)
+    assert seen.values.tobytes() + seen.sections.tobytes() == payload
+
+
+@quick
+@given(any_headers(), st.sampled_from(list(Encoding)))
+def test_a_kind_in_an_encoding_that_it_has_not_is_refused(
+    frame: tuple[FrameHeader, bytes], encoding: Encoding
+) -> None:
+    header, payload = frame
+    message = encode_frame(replace(header, encoding=encoding), [np.frombuffer(payload, dtype=np.uint8)])
+    if encoding in header.kind.encodings:
+        return
+    with pytest.raises(FrameError, match=f"sent {header.kind.label} with encoding {encoding.name.lower()}"):
+        read_frame(message)
+
+
+@settings(deadline=None, max_examples=300)
+@given(any_headers(), st.data())
+def test_hostile_headers_are_frame_errors(frame: tuple[FrameHeader, bytes], data: st.DataObject) -> None:
+    """Whatever one byte says, there is a header that makes sense, or a FrameError of one line."""
+    message = bytearray(encode_frame(frame[0], [np.frombuffer(frame[1], dtype=np.uint8)]))
+    message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    reason = ""
+    try:
+        header = read_frame(bytes(message)).header
+    except FrameError as error:
+        reason = str(error)
+    assert len(reason.splitlines()) <= 1
+    if not reason:
+        assert header.encoding in header.kind.encodings
+        assert header.address.offset + header.address.elements < 2**63
+
+
+def test_a_frame_of_no_kind_is_refused() -> None:
+    frame = tensor_pb2.Frame.FromString(small_frame())
+    frame.header.ClearField("kind")
+    with pytest.raises(FrameError, match="a frame of no kind that is known to this version"):
+        read_frame(frame.SerializeToString())
+
+
+def test_a_range_that_no_array_has_is_refused() -> None:
+    header = header_of("job", 1, 1, 1, 0, 2**63 - 9, 9, 2)
+    with pytest.raises(FrameError, match="frame of 9 values at offset 9223372036854775799"):
+        read_frame(encode_frame(header, [np.zeros(9, dtype=np.float32)]))
+    last = changed(header, offset=2**63 - 10)
+    assert read_frame(encode_frame(last, [np.zeros(9, dtype=np.float32)])).header == last
+
+
+@pytest.mark.parametrize(
+    "kind", [Gradients, Question, Summed, Parameters, RingSegment, Part, SparseMessage, Farewell]
+)
+def test_a_receiver_says_what_it_expected(kind: type[Kind]) -> None:
+    header = header_of("job", 1, 1, 1, 0, 0, 9, 2, kind=Part(3))
+    if kind is Part:
+        assert header.expect(Part) == Part(3)
+        return
+    with pytest.raises(FrameError, match=f"^worker 2 sent a part of a transfer: expected {kind.label}$"):
+        raise header.unexpected(kind)
+
+
 def test_the_values_of_a_shared_frame_are_elsewhere() -> None:
-    header = FrameHeader("job", 1, 1, 1, 0, 0, 9, 2, shared=True)
+    header = header_of("job", 1, 1, 1, 0, 0, 9, 2, encoding=Encoding.SHARED)
     message = encode_frame(header, [])
     frame = read_frame(message)
     assert (frame.header, len(frame.values), frame.size_bytes) == (header, 0, 0)
@@ -321,7 +451,7 @@ def test_the_values_of_a_shared_frame_are_elsewhere() -> None:
 
 
 def test_a_header_of_any_size_is_read() -> None:
-    header = FrameHeader("x" * 200_000, 1, 1, 1, 0, 0, 1)
+    header = header_of("x" * 200_000, 1, 1, 1, 0, 0, 1)
     seen, values = decode_frame(encode_frame(header, [np.ones(1, dtype=np.float32)]))
     assert seen == header
     assert values.tolist() == [1.0]
@@ -357,6 +487,6 @@ def test_a_negative_dimension_is_refused(shape: list[int], negative: int, at: in
 def test_a_loss_scale_that_is_none_is_refused(scale: float) -> None:
     frame = tensor_pb2.Frame()
     frame.header.data_type = tensor_pb2.DATA_TYPE_FLOAT32
-    frame.header.loss_scale = scale
+    frame.header.gradients.loss_scale = scale
     with pytest.raises(FrameError, match="loss scale"):
         decode_frame(frame.SerializeToString())

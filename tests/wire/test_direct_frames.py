@@ -19,11 +19,28 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.errors import FrameError, MemberLostError, TaihuError
-from taihu.wire.codec import Frame, FrameHeader, ValueType
+from taihu.wire.codec import Frame
 from taihu.wire.direct_frames import HEADER_BYTES, DirectReceiver, DirectSender, Origin, Sink
+from taihu.wire.direct_header import pack_header, unpack_header
+from taihu.wire.headers import (
+    Address,
+    At,
+    Encoding,
+    FrameHeader,
+    Gradients,
+    Parameters,
+    Part,
+    Question,
+    RingSegment,
+    Sender,
+    SparseMessage,
+    Summed,
+    ValueType,
+)
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 
-SENDER = Origin("worker 3", "job", 77, 3)
+SENDER = Origin("worker 3", Sender("job", 77, 3))
+ALL_KINDS = (Gradients, Question, Summed, Parameters, RingSegment, Part, SparseMessage)
 VALUE_TYPES = st.sampled_from(list(ValueType))
 
 
@@ -39,7 +56,8 @@ class Inbox:
     @property
     def sink(self) -> Sink:
         return Sink(
-            places=lambda header: self.places.get(header.offset),
+            ALL_KINDS,
+            places=lambda header: self.places.get(header.address.offset),
             take=self._take,
             take_frame=self.kept.append,
         )
@@ -62,23 +80,9 @@ def connected() -> Iterator[tuple[Inbox, DirectReceiver, socket.socket]]:
     receiver.close()
 
 
-def header_of(count: int, value_type: ValueType = ValueType.FP32, *, offset: int = 0) -> FrameHeader:
-    scale, skipped = (1.0, False) if value_type is ValueType.FP32 else (4096.0, offset % 2 == 0)
-    return FrameHeader(
-        "job",
-        77,
-        1,
-        5,
-        9,
-        offset,
-        count,
-        3,
-        value_type=value_type,
-        hop=2,
-        loss_scale=scale,
-        skipped=skipped,
-        attempt=6,
-    )
+def dense_header(count: int, value_type: ValueType = ValueType.FP32, *, offset: int = 0) -> FrameHeader:
+    kind = Gradients() if value_type is ValueType.FP32 else Gradients(4096.0, offset % 2 == 0)
+    return FrameHeader(SENDER.sender, Address(At(1, 5, 6), 9, offset, count), kind, value_type=value_type)
 
 
 def sent_over(connection: socket.socket, act: Callable[[DirectSender], None]) -> None:
@@ -100,7 +104,7 @@ def test_frames_arrive_as_they_were_sent(frames: list[tuple[ValueType, list[int]
         def act(sender: DirectSender) -> None:
             for offset, (value_type, sizes) in enumerate(frames):
                 arrays = [rng.bytes(size * value_type.dtype.itemsize) for size in sizes]
-                header = header_of(sum(sizes), value_type, offset=offset)
+                header = dense_header(sum(sizes), value_type, offset=offset)
                 sent.append((header, b"".join(arrays), False))
                 sender.send(header, [np.frombuffer(array, dtype=value_type.dtype) for array in arrays])
 
@@ -117,8 +121,8 @@ def test_many_pieces_and_a_frame_larger_than_the_sockets_buffers() -> None:
         large = np.arange(MAX_PAYLOAD_BYTES // 4, dtype=np.float32)
 
         def act(sender: DirectSender) -> None:
-            sender.send(header_of(3000), small)
-            sender.send(header_of(len(large)), [large[:7], large[7:]])
+            sender.send(dense_header(3000), small)
+            sender.send(dense_header(len(large)), [large[:7], large[7:]])
 
         sent_over(connection, act)
         receiver.join()
@@ -130,7 +134,7 @@ def test_values_with_a_place_are_received_there() -> None:
         arena = np.zeros(5000, dtype=np.float32)
         inbox.places[8] = [arena[start : start + 2] for start in range(0, 4500, 3)]
         values = np.arange(3000, dtype=np.float32)
-        sent_over(connection, lambda sender: sender.send(header_of(3000, offset=8), [values]))
+        sent_over(connection, lambda sender: sender.send(dense_header(3000, offset=8), [values]))
         receiver.join()
         assert [in_place for _, _, in_place in inbox.frames] == [True]
         expected = np.zeros(5000, dtype=np.float32)
@@ -139,8 +143,8 @@ def test_values_with_a_place_are_received_there() -> None:
 
 
 def test_frames_that_are_not_dense_are_kept() -> None:
-    sparse = replace(header_of(9), selected=3)
-    shared = replace(header_of(7), shared=True)
+    sparse = replace(dense_header(9), encoding=Encoding.SPARSE, selected=3)
+    shared = replace(dense_header(7), encoding=Encoding.SHARED)
     values, sections = np.arange(3, dtype=np.float32), np.arange(5, dtype=np.uint8)
     with connected() as (inbox, receiver, connection):
 
@@ -166,7 +170,7 @@ def test_a_sink_that_fails_is_told_as_an_internal_error(monkeypatch: pytest.Monk
 
     errors: SimpleQueue[TaihuError] = SimpleQueue()
     near, far = socket.socketpair()
-    sink = Sink(places=lambda header: None, take=lambda *_: None, take_frame=fail)
+    sink = Sink(ALL_KINDS, places=lambda header: None, take=lambda *_: None, take_frame=fail)
     receiver = DirectReceiver(far, SENDER, sink, errors.put)
     with near:
         near.sendall(raw_header(encoding=2))
@@ -178,9 +182,9 @@ def test_a_sink_that_fails_is_told_as_an_internal_error(monkeypatch: pytest.Monk
 def test_a_frame_without_values_arrives_as_such() -> None:
     frames: SimpleQueue[Frame] = SimpleQueue()
     near, far = socket.socketpair()
-    sink = Sink(places=lambda header: None, take=lambda *_: None, take_frame=frames.put)
+    sink = Sink(ALL_KINDS, places=lambda header: None, take=lambda *_: None, take_frame=frames.put)
     receiver = DirectReceiver(far, SENDER, sink, lambda error: None)
-    header = replace(header_of(70, offset=4), bare=True)
+    header = replace(dense_header(70, offset=4), kind=Question(), encoding=Encoding.NONE)
     sent_over(near, lambda sender: sender.send(header, ()))
     near.close()
     receiver.join()
@@ -193,9 +197,9 @@ def test_callbacks_come_between_the_frames_around_them() -> None:
         seen: list[int] = []
 
         def act(sender: DirectSender) -> None:
-            sender.send(header_of(1), [np.zeros(1, dtype=np.float32)])
+            sender.send(dense_header(1), [np.zeros(1, dtype=np.float32)])
             sender.after(lambda: seen.append(sender.sent_bytes))
-            sender.send(header_of(2), [np.zeros(2, dtype=np.float32)])
+            sender.send(dense_header(2), [np.zeros(2, dtype=np.float32)])
 
         sent_over(connection, act)
         receiver.join()
@@ -214,15 +218,15 @@ def test_urgent_frames_overtake_others() -> None:
         def act(sender: DirectSender) -> None:
             sender.after(hold)
             assert begun.wait(20)
-            sender.send(header_of(1, offset=1), [np.zeros(1, dtype=np.float32)])
+            sender.send(dense_header(1, offset=1), [np.zeros(1, dtype=np.float32)])
             sender.after(lambda: seen.append("others"))
-            sender.send(header_of(1, offset=2), [np.zeros(1, dtype=np.float32)], urgent=True)
+            sender.send(dense_header(1, offset=2), [np.zeros(1, dtype=np.float32)], urgent=True)
             sender.after(lambda: seen.append("urgent"), urgent=True)
             queued.set()
 
         sent_over(connection, act)
         receiver.join()
-        assert [header.offset for header, _, _ in inbox.frames] == [2, 1]
+        assert [header.address.offset for header, _, _ in inbox.frames] == [2, 1]
         assert seen == ["urgent", "others"]
 
 
@@ -230,46 +234,46 @@ def raw_header(
     *,
     magic: int = 0x74616869,
     kind: int = 1,
+    value_type: int = 1,
     encoding: int = 0,
+    offset: int = 0,
     count: int = 2,
     selected: int = 0,
     size: int | None = None,
-    skipped: int = 0,
-    completed_s: float = 0.0,
-    scale: float = 1.0,
+    union: bytes = struct.pack("<fB", 1.0, 0),
 ) -> bytes:
     size = size if size is not None else 0 if encoding == 2 else 4 * count
-    return struct.pack(
-        "<IBBBxIIQIIQQQQdf",
-        magic,
-        kind,
-        encoding,
-        skipped,
-        1,
-        6,
-        5,
-        9,
-        2,
-        0,
-        count,
-        selected,
-        size,
-        completed_s,
-        scale,
+    whole = struct.pack(
+        "<IBBBxIQIIQQQQ16s", magic, kind, value_type, encoding, 1, 5, 6, 9, offset, count, selected, size, union
     )
+    assert len(whole) == HEADER_BYTES
+    return whole
+
+
+def scaled(scale: float, skipped: int = 0) -> bytes:
+    return raw_header(union=struct.pack("<fB", scale, skipped))
 
 
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
         (raw_header(magic=1), FrameError, "worker 3: not the header of a frame"),
-        (raw_header(kind=99), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(kind=0), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(kind=8), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(value_type=0), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(value_type=99), FrameError, "worker 3: not the header of a frame"),
         (raw_header(encoding=4), FrameError, "worker 3: not the header of a frame"),
-        (raw_header(completed_s=math.nan), FrameError, "worker 3: not the header of a frame"),
-        (raw_header(skipped=2), FrameError, "worker 3: not the header of a frame"),
-        (raw_header(scale=0.0), FrameError, "worker 3: not the header of a frame"),
-        (raw_header(scale=math.inf), FrameError, "worker 3: not the header of a frame"),
-        (raw_header(scale=math.nan), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(kind=3, union=struct.pack("<dB", math.nan, 0)), FrameError, "worker 3: not the header"),
+        (raw_header(kind=3, union=struct.pack("<dB", 1.0, 2)), FrameError, "worker 3: not the header"),
+        (scaled(1.0, skipped=2), FrameError, "worker 3: not the header of a frame"),
+        (scaled(0.0), FrameError, "worker 3: not the header of a frame"),
+        (scaled(math.inf), FrameError, "worker 3: not the header of a frame"),
+        (scaled(math.nan), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(kind=2), FrameError, "worker 3 sent a question with encoding dense"),
+        (raw_header(kind=5, encoding=1), FrameError, "worker 3 sent a segment of a ring with encoding sparse"),
+        (raw_header(selected=1), FrameError, "frame encoding dense, 1 selected: expected none"),
+        (raw_header(offset=2**63 - 2), FrameError, "frame of 2 values at offset 9223372036854775806"),
+        (raw_header(offset=2**64 - 1), FrameError, "frame of 2 values at offset 18446744073709551615"),
         (raw_header(count=MAX_PAYLOAD_BYTES // 4 + 1), FrameError, "payload of 4194308 bytes: expected at most"),
         (raw_header(count=2**61), FrameError, "expected at most 4194304 bytes"),
         (raw_header(count=2, size=9), FrameError, "payload of 9 bytes: expected 2 float32 values"),
@@ -292,6 +296,85 @@ def test_what_is_no_frame_is_an_error(data: bytes, error: type[TaihuError], mess
         assert not inbox.frames
 
 
+UINT32 = st.integers(0, 2**32 - 1)
+UINT64 = st.integers(0, 2**64 - 1)
+KINDS = st.one_of(
+    st.builds(Gradients, st.integers(0, 32).map(lambda power: 2.0**power), st.booleans()),
+    st.just(Question()),
+    st.builds(Summed, st.floats(allow_nan=False, allow_infinity=False), st.booleans()),
+    st.just(Parameters()),
+    st.builds(RingSegment, UINT32, UINT32),
+    st.builds(Part, UINT32),
+    st.builds(SparseMessage, UINT32, UINT32),
+)
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> tuple[FrameHeader, int]:
+    """A header of any kind, and the bytes of a payload that fits it."""
+    kind, value_type, elements = draw(KINDS), draw(VALUE_TYPES), draw(st.integers(0, 1000))
+    encoding = draw(st.sampled_from(sorted(kind.encodings, key=lambda each: each.value)))
+    sparse = encoding is Encoding.SPARSE
+    selected, sections = (draw(st.integers(0, elements)), draw(st.integers(0, 9))) if sparse else (0, 0)
+    at = At(draw(UINT32), draw(UINT64), draw(UINT32))
+    address = Address(at, draw(UINT32), draw(st.integers(0, 2**62)), elements)
+    held = elements if encoding is Encoding.DENSE else selected
+    size = held * value_type.dtype.itemsize + sections
+    return FrameHeader(SENDER.sender, address, kind, encoding, value_type, selected), size
+
+
+@settings(deadline=None, max_examples=300)
+@given(headers())
+def test_a_header_of_any_kind_has_one_size_and_comes_back_equal(drawn: tuple[FrameHeader, int]) -> None:
+    header, size = drawn
+    packed = pack_header(header, size)
+    assert len(packed) == HEADER_BYTES
+    seen = unpack_header(memoryview(packed), SENDER.sender, SENDER.name)
+    assert seen == (header, size)
+    assert type(seen[0].kind) is type(header.kind)
+
+
+@settings(deadline=None, max_examples=300)
+@given(headers(), st.lists(st.tuples(st.integers(0, HEADER_BYTES - 1), st.integers(0, 255)), min_size=1, max_size=3))
+def test_a_hostile_header_makes_sense_or_is_a_frame_error(
+    drawn: tuple[FrameHeader, int], changes: list[tuple[int, int]]
+) -> None:
+    packed = bytearray(pack_header(*drawn))
+    for position, value in changes:
+        packed[position] = value
+    reason = ""
+    try:
+        header, size = unpack_header(memoryview(packed), SENDER.sender, SENDER.name)
+    except FrameError as error:
+        reason = str(error)
+    assert len(reason.splitlines()) <= 1
+    if not reason:
+        assert header.encoding in header.kind.encodings
+        assert header.address.offset + header.address.elements < 2**63
+        assert header.held * header.value_type.dtype.itemsize <= size <= MAX_PAYLOAD_BYTES
+
+
+@settings(deadline=None)
+@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
+def test_random_bytes_are_no_header(data: bytes) -> None:
+    with pytest.raises(FrameError, match="worker 3: not the header of a frame on its connection"):
+        unpack_header(memoryview(data), SENDER.sender, SENDER.name)
+
+
+def test_a_frame_of_a_kind_that_is_not_expected_is_an_error_before_its_values_are_taken() -> None:
+    asked: list[FrameHeader] = []
+    errors: SimpleQueue[TaihuError] = SimpleQueue()
+    near, far = socket.socketpair()
+    sink = Sink((Gradients, Question), places=asked.append, take=lambda *_: None, take_frame=lambda _: None)
+    receiver = DirectReceiver(far, SENDER, sink, errors.put)
+    header = replace(dense_header(2), kind=RingSegment(1))
+    sent_over(near, lambda sender: sender.send(header, [np.zeros(2, dtype=np.float32)]))
+    near.close()
+    receiver.join()
+    assert str(errors.get(timeout=20)) == "worker 3 sent a segment of a ring: expected gradients or a question"
+    assert not asked
+
+
 def test_a_sender_says_that_its_connection_broke() -> None:
     errors: SimpleQueue[TaihuError] = SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -302,7 +385,7 @@ def test_a_sender_says_that_its_connection_broke() -> None:
         far.close()
         values = np.zeros(1 << 20, dtype=np.float32)
         for _ in range(64):
-            sender.send(header_of(len(values)), [values])
+            sender.send(dense_header(len(values)), [values])
         assert str(errors.get(timeout=20)) == "worker 4 was lost: its connection broke"
         sender.close(20)
 
@@ -315,7 +398,7 @@ def test_a_peer_that_does_not_read_does_not_hold_up_the_end() -> None:
         errors: list[TaihuError] = []
         sender = DirectSender(near, "worker 4", errors.append)
         values = np.zeros(8 << 20, dtype=np.float32)
-        sender.send(header_of(1), [values])
+        sender.send(dense_header(1), [values])
         sender.close(0.1)
         assert not errors
         far.close()

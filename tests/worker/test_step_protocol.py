@@ -17,10 +17,10 @@ from support.scenarios import check_scenario, scenario_paths
 from taihu.errors import RunError
 from taihu.optimization import LossScale
 from taihu.planner.groups import gradient_room, parameter_room
+from taihu.wire.headers import At
 from worker.exchange.step_actions import (
     Action,
     Ask,
-    At,
     Cancel,
     Done,
     Drop,

@@ -15,7 +15,7 @@ from taihu.coordination.plan import Plan
 from taihu.job import Job
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec
-from taihu.wire.codec import ValueType
+from taihu.wire.headers import ValueType
 from worker.memory.arenas import Arenas
 
 __all__ = ["GroupCompressor", "Selection"]

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.coordination.plan import Plan
+from taihu.wire.headers import At
 from worker.exchange.group_compressor import GroupCompressor, Selection
-from worker.exchange.step_actions import At
 
 __all__ = ["ExchangeTotals", "Route", "RouteEvents"]
 

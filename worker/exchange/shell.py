@@ -23,6 +23,7 @@ from taihu.process.preparation import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE
+from taihu.wire.headers import At
 from worker.exchange.group_compressor import GroupCompressor
 from worker.exchange.own_thread import OwnThread
 from worker.exchange.route import ExchangeTotals, Route, RouteEvents
@@ -30,7 +31,6 @@ from worker.exchange.step_actions import (
     Action,
     Agree,
     Ask,
-    At,
     Cancel,
     Done,
     Drop,

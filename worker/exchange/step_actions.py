@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from taihu.wire.headers import At
 
 __all__ = [
     "Action",
     "Agree",
     "Ask",
-    "At",
     "Cancel",
     "Done",
     "Drop",
@@ -20,14 +20,6 @@ __all__ = [
     "Rules",
     "Widen",
 ]
-
-
-class At(NamedTuple):
-    """One attempt at one step by one plan: the key of all that travels for it."""
-
-    plan: int
-    step: int
-    attempt: int = 0
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from itertools import takewhile
 from taihu.errors import ExchangeError, FrameError, StaleError
 from taihu.optimization import LossScale
 from taihu.planner.groups import gradient_room, parameter_room
+from taihu.wire.headers import At
 from worker.exchange.step_actions import (
     Action,
     Agree,
     Ask,
-    At,
     Cancel,
     Done,
     Drop,

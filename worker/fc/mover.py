@@ -8,7 +8,7 @@ from allreduce.communicator import Communicator
 from allreduce.parts.mesh import Transfer, value_type_of
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
-from taihu.wire.codec import ValueType
+from taihu.wire.headers import ValueType
 
 __all__ = ["PeerMover"]
 

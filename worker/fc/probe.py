@@ -11,7 +11,7 @@ from allreduce.communicator import Communicator
 from allreduce.parts.shards import gather_rows
 from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer, FcLinks, choose_fc
 from taihu.wire.clock import Clock
-from taihu.wire.codec import ValueType
+from taihu.wire.headers import ValueType
 from worker.fc.mover import PeerMover
 
 __all__ = ["agree_on_fc", "probe_links"]

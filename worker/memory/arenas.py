@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.job import Job
-from taihu.wire.codec import ValueType
+from taihu.wire.headers import ValueType
 from taihu.wire.shared_memory import SharedBuffer, allocate_values
 from worker.memory.half_arenas import HalfArenas
 from worker.memory.pages import Pages

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kernels.half import HalfKind, from_half
 from kernels.half_sums import narrow
-from taihu.wire.codec import ValueType
+from taihu.wire.headers import ValueType
 from worker.memory.pages import Pages
 
 __all__ = ["HalfArenas"]

@@ -21,7 +21,7 @@ from taihu.optimization import OptimizerShard
 from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
-from taihu.wire.codec import ValueType
+from taihu.wire.headers import ValueType
 from worker.data.dataset import Dataset
 from worker.engine import Array, Model, StepContext, StepHooks
 from worker.exchange.shell import Exchange

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from support.cluster import layout_of
+from support.frames import initial_header
 
 from taihu.planner.groups import Group
 from taihu.planner.partition import Framing, Shard
-from taihu.wire.codec import FrameHeader, ValueType
+from taihu.wire.headers import At, ValueType
 from worker.exchange.servers.answers import ServerAnswers
-from worker.exchange.step_actions import At
 from worker.exchange.updates import ByServers
 
 LAYOUT = layout_of(8)
@@ -24,13 +24,11 @@ def test_a_fetch_that_is_being_received_when_the_step_is_given_up_is_taken_as_as
     answers.begin(At(1, 3, 0))
     answers.expect(frame, 2)
     # Parameters as they were after the step before.
-    header = FrameHeader(
-        job="job", incarnation=1, plan=1, step=2, attempt=0, group=0, offset=frame.offset, count=8, sender=0
-    )
+    header = initial_header("job", 1, 1, 2, 0, frame.offset, 8)
     assert answers.is_present(header)
     answers.cancel()
     (place,) = answers.places(header)
     place[:] = 1.0
-    assert answers.received(header)
+    answers.received(header)
     assert parameters.tolist() == [1.0] * 8
     assert not answers.is_present(header)

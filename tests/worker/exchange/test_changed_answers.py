@@ -9,23 +9,30 @@ import numpy as np
 import pytest
 from support.answers import AnswerProxy
 from support.cluster import Cluster, Member, layout_of, make_job
+from support.frames import changed
 
 from taihu.errors import FrameError
 from taihu.job import Job
-from taihu.wire.codec import Frame, FrameHeader, ValueType, encode_frame
+from taihu.wire.codec import Frame, encode_frame
+from taihu.wire.headers import FrameHeader, Gradients, Parameters, ValueType
 from worker.exchange.making import through_servers
 
 LAYOUT = layout_of(8, 8)
 
 CHANGES: dict[str, tuple[Callable[[FrameHeader], FrameHeader], str]] = {
-    "job": (lambda header: replace(header, job="other"), "answered job 'other'"),
-    "plan": (lambda header: replace(header, plan=2), "plan 2, group 0, offset 0, 8 values: not a frame of plan 1"),
-    "step": (lambda header: replace(header, step=2), "answered step 2 during step 1"),
-    "group": (lambda header: replace(header, group=1), "group 1, offset 0, 8 values: not a frame of plan 1"),
-    "offset": (lambda header: replace(header, offset=8), "group 0, offset 8, 8 values: not a frame of plan 1"),
-    "count": (lambda header: replace(header, count=7), "group 0, offset 0, 7 values: not a frame of plan 1"),
+    "job": (lambda header: changed(header, job="other"), "answered job 'other'"),
+    "plan": (lambda header: changed(header, plan=2), "plan 2, group 0, offset 0, 8 values: not a frame of plan 1"),
+    "step": (lambda header: changed(header, step=2), "answered step 2 during step 1"),
+    "group": (lambda header: changed(header, group=1), "group 1, offset 0, 8 values: not a frame of plan 1"),
+    "offset": (lambda header: changed(header, offset=8), "group 0, offset 8, 8 values: not a frame of plan 1"),
+    "count": (lambda header: changed(header, elements=7), "group 0, offset 0, 7 values: not a frame of plan 1"),
+    "kind": (lambda header: replace(header, kind=Gradients()), "sent gradients: expected an answer or parameters"),
+    "not asked": (
+        lambda header: replace(header, kind=Parameters()),
+        "brought parameters of group 0, offset 0 after step 1: not asked for",
+    ),
     "type": (
-        lambda header: replace(header, value_type=ValueType.BF16),
+        lambda header: changed(header, value_type=ValueType.BF16),
         "expected a dense one with float32 values",
     ),
 }
@@ -50,7 +57,7 @@ def test_an_answer_that_was_not_asked_for_is_an_error_and_changes_nothing(kind: 
 
     def changed(answer: Frame) -> bytes:
         header = change(answer.header)
-        values = answer.values.astype(header.value_type.dtype)[: header.count]
+        values = answer.values.astype(header.value_type.dtype)[: header.address.elements]
         return encode_frame(header, [values])
 
     job = make_job(1, 1, exchange={"plan": "per-layer", "transport": "grpc", "zero": zero})

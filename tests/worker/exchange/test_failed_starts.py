@@ -9,12 +9,13 @@ import grpc
 import numpy as np
 import pytest
 from support.cluster import Cluster, initial_parameters, layout_of, make_job
+from support.frames import initial_header
 
 from protos import parameter_server_pb2 as pb
 from taihu.coordination.messages import state_from_message
 from taihu.errors import FrameError, RunError, TaihuError
 from taihu.wire import direct_connection
-from taihu.wire.codec import FrameHeader, encode_frame, layout_to_message
+from taihu.wire.codec import encode_frame, layout_to_message
 from worker.exchange.making import through_servers
 
 LAYOUT = layout_of(8, 3)
@@ -64,7 +65,7 @@ def test_a_worker_that_initializes_a_mute_server_is_told_why_the_run_failed() ->
 @pytest.mark.parametrize(("job", "plan"), [("other", 1), ("taihu", 2)])
 def test_initial_parameters_of_another_job_or_plan_are_refused(job: str, plan: int) -> None:
     layout = layout_of(8)
-    header = FrameHeader(job, 1000, plan, 0, 0, 0, 8, 0)
+    header = initial_header(job, 1000, plan, 0, 0, 0, 8, 0)
     frame = pb.InitializeRequest()
     frame.frame.MergeFromString(encode_frame(header, [np.zeros(8, dtype=np.float32)]))
     requests = [pb.InitializeRequest(layout=layout_to_message(layout)), frame]

@@ -12,9 +12,10 @@ import pytest
 from support.cluster import Cluster, initial_parameters, layout_of, make_job
 from support.daemons import wait_for
 from support.exchanges import exchange_steps, run_workers
+from support.frames import header_of
 from support.worker import Values, Worker
 
-from taihu.wire.codec import BYTES_PER_VALUE, FrameHeader, encode_frame
+from taihu.wire.codec import BYTES_PER_VALUE, encode_frame
 from taihu.wire.identity import identity_to_metadata
 
 kinds = pytest.mark.parametrize("kind", ["server", "ring"])
@@ -181,7 +182,7 @@ def test_frames_come_one_by_one_as_they_are_updated() -> None:
         member.exchange.start()
         identity, ones = second.identity, np.ones(1024, dtype=np.float32)
         headers = [
-            FrameHeader("taihu", identity.incarnation, 1, 1, 0, offset, 1024, 1) for offset in range(0, 4096, 1024)
+            header_of("taihu", identity.incarnation, 1, 1, 0, offset, 1024, 1) for offset in range(0, 4096, 1024)
         ]
 
         def frames() -> Iterator[bytes]:

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 from support.cluster import Cluster, Values, initial_parameters, layout_of, make_job, momentum_sgd
 from support.exchanges import run_workers
+from support.frames import header_of, question
 
 from taihu.coordination.client import CoordinatorClient
 from taihu.coordination.membership import MemberId, Role
 from taihu.errors import ModelError, RunError, StaleError, TaihuError
-from taihu.wire.codec import FrameHeader, ValueType, encode_frame
+from taihu.wire.codec import encode_frame
 from taihu.wire.direct_connection import open_connection
 from taihu.wire.direct_frames import DirectSender
+from taihu.wire.headers import Encoding, FrameHeader, Gradients, RingSegment, Summed, ValueType
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.stream_frames import StreamSender
 
@@ -42,16 +44,18 @@ MALFORMED: dict[str, bytes | FrameHeader] = {
     "garbage": b"garbage",
     "empty": b"",
     "half a frame": b"half",
-    "wrong count": FrameHeader("taihu", 1001, 1, 1, 0, 0, 5, 1),
-    "wrong group": FrameHeader("taihu", 1001, 1, 1, 3, 0, 8, 1),
-    "wrong offset": FrameHeader("taihu", 1001, 1, 1, 0, 1, 8, 1),
-    "foreign sender": FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 0),
-    "foreign job": FrameHeader("other", 1001, 1, 1, 0, 0, 8, 1),
-    "foreign plan": FrameHeader("taihu", 1001, 2, 1, 0, 0, 8, 1),
-    "old incarnation": FrameHeader("taihu", 1, 1, 1, 0, 0, 8, 1),
-    "step ahead": FrameHeader("taihu", 1001, 1, 2, 0, 0, 8, 1),
-    "not finite": FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1),
-    "nothing shared": FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1, shared=True),
+    "wrong count": header_of("taihu", 1001, 1, 1, 0, 0, 5, 1),
+    "wrong group": header_of("taihu", 1001, 1, 1, 3, 0, 8, 1),
+    "wrong offset": header_of("taihu", 1001, 1, 1, 0, 1, 8, 1),
+    "foreign sender": header_of("taihu", 1001, 1, 1, 0, 0, 8, 0),
+    "foreign job": header_of("other", 1001, 1, 1, 0, 0, 8, 1),
+    "foreign plan": header_of("taihu", 1001, 2, 1, 0, 0, 8, 1),
+    "old incarnation": header_of("taihu", 1, 1, 1, 0, 0, 8, 1),
+    "step ahead": header_of("taihu", 1001, 1, 2, 0, 0, 8, 1),
+    "not finite": header_of("taihu", 1001, 1, 1, 0, 0, 8, 1),
+    "a segment of a ring": header_of("taihu", 1001, 1, 1, 0, 0, 8, 1, kind=RingSegment(0)),
+    "an answer": header_of("taihu", 1001, 1, 1, 0, 0, 8, 1, kind=Summed()),
+    "nothing shared": header_of("taihu", 1001, 1, 1, 0, 0, 8, 1, encoding=Encoding.SHARED),
 }
 STALE = ("foreign job", "foreign plan", "old incarnation", "step ahead")
 # What the connection says of itself is not in its frames, and what is cut is a connection that broke.
@@ -60,7 +64,7 @@ IN_MESSAGES_ONLY = ("empty", "half a frame", "foreign sender", "foreign job", "o
 
 def in_stream(kind: str, identity: WorkerIdentity, channel: grpc.Channel) -> Iterator[bytes]:
     """The answers to a stream that brings the malformed frame."""
-    good = FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1)
+    good = header_of("taihu", 1001, 1, 1, 0, 0, 8, 1)
     bad = MALFORMED[kind]
     if isinstance(bad, FrameHeader):
         message = encode_frame(bad, payload_of(kind, bad))
@@ -90,7 +94,7 @@ def on_connection(kind: str, identity: WorkerIdentity, channel: grpc.Channel, ad
 
 def payload_of(kind: str, header: FrameHeader) -> list[Values]:
     value = np.nan if kind == "not finite" else 1
-    return [] if header.shared else [np.full(header.count, value, dtype=np.float32)]
+    return [] if header.encoding is Encoding.SHARED else [np.full(header.address.elements, value, dtype=np.float32)]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +167,7 @@ def test_joining_twice_under_one_rank_is_refused() -> None:
     ("zero", "reason"), [(1, "asks for what zero 1 answers unasked"), (3, "after step 7: expected step 0")]
 )
 def test_a_worker_that_asks_for_what_is_not_there_is_refused(zero: int, reason: str) -> None:
-    asked = FrameHeader("taihu", 1001, 1, 7, 0, 0, 8, 1, bare=True)
+    asked = question("taihu", 1001, 1, 7, 0, 0, 8, 1)
     job = make_job(1, 2, exchange={"plan": "per-layer", "zero": zero})
     layout = layout_of(8)
     with Cluster(job) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
@@ -184,7 +188,7 @@ def test_workers_with_different_loss_scales_are_told_so() -> None:
     with Cluster(job) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
         first.exchange.start()
         with grpc.insecure_channel(first.addresses[0]) as channel:
-            header = FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1, value_type=ValueType.FP16, loss_scale=512.0)
+            header = header_of("taihu", 1001, 1, 1, 0, 0, 8, 1, value_type=ValueType.FP16, kind=Gradients(512.0))
             frames = StreamSender()
             frames.send(header, [np.zeros(8, dtype=np.uint16)])
             answers = raw_exchange(channel)(
@@ -216,7 +220,7 @@ def test_a_frame_of_an_older_attempt_is_dropped() -> None:
         first.exchange.start()
         frames = StreamSender()
         for attempt, value in ((1, 5.0), (2, 1.0), (1, 7.0)):
-            header = FrameHeader("taihu", 1001, 1, 1, 0, 0, 8, 1, attempt=attempt)
+            header = header_of("taihu", 1001, 1, 1, 0, 0, 8, 1, attempt=attempt)
             frames.send(header, [np.full(8, value, dtype=np.float32)])
         with grpc.insecure_channel(first.addresses[0]) as channel:
             answers = raw_exchange(channel)(

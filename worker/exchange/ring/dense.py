@@ -18,10 +18,10 @@ from taihu.job import Job
 from taihu.planner.partition import FrameSpec
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
+from taihu.wire.headers import At
 from worker.exchange.group_compressor import GroupCompressor, Selection
 from worker.exchange.ring.peer_path import PeerPath
 from worker.exchange.route import ExchangeTotals, Route, RouteEvents
-from worker.exchange.step_actions import At
 from worker.exchange.updates import ByEveryWorker
 from worker.memory.arenas import Arenas
 
@@ -114,7 +114,7 @@ class RingRoute(Route):
 
     @override
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
-        key = OperationKey(self._at.plan, self._at.step, self._at.attempt, group)
+        key = OperationKey(self._at, group)
         operation = self._updates.operation(key, self._chunks[group], loss_scale)
         operation.on_finished = partial(self._finished, self._at, operation, self._clock.now())
         self._communicator.start(operation)
@@ -187,7 +187,7 @@ class Replicas(RingUpdates):
     def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
 
         def update(frame: FrameSpec) -> None:
-            self._updates.received(frame, key.step, key.group)
+            self._updates.received(frame, key.at.step, key.group)
 
         ring = Ring(self._communicator.rank, chunks)
         return Operation(key, self._arenas.gradients, self._arenas.value_type, ring, on_final=update)

@@ -6,9 +6,9 @@ from allreduce.communicator import Communicator
 from taihu.coordination.plan import Plan
 from taihu.planner.carriage import carrier_in
 from taihu.settings import Transport
+from taihu.wire.headers import At
 from taihu.wire.shared_memory import SharedBuffer
 from worker.exchange.route import ExchangeTotals, RouteEvents
-from worker.exchange.step_actions import At
 
 __all__ = ["PeerPath"]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +24,14 @@ from taihu.job import Job
 from taihu.optimization import OptimizerState, in_steps
 from taihu.planner.groups import group_bounds
 from taihu.planner.partition import FrameSpec, Piece, Shard
-from taihu.wire.codec import ValueType
+from taihu.wire.headers import At, ValueType
 from worker.exchange.ring.dense import RingUpdates
 from worker.exchange.route import RouteEvents
-from worker.exchange.step_actions import At
 from worker.exchange.updates import check_finite
 from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
 
 __all__ = ["Owners"]
-
-_FIRST_GATHER: Final = 1 << 30
-"""Groups of gathers are numbered from here on, beside those of sums."""
-
-_GATHERS_PER_STEP: Final = 1 << 20
 
 Values = NDArray[np.float32]
 
@@ -145,24 +138,23 @@ class Owners(RingUpdates):
         *last, count = self._gathers[group]
         count = count + 1 if last == [step, self._attempt] else 1
         self._gathers[group] = step, self._attempt, count
-        number = step * _GATHERS_PER_STEP + count
-        return OperationKey(self._plan.version, number, self._attempt, _FIRST_GATHER + group)
+        return OperationKey(At(self._plan.version, step, self._attempt), group, count)
 
     def _update(self, key: OperationKey, scale: float, frame: FrameSpec) -> None:
         """The sum of a part that this worker owns is complete: apply it."""
         first = frame.pieces[0].start
-        if self._updated.get(first) == key.step:
+        if self._updated.get(first) == key.at.step:
             return
-        self._updated[first] = key.step
+        self._updated[first] = key.at.step
         half = self._arenas.half
         taken = frame.offset
         for piece in frame.pieces:
             gradient = self._sum_of(piece)
             if self._checks:
-                check_finite(gradient, key.group, key.step)
+                check_finite(gradient, key.group, key.at.step)
             parameters = self._own[taken:] if self._fetches else self._arenas.parameters[piece.start :]
             parameters = parameters[: len(gradient)]
-            self._state.update(taken, parameters, gradient, key.step, scale)
+            self._state.update(taken, parameters, gradient, key.at.step, scale)
             if half is not None and half.keeps:
                 to_half(parameters, half.kind, half.parameters[piece.start : piece.stop])
             taken += len(gradient)
@@ -190,4 +182,4 @@ class Owners(RingUpdates):
 
 def _gathered(group: int, operation: Operation, events: RouteEvents) -> None:
     sent, received = operation.sent_bytes, operation.received_bytes
-    events.arrived(group, operation.key.attempt, sent_bytes=sent, received_bytes=received)
+    events.arrived(group, operation.key.at.attempt, sent_bytes=sent, received_bytes=received)

@@ -26,10 +26,10 @@ from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.planner.sparse_route import Route as Way
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
+from taihu.wire.headers import At
 from worker.exchange.group_compressor import GroupCompressor, Selection
 from worker.exchange.ring.peer_path import PeerPath
 from worker.exchange.route import ExchangeTotals, Route, RouteEvents
-from worker.exchange.step_actions import At
 from worker.exchange.updates import check_finite
 from worker.memory.arenas import Arenas
 
@@ -111,7 +111,7 @@ class SparseRoute(Route):
             inside = chosen.between(frame.offset, frame.offset + frame.count)
             own = Slice(inside.indices - np.int32(frame.offset), inside.values.copy())
             operation = SparseOperation(
-                OperationKey(at.plan, at.step, at.attempt, self._numbers[frame.offset]),
+                OperationKey(at, frame.group, self._numbers[frame.offset]),
                 partial(self._apply, at, frame, compressor, start_s),
             )
             self._communicator.start_sparse(operation, self._make_exchange(frame, own, compressor))

@@ -11,8 +11,8 @@ from kernels.pack import unpack
 from kernels.scatter import scatter_assign
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec, Framing
-from taihu.wire.codec import Frame, FrameHeader, ValueType, dense_values
-from worker.exchange.step_actions import At
+from taihu.wire.codec import Frame, dense_values
+from taihu.wire.headers import At, Encoding, FrameHeader, Summed, ValueType
 from worker.exchange.updates import Updates
 
 __all__ = ["ServerAnswers"]
@@ -46,7 +46,7 @@ class ServerAnswers:
         self._plan = plan
 
     def begin(self, at: At) -> None:
-        """Expect answers to `at`."""
+        """Expect answers to what is pushed in `at`."""
         self._step, self._attempt = at.step, at.attempt
 
     def cancel(self) -> None:
@@ -59,7 +59,7 @@ class ServerAnswers:
 
     def is_present(self, header: FrameHeader) -> bool:
         """Whether an answer is not of an earlier attempt."""
-        return header.attempt >= self._attempt
+        return header.address.at.attempt >= self._attempt
 
     def expect(self, frame: FrameSpec, step: int) -> None:
         """Expect the parameters of `frame` as they are after `step`: they have been asked for."""
@@ -73,52 +73,56 @@ class ServerAnswers:
         """
         return self._updates.places(self._find_dense(header))
 
-    def received(self, header: FrameHeader) -> bool:
-        """The places of a dense answer are filled; returns whether it had been asked for."""
+    def received(self, header: FrameHeader) -> None:
+        """The places of a dense answer are filled."""
         frame = self._find_dense(header)
-        asked = self._asked.pop(frame.offset, None)
-        self._updates.received(frame, header.step, frame.group)
-        return asked is not None
+        self._asked.pop(frame.offset, None)
+        self._updates.received(frame, header.address.at.step, frame.group)
 
-    def write(self, answer: Frame) -> bool:
-        """Take an answer of any kind; returns whether it had been asked for.
+    def write(self, answer: Frame) -> None:
+        """Take an answer of any kind.
 
         Raises:
             FrameError: nobody asked for it, or it is malformed.
         """
         header = answer.header
-        if header.bare:
-            self._find(header, self._step)
-        elif header.shared and self.shared is not None:
-            frame = self._find(header, self._step)
-            self._updates.write(frame, self.shared[frame.offset : frame.offset + frame.count], header.step)
-        elif header.selected is None:
-            values = dense_values(answer, self._value_type)
-            frame = self._find_dense(header)
-            asked = self._asked.pop(frame.offset, None)
-            self._updates.write(frame, values, header.step)
-            return asked is not None
-        else:
-            self._write_sparse(self._find(header, self._step), answer)
-        return False
+        match header.encoding:
+            case Encoding.NONE:
+                self._find(header)
+            case Encoding.SHARED if self.shared is not None:
+                frame = self._find(header)
+                values = self.shared[frame.offset : frame.offset + frame.count]
+                self._updates.write(frame, values, header.address.at.step)
+            case Encoding.SPARSE:
+                self._write_sparse(self._find(header), answer)
+            case _:
+                dense = dense_values(answer, self._value_type)
+                frame = self._find_dense(header)
+                self._asked.pop(frame.offset, None)
+                self._updates.write(frame, dense, header.address.at.step)
 
     def _find_dense(self, header: FrameHeader) -> FrameSpec:
         if header.value_type is not self._value_type:
             raise FrameError(
                 f"{self._peer} answered {header.value_type.label} parameters: expected {self._value_type.label}"
             )
-        return self._find(header, self._asked.get(header.offset, self._step))
+        return self._find(header)
 
-    def _find(self, header: FrameHeader, step: int) -> FrameSpec:
+    def _find(self, header: FrameHeader) -> FrameSpec:
         assert self._framing is not None  # noqa: S101
-        frame = self._framing.find(group=header.group, offset=header.offset, count=header.count)
-        if frame is None or header.job != self._job or header.plan != self._plan:
+        job, (at, group, offset, count) = header.sender.job, header.address
+        frame = self._framing.find(group=group, offset=offset, count=count)
+        if frame is None or job != self._job or at.plan != self._plan:
             raise FrameError(
-                f"{self._peer} answered job {header.job!r}, plan {header.plan}, group {header.group}, offset "
-                f"{header.offset}, {header.count} values: not a frame of plan {self._plan}"
+                f"{self._peer} answered job {job!r}, plan {at.plan}, group {group}, offset {offset}, {count} values: "
+                f"not a frame of plan {self._plan}"
             )
-        if header.step != step:
-            raise FrameError(f"{self._peer} answered step {header.step} during step {step}")
+        if isinstance(header.kind, Summed):
+            if at.step != self._step:
+                raise FrameError(f"{self._peer} answered step {at.step} during step {self._step}")
+        elif at.step != self._asked.get(offset):
+            seen = f"group {group}, offset {offset} after step {at.step}"
+            raise FrameError(f"{self._peer} brought parameters of {seen}: not asked for")
         return frame
 
     def _write_sparse(self, frame: FrameSpec, answer: Frame) -> None:

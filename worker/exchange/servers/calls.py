@@ -17,7 +17,8 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.partition import FrameSpec
 from taihu.wire.clock import SystemClock
-from taihu.wire.codec import FrameHeader, decode_frame, encode_frame, layout_to_message
+from taihu.wire.codec import decode_frame, encode_frame, layout_to_message
+from taihu.wire.headers import At, FrameHeader, Parameters
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.retry import call_until_reachable
 from taihu.wire.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
@@ -89,7 +90,7 @@ class ServerCalls:
                     if number != calls:
                         return
                     prepare(frame)
-                    header = self._initial_header(frame, plan)
+                    header = FrameHeader(self._identity.sender, At(plan, 0).range(frame), Parameters())
                     request.frame.MergeFromString(encode_frame(header, frame.views(parameters)))
                 yield request
 
@@ -129,11 +130,13 @@ class ServerCalls:
         try:
             for message in call:
                 header, values = decode_frame(message)
-                frame = missing.pop(header.offset, None)
-                if frame is None or frame.count != header.count or header.job != self._job.name:
+                header.expect(Parameters)
+                job, (_, _, offset, count) = header.sender.job, header.address
+                frame = missing.pop(offset, None)
+                if frame is None or frame.count != count or job != self._job.name:
                     raise FrameError(
-                        f"{self._peer} brought parameters of job {header.job!r}, offset {header.offset}, "
-                        f"{header.count} values: not asked for"
+                        f"{self._peer} brought parameters of job {job!r}, offset {offset}, {count} values: not asked "
+                        "for"
                     )
                 write(frame, values)
         except grpc.RpcError as error:
@@ -162,15 +165,3 @@ class ServerCalls:
         except (SharedMemoryError, ValueError) as error:
             structlog.get_logger().info("no memory is shared", peer=self._peer, reason=str(error))
         return None
-
-    def _initial_header(self, frame: FrameSpec, plan: int) -> FrameHeader:
-        return FrameHeader(
-            job=self._job.name,
-            incarnation=self._identity.incarnation,
-            plan=plan,
-            step=0,
-            group=frame.group,
-            offset=frame.offset,
-            count=frame.count,
-            sender=self._identity.rank,
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,16 +19,26 @@ from taihu.planner.carriage import carrier_in
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
-from taihu.wire.codec import Frame, FrameHeader, ValueType, frame_of
+from taihu.wire.codec import Frame, frame_of
 from taihu.wire.direct_frames import HEADER_BYTES, Origin, Sink
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd
 from taihu.wire.frame_link import LinkEvents as WireEvents
+from taihu.wire.headers import (
+    At,
+    Encoding,
+    FrameHeader,
+    Gradients,
+    Parameters,
+    Question,
+    Sender,
+    Summed,
+    ValueType,
+)
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
 from worker.exchange.servers.answers import ServerAnswers
 from worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
 from worker.exchange.servers.send_window import FrameWindow
-from worker.exchange.step_actions import At
 from worker.exchange.updates import ByServers, Updates
 from worker.memory.arenas import Arenas
 
@@ -96,9 +106,9 @@ class ServerLink:
         self._ordering = threading.Condition(threading.Lock())
         self._is_writing = self._abandoned = False
         self._link = FrameLink(
-            LinkEnd(PARAMETER_SERVER_SERVICE, address, Origin(self.peer, job.name)),
+            LinkEnd(PARAMETER_SERVER_SERVICE, address, Origin(self.peer, Sender(job.name, 0))),
             identity,
-            Sink(places=self._places, take=self._take_values, take_frame=self._take_frame),
+            Sink((Summed, Parameters), places=self._places, take=self._take_values, take_frame=self._take_frame),
             WireEvents(events.failed, self._ended),
         )
         self._calls = ServerCalls(self._link.channel, job, identity, peer=self.peer, track=self._link.track)
@@ -195,16 +205,20 @@ class ServerLink:
         return self._framing.by_group[group]
 
     def push(self, group: int, *, loss_scale: float, skipped: bool) -> int:
-        """Queue the group's gradients, all of them; what is said of the step goes with them (`FrameHeader`).
+        """Queue the group's gradients, all of them; what is said of the step goes with them (`Gradients`).
 
         Returns their bytes, headers included.
         """
         sent = 0
         shared = self._answers.shared is not None
+        encoding = Encoding.SHARED if shared else Encoding.DENSE
+        gradients = Gradients(loss_scale, skipped)
         for frame in self.frames(group):
             pieces = () if shared else frame.views(self._arenas.sent)
-            header = self._header(frame, value_type=self._arenas.value_type)
-            sent += self._send(replace(header, shared=shared, loss_scale=loss_scale, skipped=skipped), pieces)
+            header = FrameHeader(
+                self._identity.sender, self._at.range(frame), gradients, encoding, self._arenas.value_type
+            )
+            sent += self._send(header, pieces)
         return sent
 
     def ask(self, group: int, step: int) -> None:
@@ -221,7 +235,8 @@ class ServerLink:
 
     def _ask(self, frame: FrameSpec, step: int) -> None:
         self._answers.expect(frame, step)
-        header = replace(self._header(frame), step=step, bare=True)
+        address = At(self._at.plan, step, self._at.attempt).range(frame)
+        header = FrameHeader(self._identity.sender, address, Question(), Encoding.NONE)
         self.sent_bytes += HEADER_BYTES
         # Not in the window: nothing goes up, and what comes down was asked for piece by piece.
         self._link.send(header, (), urgent=True)
@@ -230,7 +245,10 @@ class ServerLink:
         self, frame: FrameSpec, values: NDArray[Any], value_type: ValueType, sections: NDArray[np.uint8]
     ) -> int:
         """Queue what was selected of `frame`; the arrays are copied. Returns its bytes, header included."""
-        header = self._header(frame, selected=len(values), value_type=value_type)
+        address = self._at.range(frame)
+        header = FrameHeader(
+            self._identity.sender, address, Gradients(), Encoding.SPARSE, value_type, selected=len(values)
+        )
         return self._send(header, (values.copy(), sections.copy()))
 
     def abandon(self) -> None:
@@ -247,9 +265,11 @@ class ServerLink:
         size = HEADER_BYTES + sum(piece.nbytes for piece in pieces) + header.shared_bytes
         with self._ordering:
             self.sent_bytes += size
-            self._unanswered.add(header.offset)
+            self._unanswered.add(header.address.offset)
             # Values in shared memory occupy no buffer.
-            self._pass([(header, pieces)] if header.shared else self._window.put((header, pieces)))
+            self._pass(
+                [(header, pieces)] if header.encoding is Encoding.SHARED else self._window.put((header, pieces))
+            )
         return size
 
     def _pass(self, admitted: Iterable[Pushed]) -> None:
@@ -262,27 +282,7 @@ class ServerLink:
         self._send_start_s = self._clock.now()
 
     def _sent(self, header: FrameHeader) -> None:
-        self._trace("push", header.group, self._send_start_s)
-
-    def _header(
-        self,
-        frame: FrameSpec,
-        selected: int | None = None,
-        value_type: ValueType = ValueType.FP32,
-    ) -> FrameHeader:
-        return FrameHeader(
-            job=self._job.name,
-            incarnation=self._identity.incarnation,
-            plan=self._plan.version,
-            step=self._at.step,
-            attempt=self._at.attempt,
-            group=frame.group,
-            offset=frame.offset,
-            count=frame.count,
-            sender=self._identity.rank,
-            selected=selected,
-            value_type=value_type,
-        )
+        self._trace("push", header.address.group, self._send_start_s)
 
     def _ended(self) -> None:
         self._events.failed(ExchangeError(f"{self.peer} ended the exchange at step {self._at.step}"))
@@ -295,44 +295,46 @@ class ServerLink:
         if not in_place:
             self._take_frame(frame_of(header, values[0].view(np.uint8)))
             return
-        asked = self._answers.received(header)
-        self._answered(header, HEADER_BYTES + sum(each.nbytes for each in values), asked=asked)
+        self._answers.received(header)
+        self._written(header, HEADER_BYTES + sum(each.nbytes for each in values))
 
     def _take_frame(self, answer: Frame) -> None:
         self._arrived_s = self._clock.now()
         if self._writes(answer.header):
-            asked = self._answers.write(answer)
-            self._answered(answer.header, HEADER_BYTES + answer.moved_bytes, asked=asked)
+            self._answers.write(answer)
+            self._written(answer.header, HEADER_BYTES + answer.moved_bytes)
 
     def _writes(self, header: FrameHeader) -> bool:
-        """Whether an answer is to be written, which `_answered` ends; those of earlier attempts are not."""
+        """Whether an answer is to be written, which `_written` ends; those of earlier attempts are not."""
         with self._ordering:
             self._is_writing = self._answers.is_present(header)
             return self._is_writing
 
-    def _answered(self, header: FrameHeader, size: int, *, asked: bool) -> None:
+    def _written(self, header: FrameHeader, size: int) -> None:
         self.received_bytes += size
-        if not asked:
+        group, kind = header.address.group, header.kind
+        if isinstance(kind, Summed):
             # The answer that came fastest after its sum tells how far the server's clock is ahead at least.
-            self._server_ahead_s = max(self._server_ahead_s, header.completed_s - self._arrived_s)
+            self._server_ahead_s = max(self._server_ahead_s, kind.completed_s - self._arrived_s)
         with self._ordering:
             self._is_writing = False
             self._ordering.notify_all()
-            if not asked and self._answers.is_present(header):
+            if isinstance(kind, Summed) and self._answers.is_present(header):
                 self._go_on(header)
-        if asked:
+        if not isinstance(kind, Summed):
             self._events.fetched(header, size)
             return
-        self._trace("pull", header.group, self._arrived_s)
-        self._events.answered(header, size, header.completed_s - self._server_ahead_s)
+        self._trace("pull", group, self._arrived_s)
+        self._events.answered(header, size, kind.completed_s - self._server_ahead_s)
 
     def _go_on(self, header: FrameHeader) -> None:
         """Ask for what has been answered and is wanted, and let the next frames go."""
-        self._unanswered.discard(header.offset)
-        wanted = self._wanted.pop(header.offset, None)
+        at, _, offset, _ = header.address
+        self._unanswered.discard(offset)
+        wanted = self._wanted.pop(offset, None)
         if wanted is not None:
-            self._ask(wanted, header.step)
-        if not header.shared:
+            self._ask(wanted, at.step)
+        if header.encoding is not Encoding.SHARED:
             self._pass(self._window.answered())
 
     def _trace(self, name: str, group: int, start_s: float) -> None:

@@ -14,12 +14,11 @@ from taihu.job import Job
 from taihu.optimization import OptimizerShard, in_steps
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.codec import FrameHeader
+from taihu.wire.headers import At, FrameHeader, Summed
 from taihu.wire.identity import WorkerIdentity
 from worker.exchange.group_compressor import GroupCompressor, Selection
 from worker.exchange.route import ExchangeTotals, Route, RouteEvents
 from worker.exchange.servers.link import LinkEvents, ServerLink
-from worker.exchange.step_actions import At
 from worker.exchange.updates import ByEveryWorker, ByServers, Updates
 from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
@@ -166,13 +165,13 @@ class ServerRoute(Route):
             )
 
     def _answered(self, header: FrameHeader, size_bytes: int, completed_s: float) -> None:
-        at = At(header.plan, header.step, header.attempt)
-        self._events.updated(
-            header.group, at, received_bytes=size_bytes, completed_s=completed_s, skipped=header.skipped
-        )
+        at, group, *_ = header.address
+        skipped = header.expect(Summed).skipped
+        self._events.updated(group, at, received_bytes=size_bytes, completed_s=completed_s, skipped=skipped)
 
     def _fetched(self, header: FrameHeader, size_bytes: int) -> None:
-        self._events.arrived(header.group, header.attempt, received_bytes=size_bytes)
+        at, group, *_ = header.address
+        self._events.arrived(group, at.attempt, received_bytes=size_bytes)
 
 
 def _updates(job: Job, plan: Plan, arenas: Arenas) -> Updates:

@@ -1,0 +1,320 @@
+"""Headers of frames: who sends what, the address of the values, and how they are encoded. Pure.
+
+A header is the same whatever carries the frame; `taihu.wire.codec` writes it as a protobuf message, and
+`taihu.wire.direct_frames` as a structure of fixed size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from kernels.half import HalfKind
+from taihu.errors import FrameError
+from taihu.wire.limits import MAX_PAYLOAD_BYTES
+
+__all__ = [
+    "Address",
+    "At",
+    "Encoding",
+    "Farewell",
+    "FrameHeader",
+    "Gradients",
+    "Kind",
+    "Parameters",
+    "Part",
+    "Question",
+    "RingSegment",
+    "Sender",
+    "SparseMessage",
+    "Summed",
+    "ValueType",
+]
+
+_WIRE_TYPE = np.dtype("<f4")
+# Positions are counted in 64 bits with a sign.
+_MOST_ELEMENTS = (1 << 63) - 1
+
+
+class ValueType(Enum):
+    """Type of the values on the wire; the 16-bit ones travel as codes of `kernels.half` (uint16).
+
+    Gradients and parameters of a job are fp32, or 16-bit in mixed precision, sparse values too; fp64 only workers
+    reduce. The numbers are those of `DataType` in `protos/tensor.proto`.
+    """
+
+    FP32 = 1
+    FP16 = 2
+    BF16 = 3
+    FP64 = 4
+
+    @classmethod
+    def named(cls, name: str) -> ValueType:
+        """The type by its name in a job file, for example bf16."""
+        return cls[name.upper()]
+
+    @property
+    def label(self) -> str:
+        """Its common name."""
+        return {self.FP32: "float32", self.FP16: "float16", self.BF16: "bfloat16", self.FP64: "float64"}[self]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The little-endian NumPy type that holds such values."""
+        match self:
+            case ValueType.FP32:
+                return _WIRE_TYPE
+            case ValueType.FP64:
+                return np.dtype("<f8")
+            case _:
+                return np.dtype("<u2")
+
+    @property
+    def half_kind(self) -> HalfKind | None:
+        """The name of a 16-bit type in `kernels.half`; None for the others."""
+        match self:
+            case ValueType.FP16:
+                return "fp16"
+            case ValueType.BF16:
+                return "bf16"
+            case _:
+                return None
+
+
+class Encoding(Enum):
+    """The way in which a frame has its values; the numbers are those of `Encoding` in `protos/tensor.proto`."""
+
+    DENSE = 0
+    """A value for every element."""
+    SPARSE = 1
+    """The selected values, and the sections that say where they belong (`kernels.pack`)."""
+    SHARED = 2
+    """None in the frame: they lie in memory that both sides map."""
+    NONE = 3
+    """None at all."""
+
+
+class Sender(NamedTuple):
+    """One life of one process of a job: a worker, or a server, which has no rank here."""
+
+    job: str
+    incarnation: int
+    rank: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return "a server" if self.rank is None else f"worker {self.rank}"
+
+
+class Range(Protocol):
+    """A range of a group, as a plan cuts it."""
+
+    @property
+    def group(self) -> int:
+        """Its group."""
+
+    @property
+    def offset(self) -> int:
+        """Its first element."""
+
+    @property
+    def count(self) -> int:
+        """Its number of elements."""
+
+
+class At(NamedTuple):
+    """One attempt at one step by one plan: the key of all that travels for it.
+
+    Steps count from 1; 0 is the initial state. Attempts count how often the run has gone back, and never fall in it:
+    a rank may be a step ahead of another, so that what it sent of later steps is undone as well when a step is
+    replayed. What no plan has cut has plan and step 0.
+    """
+
+    plan: int
+    step: int
+    attempt: int = 0
+
+    def range(self, part: Range) -> Address:
+        """The address of a range."""
+        return Address(self, part.group, part.offset, part.count)
+
+
+class Address(NamedTuple):
+    """The address of a frame's values: `elements` of a group from `offset` on.
+
+    Offsets count in the arena of the server that sends or receives the frame; between workers, in the array that they
+    work on together. Calls and transfers between workers have their number in the place of a group.
+    """
+
+    at: At
+    group: int
+    offset: int
+    elements: int
+
+
+_DENSE = frozenset((Encoding.DENSE,))
+_ANY_VALUES = frozenset((Encoding.DENSE, Encoding.SPARSE, Encoding.SHARED))
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """A worker pushes its gradients to a server.
+
+    In mixed precision they were multiplied by `loss_scale` before they became 16-bit values, and `skipped` says that
+    gradients of the step do not fit.
+    """
+
+    loss_scale: float = 1.0
+    skipped: bool = False
+    label: ClassVar[str] = "gradients"
+    encodings: ClassVar[frozenset[Encoding]] = _ANY_VALUES
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.loss_scale < math.inf:
+            raise FrameError(f"gradients with loss scale {self.loss_scale}: expected a finite, positive one")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A worker asks a server for the parameters as they are after the step."""
+
+    label: ClassVar[str] = "a question"
+    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A server has summed the gradients of all workers: what came of it, or nothing where it is to be asked for.
+
+    The sum was complete at `completed_s`, in seconds of the server's monotonic clock; with `skipped` nothing was
+    changed by it.
+    """
+
+    completed_s: float = 0.0
+    skipped: bool = False
+    label: ClassVar[str] = "an answer"
+    encodings: ClassVar[frozenset[Encoding]] = frozenset(Encoding)
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.completed_s):
+            raise FrameError(f"an answer of {self.completed_s} s: expected a finite time")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Parameters as they are after the step: the initial ones, and those that were asked for."""
+
+    label: ClassVar[str] = "parameters"
+    encodings: ClassVar[frozenset[Encoding]] = _DENSE
+
+
+@dataclass(frozen=True, slots=True)
+class RingSegment:
+    """A segment of a chunk, sent on `hop` times since its first sender.
+
+    Of a group of a step, `gather` is 0 where gradients are summed, and n where parameters are gathered for the n-th
+    time after the step.
+    """
+
+    hop: int
+    gather: int = 0
+    label: ClassVar[str] = "a segment of a ring"
+    encodings: ClassVar[frozenset[Encoding]] = _DENSE
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of what one worker sends to another in a transfer, in one of `frames` frames."""
+
+    frames: int
+    label: ClassVar[str] = "a part of a transfer"
+    encodings: ClassVar[frozenset[Encoding]] = _DENSE
+
+
+@dataclass(frozen=True, slots=True)
+class SparseMessage:
+    """A message of a round of the sparse allreduce that sums part `part` of the plan."""
+
+    round: int
+    part: int = 0
+    label: ClassVar[str] = "a sparse message"
+    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.SPARSE,))
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """The last word of a worker to another: why it gives up, or that it leaves in good order."""
+
+    failure: str = ""
+    label: ClassVar[str] = "a farewell"
+    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
+
+
+Kind = Gradients | Question | Summed | Parameters | RingSegment | Part | SparseMessage | Farewell
+K = TypeVar("K", Gradients, Question, Summed, Parameters, RingSegment, Part, SparseMessage, Farewell)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """The header of a frame; `selected` is the number of values of a sparse one."""
+
+    sender: Sender
+    address: Address
+    kind: Kind
+    encoding: Encoding = Encoding.DENSE
+    value_type: ValueType = ValueType.FP32
+    selected: int = 0
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the payload holds a value for every element."""
+        return self.encoding is Encoding.DENSE
+
+    @property
+    def held(self) -> int:
+        """Number of values in the payload."""
+        if self.encoding is Encoding.DENSE:
+            return self.address.elements
+        return self.selected
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the values that the frame tells of in shared memory."""
+        return self.address.elements * self.value_type.dtype.itemsize if self.encoding is Encoding.SHARED else 0
+
+    def expect(self, kind: type[K]) -> K:
+        """The frame's kind, which must be this one; raises FrameError when it is not."""
+        if not isinstance(self.kind, kind):
+            raise self.unexpected(kind)
+        return self.kind
+
+    def unexpected(self, *expected: type[Kind]) -> FrameError:
+        """The error of a receiver that expected others."""
+        labels = " or ".join(kind.label for kind in expected) or "nothing"
+        return FrameError(f"{self.sender.label} sent {self.kind.label}: expected {labels}")
+
+    def check(self, payload_bytes: int) -> None:
+        """Raise FrameError unless the fields belong together, and a payload of this size holds the values."""
+        offset, count = self.address.offset, self.address.elements
+        if self.encoding not in self.kind.encodings:
+            raise FrameError(f"{self.sender.label} sent {self.kind.label} with encoding {self.encoding.name.lower()}")
+        if self.selected and self.encoding is not Encoding.SPARSE:
+            raise FrameError(f"frame encoding {self.encoding.name.lower()}, {self.selected} selected: expected none")
+        if payload_bytes > MAX_PAYLOAD_BYTES:
+            raise FrameError(f"frame payload of {payload_bytes} bytes: expected at most {MAX_PAYLOAD_BYTES} bytes")
+        held = self.held
+        rest = payload_bytes - held * self.value_type.dtype.itemsize
+        if rest < 0 or (rest and self.encoding is not Encoding.SPARSE) or held > count:
+            raise FrameError(
+                f"frame payload of {payload_bytes} bytes: expected {held} {self.value_type.label} values of "
+                f"{count} elements"
+            )
+        if offset + count > _MOST_ELEMENTS:
+            raise FrameError(
+                f"frame of {count} values at offset {offset}: expected at most {_MOST_ELEMENTS} elements"
+            )
