@@ -139,8 +139,6 @@ class WorkerDaemon:
         model = build_model(self._job.model.name, data.input_shape, outputs)
         model.use_loss(loss)
         model.use_threads(self._threads)
-        if train.recompute != "none":
-            model.recompute(train.recompute_segments, spill=train.recompute == "spill")
         return model
 
     def _model_compute(self, model: Model) -> ModelledCompute | None:
@@ -186,7 +184,7 @@ class WorkerDaemon:
         # Sharded layers are updated here, by the same schedule as the servers' shards.
         optimizer = in_steps(self._job.optimizer, self._length)
         job = self._job.model_copy(update={"optimizer": optimizer})
-        return prepare_hybrid(job, communicator, model, self._build_model, uses, self._clock, self._options.tracer)
+        return prepare_hybrid(job, communicator, model, uses, self._clock, self._options.tracer)
 
     @property
     def _length(self) -> RunLength:

@@ -91,10 +91,15 @@ class Job(Section):
         precision = self.train.precision
         if precision != "fp32" and zero < 2:
             raise ValueError(f"precision {precision} holds gradients group by group: set exchange.zero = 2 or 3")
-        if precision != "fp32" and (self.compression.method != "none" or exchange.fc != "data"):
+        if precision != "fp32" and self.compression.method != "none":
             raise ValueError(
-                f"precision {precision} goes with dense gradients of whole layers: set train.precision = 'fp32', or "
-                "compression.method = 'none' and exchange.fc = 'data'"
+                f"precision {precision} goes with dense gradients: set train.precision = 'fp32' or "
+                "compression.method = 'none'"
+            )
+        if precision == "fp16" and exchange.fc != "data":
+            raise ValueError(
+                "precision fp16 skips steps that sharded layers have updated: set train.precision = 'bf16', or "
+                "exchange.fc = 'data'"
             )
         if self.compression.method != "none" and zero != usual:
             raise ValueError(
@@ -103,10 +108,6 @@ class Job(Section):
             )
         if zero > self._shared_zero and exchange.transport == "same-host":
             raise ValueError(f"zero {zero} keeps no arena that others can map: set exchange.transport = 'auto'")
-        if zero >= 2 and exchange.fc != "data":
-            raise ValueError(f"layers that are sharded do not go with zero {zero}: set exchange.fc = 'data'")
-        if self.train.recompute != "none" and exchange.fc != "data":
-            raise ValueError("sharded layers are not computed again: set train.recompute = 'none'")
         return self
 
     @model_validator(mode="after")

@@ -39,6 +39,27 @@ def test_sharded_runs_end_where_a_data_parallel_one_ends(taihu: Taihu, tmp_path:
             assert distance < 1e-5, (way, name, distance)
 
 
+@pytest.mark.parametrize(
+    ("way", "stage"), [(("--servers", "2"), 2), (("--exchange", "ring"), 3)], ids=["servers", "ring"]
+)
+def test_no_stage_of_zero_changes_a_bit(taihu: Taihu, tmp_path: Path, way: tuple[str, ...], stage: int) -> None:
+    """The convolutions' groups come and go, and are computed again; worker 0 tests and saves what no one holds."""
+    short = ("--steps", "8", "--fc", "shard", *way)
+    expected, parameters = train(taihu, tmp_path, *short)
+    results, seen = train(taihu, tmp_path, *short, "--zero", str(stage), "--set", "train.recompute=memory")
+    assert results["parameters_sha256"] == expected["parameters_sha256"]
+    assert results["test_accuracy"] == expected["test_accuracy"]
+    assert all((seen[name] == values).all() for name, values in parameters.items())
+
+
+def test_sharded_layers_go_with_16_bit_values(taihu: Taihu, tmp_path: Path) -> None:
+    half = ("--steps", "8", "--servers", "2", "--fc", "shard", "--zero", "3", "--precision", "bf16")
+    results, _ = train(taihu, tmp_path, *half)
+    whole, _ = train(taihu, tmp_path, "--steps", "8", "--servers", "2")
+    assert results["final_loss"] == pytest.approx(whole["final_loss"], rel=0.05)
+    assert results["parameters_sha256"] != whole["parameters_sha256"]
+
+
 def test_a_rerun_gives_the_same_bits(taihu: Taihu, tmp_path: Path) -> None:
     way = ("--fc", "shard", "--exchange", "ring", "--set", "exchange.fc_scheme=turns")
     first, _ = train(taihu, tmp_path, *way)

@@ -352,11 +352,12 @@ def test_impossible_numbers_of_segments_are_refused(segments: int) -> None:
         model.recompute(segments)
 
 
-def test_sharded_layers_are_refused() -> None:
-    model, _, _ = _model(_chain(["conv", "relu"]), _SMALL)
-    model.recompute(2)
-    with pytest.raises(ModelError, match=re.escape("set it so, or exchange.fc = 'data'")):
-        model.forward_until(2, _batch(2, _SMALL)[0], _training(), StepHooks())
+def test_a_front_is_cut_for_itself() -> None:
+    """Layers from `stop` on are somebody else's: their gradient comes back from there."""
+    model, _, _ = _model(_chain(["conv", "relu", "conv"]), _SMALL)
+    message = "train.recompute_segments: expected 1 to 2, the number of layers before those that are sharded, seen 3"
+    with pytest.raises(ModelError, match=re.escape(message)):
+        model.recompute(3, stop=2)
 
 
 _TOGETHER: tuple[Together, ...] = (sum, max)

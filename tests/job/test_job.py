@@ -187,10 +187,8 @@ def zero_fits(of: dict[str, Any]) -> bool:
         allowed &= set(range(usual + 1))
     if of["train.precision"] != "fp32":
         allowed &= {2, 3}
-    if of["exchange.fc"] != "data":
-        allowed -= {2, 3}
-        if of["train.recompute"] != "none":
-            return False
+    if of["exchange.fc"] != "data" and of["train.precision"] == "fp16":
+        return False
     if of["exchange.zero"] is None:
         return usual in allowed or (2 in allowed and of["train.precision"] != "fp32")
     return of["exchange.zero"] in allowed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,8 @@ class Case:
     sharded: tuple[str, ...]
     bias: bool = True
     loss: Loss = field(default_factory=CrossEntropy)
+    copied: bool = False
+    recompute: int | None = None
     images: NDArray[Any] = field(init=False)
     targets: NDArray[Any] = field(init=False)
 
@@ -90,7 +93,8 @@ def cases(draw: st.DrawFn) -> Case:
     scheme, batch, bias = draw(st.sampled_from(SCHEMES)), draw(st.integers(1, 6)), draw(st.booleans())
     losses: tuple[Loss, ...] = (CrossEntropy(), CrossEntropy(0.2), MeanSquaredError(), BinaryCrossEntropy())
     loss = draw(st.sampled_from(losses))
-    return Case(ranks, batch, units, scheme, tuple(sharded), bias, loss)
+    copied, recompute = draw(st.booleans()), draw(st.sampled_from([None, 1, 2]))
+    return Case(ranks, batch, units, scheme, tuple(sharded), bias, loss, copied, recompute)
 
 
 def context(first_sample: int) -> StepContext:
@@ -116,7 +120,9 @@ def in_one_process(case: Case) -> tuple[float, dict[str, NDArray[Any]]]:
 def one_rank(case: Case, mover: MemoryMover) -> tuple[float, HybridModel, dict[str, NDArray[Any]], Recorder]:
     model = network(case.units, bias=case.bias)
     model.use_loss(case.loss)
-    hybrid = HybridModel(model, case.sharded, rank=mover.rank, size=case.ranks, dtype=np.float64)
+    hybrid = HybridModel(model, case.sharded, rank=mover.rank, size=case.ranks, copied=case.copied, dtype=np.float64)
+    if case.recompute is not None:
+        model.recompute(case.recompute, stop=hybrid.front)
     parameters, gradients = np.zeros((2, hybrid.layout.elements))
     hybrid.bind(parameters, gradients)
     hybrid.initialize(1)
@@ -226,6 +232,64 @@ def test_an_update_after_each_pass_is_one_by_the_mean_of_its_examples(scheme: Sc
         assert each.scales == [passes / 2] * passes
 
 
+def ignore(layer: int) -> None:
+    """Everything is there."""
+
+
+def saved(hybrid: HybridModel, mover: MemoryMover) -> dict[str, NDArray[np.float32]]:
+    """Tensors of the whole model, as they are when each layer is read; empty on all ranks but 0."""
+    tensors: dict[str, NDArray[np.float32]] = {}
+
+    def write(model: Model, read: Callable[[int], None]) -> None:
+        for index, layer in enumerate(model.parameter_layers):
+            read(index)
+            for name, values in layer.parameters.items():
+                assert values.shape == next(tensor.shape for tensor in layer.tensors if tensor.name == name)
+                tensors[f"{layer.name}/{name}"] = values.copy()
+
+    asked: list[int] = []
+    hybrid.save(mover, write, asked.append)
+    assert asked == list(range(len(hybrid.layout.layers)))
+    return tensors
+
+
+@given(case=cases(), examples=st.integers(1, 9))
+@settings(max_examples=30, deadline=None)
+def test_outputs_are_those_of_the_whole_model(case: Case, examples: int) -> None:
+    """Worker 0 has the examples; every shard stays where it is."""
+    whole = network(case.units, bias=case.bias)
+    parameters, gradients = np.zeros((2, whole.layout.elements))
+    whole.bind(parameters, gradients)
+    whole.initialize(1)
+    inputs = np.random.default_rng(examples).standard_normal((examples, 3, 4, 2))
+    testing = StepContext(training=False, seed=0, step=0, first_sample=0)
+
+    def work(mover: MemoryMover) -> NDArray[Any] | None:
+        hybrid = HybridModel(
+            network(case.units, bias=case.bias),
+            case.sharded,
+            rank=mover.rank,
+            size=case.ranks,
+            copied=case.copied,
+            dtype=np.float64,
+        )
+        own, own_gradients = np.zeros((2, hybrid.layout.elements))
+        hybrid.bind(own, own_gradients)
+        if not mover.rank:
+            hybrid.initialize(1)
+        hybrid.initialize_shards(1)
+        hybrid.attach(mover, Recorder(), scheme=case.scheme)
+        read: list[int] = []
+        outputs = hybrid.outputs(None if mover.rank else inputs, examples, testing, read.append)
+        assert read == [*reversed(range(len(hybrid.layout.layers)))]
+        return outputs
+
+    first, *others = MemoryNetwork(case.ranks).run(work)
+    assert first is not None
+    np.testing.assert_allclose(first, whole.forward(inputs, testing), rtol=1e-9, atol=1e-12)
+    assert all(outputs is None for outputs in others)
+
+
 def test_the_whole_model_is_collected_after_steps() -> None:
     """Three steps of momentum SGD end where one process with the whole batch ends, seen as a whole on rank 0."""
     optimizer = OptimizerSettings(learning_rate=0.1, momentum=0.9)
@@ -244,7 +308,7 @@ def test_the_whole_model_is_collected_after_steps() -> None:
 
     exchange = MemoryNetwork(2)
 
-    def work(mover: MemoryMover) -> NDArray[np.float32] | None:
+    def work(mover: MemoryMover) -> NDArray[np.float32]:
         hybrid = HybridModel(network((6,)), ("fc1", "fc2"), rank=mover.rank, size=2)
         own, own_gradients = np.zeros((2, hybrid.layout.elements), dtype=np.float32)
         hybrid.bind(own, own_gradients)
@@ -259,17 +323,9 @@ def test_the_whole_model_is_collected_after_steps() -> None:
             exchange.box(9, 1 - mover.rank).put(own_gradients.copy())
             total = own_gradients + exchange.box(9, mover.rank).get(timeout=20)
             rest.update(0, len(own), total.astype(np.float32), step + 1, scale=0.5)
-        if mover.rank:
-            hybrid.collect(mover, None)
-            return None
-        seen = network((6,))
-        arena = np.zeros(seen.layout.elements, dtype=np.float32)
-        seen.bind(arena, np.zeros_like(arena))
-        hybrid.collect(mover, seen)
-        return arena
+        return np.concatenate([values.reshape(-1) for values in saved(hybrid, mover).values()] or [np.empty(0)])
 
     collected = exchange.run(work)[0]
-    assert collected is not None
     np.testing.assert_allclose(collected, parameters, rtol=1e-4, atol=1e-6)
 
 
@@ -293,15 +349,15 @@ def test_the_running_moments_are_collected_too() -> None:
     alone.train(images[:4], labels[:4], context(0), StepHooks())
 
     def work(mover: MemoryMover) -> dict[str, NDArray[np.float32]]:
-        hybrid, seen = HybridModel(normed(), ("fc1",), rank=mover.rank, size=2), normed()
+        model = normed()
+        hybrid = HybridModel(model, ("fc1",), rank=mover.rank, size=2)
         bound(hybrid)
         hybrid.initialize_shards(1)
         hybrid.attach(mover, Recorder())
         mine = slice(mover.rank * 4, mover.rank * 4 + 4)
         hybrid.train(images[mine], labels[mine], context(mine.start), StepHooks())
-        bound(seen)
-        hybrid.collect(mover, None if mover.rank else seen)
-        return dict(seen.buffers())
+        hybrid.save(mover, lambda whole, read: [read(i) for i in range(len(whole.parameter_layers))] and None, ignore)
+        return dict(model.buffers())
 
     collected, expected = MemoryNetwork(2).run(work)[0], alone.buffers()
     assert collected.keys() == expected.keys()

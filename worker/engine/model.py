@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,7 @@ class Model:
         """The threads that compute."""
         return self._team
 
-    def recompute(self, segments: int | None = None, *, spill: bool = False) -> None:
+    def recompute(self, segments: int | None = None, *, spill: bool = False, stop: int | None = None) -> None:
         """Train with less memory for activations from now on, and the same results; before `bind`.
 
         The chain is cut into segments, of which a training forward keeps the inputs alone; all but the last one are
@@ -128,12 +128,13 @@ class Model:
             segments: 1, which computes nothing again, to the number of layers in `chain`; where not given, the number
                 up to about the square root of theirs that needs the least memory.
             spill: keep the inputs in a temporary file.
+            stop: only `chain[:stop]` is run, by `forward_until`, and so trained.
 
         Raises:
             ModelError: there are not so many layers, or no segments.
             RunError: the file cannot be made; and in a step, when it cannot be written.
         """
-        self._runner = segmented(self._root, segments, spill=spill)
+        self._runner = segmented(self._root, segments, spill=spill, stop=stop)
 
     def bind(self, parameters: Array, gradients: Array) -> None:
         """Use two arenas, of which the layers keep views.
@@ -227,16 +228,13 @@ class Model:
         return loss
 
     def forward_until(self, stop: int, inputs: Array, context: StepContext, hooks: StepHooks) -> tuple[Array, Run]:
-        """The input of `chain[stop]` in a training step, and what the layers from there on may know of the step.
+        """The input of `chain[stop]`, and what the layers from there on may know of the step.
+
+        A model that recomputes does so until `stop` alone, see `recompute`.
 
         Raises:
-            ModelError: as `forward`; or the model recomputes, see `recompute`.
+            ModelError: as `forward`.
         """
-        if isinstance(self._runner, SegmentedChain):
-            raise ModelError(
-                "train.recompute: expected 'none' where fully connected layers are sharded over the workers; set "
-                "it so, or exchange.fc = 'data'"
-            )
         run = Run(
             context,
             self._scratch,
@@ -246,12 +244,17 @@ class Model:
             team=self._team,
         )
         x = self._checked(inputs)
+        if isinstance(self._runner, SegmentedChain):
+            return self._runner.forward(x, run), run
         for layer in self.chain[:stop]:
             x = layer.forward(x, run)
         return x, run
 
-    def backward_from(self, stop: int, dy: Array, run: Run) -> None:
-        """Go on with the gradient of what `forward_until` returned."""
+    def backward_from(self, stop: int, dy: Array, run: Run, before_recompute: Callable[[int], None]) -> None:
+        """Go on with the gradient of what `forward_until` returned; see `StepHooks` for `before_recompute`."""
+        if isinstance(self._runner, SegmentedChain):
+            self._runner.backward(dy, replace(run, before_layer=before_recompute))
+            return
         for layer in reversed(self.chain[self._root.first_differentiated : stop]):
             dy = layer.backward(dy, run)
 

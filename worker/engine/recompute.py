@@ -18,21 +18,25 @@ from worker.engine.workspace import BufferPool
 __all__ = ["SegmentedChain", "segmented"]
 
 
-def segmented(chain: Sequential, segments: int | None, *, spill: bool) -> SegmentedChain:
+def segmented(chain: Sequential, segments: int | None, *, spill: bool, stop: int | None = None) -> SegmentedChain:
     """`chain`, which has been built, in `segments` segments, or in the best number up to about its square root.
+
+    With `stop`, only the layers before that one.
 
     Raises:
         ModelError: there are not so many layers, or no segments.
         RunError: the file of spilled inputs cannot be made.
     """
-    layers = len(chain.children)
-    if segments is not None and not 1 <= segments <= layers:
+    layers = chain.children[:stop]
+    if segments is not None and not 1 <= segments <= len(layers):
+        which = "of the model's outermost Sequential" if stop is None else "before those that are sharded"
         raise ModelError(
-            f"train.recompute_segments: expected 1 to {layers}, the number of layers of the model's outermost "
-            f"Sequential, seen {segments}; leave it out to have the model cut where it needs the least memory"
+            f"train.recompute_segments: expected 1 to {len(layers)}, the number of layers {which}, seen {segments}; "
+            "leave it out to have the model cut where it needs the least memory"
         )
-    bounds = _bounds(chain.children, segments, spill=spill)
-    return SegmentedChain(chain, bounds, SpilledInputs() if spill else KeptInputs())
+    bounds = _bounds(layers, segments, spill=spill)
+    inputs = SpilledInputs() if spill else KeptInputs()
+    return SegmentedChain(layers, chain.first_differentiated, bounds, inputs)
 
 
 def _bounds(layers: Sequence[Layer], segments: int | None, *, spill: bool) -> tuple[int, ...]:
@@ -57,20 +61,24 @@ class SegmentedChain:
     All segments' layers use the same memory one after another; what passes from one to the next is copied out of it.
 
     Args:
-        chain: the layers; from now on, what they return is valid as long as their segment is the one that is run.
-        bounds: segment k is made of chain.children[bounds[k]] to chain.children[bounds[k + 1] - 1].
+        layers: in forward order; what they return is valid as long as their segment is the one that is run.
+        first_differentiated: the index of the layer that backward ends with.
+        bounds: segment k is made of layers[bounds[k]] to layers[bounds[k + 1] - 1].
         inputs: where the inputs of segments are kept.
     """
 
-    def __init__(self, chain: Sequential, bounds: Sequence[int], inputs: KeptInputs) -> None:
-        self._layers = chain.children
-        self._first_differentiated = chain.first_differentiated
+    def __init__(
+        self, layers: Sequence[Layer], first_differentiated: int, bounds: Sequence[int], inputs: KeptInputs
+    ) -> None:
+        self._layers = layers
+        self._first_differentiated = first_differentiated
         self._segments = tuple(pairwise(bounds))
         self._inputs = inputs
         self._first_input: Array | None = None
         self._pool = BufferPool()
-        for layer in chain.tree():
-            layer.workspace = self._pool.workspace()
+        for layer in layers:
+            for part in layer.tree():
+                part.workspace = self._pool.workspace()
         for start, _ in self._segments:
             # The segment's forward reads its input twice.
             self._layers[start].may_overwrite_input = False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import accumulate
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -17,13 +19,16 @@ from taihu.planner.partition import all_bounds
 from taihu.trace import Tracer
 from worker.engine import Model, StepContext
 from worker.engine.dense import Dropout, Linear, ReLU
-from worker.engine.layer import Array, Layer
+from worker.engine.layer import Array, Layer, ParameterLayer, Run
 from worker.engine.model import StepHooks
 from worker.fc.passes import Scheme
 from worker.fc.stage import FcWeights, Stage
 from worker.fc.tail import Mover, Tail
+from worker.memory.pages import Pages
 
 __all__ = ["HybridModel", "fully_connected_layers"]
+
+Write = Callable[[Model, Callable[[int], None]], None]
 
 
 def fully_connected_layers(model: Model) -> tuple[Linear, ...]:
@@ -63,11 +68,31 @@ class _Shard:
         return slice(self.columns[rank], self.columns[rank + 1])
 
 
+class _Copy:
+    """A layer's parameters and gradients for a step, out of arenas that do not hold them all the time."""
+
+    def __init__(self, layer: ParameterLayer, dtype: DTypeLike) -> None:
+        self.parameters = {tensor.name: np.empty(tensor.shape, dtype=dtype) for tensor in layer.tensors}
+        self.gradients = {tensor.name: np.empty(tensor.shape, dtype=dtype) for tensor in layer.tensors}
+        self._layer = layer
+
+    def read(self) -> None:
+        for name, values in self._layer.parameters.items():
+            self.parameters[name][...] = values
+
+    def write_gradients(self) -> None:
+        for name, gradient in self._layer.gradients.items():
+            gradient[...] = self.gradients[name]
+
+
 class HybridModel:
     """`model` with the fully connected layers named in `sharded` split by output columns over `size` ranks.
 
     The layers that are not sharded make up `layout` and are exchanged as always; their arenas are bound with `bind`.
     The shards are this object's own, with their gradients and optimizer state (ZeRO: nobody else has them).
+
+    Where arenas give memory back group by group (ZeRO stages 2 and 3), layers behind the first sharded one that are
+    not sharded themselves, which all passes read, are `copied` for the step.
 
     Raises:
         ConfigError: a name is none of the fully connected layers at the end, a layer has fewer columns than there are
@@ -75,7 +100,14 @@ class HybridModel:
     """
 
     def __init__(
-        self, model: Model, sharded: Collection[str], *, rank: int, size: int, dtype: DTypeLike = np.float32
+        self,
+        model: Model,
+        sharded: Collection[str],
+        *,
+        rank: int,
+        size: int,
+        copied: bool = False,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         known = {layer.name: layer for layer in fully_connected_layers(model)}
         for name in sharded:
@@ -102,9 +134,15 @@ class HybridModel:
         self._kept = kept
         self._kept_in_tail = [each for each in kept if each.name in known]
         self.layout = Layout(tuple(LayerSpec(layer.name, layer.tensors) for layer in kept))
+        self._copies = {each.index: _Copy(each, dtype) for each in self._kept_in_tail if copied}
         self.shards: Array = np.zeros(offset, dtype=dtype)
         self.shard_gradients: Array = np.zeros(offset, dtype=dtype)
         self._tail: Tail | None = None
+
+    @property
+    def front(self) -> int:
+        """The number of layers of `Model.chain` that run as always, before the fully connected end."""
+        return self._start
 
     @property
     def sharded(self) -> tuple[str, ...]:
@@ -119,6 +157,10 @@ class HybridModel:
         """Write the bound parameters: those that `Model.initialize` would."""
         for layer in self._kept:
             layer.initialize(seed)
+
+    def initialize_layer(self, layer: int, seed: int) -> None:
+        """Like `initialize`, for layer `layer` of `layout` alone."""
+        self._kept[layer].initialize(seed)
 
     def initialize_shards(self, seed: int) -> None:
         """Write this rank's columns of what `Model.initialize` would write."""
@@ -164,30 +206,89 @@ class HybridModel:
     def train(self, inputs: Array, targets: Array, context: StepContext, hooks: StepHooks) -> float:
         """One step's forward and backward, see `Model.train`; the shards are updated within."""
         if self._tail is None:
-            raise ModelError("hybrid model: expected a way to the other workers, seen none; call attach() first")
+            raise _no_way()
         self._step = context.step
         features, run = self._model.forward_until(self._start, inputs, context, hooks)
-        for layer in reversed(self._kept_in_tail):
-            hooks.before_layer(layer.index)
+        self._read_tail(hooks.before_layer)
         hooks.forwarded(None)
         result = self._tail.train(features, targets, run)
-        for layer in self._kept_in_tail:
-            hooks.gradient_ready(layer.index)
-        self._model.backward_from(self._start, result.feature_gradient, run)
+        self._tell_of_tail(hooks)
+        self._model.backward_from(self._start, result.feature_gradient, run, hooks.before_recompute)
         return result.loss
 
-    def collect(self, mover: Mover, whole: Model | None) -> None:
-        """Write all parameters into `whole`, a bound model on rank 0 and None on the others; all ranks call this."""
-        targets = whole.parameters_by_name() if whole is not None else {}
-        if whole is not None:
-            for layer in self._kept:
-                for tensor, values in layer.parameters.items():
-                    targets[f"{layer.name}/{tensor}"][...] = values
-            whole.load_buffers(self._model.buffers())
-        for name, shard in self._shards.items():
-            for spec, own in zip(shard.layer.tensors, self._own_tensors(shard, self.shards), strict=True):
-                target = targets.get(f"{name}/{spec.name}")
-                mover.start("collect", self._to_first(shard, own, target))()
+    def _read_tail(self, before_layer: Callable[[int], None]) -> None:
+        for layer in reversed(self._kept_in_tail):
+            before_layer(layer.index)
+            if copied := self._copies.get(layer.index):
+                copied.read()
+
+    def _tell_of_tail(self, hooks: StepHooks) -> None:
+        """The gradients of layers that are not sharded are complete."""
+        for layer in self._kept_in_tail:
+            hooks.before_backward(layer.index)
+            if copied := self._copies.get(layer.index):
+                copied.write_gradients()
+            hooks.gradient_ready(layer.index)
+
+    def outputs(
+        self, inputs: Array | None, examples: int, context: StepContext, before_layer: Callable[[int], None]
+    ) -> Array | None:
+        """The outputs for `examples` that rank 0 has, on rank 0; all ranks call this.
+
+        Args:
+            inputs: (examples, *input_shape) on rank 0, None on the others.
+            examples: their number, at least 1.
+            context: no training one.
+            before_layer: called for every layer of `layout`, in forward order.
+
+        Returns:
+            (examples, outputs), valid until the next step; None where there are no inputs.
+        """
+        if self._tail is None:
+            raise _no_way()
+        if inputs is None:
+            for layer in reversed(self._kept):
+                before_layer(layer.index)
+            features, run = self._tail.no_features(self.shards.dtype), Run(context)
+        else:
+            features, run = self._model.forward_until(self._start, inputs, context, StepHooks(before_layer))
+            self._read_tail(before_layer)
+        counts = [examples, *[0] * (self._size - 1)]
+        outputs = self._tail.outputs(features, counts, run)
+        return None if inputs is None else outputs
+
+    def save(self, mover: Mover, write: Write, read_layer: Callable[[int], None]) -> None:
+        """Have rank 0 write the whole model layer by layer; all ranks call this.
+
+        Args:
+            mover: moves the shards to rank 0.
+            write: called on rank 0 with the model and `read`; it calls `read(i)` before it reads the parameters of
+                layer i of the model, for each in the order of the model's own layout, once.
+            read_layer: called with the index in `layout` before the parameters of a layer that is exchanged are read.
+        """
+        layers = self._model.parameter_layers
+        if self._rank:
+            for layer in layers:
+                self._read_whole(layer, mover, read_layer)
+            return
+        spread = [shard.layer for shard in self._shards.values()]
+        with _pages_of(spread, self.shards.dtype) as give_back:
+
+            def read(index: int) -> None:
+                give_back()
+                self._read_whole(layers[index], mover, read_layer)
+
+            write(self._model, read)
+
+    def _read_whole(self, layer: ParameterLayer, mover: Mover, read_layer: Callable[[int], None]) -> None:
+        """Bring all of a layer's parameters to rank 0, where they are bound."""
+        shard = self._shards.get(layer.name)
+        if shard is None:
+            read_layer(layer.index)
+            return
+        for spec, own in zip(layer.tensors, self._own_tensors(shard, self.shards), strict=True):
+            target = None if self._rank else layer.parameters[spec.name]
+            mover.start("collect", self._to_first(shard, own, target))()
 
     def _to_first(self, shard: _Shard, own: Array, target: Array | None) -> Transfer:
         empty: list[list[Array]] = [[] for _ in range(self._size)]
@@ -222,9 +323,11 @@ class HybridModel:
         """The tensors of a layer that this rank has, and the columns if they are a part."""
         shard = self._shards.get(layer.name)
         if shard is None:
-            bias = layer.parameters.get("bias")
-            gradients = layer.gradients
-            return FcWeights(layer.parameters["weight"], bias, gradients["weight"], gradients.get("bias")), None
+            copied = self._copies.get(layer.index)
+            parameters = layer.parameters if copied is None else copied.parameters
+            gradients = layer.gradients if copied is None else copied.gradients
+            bias = parameters.get("bias")
+            return FcWeights(parameters["weight"], bias, gradients["weight"], gradients.get("bias")), None
         values = self._own_tensors(shard, self.shards)
         own = self._own_tensors(shard, self.shard_gradients)
         has_bias = len(values) > 1
@@ -240,6 +343,26 @@ class HybridModel:
         # The gradient is the sum over ranks of those of mean losses, or the part of it that one pass makes up.
         parts = passes if self._update_each_pass else 1
         self._optimizer.update(0, len(self.shards), self.shard_gradients, self._step, scale=parts / self._size)
+
+
+@contextmanager
+def _pages_of(layers: Sequence[ParameterLayer], dtype: np.dtype[Any]) -> Iterator[Callable[[], None]]:
+    """Bind `layers` to memory that is taken as it is written; what is yielded gives all of it back."""
+    sizes = [sum(tensor.elements for tensor in layer.tensors) for layer in layers]
+    pages = Pages(sum(sizes), dtype)
+    for layer, stop, size in zip(layers, accumulate(sizes), sizes, strict=True):
+        values = pages.values[stop - size : stop]
+        layer.bind(values, values)
+    try:
+        yield lambda: pages.release(0, sum(sizes))
+    finally:
+        for layer in layers:
+            layer.parameters.clear()
+            layer.gradients.clear()
+
+
+def _no_way() -> ModelError:
+    return ModelError("hybrid model: expected a way to the other workers, seen none; call attach() first")
 
 
 def _behind(layers: Sequence[Layer]) -> list[Layer]:

@@ -11,7 +11,7 @@ from kernels.nn.elementwise import add_bias, column_sums
 from worker.engine.layer import Array, Layer, Run
 from worker.fc.passes import Pass
 
-__all__ = ["FcWeights", "Stage", "StageMemory"]
+__all__ = ["FcWeights", "Stage", "StageMemory", "TailMemory"]
 
 
 @dataclass(frozen=True)
@@ -129,3 +129,21 @@ class StageMemory:
         if (key, *shape) not in self._received:
             self._received[key, *shape] = np.empty(shape, dtype=self._dtype)
         return self._received[key, *shape]
+
+
+class TailMemory:
+    """Memory of `stages` for all of `passes`, in which this rank has `batch` examples; `logits` are theirs."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        passes: Sequence[Pass],
+        rank: int,
+        batch: int,
+        dtype: np.dtype[np.floating],
+    ) -> None:
+        self.batch = batch
+        self.stages = [StageMemory(stage, passes, rank, batch, dtype) for stage in stages]
+        last = stages[-1]
+        classes = last.width if last.columns is None else last.columns[-1]
+        self.logits = np.empty((batch, classes), dtype=dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from taihu.errors import DataError
 from taihu.trace import Tracer
 from worker.engine.layer import Array, Run
 from worker.fc.passes import Pass, Scheme, plan_passes
-from worker.fc.stage import Stage, StageMemory
+from worker.fc.stage import Stage, TailMemory
 
 __all__ = ["Mover", "Tail", "TailResult"]
 
@@ -83,10 +83,26 @@ class Tail:
         self._on_gradients = on_gradients
         self._loss = loss
         self._tracer = tracer or Tracer.off()
-        self._batch = 0
         self._passes: tuple[Pass, ...] = ()
-        self._memory: list[StageMemory] = []
-        self._logits = self._feature_gradient = np.empty((0, 0))
+        self._memory: TailMemory | None = None
+        self._feature_gradient = np.empty((0, 0))
+
+    def no_features(self, dtype: np.dtype[Any]) -> Array:
+        """The features of a rank without examples."""
+        return np.empty((0, self._stages[0].inputs), dtype=dtype)
+
+    def outputs(self, features: Array, counts: Sequence[int], run: Run) -> Array:
+        """The outputs for the own examples, of which rank r has `counts[r]`; nothing is trained.
+
+        Args:
+            features: (counts[rank], K).
+            counts: of all ranks.
+            run: of no training step.
+        """
+        one = Pass(tuple(0 for _ in counts), tuple(counts), 0)
+        memory = TailMemory(self._stages, (one,), self._rank, len(features), features.dtype)
+        self._send_features(features, one, memory)()
+        return self._forward(features, one, run, memory)
 
     def train(self, features: Array, targets: Array, run: Run) -> TailResult:
         """Forward, loss and backward of all passes; writes the gradients of every stage.
@@ -99,80 +115,75 @@ class Tail:
         Raises:
             TaihuError: a transfer failed; the message says why.
         """
-        self._allocate(features)
-        gradient = self._feature_gradient
+        memory, gradient = self._allocate(features), self._feature_gradient
         total = 0.0
-        arriving = self._send_features(features, self._passes[0])
+        arriving = self._send_features(features, self._passes[0], memory)
         returning: list[Callable[[], None]] = []
         for number, one in enumerate(self._passes):
             arriving()
             if number + 1 < len(self._passes):
-                arriving = self._send_features(features, self._passes[number + 1])
+                arriving = self._send_features(features, self._passes[number + 1], memory)
             with self._tracer.span(f"pass {number}", track="fc compute", step=run.context.step):
-                logits = self._forward(features, one, run)
+                logits = self._forward(features, one, run, memory)
                 loss, dlogits = self._own_loss(logits, targets, one)
                 total += loss
-                returning.append(self._backward(dlogits, gradient, one, run))
+                returning.append(self._backward(dlogits, gradient, one, run, memory))
             if self._update_each_pass:
-                self._weight_gradients(one)
+                self._weight_gradients(one, memory)
                 self._on_gradients(len(self._passes))
         if not self._update_each_pass:
             with self._tracer.span("weight gradients", track="fc compute", step=run.context.step):
-                self._weight_gradients(None)
+                self._weight_gradients(None, memory)
             self._on_gradients(len(self._passes))
         for wait in returning:
             wait()
         return TailResult(total, gradient)
 
-    def _allocate(self, features: Array) -> None:
+    def _allocate(self, features: Array) -> TailMemory:
         batch = len(features)
         if not batch or features.shape[1] != self._stages[0].inputs:
             raise DataError(
                 f"{self._stages[0].name}: expected features (batch, {self._stages[0].inputs}), seen {features.shape}"
             )
-        if batch == self._batch and self._memory[0].x.dtype == features.dtype:
-            return
-        self._batch = batch
-        self._passes = plan_passes(self._scheme, self._mover.size, batch)
-        self._memory = [StageMemory(stage, self._passes, self._rank, batch, features.dtype) for stage in self._stages]
-        last = self._stages[-1]
-        classes = last.width if last.columns is None else last.columns[-1]
-        self._logits = np.empty((batch, classes), dtype=features.dtype)
-        self._feature_gradient = np.empty_like(features)
+        memory = self._memory
+        if memory is None or batch != memory.batch or memory.logits.dtype != features.dtype:
+            self._passes = plan_passes(self._scheme, self._mover.size, batch)
+            memory = self._memory = TailMemory(self._stages, self._passes, self._rank, batch, features.dtype)
+            self._feature_gradient = np.empty_like(features)
+        return memory
 
     def _own(self, one: Pass) -> slice:
         return slice(one.starts[self._rank], one.stops[self._rank])
 
-    def _send_features(self, features: Array, one: Pass) -> Callable[[], None]:
+    def _send_features(self, features: Array, one: Pass, memory: TailMemory) -> Callable[[], None]:
         """Bring everybody's features of a pass to the first layer, if it is sharded."""
-        memory = self._memory[0]
+        first = memory.stages[0]
         if self._stages[0].columns is None:
-            memory.x[self._own(one)] = features[self._own(one)]
+            first.x[self._own(one)] = features[self._own(one)]
             return _nothing
-        whole = memory.x[memory.rows(one)]
+        whole = first.x[first.rows(one)]
         whole[one.rows[self._rank] : one.rows[self._rank + 1]] = features[self._own(one)]
         return self._mover.start("gather", gather_rows(self._rank, one.rows, whole), urgent=False)
 
-    def _forward(self, features: Array, one: Pass, run: Run) -> Array:
+    def _forward(self, features: Array, one: Pass, run: Run, memory: TailMemory) -> Array:
         """The logits of the own examples of a pass, whose features are there."""
         y = features
-        for position, (stage, memory) in enumerate(zip(self._stages, self._memory, strict=True)):
-            rows = memory.rows(one)
+        for position, (stage, own) in enumerate(zip(self._stages, memory.stages, strict=True)):
+            rows = own.rows(one)
             if position:
-                self._bring(y, position, one)
-            stage_run = stage.run_of(run, one, self._rank, self._batch)
-            y = stage.forward(memory.x[rows], memory.y[rows], stage_run)
+                self._bring(y, position, one, own.x[rows])
+            stage_run = stage.run_of(run, one, self._rank, memory.batch)
+            y = stage.forward(own.x[rows], own.y[rows], stage_run)
         last = self._stages[-1]
         if last.columns is None:
             return y
-        logits = self._logits[self._own(one)]
+        logits = memory.logits[self._own(one)]
         self._move("regather", columns_to_rows(self._rank, one.rows, last.columns, np.ascontiguousarray(y), logits))
         return logits
 
-    def _bring(self, y: Array, position: int, one: Pass) -> None:
-        """Bring the output of the stage before to the input of stage `position`."""
-        before, stage, memory = self._stages[position - 1], self._stages[position], self._memory[position]
-        x = memory.x[memory.rows(one)]
+    def _bring(self, y: Array, position: int, one: Pass, x: Array) -> None:
+        """Bring the output of the stage before to `x`, the input of stage `position`."""
+        before, stage = self._stages[position - 1], self._stages[position]
         own = np.ascontiguousarray(y)
         if before.columns is None and stage.columns is None:
             x[...] = y
@@ -189,55 +200,57 @@ class Tail:
         if not len(logits):
             return 0.0, logits
         loss, dlogits = self._loss(logits, targets[self._own(one)])
-        share = len(logits) / self._batch
+        share = len(logits) / len(targets)
         if share != 1.0:
             dlogits *= dlogits.dtype.type(share)
         return loss * share, dlogits
 
-    def _backward(self, dlogits: Array, gradient: Array, one: Pass, run: Run) -> Callable[[], None]:
+    def _backward(
+        self, dlogits: Array, gradient: Array, one: Pass, run: Run, memory: TailMemory
+    ) -> Callable[[], None]:
         """Through all stages; what is returned waits until the own rows of `gradient` are complete."""
-        last, memory = self._stages[-1], self._memory[-1]
-        dy = memory.dy[memory.rows(one)]
+        last, own = self._stages[-1], memory.stages[-1]
+        dy = own.dy[own.rows(one)]
         if last.columns is None:
             dy[...] = dlogits
         else:
             self._move("scatter", rows_to_columns(self._rank, one.rows, last.columns, dlogits, dy))
         for position in reversed(range(len(self._stages))):
-            stage, memory = self._stages[position], self._memory[position]
-            rows = memory.rows(one)
-            dy, dx = memory.dy[rows], memory.dx[rows]
-            stage.through_behind(dy, stage.run_of(run, one, self._rank, self._batch))
+            stage, own = self._stages[position], memory.stages[position]
+            rows = own.rows(one)
+            dy, dx = own.dy[rows], own.dx[rows]
+            stage.through_behind(dy, stage.run_of(run, one, self._rank, memory.batch))
             stage.input_gradient(dy, dx)
             if position:
-                self._return(position, dx, one)
-        return self._return_features(dx, gradient, one)
+                self._return(position, dx, one, memory)
+        return self._return_features(dx, gradient, one, memory)
 
-    def _return(self, position: int, dx: Array, one: Pass) -> None:
+    def _return(self, position: int, dx: Array, one: Pass, memory: TailMemory) -> None:
         """Bring the input gradient of stage `position` to the output of the stage before."""
         before, stage = self._stages[position - 1], self._stages[position]
-        dy = self._memory[position - 1].dy[self._memory[position - 1].rows(one)]
-        rank, memory = self._rank, self._memory[position]
+        dy = memory.stages[position - 1].dy[memory.stages[position - 1].rows(one)]
+        rank, own = self._rank, memory.stages[position]
         if stage.columns is None:
             if before.columns is None:
                 dy[...] = dx
             else:
                 self._move("scatter", rows_to_columns(rank, one.rows, before.columns, dx, dy))
         elif before.columns is None:
-            received = memory.received(0, *dy.shape)
+            received = own.received(0, *dy.shape)
             self._move("scatter", scatter_rows(rank, one.rows, dx, received))
             sum_terms(rank, dx[one.rows[rank] : one.rows[rank + 1]], received, dy)
         else:
-            received = memory.received(0, *dy.shape)
+            received = own.received(0, *dy.shape)
             self._move("scatter", scatter_columns(rank, before.columns, dx, received))
             sum_terms(rank, dx[:, before.columns[rank] : before.columns[rank + 1]], received, dy)
 
-    def _return_features(self, dx: Array, gradient: Array, one: Pass) -> Callable[[], None]:
+    def _return_features(self, dx: Array, gradient: Array, one: Pass, memory: TailMemory) -> Callable[[], None]:
         out = gradient[self._own(one)]
         if self._stages[0].columns is None:
             out[...] = dx
             return _nothing
         rank = self._rank
-        received = self._memory[0].received(one.first_row, *out.shape)
+        received = memory.stages[0].received(one.first_row, *out.shape)
         arrived = self._mover.start("scatter", scatter_rows(rank, one.rows, dx, received), urgent=False)
 
         def finish() -> None:
@@ -246,14 +259,14 @@ class Tail:
 
         return finish
 
-    def _weight_gradients(self, one: Pass | None) -> None:
+    def _weight_gradients(self, one: Pass | None, memory: TailMemory) -> None:
         """Write weight gradients of one pass, or of all; layers that are not sharded get theirs after all passes."""
-        for stage, memory in zip(reversed(self._stages), reversed(self._memory), strict=True):
+        for stage, own in zip(reversed(self._stages), reversed(memory.stages), strict=True):
             if one is not None and stage.columns is not None:
-                rows = memory.rows(one)
-                stage.weight_gradients(memory.x[rows], memory.dy[rows])
+                rows = own.rows(one)
+                stage.weight_gradients(own.x[rows], own.dy[rows])
             elif one is None or one is self._passes[-1]:
-                stage.weight_gradients(memory.x, memory.dy)
+                stage.weight_gradients(own.x, own.dy)
 
     def _move(self, name: str, transfer: Transfer) -> None:
         self._mover.start(name, transfer)()

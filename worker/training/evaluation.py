@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from worker.data.dataset import Dataset, evaluation_batches
-from worker.engine import Model, StepContext
+from worker.engine import Array, Model, StepContext
+from worker.engine.loss import Loss
 
-__all__ = ["EVALUATION_BATCH", "Scores", "evaluate", "read_along"]
+__all__ = ["EVALUATION_BATCH", "TESTING", "Scores", "batch_sizes", "evaluate", "read_along", "scores"]
 
 EVALUATION_BATCH = 250
+TESTING: Final = StepContext(training=False, seed=0, step=0, first_sample=0)
+"""The context of every evaluation."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +35,28 @@ def evaluate(
 
     Its arenas hold its parameters, at least those of a layer when `before_layer` has been called with its index.
     """
-    context = StepContext(training=False, seed=0, step=0, first_sample=0)
-    loss, tally = 0.0, model.loss.tally()
+    return scores(lambda inputs: model.forward(inputs, TESTING, before_layer), model.loss, dataset, batch)
+
+
+def scores(
+    outputs_of: Callable[[Array], Array], loss: Loss, dataset: Dataset, batch: int = EVALUATION_BATCH
+) -> Scores:
+    """The scores of whatever computes outputs of inputs, on the whole test set, in `batch_sizes`."""
+    total, tally = 0.0, loss.tally()
     for inputs, targets in evaluation_batches(dataset, batch):
-        outputs = model.forward(inputs, context, before_layer)
-        loss += model.loss(outputs, targets)[0] * len(targets)
+        outputs = outputs_of(inputs)
+        total += loss(outputs, targets)[0] * len(targets)
         tally.add(outputs, targets)
-    return Scores(loss / len(dataset.test), tally.metrics())
+    return Scores(total / len(dataset.test), tally.metrics())
+
+
+def batch_sizes(examples: int, batch: int = EVALUATION_BATCH) -> list[int]:
+    """The sizes of the batches in which a test set of so many examples is evaluated."""
+    return [min(batch, examples - start) for start in range(0, examples, batch)]
 
 
 def read_along(images: int, layers: int, read_layer: Callable[[int], None], batch: int = EVALUATION_BATCH) -> None:
     """Call `read_layer` as an `evaluate` on so many images, of a model of so many layers, does; computes nothing."""
-    for _ in range(0, images, batch):
+    for _ in batch_sizes(images, batch):
         for layer in reversed(range(layers)):
             read_layer(layer)

@@ -24,14 +24,15 @@ from taihu.wire.clock import Clock
 from taihu.wire.headers import ValueType
 from worker.data.dataset import Dataset
 from worker.engine import Array, Model, StepContext, StepHooks
+from worker.engine.layer import ignore_layer
 from worker.exchange.shell import Exchange
 from worker.fc.hybrid import HybridModel, fully_connected_layers
 from worker.fc.mover import PeerMover
 from worker.fc.probe import agree_on_fc
 from worker.memory.arenas import arenas_of
 from worker.session import Exchanged
-from worker.training.evaluation import Scores, evaluate, read_along
-from worker.training.hashing import exchanged_sha256, parameters_sha256
+from worker.training.evaluation import TESTING, Scores, batch_sizes, evaluate, read_along, scores
+from worker.training.hashing import exchanged_sha256
 
 __all__ = ["HybridReplica", "Replica", "Uses", "WholeReplica", "prepare_hybrid"]
 
@@ -96,11 +97,18 @@ class Replica(ABC):
         """The replica's share of the results of a run of so many steps."""
 
 
+def recompute(model: Model, job: Job, stop: int | None = None) -> None:
+    """Have `model`, or its layers before `stop`, train with as little memory for activations as the job says."""
+    if job.train.recompute != "none":
+        model.recompute(job.train.recompute_segments, spill=job.train.recompute == "spill", stop=stop)
+
+
 class WholeReplica(Replica):
     """A replica that is whole here; all of it is exchanged."""
 
     def __init__(self, model: Model, job: Job, rank: int, uses: Uses) -> None:
         self.uses = uses
+        recompute(model, job)
         arenas = arenas_of(job, model.layout.elements)
         model.bind(arenas.parameters, arenas.gradients)
         self._model = model
@@ -144,7 +152,9 @@ class WholeReplica(Replica):
 
 
 class HybridReplica(Replica):
-    """A replica with some layers spread over the workers; `build` makes the model anew, for rank 0 to test."""
+    """A replica with some layers spread over the workers; all of them take part when worker 0 tests or saves it."""
+
+    reads_together = True
 
     def __init__(
         self,
@@ -153,21 +163,22 @@ class HybridReplica(Replica):
         mover: PeerMover,
         *,
         choices: tuple[FcChoice, ...],
-        build: Callable[[], Model],
         uses: Uses,
     ) -> None:
         self.uses = uses
         sharded = [choice.layer.name for choice in choices if choice.choice == "shard"]
-        self._hybrid = HybridModel(model, sharded, rank=mover.rank, size=mover.size)
+        self._hybrid = HybridModel(model, sharded, rank=mover.rank, size=mover.size, copied=job.zero >= 2)
+        recompute(model, job, self._hybrid.front)
         self._mover = mover
         self._choices = choices
         self._settings = job.exchange
-        self._build = build
-        self._whole: Model | None = None
+        self._model = model
+        # Exchanged layers that worker 0 reads are fetched by all where they lie on all.
+        self._reads_along = job.zero == 3 and not job.servers
         arenas = arenas_of(job, self._hybrid.layout.elements)
         self._hybrid.bind(arenas.parameters, arenas.gradients)
         self._hybrid.initialize_shards(job.train.seed)
-        if mover.rank == 0:
+        if mover.rank == 0 and arenas.parameter_pages is None:
             self._hybrid.initialize(job.train.seed)
         self._hybrid.attach(
             mover,
@@ -177,7 +188,8 @@ class HybridReplica(Replica):
             check_finite=job.exchange.non_finite == "error",
             tracer=mover.tracer,
         )
-        self.exchanged = Exchanged(self._hybrid.layout, arenas)
+        initialize = partial(self._hybrid.initialize_layer, seed=job.train.seed)
+        self.exchanged = Exchanged(self._hybrid.layout, arenas, initialize)
 
     @override
     def train(self, images: Array, labels: Array, context: StepContext, hooks: StepHooks) -> float:
@@ -186,23 +198,24 @@ class HybridReplica(Replica):
 
     @override
     def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
-        whole = self._collected()
-        if whole is not None:
-            write(whole, lambda layer: None)
+        self._hybrid.save(self._mover, write, self._reading(read_layer))
 
-    def _collected(self) -> Model | None:
-        """The whole model, on rank 0."""
-        if self._mover.rank == 0 and self._whole is None:
-            self._whole = self._build()
-            arena = np.zeros(self._whole.layout.elements, dtype=np.float32)
-            self._whole.bind(arena, np.zeros_like(arena))
-        self._hybrid.collect(self._mover, self._whole)
-        return self._whole
+    def _reading(self, read_layer: Callable[[int], None]) -> Callable[[int], None]:
+        return read_layer if self._mover.rank == 0 or self._reads_along else ignore_layer
 
     @override
     def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Scores | None:
-        whole = self._collected()
-        return evaluate(whole, dataset) if whole is not None else None
+        read = self._reading(read_layer)
+        if self._mover.rank == 0:
+            return scores(partial(self._tested, read), self._model.loss, dataset)
+        for examples in batch_sizes(self.uses.test_images):
+            self._hybrid.outputs(None, examples, TESTING, read)
+        return None
+
+    def _tested(self, read_layer: Callable[[int], None], inputs: Array) -> Array:
+        outputs = self._hybrid.outputs(inputs, len(inputs), TESTING, read_layer)
+        assert outputs is not None  # noqa: S101
+        return outputs
 
     @override
     def digest(self, exchange: Exchange) -> str:
@@ -210,7 +223,7 @@ class HybridReplica(Replica):
         own = hashlib.sha256(self._hybrid.shards.data).digest()
         everybody[self._mover.rank] = np.frombuffer(own, dtype=np.uint8)
         self._mover.start("digest", gather_rows(self._mover.rank, range(self._mover.size + 1), everybody))()
-        rest = bytes.fromhex(parameters_sha256(self.exchanged.arenas.parameters))
+        rest = bytes.fromhex(exchanged_sha256(exchange, self.exchanged.arenas.parameters))
         return hashlib.sha256(rest + everybody.astype(np.uint8).tobytes()).hexdigest()
 
     @override
@@ -225,7 +238,6 @@ def prepare_hybrid(  # noqa: PLR0917 - what a replica is made of
     job: Job,
     communicator: Communicator,
     model: Model,
-    build: Callable[[], Model],
     uses: Uses,
     clock: Clock,
     tracer: Tracer,
@@ -251,4 +263,4 @@ def prepare_hybrid(  # noqa: PLR0917 - what a replica is made of
         return WholeReplica(model, job, communicator.rank, uses)
     uses = uses.agreed(partial(communicator.broadcast, value_type=ValueType.FP64))
     mover = PeerMover(communicator, clock, tracer)
-    return HybridReplica(model, job, mover, choices=choices, build=build, uses=uses)
+    return HybridReplica(model, job, mover, choices=choices, uses=uses)
