@@ -89,7 +89,8 @@ class HybridModel:
     """`model` with the fully connected layers named in `sharded` split by output columns over `size` ranks.
 
     The layers that are not sharded make up `layout` and are exchanged as always; their arenas are bound with `bind`.
-    The shards are this object's own, with their gradients and optimizer state (ZeRO: nobody else has them).
+    The shards are this object's own, with their optimizer state (ZeRO: nobody else has them); their gradients are
+    there for one layer at a time.
 
     Where arenas give memory back group by group (ZeRO stages 2 and 3), layers behind the first sharded one that are
     not sharded themselves, which all passes read, are `copied` for the step.
@@ -136,7 +137,10 @@ class HybridModel:
         self.layout = Layout(tuple(LayerSpec(layer.name, layer.tensors) for layer in kept))
         self._copies = {each.index: _Copy(each, dtype) for each in self._kept_in_tail if copied}
         self.shards: Array = np.zeros(offset, dtype=dtype)
-        self.shard_gradients: Array = np.zeros(offset, dtype=dtype)
+        # Of one layer at a time, which is updated before the next one's gradient is computed.
+        self._gradient: Array = np.zeros(
+            max((self._size_of(shard) for shard in self._shards.values()), default=0), dtype
+        )
         self._tail: Tail | None = None
 
     @property
@@ -169,7 +173,7 @@ class HybridModel:
             shard.layer.bind(values, values)
             shard.layer.initialize(seed)
             for own, whole in zip(
-                self._own_tensors(shard, self.shards), shard.layer.parameters.values(), strict=True
+                self._own_tensors(shard, self.shards, shard.offset), shard.layer.parameters.values(), strict=True
             ):
                 own[...] = whole[..., shard.own(self._rank)]
             shard.layer.parameters.clear()
@@ -187,7 +191,7 @@ class HybridModel:
     ) -> None:
         """Train the end of the model over `mover`; `bind` came before. `optimizer` updates `shards`.
 
-        With `check_finite`, a step raises RunError instead of updating them by what is not finite.
+        With `check_finite`, a step raises RunError instead of updating a layer by what is not finite.
         """
         self._check_finite = check_finite
         self._optimizer = optimizer
@@ -286,7 +290,7 @@ class HybridModel:
         if shard is None:
             read_layer(layer.index)
             return
-        for spec, own in zip(layer.tensors, self._own_tensors(shard, self.shards), strict=True):
+        for spec, own in zip(layer.tensors, self._own_tensors(shard, self.shards, shard.offset), strict=True):
             target = None if self._rank else layer.parameters[spec.name]
             mover.start("collect", self._to_first(shard, own, target))()
 
@@ -301,16 +305,19 @@ class HybridModel:
         receives: list[list[Array]] = [[], *(list(rows[:, shard.own(rank)]) for rank in range(1, self._size))]
         return Transfer(empty, receives)
 
-    def _own_tensors(self, shard: _Shard, arena: Array) -> list[Array]:
-        """Views of this rank's part of the layer's tensors in `arena`, in order."""
+    def _own_tensors(self, shard: _Shard, arena: Array, offset: int) -> list[Array]:
+        """Views of this rank's part of the layer's tensors in `arena`, in order, from `offset` on."""
         width = shard.columns[self._rank + 1] - shard.columns[self._rank]
-        views, offset = [], shard.offset
+        views = []
         for tensor in shard.layer.tensors:
             shape = (*tensor.shape[:-1], width)
             own = TensorSpec(tensor.name, shape)
             views.append(arena[offset : offset + own.elements].reshape(shape))
             offset += own.elements
         return views
+
+    def _size_of(self, shard: _Shard) -> int:
+        return _elements(shard.layer, shard.own(self._rank))
 
     def _stages(self) -> Iterator[Stage]:
         chain = self._model.chain[self._start :]
@@ -328,21 +335,25 @@ class HybridModel:
             gradients = layer.gradients if copied is None else copied.gradients
             bias = parameters.get("bias")
             return FcWeights(parameters["weight"], bias, gradients["weight"], gradients.get("bias")), None
-        values = self._own_tensors(shard, self.shards)
-        own = self._own_tensors(shard, self.shard_gradients)
+        values = self._own_tensors(shard, self.shards, shard.offset)
+        own = self._own_tensors(shard, self._gradient, 0)
         has_bias = len(values) > 1
         weights = FcWeights(values[0], values[1] if has_bias else None, own[0], own[1] if has_bias else None)
         return weights, shard.columns
 
-    def _update(self, passes: int) -> None:
-        if self._check_finite and not all_finite(self.shard_gradients):
+    def _update(self, name: str, passes: int) -> None:
+        """The gradient of a layer is there."""
+        shard = self._shards[name]
+        size = self._size_of(shard)
+        gradient = self._gradient[:size]
+        if self._check_finite and not all_finite(gradient):
             raise RunError(
-                f"gradients of {', '.join(self._shards)} are not finite at step {self._step}; lower "
-                "optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"
+                f"gradients of {name} are not finite at step {self._step}; lower optimizer.learning_rate or check "
+                "the data, or set exchange.non_finite = 'allow'"
             )
         # The gradient is the sum over ranks of those of mean losses, or the part of it that one pass makes up.
-        parts = passes if self._update_each_pass else 1
-        self._optimizer.update(0, len(self.shards), self.shard_gradients, self._step, scale=parts / self._size)
+        scale = (passes if self._update_each_pass else 1) / self._size
+        self._optimizer.update(shard.offset, shard.offset + size, gradient, self._step, scale=scale)
 
 
 @contextmanager

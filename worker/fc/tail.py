@@ -59,9 +59,9 @@ class TailResult:
 class Tail:
     """Runs `stages`, of which at least one is sharded.
 
-    `on_gradients(passes)` is called when the gradients of the sharded stages are complete: with `update_each_pass`
-    those of one of so many passes, each time, otherwise those of all of them, once. All passes together are the sum
-    over ranks of the gradients of their mean losses.
+    `on_gradients(name, passes)` is called when the gradients of a sharded stage are complete, and before those of the
+    next one are written: with `update_each_pass` those of one of so many passes, each time, otherwise those of all of
+    them, once. All passes together are the sum over ranks of the gradients of their mean losses.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Tail:
         *,
         scheme: Scheme = "gather",
         update_each_pass: bool = False,
-        on_gradients: Callable[[int], None] = lambda passes: None,
+        on_gradients: Callable[[str, int], None] = lambda name, passes: None,
         tracer: Tracer | None = None,
     ) -> None:
         self._stages = tuple(stages)
@@ -130,11 +130,9 @@ class Tail:
                 returning.append(self._backward(dlogits, gradient, one, run, memory))
             if self._update_each_pass:
                 self._weight_gradients(one, memory)
-                self._on_gradients(len(self._passes))
         if not self._update_each_pass:
             with self._tracer.span("weight gradients", track="fc compute", step=run.context.step):
                 self._weight_gradients(None, memory)
-            self._on_gradients(len(self._passes))
         for wait in returning:
             wait()
         return TailResult(total, gradient)
@@ -267,6 +265,8 @@ class Tail:
                 stage.weight_gradients(own.x[rows], own.dy[rows])
             elif one is None or one is self._passes[-1]:
                 stage.weight_gradients(own.x, own.dy)
+            if stage.columns is not None:
+                self._on_gradients(stage.name, len(self._passes))
 
     def _move(self, name: str, transfer: Transfer) -> None:
         self._mover.start(name, transfer)()
