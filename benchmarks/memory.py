@@ -1,9 +1,9 @@
 """Resident memory of workers and servers by stage of ZeRO: `python -m benchmarks.memory --help`.
 
 Each run is a job of real processes on this machine, over TCP, whose resident memory is sampled from outside. What a
-process holds without parameters is measured by the same run of a narrow model; what the stage adds is computed by
-`taihu.planner.memory`. A row compares the sum of both with what was measured. `--limit-mb` puts every process into a
-memory cgroup (version 1) of its own with this limit; needs root.
+process holds without parameters is measured by the same run of a narrow model; what the stage adds for the whole one
+is computed by `taihu.planner.memory`. A row compares the sum of both with what was measured. `--limit-mb` puts every
+process into a memory cgroup (version 1) of its own with this limit; needs root.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any
 from benchmarks.rows import load_rows, save_rows
 from taihu.cli.plan_memory import memory_job
 from taihu.job import load_job, parse_assignments
-from taihu.planner.memory import server_memory, worker_memory
+from taihu.planner.memory import MemoryJob, server_memory, worker_memory
 from worker.engine import build_model
+from worker.fc.hybrid import fully_connected_layers
 
 __all__ = ["measure"]
 
-_MODELS = Path(__file__).parent / "models" / "deep_mlp.py"
-_IMAGE = (8, 8, 1)
+_MODELS = Path(__file__).parent / "models"
 _CLASSES = 10
 _SAMPLE_S = 0.02
 _KIB = 1024
@@ -48,15 +48,18 @@ def measure(
             narrow = _run(_settings(zero, servers, "build_narrow", options), options, limited=False)
         bases[servers] = (narrow["worker"], narrow["server"])
     assignments = _settings(zero, servers, "build", options)
-    layout = build_model(f"{_MODELS}:build", _IMAGE, _CLASSES).layout
-    planned = memory_job(load_job(None, parse_assignments(assignments)), layout)
-    predicted = {"worker": worker_memory(planned).total, "server": server_memory(planned).total}
+    whole = _planned(assignments, options)
+    few = _planned(_settings(zero, servers, "build_narrow", options), options)
+    predicted = {
+        "worker": worker_memory(whole).total - worker_memory(few).total,
+        "server": server_memory(whole).total - server_memory(few).total,
+    }
     measured = _run(assignments, options, limited=True)
     row: dict[str, Any] = {
         "zero": zero,
         "servers": servers,
         "workers": options.workers,
-        "parameters": layout.elements,
+        "parameters": whole.elements + sum(whole.spread_elements),
     }
     for role, base in zip(("worker", "server"), bases[servers], strict=True):
         if not measured[role]:
@@ -72,10 +75,16 @@ def measure(
     return {**row, **{key: measured[key] for key in ("seconds_per_step", "final_loss", "parameters_sha256")}}
 
 
+def _planned(assignments: Sequence[str], options: argparse.Namespace) -> MemoryJob:
+    job = load_job(None, parse_assignments(assignments))
+    model = build_model(job.model.name, options.image, _CLASSES)
+    return memory_job(job, model.layout, [layer.name for layer in fully_connected_layers(model)])
+
+
 def _settings(zero: int, servers: int, builder: str, options: argparse.Namespace) -> list[str]:
     settings = {
-        "model.name": f"{_MODELS}:{builder}",
-        "data.name": "synthetic:{2}x{0}x{1}".format(*_IMAGE),
+        "model.name": f"{options.model}:{builder}",
+        "data.name": "synthetic:{2}x{0}x{1}".format(*options.image),
         "train.batch": options.batch,
         "train.steps": options.steps,
         "train.evaluate": "false",
@@ -200,12 +209,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _image(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split("x")))
+
+
 def main() -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", default="0,1,2,3", help="comma-separated stages of ZeRO")
     parser.add_argument("--servers", default="1,2,4", help="comma-separated numbers of servers")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--model", type=Path, default=_MODELS / "deep_mlp.py", help="has build and build_narrow")
+    parser.add_argument("--image", type=_image, default=(8, 8, 1), metavar="HxWxC", help="of the model's inputs")
     parser.add_argument("--exchange", choices=("server", "ring"), default="server")
     parser.add_argument("--batch", type=int, default=4, help="samples per worker and step")
     parser.add_argument("--steps", type=int, default=12)

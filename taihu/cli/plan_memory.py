@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -14,9 +14,10 @@ from taihu.compression import make_compressor
 from taihu.coordination.planning import FRAME_BYTES, is_computed
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
-from taihu.layout import Layout
+from taihu.layout import Layout, TensorSpec
 from taihu.local.display import human_bytes
 from taihu.optimization import OptimizerState
+from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
 from taihu.planner.groups import cap_groups, plan_groups
 from taihu.planner.memory import (
     MemoryJob,
@@ -32,7 +33,8 @@ from taihu.wire.codec import BYTES_PER_VALUE
 from taihu.wire.headers import ValueType
 from taihu.words import counted, parse_bytes
 from worker.data.load import load_dataset
-from worker.engine import build_model
+from worker.engine import Model, build_model
+from worker.fc.hybrid import fully_connected_layers
 
 __all__ = [
     "free_bytes",
@@ -52,7 +54,8 @@ def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json
     """
     check_writable(json_file)
     room = _room(job, free_worker, free_server)
-    memory = memory_job(job, _layout(job))
+    model = _model(job)
+    memory = memory_job(job, model.layout, [layer.name for layer in fully_connected_layers(model)])
     rows = list(_rows(memory, room))
     short = next((row for row in rows if row.use.total > row.free), None)
     remedy = None if short is None else _remedy(job, memory, room)
@@ -68,18 +71,21 @@ def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json
         raise ConfigError(_complaint(short, remedy))
 
 
-def memory_job(job: Job, layout: Layout) -> MemoryJob:
-    """The facts that the memory of `job` depends on, with a model of `layout`.
+def memory_job(job: Job, layout: Layout, connected: Sequence[str] = ()) -> MemoryJob:
+    """The facts that the memory of `job` depends on, with a model of `layout`, which ends with `connected` layers.
 
-    Computed plans are not known before the job has been measured: their groups are taken to be full buckets.
-    Layers that `exchange.fc` spreads over the workers are counted as if they were exchanged.
+    Computed plans are not known before the job has been measured: their groups are taken to be full buckets. Neither
+    is known what `exchange.fc` = 'auto' spreads over the workers: it is counted as if it were exchanged.
     """
-    exchange = job.exchange
+    exchange, workers = job.exchange, job.cluster.workers
+    spread = [layer for layer in layout.layers if layer.name in _spread(job, layout, connected)]
+    exchanged = Layout(tuple(layer for layer in layout.layers if layer not in spread))
+    copied = [layer for layer in exchanged.layers if layer.name in connected] if spread and job.zero >= 2 else []
     strategy = "single" if is_computed(exchange.plan) else exchange.plan
     return MemoryJob(
-        layer_elements=tuple(layer.elements for layer in layout.layers),
-        groups=cap_groups(plan_groups(layout, strategy), layout, exchange.bucket_bytes // BYTES_PER_VALUE),
-        workers=job.cluster.workers,
+        layer_elements=tuple(layer.elements for layer in exchanged.layers),
+        groups=cap_groups(plan_groups(exchanged, strategy), exchanged, exchange.bucket_bytes // BYTES_PER_VALUE),
+        workers=workers,
         servers=job.servers,
         zero=job.zero,
         optimizer_arrays=OptimizerState(job.server_optimizer, 1).state_bytes // BYTES_PER_VALUE,
@@ -92,7 +98,27 @@ def memory_job(job: Job, layout: Layout) -> MemoryJob:
         server_residual_arrays=2 if job.downlink == "doublesqueeze" else 0,
         window_frames=exchange.window_frames,
         frame_bytes=exchange.frame_bytes or FRAME_BYTES,
+        spread_elements=tuple(sum(_columns(tensor, workers) for tensor in layer.tensors) for layer in spread),
+        copied_elements=sum(layer.elements for layer in copied),
     )
+
+
+def _spread(job: Job, layout: Layout, connected: Sequence[str]) -> set[str]:
+    """The layers that are spread over the workers whatever the links are like."""
+    if job.exchange.fc != "shard":
+        return set()
+    shapes = {layer.name: layer.tensors[0].shape for layer in layout.layers}
+    layers = [FcLayer(name, *shapes[name]) for name in connected]
+    facts = FcJob(job.train.batch, job.cluster.workers, job.servers)
+    everything = len(layers) == len(layout.layers)
+    choices = choose_fc(layers, facts, FcLinks(0.0, 0.0, 0.0), insist=True, leave_one=everything)
+    return {choice.layer.name for choice in choices if choice.choice == "shard"}
+
+
+def _columns(tensor: TensorSpec, workers: int) -> int:
+    """Values of the columns of the worker that has the most."""
+    columns = tensor.shape[-1]
+    return tensor.elements // columns * -(-columns // workers)
 
 
 def free_bytes(root: Path = Path("/")) -> int:
@@ -133,9 +159,9 @@ class _Row:
         return {f"bytes_{kind}": count for kind, count in kinds.items()}
 
 
-def _layout(job: Job) -> Layout:
+def _model(job: Job) -> Model:
     data = load_dataset(job.data, job.model.name)
-    return build_model(job.model.name, data.input_shape, data.outputs).layout
+    return build_model(job.model.name, data.input_shape, data.outputs)
 
 
 def _residual_arrays(job: Job) -> int:
@@ -179,9 +205,12 @@ def _rows(memory: MemoryJob, room: _Room) -> Iterator[_Row]:
 
 
 def _title(job: Job, memory: MemoryJob) -> str:
+    spread = (
+        f", and {counted(len(memory.spread_elements), 'layer')} spread over workers" if memory.spread_elements else ""
+    )
     servers = counted(memory.servers, "server") if memory.servers else "no servers"
     members = f"{servers}, {counted(memory.workers, 'worker')}"
-    return f"{job.model.name}: {memory.elements:,} parameters, {members}, exchange.zero = {memory.zero}"
+    return f"{job.model.name}: {memory.elements:,} parameters{spread}, {members}, exchange.zero = {memory.zero}"
 
 
 def _table(rows: Iterable[_Row]) -> Iterator[str]:

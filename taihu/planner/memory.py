@@ -37,7 +37,7 @@ class MemoryJob:
     """The facts that the memory of a job depends on.
 
     Attributes:
-        layer_elements: parameters of every layer.
+        layer_elements: parameters of every layer that is exchanged.
         groups: of layers, those that stages 2 and 3 hold at once; they cover every layer in order.
         workers: how many there are.
         servers: how many there are; 0 in a ring.
@@ -53,6 +53,10 @@ class MemoryJob:
         server_residual_arrays: the same for a server's compression of its answers.
         window_frames: frames that a worker may have on their way to one server.
         frame_bytes: of the largest frame.
+        spread_elements: of every layer that is spread over the workers, the parameters of the worker with the most.
+            They are its own in every stage: fp32, with their optimizer state, and the gradient of one at a time.
+        copied_elements: parameters of layers behind spread ones that are not spread themselves, where stages 2 and 3
+            give their memory back: they and their gradients are copied for a step.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -72,6 +76,8 @@ class MemoryJob:
     window_frames: int = 6
     frame_bytes: int = 1 << 19
     holds_gradients: bool = False
+    spread_elements: tuple[int, ...] = ()
+    copied_elements: int = 0
 
     def __post_init__(self) -> None:
         _check_stage(self.zero)
@@ -162,10 +168,13 @@ def worker_memory(job: MemoryJob) -> MemoryUse:
     stored = whole if job.zero < 3 else owned if job.servers == 0 and not job.mixed else 0
     held = job.zero < 2 or job.holds_gradients
     beside_computed = job.largest_group_bytes if job.zero == 2 else job.arriving_bytes
+    spread, copied = _FP32_BYTES * sum(job.spread_elements), _FP32_BYTES * job.copied_elements
+    own_gradient = _FP32_BYTES * max(job.spread_elements, default=0)
+    gradients = job.value_bytes * whole if held else budget * job.value_bytes // _FP32_BYTES
     return MemoryUse(
-        parameters=job.value_bytes * stored + (window if job.zero == 3 else 0),
-        gradients=job.value_bytes * whole if held else budget * job.value_bytes // _FP32_BYTES,
-        optimizer=job.owner_bytes_per_parameter * owned,
+        parameters=job.value_bytes * stored + (window if job.zero == 3 else 0) + spread + copied,
+        gradients=gradients + own_gradient + copied,
+        optimizer=job.owner_bytes_per_parameter * owned + job.optimizer_arrays * spread,
         residuals=_FP32_BYTES * job.residual_arrays * whole,
         buffers=job.largest_group_bytes + beside_computed if job.mixed else 0,
     )

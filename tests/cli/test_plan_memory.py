@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from taihu.optimization import OptimizerShard
 from taihu.planner.groups import Group
 from taihu.planner.memory import server_memory, worker_memory
 from taihu.planner.partition import Shard
+from worker.engine import build_model
+from worker.fc.hybrid import HybridModel, fully_connected_layers
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -193,7 +196,6 @@ def test_nothing_helps(run_plan: Run) -> None:
         ("exchange.kind=ring",),
         ("compression.method=lags",),
         ("exchange.transport=same-host",),
-        ("exchange.fc=shard",),
     ],
 )
 def test_no_remedy_is_named_that_the_job_does_not_allow(memory: Memory, of: tuple[str, ...]) -> None:
@@ -273,6 +275,32 @@ def test_a_server_takes_what_its_arrays_take(optimizer: str, servers: int) -> No
     use = server_memory(memory_job(job, LAYOUT))
     assert use.parameters == max(arena.nbytes for arena in arenas)
     assert use.optimizer == max(optimizer.state_bytes for optimizer in optimizers)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize(("optimizer", "arrays"), [("sgd", 1), ("adam", 2)])
+@pytest.mark.parametrize("workers", [1, 3, 12])
+def test_spread_layers_take_what_their_arrays_take(zero: int, optimizer: str, arrays: int, workers: int) -> None:
+    """Against the columns of the worker that has the most; layers with too few columns stay whole."""
+    settings = [f"optimizer.name={optimizer}", f"cluster.workers={workers}", f"exchange.zero={zero}"]
+    whole = [*settings, "exchange.bucket_bytes=4096"]
+    job = load_job(None, parse_assignments([*whole, "exchange.fc=shard"]))
+    model = build_model("small_cnn", (8, 8, 1), 10)
+    connected = [layer.name for layer in fully_connected_layers(model)]
+    assert connected == ["fc1", "fc2"]
+    memory = memory_job(job, model.layout, connected)
+    spread = {1: (), 3: ("fc1", "fc2"), 12: ("fc1",)}[workers]
+    if not spread:
+        assert memory == memory_job(load_job(None, parse_assignments(whole)), model.layout, connected)
+        return
+    hybrid = HybridModel(model, spread, rank=workers - 1, size=workers, copied=zero > 1)
+    alone = replace(memory, spread_elements=(), copied_elements=0)
+    assert memory.elements == hybrid.layout.elements
+    copied = 4 * (650 if workers == 12 and zero > 1 else 0)
+    extra, use = worker_memory(alone), worker_memory(memory)
+    assert use.parameters - extra.parameters == hybrid.shards.nbytes + copied
+    assert use.optimizer - extra.optimizer == arrays * hybrid.shards.nbytes
+    assert use.gradients - extra.gradients == 4 * (512 * -(-64 // workers) + -(-64 // workers)) + copied
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,9 @@ def test_the_whole_model_is_collected_after_steps() -> None:
             exchange.box(9, 1 - mover.rank).put(own_gradients.copy())
             total = own_gradients + exchange.box(9, mover.rank).get(timeout=20)
             rest.update(0, len(own), total.astype(np.float32), step + 1, scale=0.5)
-        return np.concatenate([values.reshape(-1) for values in saved(hybrid, mover).values()] or [np.empty(0)])
+        return np.concatenate(
+            [values.reshape(-1) for values in saved(hybrid, mover).values()] or [np.empty(0, np.float32)]
+        )
 
     collected = exchange.run(work)[0]
     np.testing.assert_allclose(collected, parameters, rtol=1e-4, atol=1e-6)
