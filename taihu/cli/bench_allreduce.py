@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import typer
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from allreduce.bench import Allreduce, as_rows, elements_of, faster_way, time_allreduce
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
-from taihu.cli.ranks import measure_here
+from taihu.cli.ranks import check_used, measure_here
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.job.environment import rank_from_environment, resolve_job
@@ -33,7 +33,7 @@ from taihu.process.options import (
     stop_with_stdin,
 )
 from taihu.results import check_writable, write_json
-from taihu.settings import Transport
+from taihu.settings import ClusterSettings, Transport
 from taihu.wire.address import join_address, split_address
 from taihu.wire.headers import ValueType
 from taihu.words import counted
@@ -42,6 +42,10 @@ from worker.memory.arenas import Arenas, allocate_arenas
 __all__ = ["allreduce"]
 
 _OURS = "taihu"
+_USED: Final = {
+    "exchange": frozenset({"kind", "transport", "timeout_s"}),
+    "cluster": frozenset(ClusterSettings.model_fields) - {"compute", "core_groups", "threads"},
+}
 
 
 def allreduce(
@@ -82,6 +86,7 @@ def allreduce(
     }
     rank = rank if rank is not None else rank_from_environment(os.environ, "worker")
     job = resolve_job(None, assignments or (), flags, launched=rank is not None)
+    check_used(job, "allreduce", _USED)
     megabytes = _parse_sizes(sizes)
     check_writable(json_file)
     interrupts = Interrupts()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from allreduce.rendezvous import ListenOptions, listen_for_peers
 from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.cli.link_rate import floor_seconds, parse_rate
-from taihu.cli.ranks import wait_for_all
+from taihu.cli.ranks import assignments_of, check_used, wait_for_all
+from taihu.coordination.planning import is_computed
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.job.environment import rank_from_environment, resolve_job
@@ -19,6 +22,7 @@ from taihu.local.processes import LocalProcesses
 from taihu.planner.model_shapes import layer_table
 from taihu.process.entry import Interrupts
 from taihu.process.options import (
+    AdvertiseOption,
     BindOption,
     CoordinatorOption,
     DirectPortOption,
@@ -28,13 +32,29 @@ from taihu.process.options import (
     stop_with_stdin,
 )
 from taihu.results import check_writable, read_json, write_json
+from taihu.settings import ClusterSettings, CompressionSettings, ExchangeSettings, OptimizerSettings
 from taihu.wire.log import configure_logs
 from taihu.words import counted
-from worker.bench.exchange import exchange_rounds
+from worker.bench.exchange import Rounds, exchange_rounds
 
-__all__ = ["exchange"]
+if TYPE_CHECKING:
+    from taihu.wire.frame_link import Carrier
 
-_PLAN = "exchange.plan=bucket:4MB"
+__all__ = ["bench_job", "exchange"]
+
+_PLAN: Final = "exchange.plan=bucket:4MB"
+_RATE: Final = ("optimizer.momentum=0.0", "optimizer.learning_rate=1e-3")
+# Compute, data and schedules have no part in it: nothing is trained.
+_USED: Final = {
+    "exchange": frozenset(ExchangeSettings.model_fields)
+    - {"fc", "fc_scheme", "fc_update", "calibration_steps", "replan_every"},
+    "compression": frozenset(CompressionSettings.model_fields),
+    "optimizer": frozenset(OptimizerSettings.model_fields)
+    - {"schedule", "milestones", "milestone_epochs", "gamma", "decay_steps", "final_learning_rate"}
+    - {"warmup_steps", "warmup_epochs"},
+    "train": frozenset({"seed", "precision", "loss_scale", "loss_scale_growth_steps"}),
+    "cluster": frozenset(ClusterSettings.model_fields) - {"compute", "core_groups", "threads"},
+}
 
 
 def exchange(
@@ -43,6 +63,9 @@ def exchange(
     workers: Annotated[int, typer.Option(metavar="N")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 5,
     warmup: Annotated[int, typer.Option(min=0, help="Rounds before them.")] = 2,
+    against: Annotated[
+        str, typer.Option(metavar="grpc|tcp|grpc,tcp", help="Time these carriers in turns with what the job takes.")
+    ] = "",
     rate: Annotated[str | None, typer.Option(help="Link rate of every host, for the floor: 100mbit, 1gbit.")] = None,
     role: Annotated[
         str, typer.Option(metavar="all|server|worker", help="Start everything here, or one role.")
@@ -50,27 +73,33 @@ def exchange(
     rank: Annotated[int | None, typer.Option(help="Rank of the worker, or index of the server.")] = None,
     coordinator: CoordinatorOption = None,
     bind: BindOption = "",
+    advertise: AdvertiseOption = "",
     direct_port: DirectPortOption = 0,
     assignments: SetOption = None,
     json_file: JsonOption = None,
     stop_with_parent: StopWithStdinOption = False,
 ) -> None:
-    """Time dense push and pull rounds with a model's true layer shapes between real processes.
+    """Time the exchange of steps with a model's true layer shapes between real processes; nothing is computed.
 
-    Layers are merged into groups of 4 MB, as there is no backward pass that smaller ones could overlap with; another
-    --set exchange.plan=... wins.
+    It is the exchange that --set asks for: compressed, in 16 bits, of any stage of ZeRO, through servers or around a
+    ring; a setting that has no part in it is refused. Layers are merged into groups of 4 MB, as there is no backward
+    pass that smaller ones could overlap with; another --set exchange.plan=... wins. Gradients are drawn, double
+    exponential in every layer; where they are compressed, anew in every round. What is held back of them settles
+    within some 1 / density rounds, which --warmup can be.
 
     \b
     Examples:
       taihu bench exchange --model resnet50 --servers 1 --workers 3
+      taihu bench exchange --set compression.method=dlgs --set compression.density=0.01
+      taihu bench exchange --workers 4 --set exchange.kind=ring --set exchange.transport=tcp --against grpc
       taihu bench exchange --role server --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
       taihu bench exchange --role worker --rank 0 --coordinator 10.0.0.1:7070     (on each worker's host)
     """  # noqa: D301
-    flags: dict[str, dict[str, object]] = {
-        "cluster": {"servers": servers, "workers": workers, "coordinator": coordinator},
-        "optimizer": {"momentum": 0.0, "learning_rate": 1e-3},
-    }
-    job = resolve_job(None, [_PLAN, *(assignments or ())], flags, launched=role != "all")
+    cluster: dict[str, object] = {"servers": servers, "workers": workers, "coordinator": coordinator}
+    job = bench_job(assignments or (), cluster, launched=role != "all")
+    wanted = Rounds(rounds, warmup, _carriers(against))
+    if wanted.against and role == "all" and job.shares_memory:
+        raise ConfigError(f"--against {against}: values lie in shared memory here; add --set exchange.transport=tcp")
     check_writable(json_file)
     interrupts = Interrupts()
     interrupts.install()
@@ -84,22 +113,52 @@ def exchange(
         _serve(job, ServerOptions(index=rank, bind=bind, direct_port=direct_port))
         return
     if role == "worker":
-        measured = exchange_rounds(job, rank, layout, rounds=rounds, warmup=warmup)
+        listener = None
+        if job.workers_meet:
+            listener = listen_for_peers(job, rank, ListenOptions(bind, advertise, direct_port))
+            typer.echo(f"listening on {listener.address}")
+        measured = exchange_rounds(job, rank, layout, wanted, listener)
     elif role == "all":
-        measured = _measure_here(job, model, rounds, warmup)
+        measured = _measure_here(job, model, wanted)
     else:
         raise ConfigError(f"--role {role}: expected all, server or worker")
-    floor = None if link_rate is None else floor_seconds(layout.elements * 4, servers, workers, link_rate)
     results = {
         "model": model,
-        "servers": servers,
+        "servers": job.servers,
         "workers": workers,
         **measured,
-        "floor_seconds": floor,
+        "floor_seconds": _floor(job, measured, link_rate),
     }
     _tell(results)
     if json_file is not None:
         write_json(json_file, results)
+
+
+def bench_job(assignments: Iterable[str], cluster: dict[str, object], *, launched: bool = False) -> Job:
+    """The job whose exchange is measured, with plain SGD and groups of 4 MB if nothing else is said.
+
+    Raises:
+        ConfigError: something is set that has no part in the exchange, or that cannot be.
+    """
+    given = [*_RATE, *assignments]
+    job = resolve_job(None, given, {"cluster": cluster}, launched=launched)
+    if "plan" not in job.exchange.model_fields_set and job.compression.method != "topk":
+        job = resolve_job(None, [_PLAN, *given], {"cluster": cluster}, launched=launched)
+    check_used(job, "exchange", _USED)
+    if is_computed(job.exchange.plan) and job.compression.method != "topk":
+        raise ConfigError(
+            f"exchange.plan {job.exchange.plan!r}: there is no backward pass to plan by; name per-layer, single or "
+            "bucket:SIZE"
+        )
+    return job
+
+
+def _carriers(text: str) -> tuple[Carrier, ...]:
+    known: dict[str, Carrier] = {"grpc": "grpc", "tcp": "tcp"}
+    names = text.split(",") if text else []
+    if any(name not in known for name in names) or len(set(names)) < len(names):
+        raise ConfigError(f"--against {text}: expected grpc, tcp, or grpc,tcp")
+    return tuple(known[name] for name in names)
 
 
 def _serve(job: Job, options: ServerOptions) -> None:
@@ -109,40 +168,58 @@ def _serve(job: Job, options: ServerOptions) -> None:
         daemon.run()
 
 
-def _measure_here(job: Job, model: str, rounds: int, warmup: int) -> dict[str, Any]:
+def _measure_here(job: Job, model: str, rounds: Rounds) -> dict[str, Any]:
     """Start all roles as processes on this machine; worker 0's times count."""
     cluster = job.cluster
-    common = ["bench", "exchange", "--model", model, "--rounds", str(rounds), "--warmup", str(warmup)]
+    common = ["bench", "exchange", "--model", model, "--rounds", str(rounds.counted), "--warmup", str(rounds.warmup)]
     common += ["--servers", str(cluster.servers), "--workers", str(cluster.workers)]
-    common += [f"--set=exchange.{key}={value}" for key, value in job.exchange.model_dump(exclude_none=True).items()]
+    common += [f"--against={','.join(rounds.against)}", *assignments_of(job)]
+    bind = ["--bind", "127.0.0.1:0"]
     with (
         tempfile.TemporaryDirectory(prefix="taihu-bench-") as name,
         LocalProcesses(Path(name), fork=True) as processes,
     ):
-        folder = Path(name)
-        server = [*common, "--role", "server", "--bind", "127.0.0.1:0"]
-        address = processes.start_listening("server 0", "taihu", [*server, "--rank", "0"])
-        common += ["--coordinator", address]
-        for index in range(1, cluster.servers):
-            arguments = [*common, "--role", "server", "--bind", "127.0.0.1:0", "--rank", str(index)]
-            processes.start(f"server {index}", "taihu", arguments)
-        for rank in range(cluster.workers):
-            json_file = str(folder / f"worker-{rank}.json")
-            arguments = [*common, "--role", "worker", "--rank", str(rank), "--json", json_file]
-            processes.start(f"worker {rank}", "taihu", arguments)
-        members = cluster.servers + cluster.workers
-        wait_for_all(processes, f"measuring {warmup} + {rounds} rounds between {members} processes")
-        measured = read_json(folder / "worker-0.json")
-    keys = ("seconds_per_round", "bytes_sent_per_round", "bytes_received_per_round", "groups", "path")
-    return {key: measured[key] for key in keys}
+        result = Path(name) / "worker-0.json"
+        roles = [(f"server {index}", [*bind]) for index in range(job.servers)]
+        roles += [(f"worker {rank}", bind if job.workers_meet else []) for rank in range(cluster.workers)]
+        address = ""
+        for role, own in roles:
+            kind, rank = role.split()
+            arguments = [*common, "--role", kind, "--rank", rank, *own]
+            arguments += ["--json", str(result)] if role == "worker 0" else []
+            if address:
+                processes.start(role, "taihu", [*arguments, "--coordinator", address])
+            else:
+                address = processes.start_listening(role, "taihu", arguments)
+        wait_for_all(processes, f"measuring rounds between {len(roles)} processes")
+        measured = read_json(result)
+    return {key: value for key, value in measured.items() if key not in ("model", "servers", "workers")}
+
+
+def _floor(job: Job, measured: dict[str, Any], link_rate: float | None) -> float | None:
+    """The time in which the busiest link carries what a worker sends or receives."""
+    if link_rate is None:
+        return None
+    busiest = max(measured["bytes_sent_per_round"], measured["bytes_received_per_round"])
+    # Around a ring every link carries one worker's.
+    return floor_seconds(busiest, job.servers or 1, job.cluster.workers if job.servers else 1, link_rate)
 
 
 def _tell(results: dict[str, Any]) -> None:
     seconds = results["seconds_per_round"]
-    members = f"{counted(results['servers'], 'server')}, {counted(results['workers'], 'worker')}"
-    text = f"{results['model']}, {members}, {results['path']}: "
+    servers = counted(results["servers"], "server") if results["servers"] else "a ring"
+    words = [results["model"], servers, counted(results["workers"], "worker"), results["path"]]
+    if results["compression"] != "none":
+        words.append(f"{results['compression']} {results['density']:g}, {results['downlink']} downlink")
+    elif results["precision"] != "fp32" or results["zero"] > 1:
+        words.append(f"{results['precision']}, zero {results['zero']}")
+    text = f"{', '.join(words)}: "
     text += f"{seconds['median']:.4f} s a round (min {seconds['min']:.4f}, max {seconds['max']:.4f})"
     if results["floor_seconds"] is not None:
         floor = results["floor_seconds"]
         text += f", floor {floor:.4f} s, ratio {seconds['median'] / floor:.3f}"
     typer.echo(text)
+    for name in ("grpc", "tcp"):
+        if (other := results.get(f"{name}_seconds")) is not None:
+            ratio = other["median"] / seconds["median"]
+            typer.echo(f"by {name}: {other['median']:.4f} s a round, {ratio:.2f} times as long")

@@ -73,7 +73,7 @@ _BENCHES: Final = (
     (
         "exchange",
         "taihu.cli.bench_exchange:exchange",
-        "Time dense push and pull rounds with a model's true layer shapes between real processes.",
+        "Time the exchange of steps with a model's true layer shapes between real processes; nothing is computed.",
     ),
     (
         "allreduce",

@@ -4,16 +4,55 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from taihu.errors import ConfigError
+from taihu.job import Job
+from taihu.job.toml import toml_value
 from taihu.local.display import waiting
 from taihu.local.processes import LocalProcesses
 from taihu.results import read_json
 from taihu.words import counted
 
-__all__ = ["measure_here", "wait_for_all"]
+__all__ = ["assignments_of", "check_used", "measure_here", "wait_for_all"]
+
+_OF_A_PROCESS = {"cluster.coordinator", "cluster.servers", "cluster.workers"}
+
+
+def check_used(job: Job, bench: str, used: Mapping[str, frozenset[str]]) -> None:
+    """Refuse what was set of a job that a bench makes no use of: it would measure something else than it says.
+
+    Args:
+        job: the bench's.
+        bench: its name.
+        used: the keys that it uses, by table.
+
+    Raises:
+        ConfigError: a key was set that it does not use.
+    """
+    for table, values in _given(job).items():
+        for key in values:
+            if key not in used.get(table, frozenset()):
+                raise ConfigError(
+                    f"{table}.{key}: bench {bench} makes no use of it, for it trains nothing; leave it out"
+                )
+
+
+def assignments_of(job: Job) -> list[str]:
+    """The settings that were made in a job, as `--set` takes them, but sizes and addresses, which flags say."""
+    return [
+        f"--set={table}.{key}={toml_value(value)}"
+        for table, values in _given(job).items()
+        for key, value in values.items()
+        if f"{table}.{key}" not in _OF_A_PROCESS
+    ]
+
+
+def _given(job: Job) -> dict[str, dict[str, Any]]:
+    tables = job.model_dump(mode="json", exclude_none=True, exclude_unset=True)
+    return {name: values for name, values in tables.items() if isinstance(values, dict)}
 
 
 def wait_for_all(processes: LocalProcesses, what: str) -> None:

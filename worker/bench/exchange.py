@@ -1,82 +1,209 @@
-"""Rounds of dense push and pull with the layer shapes of a model, without computing anything."""
+"""Rounds of the exchange of a job with the layer shapes of a model, without computing anything."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from allreduce.rendezvous import Listener
+from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.measure import spread
-from taihu.planner.groups import group_bounds
+from taihu.planner.carriage import Carriage
 from taihu.planner.measurement import StepMeasurement
 from taihu.wire.clock import SystemClock
+from taihu.wire.frame_link import Carrier
+from worker.bench.gradients import DrawnGradients
 from worker.exchange.shell import Exchange
 from worker.memory.arenas import Arenas, arenas_of
-from worker.session import Exchanged, Reporting, take_part
+from worker.session import Exchanged, Reporting, Session, take_part
 from worker.training.hashing import exchanged_sha256
 from worker.training.plan_follower import group_measurement
+from worker.training.step_driver import StepDriver
 
-__all__ = ["exchange_rounds"]
+__all__ = ["Rounds", "exchange_rounds"]
 
 _TRIAL = 6
+_TURN = 4
 
 
-def exchange_rounds(job: Job, rank: int, layout: Layout, *, rounds: int, warmup: int) -> dict[str, Any]:
-    """Exchange a gradient of `layout` `warmup + rounds` times; all workers of the job do so together.
+@dataclass(frozen=True)
+class Rounds:
+    """The rounds of a bench: `counted` after `warmup` that do not count; so many by each of `against` as well."""
 
-    A round pushes every group in backward order and ends when every group has been pulled. Where the transport is to
-    be tried first, some rounds more do that.
+    counted: int
+    warmup: int = 0
+    against: tuple[Carrier, ...] = ()
+
+
+def exchange_rounds(
+    job: Job, rank: int, layout: Layout, rounds: Rounds, listener: Listener | None = None
+) -> dict[str, Any]:
+    """Exchange gradients of `layout` as `job` says; all workers of the job do so together.
+
+    A round is what a step exchanges: backward makes the layers' gradients ready one after the other, and all layers'
+    parameters are read behind it. Where the transport is to be tried first, some rounds more do that. Other carriers
+    take turns with what the job takes, a few rounds each, of which the first does not count.
+
+    Args:
+        job: a bench's, see `taihu.cli.bench_exchange`.
+        rank: of this worker.
+        layout: of the model.
+        rounds: how many.
+        listener: where other workers reach this one in a job without servers.
+
+    Raises:
+        ConfigError: other carriers are asked for where values lie in shared memory.
+        TaihuError: the exchange failed.
     """
-    random = np.random.default_rng([job.train.seed, rank])
     arenas = arenas_of(job, layout.elements)
-    gradients = arenas.gradients if arenas.gradient_pages is None else np.empty(layout.elements, dtype=np.float32)
-    random.standard_normal(out=gradients, dtype=np.float32)
-    clock = SystemClock()
-    with take_part(job, rank, Exchanged(layout, arenas), Reporting()) as session:
-        exchange = session.exchange
-
-        def run(steps: range) -> list[float]:
-            return [_round(exchange, step, clock, arenas, gradients) for step in steps]
-
-        run(range(1, warmup + 1))
-        first = warmup + 1
-        if exchange.plan.carriage == "trial":
-            tried = range(first, first + _TRIAL)
-            trial = [_measured(exchange, step, run(range(step, step + 1))[0]) for step in tried]
-            first += _TRIAL
-            exchange.adopt(session.client.report_steps(first - 1, trial, job.exchange.timeout_s))
-        before = exchange.totals()
-        seconds = run(range(first, first + rounds))
-        totals = exchange.totals()
-        session.client.finish(parameters_sha256=exchanged_sha256(exchange, arenas.parameters))
-    return {
-        "seconds_per_round": spread(seconds),
-        "bytes_sent_per_round": (totals.sent_bytes - before.sent_bytes) // rounds,
-        "bytes_received_per_round": (totals.received_bytes - before.received_bytes) // rounds,
-        "groups": len(exchange.groups),
-        "path": exchange.path,
-    }
+    with take_part(job, rank, Exchanged(layout, arenas), Reporting(), listener=listener) as session:
+        bench = _Bench(job, rank, arenas, session)
+        bench.run(rounds.warmup)
+        bench.try_carriers()
+        if rounds.against and "same-host" in session.exchange.path:
+            raise ConfigError(
+                f"--against {','.join(rounds.against)}: values lie in shared memory here; add --set "
+                "exchange.transport=tcp"
+            )
+        bench.measure(rounds)
+        parameters = exchanged_sha256(session.exchange, arenas.parameters)
+        session.client.finish(parameters_sha256=parameters)
+    return bench.results()
 
 
-def _measured(exchange: Exchange, step: int, seconds: float) -> StepMeasurement:
-    layers = len(exchange.plan.layout.layers)
-    groups = tuple(map(group_measurement, exchange.group_times()))
-    return StepMeasurement(step, False, 0.0, (0.0,) * layers, groups, seconds)
+@dataclass
+class _Sums:
+    """Sums over the rounds that were counted of the job's own way."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    selected: int = 0
+    exact: int = 0
 
 
-def _round(
-    exchange: Exchange, step: int, clock: SystemClock, arenas: Arenas, gradients: NDArray[np.float32]
-) -> float:
-    begin_s = clock.now()
-    exchange.begin(step)
-    for group, (start, stop) in enumerate(group_bounds(exchange.plan.layout, exchange.groups)):
-        exchange.prepare(group)
-        if arenas.gradient_pages is not None:
-            arenas.gradients[start:stop] = gradients[start:stop]
-        exchange.push(group)
-    for group in reversed(range(len(exchange.groups))):
-        exchange.wait(group)
-    return clock.now() - begin_s
+class _Bench:
+    """One worker's rounds; steps are counted on from 1."""
+
+    def __init__(self, job: Job, rank: int, arenas: Arenas, session: Session) -> None:
+        self._job = job
+        self._arenas = arenas
+        self._session = session
+        self._exchange: Exchange = session.exchange
+        self._driver = StepDriver(job, self._exchange)
+        self._layers = range(len(self._exchange.plan.layout.layers))
+        self._clock = SystemClock()
+        self._gradients = DrawnGradients(self._exchange.plan.layout, (job.train.seed, rank))
+        self._is_paged = arenas.gradient_pages is not None
+        if not self._is_paged:
+            arenas.gradients[:] = self._gradients.values
+        self._step = 0
+        self._path = ""
+        self._sums = _Sums()
+        self._seconds: dict[str, list[float]] = {"": []}
+        for layer in reversed(self._layers):
+            self._driver.read(layer)
+
+    def run(self, rounds: int) -> list[float]:
+        """The seconds of each of `rounds` rounds."""
+        return [self._round() for _ in range(rounds)]
+
+    def try_carriers(self) -> None:
+        """Let the plan choose a carrier, if it wants to try them."""
+        if self._exchange.plan.carriage != "trial":
+            return
+        measured = [self._measured(self._round()) for _ in range(_TRIAL)]
+        plan = self._session.client.report_steps(self._step, measured, self._job.exchange.timeout_s)
+        self._driver.adopt(plan)
+
+    def measure(self, rounds: Rounds) -> None:
+        """Count rounds of the job's own way, and of others in turns with it."""
+        ways: dict[str, Carriage] = {"": self._exchange.plan.carriage, **{name: name for name in rounds.against}}
+        self._seconds = {name: [] for name in ways}
+        turn = _TURN if rounds.against else rounds.counted
+        for first in range(0, rounds.counted, turn):
+            names = _rotated(list(ways), first // turn)
+            for name in names:
+                if rounds.against:
+                    self._driver.adopt(replace(self._exchange.plan, carriage=ways[name]))
+                    # What lay idle meanwhile begins slowly.
+                    self._round()
+                self._count(name, min(turn, rounds.counted - first))
+
+    def _count(self, name: str, rounds: int) -> None:
+        for _ in range(rounds):
+            before = self._exchange.totals()
+            self._seconds[name].append(self._round())
+            if not name:
+                self._path = self._exchange.path
+                self._add(before.sent_bytes, before.received_bytes)
+
+    def _add(self, sent_before: int, received_before: int) -> None:
+        totals, groups, sums = self._exchange.totals(), self._exchange.group_times(), self._sums
+        sums.sent_bytes += totals.sent_bytes - sent_before
+        sums.received_bytes += totals.received_bytes - received_before
+        sums.selected += sum(times.selected for times in groups)
+        sums.exact += any(times.refreshed for times in groups)
+
+    def results(self) -> dict[str, Any]:
+        """Everything measured, and what it was measured of."""
+        job, sums, own = self._job, self._sums, self._seconds[""]
+        compresses = job.compression.method != "none"
+        elements = self._exchange.plan.layout.elements
+        return {
+            "seconds_per_round": spread(own),
+            **{f"{name}_seconds": spread(seconds) for name, seconds in self._seconds.items() if name},
+            "all_seconds": {name or "own": seconds for name, seconds in self._seconds.items()},
+            "bytes_sent_per_round": sums.sent_bytes // len(own),
+            "bytes_received_per_round": sums.received_bytes // len(own),
+            "groups": len(self._exchange.groups),
+            "path": self._path,
+            "kind": job.exchange.kind,
+            "zero": job.zero,
+            "precision": job.train.precision,
+            "compression": job.compression.method,
+            "density": job.compression.density if compresses else 1.0,
+            "downlink": job.downlink,
+            "selected_ratio": sums.selected / (elements * len(own)),
+            "rounds_with_exact_thresholds": sums.exact,
+            "skipped_rounds": self._exchange.skipped_steps,
+        }
+
+    def _round(self) -> float:
+        """One round; returns its seconds."""
+        self._step += 1
+        if self._job.compression.method != "none":
+            self._gradients.draw(self._arenas.gradients)
+        driver, begin_s = self._driver, self._clock.now()
+        driver.begin(self._step)
+        for layer in self._layers:
+            driver.prepare(layer)
+            if self._is_paged:
+                self._write(layer)
+            driver.ready(layer)
+        driver.end_backward()
+        for layer in reversed(self._layers):
+            driver.read(layer)
+        return self._clock.now() - begin_s
+
+    def _write(self, layer: int) -> None:
+        """The gradients of a layer, whose memory had been given back."""
+        offsets = self._exchange.plan.layout.offsets
+        part = slice(offsets[layer], offsets[layer + 1])
+        scale = np.float32(self._exchange.loss_scale)
+        np.multiply(self._gradients.values[part], scale, out=self._arenas.gradients[part])
+
+    def _measured(self, seconds: float) -> StepMeasurement:
+        groups = tuple(map(group_measurement, self._exchange.group_times()))
+        nothing = (0.0,) * len(self._layers)
+        return StepMeasurement(self._step, False, 0.0, nothing, groups, seconds, self._exchange.path)
+
+
+def _rotated(names: Sequence[str], by: int) -> list[str]:
+    """Every way is the first one in some turn."""
+    by %= len(names)
+    return [*names[by:], *names[:by]]
