@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 
 import grpc
@@ -21,9 +22,11 @@ from allreduce.ring.schedule import Ring, cut_chunks, summation_order
 from taihu.errors import ExchangeError, RunError, TaihuError
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, slice_bounds
+from taihu.settings import Transport
 from taihu.wire.codec import encode_frame
 from taihu.wire.headers import At, RingSegment, ValueType
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.shared_memory import SharedBuffer
 
 SIZES = (0, 1, 2, 7, 1000, 100_003)
 Float = NDArray[np.floating]
@@ -206,6 +209,45 @@ def test_a_rank_that_fails_tells_the_others_why() -> None:
         results = peers.run(work)
     assert results[2] == "RunError: out of paper"
     assert all("out of paper" in result for result in results)
+
+
+@pytest.mark.parametrize("path", ["tcp", "grpc", "same-host"])
+@pytest.mark.parametrize(("told", "silent"), [("left", "right"), ("right", "left")])
+@pytest.mark.parametrize("failing", range(3))
+def test_each_neighbour_is_told_the_reason_by_the_rank_that_failed(
+    failing: int, told: str, silent: str, path: Transport
+) -> None:
+    """Ranks of a ring of three are all neighbours: one of them passes nothing on, so that the other hears it first."""
+    ranks = {"left": (failing - 1) % 3, "right": (failing + 1) % 3}
+    heard = threading.Event()
+    in_time: list[bool] = []
+    with Peers(3, direct=path == "tcp") as peers, ExitStack() as stack:
+        arenas = [np.zeros(1000, dtype=np.float32)] * 3
+        if path == "same-host":
+            buffers = [stack.enter_context(SharedBuffer.create(4000)) for _ in range(3)]
+            peers.run(lambda communicator: communicator.choose_path(path, buffers[communicator.rank]))
+            arenas = [buffer.array(np.float32, 1000) for buffer in buffers]
+        peers.communicators[ranks[silent]].on_failure(lambda _: in_time.append(heard.wait(10)))
+
+        def work(communicator: Communicator) -> str:
+            rank = communicator.rank
+            if rank == failing:
+                communicator.fail(RunError("out of paper"))
+            ring = Ring(rank, cut_chunks(layout_of(1000), Group(0, 0), 3, 4))
+            try:
+                operation = Operation(OperationKey(1, 1, 0, 0), arenas[rank], ValueType.FP32, ring)
+                communicator.start(operation)
+                communicator.wait(operation)
+            except TaihuError as error:
+                if rank == ranks[told]:
+                    heard.set()
+                return str(error)
+            return "done"
+
+        results = peers.run(work)
+    assert in_time == [True]
+    assert results[ranks[told]] in {"out of paper", f"worker {failing} at {peers.addresses[failing]}: out of paper"}
+    assert all("out of paper" in result for result in results), results
 
 
 def test_another_size_of_the_buffer_is_an_error_on_every_rank() -> None:
