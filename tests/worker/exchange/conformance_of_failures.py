@@ -40,22 +40,25 @@ def gradients(rank: int, step: int) -> Values:
     return np.random.default_rng([rank, step]).standard_normal(LAYOUT.elements, dtype=np.float32)
 
 
-def with_value(at_rank: int, at_step: int, value: float) -> Callable[[int, int], Values]:
-    """The gradients, with one value in their place near the end of backward."""
+def with_value(at_rank: int, at_step: int, value: float, place: int = -5) -> Callable[[int, int], Values]:
+    """The gradients, with one value in its place, which is near the end of backward."""
 
     def given_by(rank: int, step: int) -> Values:
         given = gradients(rank, step)
         if (rank, step) == (at_rank, at_step):
-            given[-5] = np.float32(value)
+            given[place] = np.float32(value)
         return given
 
     return given_by
 
 
-@pytest.mark.parametrize("value", [1e30, np.inf, np.nan])
+@pytest.mark.parametrize(("value", "place"), [(1e30, 0), (np.inf, -5), (np.nan, -5)])
 @pytest.mark.parametrize("way", FP16, ids=str)
-def test_a_step_that_does_not_fit_into_fp16_on_one_worker_is_skipped_by_all(way: Way, value: float) -> None:
-    job, given_by = way.job(), with_value(1, 2, value)
+def test_a_step_that_does_not_fit_into_fp16_on_one_worker_is_skipped_by_all(
+    way: Way, value: float, place: int
+) -> None:
+    """Wherever the value is: in the group that is pushed first, or last."""
+    job, given_by = way.job(), with_value(1, 2, value, place)
     run = exchange_steps(job, LAYOUT, given_by, steps=3, plans={2: "single"} if way.is_planned else {})
     exact = expected_parameters(job, LAYOUT, given_by, ["single"] * 3)
     assert run.parameters[0][0].tobytes() == run.parameters[1][0].tobytes()
