@@ -217,7 +217,7 @@ def test_a_rank_that_fails_tells_the_others_why() -> None:
 def test_each_neighbour_is_told_the_reason_by_the_rank_that_failed(
     failing: int, told: str, silent: str, path: Transport
 ) -> None:
-    """Ranks of a ring of three are all neighbours: one of them passes nothing on, so that the other hears it first."""
+    """Ranks of a ring of three are all neighbours: one passes nothing on, so that the other hears it first."""
     ranks = {"left": (failing - 1) % 3, "right": (failing + 1) % 3}
     heard = threading.Event()
     in_time: list[bool] = []
@@ -235,7 +235,7 @@ def test_each_neighbour_is_told_the_reason_by_the_rank_that_failed(
                 communicator.fail(RunError("out of paper"))
             ring = Ring(rank, cut_chunks(layout_of(1000), Group(0, 0), 3, 4))
             try:
-                operation = Operation(OperationKey(1, 1, 0, 0), arenas[rank], ValueType.FP32, ring)
+                operation = Operation(OperationKey(At(1, 1), 0), arenas[rank], ValueType.FP32, ring)
                 communicator.start(operation)
                 communicator.wait(operation)
             except TaihuError as error:
