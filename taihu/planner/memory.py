@@ -54,7 +54,7 @@ class MemoryJob:
         window_frames: frames that a worker may have on their way to one server.
         frame_bytes: of the largest frame.
         spread_elements: of every layer that is spread over the workers, the parameters of the worker with the most.
-            They are its own in every stage: fp32, with their optimizer state, and the gradient of one at a time.
+            They are its own in every stage: fp32, with their optimizer state, and a bucket of one's gradient.
         copied_elements: parameters of layers behind spread ones that are not spread themselves, where stages 2 and 3
             give their memory back: they and their gradients are copied for a step.
 
@@ -169,7 +169,7 @@ def worker_memory(job: MemoryJob) -> MemoryUse:
     held = job.zero < 2 or job.holds_gradients
     beside_computed = job.largest_group_bytes if job.zero == 2 else job.arriving_bytes
     spread, copied = _FP32_BYTES * sum(job.spread_elements), _FP32_BYTES * job.copied_elements
-    own_gradient = _FP32_BYTES * max(job.spread_elements, default=0)
+    own_gradient = min(job.bucket_bytes, _FP32_BYTES * max(job.spread_elements, default=0))
     gradients = job.value_bytes * whole if held else budget * job.value_bytes // _FP32_BYTES
     return MemoryUse(
         parameters=job.value_bytes * stored + (window if job.zero == 3 else 0) + spread + copied,

@@ -67,6 +67,9 @@ class _Shard:
     def own(self, rank: int) -> slice:
         return slice(self.columns[rank], self.columns[rank + 1])
 
+    def width(self, rank: int) -> int:
+        return self.columns[rank + 1] - self.columns[rank]
+
 
 class _Copy:
     """A layer's parameters and gradients for a step, out of arenas that do not hold them all the time."""
@@ -90,7 +93,7 @@ class HybridModel:
 
     The layers that are not sharded make up `layout` and are exchanged as always; their arenas are bound with `bind`.
     The shards are this object's own, with their optimizer state (ZeRO: nobody else has them); their gradients are
-    there for one layer at a time.
+    there for `gradient_bytes` of one layer at a time, or a row.
 
     Where arenas give memory back group by group (ZeRO stages 2 and 3), layers behind the first sharded one that are
     not sharded themselves, which all passes read, are `copied` for the step.
@@ -108,6 +111,7 @@ class HybridModel:
         rank: int,
         size: int,
         copied: bool = False,
+        gradient_bytes: int = 16 << 20,
         dtype: DTypeLike = np.float32,
     ) -> None:
         known = {layer.name: layer for layer in fully_connected_layers(model)}
@@ -137,10 +141,10 @@ class HybridModel:
         self.layout = Layout(tuple(LayerSpec(layer.name, layer.tensors) for layer in kept))
         self._copies = {each.index: _Copy(each, dtype) for each in self._kept_in_tail if copied}
         self.shards: Array = np.zeros(offset, dtype=dtype)
-        # Of one layer at a time, which is updated before the next one's gradient is computed.
-        self._gradient: Array = np.zeros(
-            max((self._size_of(shard) for shard in self._shards.values()), default=0), dtype
-        )
+        self._gradient_bytes = gradient_bytes
+        # Of a part of one layer at a time, which is updated before the next one's gradient is computed.
+        room = max((self._rows_at_once(shard) * shard.width(rank) for shard in self._shards.values()), default=0)
+        self._gradient: Array = np.zeros(room, dtype=dtype)
         self._tail: Tail | None = None
 
     @property
@@ -203,7 +207,7 @@ class HybridModel:
             self._model.loss,
             scheme=scheme,
             update_each_pass=update_each_pass,
-            on_gradients=self._update,
+            on_gradient=self._update,
             tracer=tracer,
         )
 
@@ -307,17 +311,12 @@ class HybridModel:
 
     def _own_tensors(self, shard: _Shard, arena: Array, offset: int) -> list[Array]:
         """Views of this rank's part of the layer's tensors in `arena`, in order, from `offset` on."""
-        width = shard.columns[self._rank + 1] - shard.columns[self._rank]
         views = []
         for tensor in shard.layer.tensors:
-            shape = (*tensor.shape[:-1], width)
-            own = TensorSpec(tensor.name, shape)
-            views.append(arena[offset : offset + own.elements].reshape(shape))
+            own = TensorSpec(tensor.name, (*tensor.shape[:-1], shard.width(self._rank)))
+            views.append(arena[offset : offset + own.elements].reshape(own.shape))
             offset += own.elements
         return views
-
-    def _size_of(self, shard: _Shard) -> int:
-        return _elements(shard.layer, shard.own(self._rank))
 
     def _stages(self) -> Iterator[Stage]:
         chain = self._model.chain[self._start :]
@@ -335,17 +334,20 @@ class HybridModel:
             gradients = layer.gradients if copied is None else copied.gradients
             bias = parameters.get("bias")
             return FcWeights(parameters["weight"], bias, gradients["weight"], gradients.get("bias")), None
-        values = self._own_tensors(shard, self.shards, shard.offset)
-        own = self._own_tensors(shard, self._gradient, 0)
-        has_bias = len(values) > 1
-        weights = FcWeights(values[0], values[1] if has_bias else None, own[0], own[1] if has_bias else None)
-        return weights, shard.columns
+        weight, *rest = self._own_tensors(shard, self.shards, shard.offset)
+        rows = self._rows_at_once(shard)
+        gradient = self._gradient[: rows * weight.shape[1]].reshape(rows, -1)
+        if not rest:
+            return FcWeights(weight, None, gradient, None), shard.columns
+        return FcWeights(weight, rest[0], gradient, np.empty_like(rest[0])), shard.columns
 
-    def _update(self, name: str, passes: int) -> None:
-        """The gradient of a layer is there."""
-        shard = self._shards[name]
-        size = self._size_of(shard)
-        gradient = self._gradient[:size]
+    def _rows_at_once(self, shard: _Shard) -> int:
+        inputs = shard.layer.tensors[0].shape[0]
+        row_bytes = shard.width(self._rank) * self.shards.itemsize
+        return min(inputs, max(1, self._gradient_bytes // row_bytes))
+
+    def _update(self, name: str, start: int, gradient: Array, passes: int) -> None:
+        """A part of a layer's gradient is there."""
         if self._check_finite and not all_finite(gradient):
             raise RunError(
                 f"gradients of {name} are not finite at step {self._step}; lower optimizer.learning_rate or check "
@@ -353,7 +355,8 @@ class HybridModel:
             )
         # The gradient is the sum over ranks of those of mean losses, or the part of it that one pass makes up.
         scale = (passes if self._update_each_pass else 1) / self._size
-        self._optimizer.update(shard.offset, shard.offset + size, gradient, self._step, scale=scale)
+        start += self._shards[name].offset
+        self._optimizer.update(start, start + len(gradient), gradient, self._step, scale=scale)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +14,16 @@ from worker.fc.passes import Pass
 __all__ = ["FcWeights", "Stage", "StageMemory", "TailMemory"]
 
 
+def ignore_gradient(start: int, gradient: Array) -> None:
+    """The gradient stays where it was written."""
+
+
 @dataclass(frozen=True)
 class FcWeights:
-    """Views of what one rank holds of a layer: `weight` (K, n), `bias` (n,) or None, and their gradients."""
+    """Views of what one rank holds of a layer: `weight` (K, n), `bias` (n,) or None, and their gradients.
+
+    `weight_gradient` has room for at least one row of (K, n): for as many as are computed at once.
+    """
 
     weight: Array
     bias: Array | None
@@ -73,14 +80,23 @@ class Stage:
         """`dx` = dy W^T."""
         np.matmul(dy, self.weights.weight.T, out=dx)
 
-    def weight_gradients(self, x: Array, dy: Array) -> None:
-        """Overwrite the gradients by x^T dy and the column sums of dy."""
-        np.matmul(x.T, dy, out=self.weights.weight_gradient)
+    def weight_gradients(self, x: Array, dy: Array, take: Callable[[int, Array], None] = ignore_gradient) -> None:
+        """Overwrite the gradients by x^T dy and the column sums of dy, part by part.
+
+        `take(start, gradient)` is called with each part, flat, and the first of the layer's own values that it is of,
+        before the next one is written.
+        """
+        room = self.weights.weight_gradient
+        for first in range(0, self.inputs, len(room)):
+            rows = room[: self.inputs - first]
+            np.matmul(x[:, first : first + len(rows)].T, dy, out=rows)
+            take(first * self.width, rows.reshape(-1))
         if self.weights.bias_gradient is not None:
             sums = np.zeros(self.width, dtype=np.float64)
             if len(dy):
                 column_sums(dy, sums)
             self.weights.bias_gradient[...] = sums
+            take(self.inputs * self.width, self.weights.bias_gradient)
 
     def run_of(self, run: Run, one: Pass, rank: int, batch: int) -> Run:
         """The run as the elementwise layers see it: the samples and the columns that pass them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +32,7 @@ from worker.fc.stage import Stage, TailMemory
 
 __all__ = ["Mover", "Tail", "TailResult"]
 
+TakeGradient = Callable[[str, int, Array, int], None]
 LossFunction = Callable[[Array, Array], tuple[float, Array]]
 
 
@@ -59,9 +61,9 @@ class TailResult:
 class Tail:
     """Runs `stages`, of which at least one is sharded.
 
-    `on_gradients(name, passes)` is called when the gradients of a sharded stage are complete, and before those of the
-    next one are written: with `update_each_pass` those of one of so many passes, each time, otherwise those of all of
-    them, once. All passes together are the sum over ranks of the gradients of their mean losses.
+    `on_gradient(name, start, gradient, passes)` is called for each part of the gradient of a sharded stage, see
+    `Stage.weight_gradients`: with `update_each_pass` for those of one of so many passes, each time, otherwise for
+    those of all of them, once. All passes together are the sum over ranks of the gradients of their mean losses.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Tail:
         *,
         scheme: Scheme = "gather",
         update_each_pass: bool = False,
-        on_gradients: Callable[[str, int], None] = lambda name, passes: None,
+        on_gradient: TakeGradient = lambda name, start, gradient, passes: None,
         tracer: Tracer | None = None,
     ) -> None:
         self._stages = tuple(stages)
@@ -80,7 +82,7 @@ class Tail:
         self._rank = mover.rank
         self._scheme: Scheme = scheme
         self._update_each_pass = update_each_pass
-        self._on_gradients = on_gradients
+        self._on_gradient = on_gradient
         self._loss = loss
         self._tracer = tracer or Tracer.off()
         self._passes: tuple[Pass, ...] = ()
@@ -260,13 +262,14 @@ class Tail:
     def _weight_gradients(self, one: Pass | None, memory: TailMemory) -> None:
         """Write weight gradients of one pass, or of all; layers that are not sharded get theirs after all passes."""
         for stage, own in zip(reversed(self._stages), reversed(memory.stages), strict=True):
-            if one is not None and stage.columns is not None:
-                rows = own.rows(one)
-                stage.weight_gradients(own.x[rows], own.dy[rows])
+            rows = slice(None) if one is None else own.rows(one)
+            if stage.columns is not None:
+                stage.weight_gradients(own.x[rows], own.dy[rows], partial(self._take, stage.name))
             elif one is None or one is self._passes[-1]:
                 stage.weight_gradients(own.x, own.dy)
-            if stage.columns is not None:
-                self._on_gradients(stage.name, len(self._passes))
+
+    def _take(self, name: str, start: int, gradient: Array) -> None:
+        self._on_gradient(name, start, gradient, len(self._passes))
 
     def _move(self, name: str, transfer: Transfer) -> None:
         self._mover.start(name, transfer)()

@@ -167,7 +167,14 @@ class HybridReplica(Replica):
     ) -> None:
         self.uses = uses
         sharded = [choice.layer.name for choice in choices if choice.choice == "shard"]
-        self._hybrid = HybridModel(model, sharded, rank=mover.rank, size=mover.size, copied=job.zero >= 2)
+        self._hybrid = HybridModel(
+            model,
+            sharded,
+            rank=mover.rank,
+            size=mover.size,
+            copied=job.zero >= 2,
+            gradient_bytes=job.exchange.bucket_bytes,
+        )
         recompute(model, job, self._hybrid.front)
         self._mover = mover
         self._choices = choices
