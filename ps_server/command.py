@@ -25,6 +25,7 @@ from taihu.process.options import (
     make_tracer,
     stop_with_stdin,
 )
+from taihu.process.preparation import importing_much
 from taihu.results import check_writable
 
 __all__ = ["server"]
@@ -68,10 +69,11 @@ def server(
       taihu server job.toml --rank 1 --coordinator 10.0.0.1:7070
       taihu server job.toml --rank dns:server --coordinator dns:server:7070      # one of the addresses of a name
     """  # noqa: D301
-    from ps_server.daemon import ServerDaemon, ServerOptions
-    from taihu.coordination.membership import RunState
-    from taihu.launch.discovery import find_coordinator, find_rank
-    from taihu.wire.log import configure_logs
+    with importing_much():
+        from ps_server.daemon import ServerDaemon, ServerOptions
+        from taihu.coordination.membership import RunState
+        from taihu.launch.discovery import find_coordinator, find_rank
+        from taihu.wire.log import configure_logs
 
     job = flags.resolve(job_file, {"cluster": {"coordinator": coordinator}}, launched=True)
     check_writable(trace)

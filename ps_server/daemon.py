@@ -37,7 +37,7 @@ __all__ = ["ServerDaemon", "ServerOptions"]
 
 LostCallback = Callable[[int, str], None]
 
-_TICK_S = 0.2
+_TICK_S = 0.05
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from taihu.process.options import (
     make_tracer,
     stop_with_stdin,
 )
+from taihu.process.preparation import importing_much
 from taihu.results import check_writable, write_json
 
 if TYPE_CHECKING:
@@ -79,11 +80,12 @@ def worker(
       torchrun-, MPI- and Slurm-style variables name rank and world size:
       RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml --exchange ring
     """  # noqa: D301
-    from allreduce.rendezvous import ListenOptions
-    from taihu.launch.discovery import find_coordinator, find_rank
-    from taihu.run_folder import RunFiles, prepare_run
-    from taihu.wire.log import configure_logs
-    from worker.daemon import WorkerDaemon, WorkerOptions
+    with importing_much():
+        from allreduce.rendezvous import ListenOptions
+        from taihu.launch.discovery import find_coordinator, find_rank
+        from taihu.run_folder import RunFiles, prepare_run
+        from taihu.wire.log import configure_logs
+        from worker.daemon import WorkerDaemon, WorkerOptions
 
     own: dict[str, dict[str, object]] = {
         "cluster": {"coordinator": coordinator},

@@ -9,6 +9,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 from taihu.process.command_line import command_of
+from taihu.process.preparation import importing_much
 
 __all__ = ["LazyCommand"]
 
@@ -29,7 +30,8 @@ class LazyCommand(TyperCommand):
     def load(self) -> Callable[..., object]:
         """Import the function."""
         module, _, function = self._target.partition(":")
-        loaded: Callable[..., object] = getattr(importlib.import_module(module), function)
+        with importing_much():
+            loaded: Callable[..., object] = getattr(importlib.import_module(module), function)
         return loaded
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:

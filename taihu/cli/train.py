@@ -24,6 +24,7 @@ from taihu.process.options import (
     from_here,
     make_tracer,
 )
+from taihu.process.preparation import importing_much
 from taihu.results import check_folder_writable, check_writable, is_stdout, write_json
 from taihu.scores import score_lines
 from taihu.words import counted
@@ -69,9 +70,10 @@ def train(
       taihu train --compute sw26010 --trace trace.json
       taihu train --optimizer adam --lr 0.001
     """  # noqa: D301
-    from taihu.local.run import check_job, prepare
-    from taihu.local.training import LocalTraining
-    from taihu.run_folder import RunFiles
+    with importing_much():
+        from taihu.local.run import check_job, prepare
+        from taihu.local.training import LocalTraining
+        from taihu.run_folder import RunFiles
 
     # All that can be known to be wrong is said before anything starts.
     own = {"run": {"dir": run_dir, "save": from_here(save), "results": from_here(json_file)}}

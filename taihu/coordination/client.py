@@ -246,6 +246,7 @@ class HeartbeatThread:
         self._on_end = on_end
         self._clock = SystemClock()
         self._closing = False
+        self._wait_s = self._interval_s
         # Unlike an event, a queue may be put to from a signal handler.
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -263,13 +264,16 @@ class HeartbeatThread:
         self._thread.join(timeout=_CALL_TIMEOUT_S)
 
     def hurry(self) -> None:
-        """Send the next heartbeat at once: the run may have ended."""
+        """Send the next heartbeat at once, and others soon after it: the run may have ended, or is about to end."""
         self._wakes.put(None)
 
     def _closed(self) -> bool:
         """Wait until the next heartbeat is due; whether there is none."""
-        with suppress(Empty):
-            self._wakes.get(timeout=min(_HASTY_S, self._interval_s) if self._stop.expected else self._interval_s)
+        try:
+            self._wakes.get(timeout=min(_HASTY_S, self._interval_s) if self._stop.expected else self._wait_s)
+            self._wait_s = min(_HASTY_S, self._interval_s)
+        except Empty:
+            self._wait_s = min(2 * self._wait_s, self._interval_s)
         return self._closing
 
     def _run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -19,6 +20,7 @@ from taihu.errors import RunError
 from taihu.job.environment import without_settings
 from taihu.process.entry import EXIT_INTERRUPTED
 from taihu.process.forking import ForkedProcess, can_fork
+from taihu.process.preparation import importing_much
 
 __all__ = ["DaemonFailedError", "LocalProcesses", "prepare_to_fork"]
 
@@ -31,9 +33,11 @@ Process = subprocess.Popen[bytes] | ForkedProcess
 
 def prepare_to_fork() -> None:
     """Import what daemons need, and let numba load what it needs for its first kernel."""
-    for module in _DAEMONS:
-        importlib.import_module(module)
-    importlib.import_module("kernels.reduce").warm_up()
+    with importing_much():
+        for module in _DAEMONS:
+            importlib.import_module(module)
+        importlib.import_module("kernels.reduce").warm_up()
+    gc.freeze()
 
 
 class DaemonFailedError(RunError):
@@ -126,6 +130,11 @@ class LocalProcesses:
         codes = [daemon.process.poll() for daemon in self._daemons]
         self._raise_for(0, EXIT_INTERRUPTED, None)
         return None not in codes
+
+    @property
+    def first_has_ended(self) -> bool:
+        """Whether the daemon that was started first was seen to have ended."""
+        return self._daemons[0].process.returncode is not None
 
     def raise_if_interrupted(self) -> None:
         """Raise DaemonFailedError if a daemon was interrupted, which is no failure where the run was stopped."""

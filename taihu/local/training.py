@@ -20,7 +20,7 @@ from taihu.job import Job, job_to_toml
 from taihu.job.advice import advice_on_schedule
 from taihu.local.display import Display, RunView
 from taihu.local.processes import LocalProcesses
-from taihu.local.watching import show_status
+from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.results import read_json
 from taihu.run_folder import RunFiles
@@ -30,7 +30,7 @@ from taihu.trace import merge_parts
 
 __all__ = ["LocalTraining", "results_of"]
 
-_LOOK_S = 0.1
+_LOOK_S = 0.03
 _STATUS_S = 0.5
 _CONSEQUENCES_S = 2.0
 _STOP_S = 10.0
@@ -134,6 +134,7 @@ class LocalTraining:
 
     def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
         start = looked = time.monotonic()
+        status = StatusWatch(coordinator, display)
         stopping: _Stopping | None = None
         advised = False
         try:
@@ -144,7 +145,8 @@ class LocalTraining:
                         stopping = self._stop(coordinator, display)
                     if time.monotonic() - looked > _STATUS_S:
                         looked = time.monotonic()
-                        view = show_status(coordinator, display, looked - start)
+                        # Once the coordinator has ended, its port may be anybody's.
+                        view = None if processes.first_has_ended else status.show(looked - start)
                         if stopping is not None:
                             stopping.check(view, looked)
                         if view is not None and not advised:

@@ -8,28 +8,46 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from protos import coordinator_pb2 as pb
 from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.membership import Role
 from taihu.coordination.messages import member_from_message, progress_from_message
 from taihu.coordination.status import fetch_status
-from taihu.errors import TaihuError
+from taihu.errors import PeerUnreachableError, TaihuError
 from taihu.local.display import Display, RunView, view_of
 from taihu.process.background import in_background
 
-__all__ = ["Watched", "show_status", "watching"]
+__all__ = ["StatusWatch", "Watched", "watching"]
 
 _STATUS_S = 0.5
 
 
-def show_status(coordinator: str, display: Display, elapsed_s: float) -> RunView | None:
-    """Show the run's status, when its coordinator still answers and every worker has made a step.
+class StatusWatch:
+    """Shows the status that a run's coordinator tells; what is wrong with it is said once."""
 
-    Another process may have its port, once it has ended.
-    """
-    try:
-        status = fetch_status(coordinator, timeout_s=_STATUS_S)
-    except TaihuError:
-        return None
+    def __init__(self, coordinator: str, display: Display) -> None:
+        self._coordinator = coordinator
+        self._display = display
+        self._told = False
+
+    def show(self, elapsed_s: float) -> RunView | None:
+        """Show the status, `elapsed_s` after the start; returns it when every worker has made a step.
+
+        Nothing is said of a coordinator that does not answer: it is busy, or has ended.
+        """
+        try:
+            status = fetch_status(self._coordinator, timeout_s=_STATUS_S)
+        except PeerUnreachableError:
+            return None
+        except TaihuError as error:
+            if not self._told:
+                self._display.say(f"warning: the run's progress cannot be shown: {error}")
+            self._told = True
+            return None
+        return _show(status, self._display, elapsed_s)
+
+
+def _show(status: pb.GetStatusResponse, display: Display, elapsed_s: float) -> RunView | None:
     workers = [
         progress_from_message(member.progress)
         for member in status.members
@@ -55,11 +73,11 @@ class Watched:
 @contextmanager
 def watching(coordinator: str, display: Display) -> Iterator[Watched]:
     """Show the run's status twice a second during the block, from a thread."""
-    start, watched = time.monotonic(), Watched()
+    start, watched, status = time.monotonic(), Watched(), StatusWatch(coordinator, display)
 
     def watch(over: threading.Event) -> None:
         while not over.wait(_STATUS_S):
-            watched.view = show_status(coordinator, display, time.monotonic() - start) or watched.view
+            watched.view = status.show(time.monotonic() - start) or watched.view
 
     with in_background(watch, "watching"):
         yield watched

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NoReturn, Self
@@ -26,6 +27,7 @@ __all__ = ["ForkedProcess", "Streams", "can_fork", "exit_code_of", "fork_command
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.005
+_MOST_FILES = 1 << 16
 # Fields of /proc/self/stat, counted from the one after the program's name: where the command line lies.
 _ARG_START, _ARG_END = 45, 46
 
@@ -190,13 +192,30 @@ def _take_over(streams: Streams, environment: Mapping[str, str]) -> None:
     given = [fcntl.fcntl(each, fcntl.F_DUPFD, 3) for each in (streams.stdin, streams.stdout, streams.stderr)]
     for number, each in enumerate(given):
         os.dup2(each, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    _close_files_from(3)
     lines = 1 if os.isatty(1) or "PYTHONUNBUFFERED" in environment else -1
     sys.stdin = os.fdopen(0, encoding=encoding, closefd=False)
     sys.stdout = os.fdopen(1, "w", lines, encoding=encoding, closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, encoding=encoding, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(environment)
+
+
+def _close_files_from(first: int) -> None:
+    """Close every file with a number from `first` on.
+
+    The limit on numbers is no bound: containers raise it to a thousand million, of which each would be tried.
+    """
+    try:
+        numbers = [int(each.name) for each in Path("/proc/self/fd").iterdir()]
+    except OSError:  # elsewhere than on Linux
+        limit = os.sysconf("SC_OPEN_MAX")
+        os.closerange(first, limit if 0 < limit < _MOST_FILES else _MOST_FILES)
+        return
+    for number in numbers:
+        if number >= first:
+            with suppress(OSError):  # the folder that was listed
+                os.close(number)
 
 
 def _ready_for_signals() -> None:

@@ -6,6 +6,7 @@ Every daemon owns a `Metrics` with its own registry; nothing is registered globa
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -175,7 +176,12 @@ class MetricsPage:
 
     def close(self) -> None:
         """Close the port at once."""
-        self._server.shutdown()
+        ending = threading.Thread(target=self._server.shutdown, name="metrics-end")
+        ending.start()
+        # The server looks twice a second whether it is to end, unless its port tells it something.
+        with suppress(OSError):
+            self._server.socket.shutdown(socket.SHUT_RDWR)
+        ending.join()
         self._server.server_close()
         self._thread.join()
 

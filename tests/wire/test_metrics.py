@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
+import socketserver
+import threading
 from collections.abc import Callable
 from http.client import HTTPConnection
 
@@ -148,6 +151,20 @@ def test_the_port_is_free_again_when_the_page_is_closed() -> None:
         fetch(port)
     with MetricsPage(registry, port, "127.0.0.1") as page:
         assert page.port == port
+
+
+def test_closing_a_page_waits_for_no_look_of_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Patient(selectors.PollSelector):
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            return super().select(None)
+
+    monkeypatch.setattr(socketserver, "_ServerSelector", Patient)
+    page = MetricsPage(ServerMetrics(0).registry, 0, "127.0.0.1")
+    assert fetch(page.port)[0] == 200
+    closing = threading.Thread(target=page.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
 
 
 def test_a_port_in_use_is_named_with_the_remedy() -> None:

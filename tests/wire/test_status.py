@@ -36,6 +36,7 @@ FOREIGN_CLASSES = {
     "FAILED_PRECONDITION": "StaleError",
     "UNAVAILABLE": "MemberLostError",
     "DEADLINE_EXCEEDED": "PeerUnreachableError",
+    "UNIMPLEMENTED": "ConfigError",
 }
 
 
@@ -85,7 +86,8 @@ def test_a_foreign_status_names_the_peer_and_the_code(loopback: Loopback, code: 
     error = error_from_rpc(rpc_error, "server 1")
     assert error_class(rpc_error) is None
     assert type(error).__name__ == FOREIGN_CLASSES.get(code.name, "RunError")
-    assert str(error) == f"server 1: {code.name}: something else"
+    remedy = "; what listens there is something else: check the address" if code.name == "UNIMPLEMENTED" else ""
+    assert str(error) == f"server 1: {code.name}: something else{remedy}"
 
 
 @pytest.mark.parametrize("name", ["", "Exception", "KeyboardInterrupt", "taihu_error", "__name__"])
