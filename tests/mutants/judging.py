@@ -11,16 +11,12 @@ import os
 import resource
 import signal
 import struct
-import sys
-import threading
-import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -28,10 +24,9 @@ from hypothesis import HealthCheck, Phase, settings
 from mutants.cores import ROOT, Core
 from mutants.operators import Mutant
 from mutants.patching import Patcher, PatchError
+from mutants.reaching import Recording, Seen
 
 __all__ = ["Fate", "Verdict", "judge"]
-
-Trace = Callable[[FrameType, str, Any], Any]
 
 _FAILED, _NOT_PATCHED = 1, 3
 _MOST_MEMORY = 2 << 30
@@ -62,22 +57,16 @@ class Verdict:
     by: str
 
 
-@dataclass
-class _Seen:
-    """The trace of one test: its CPU time, and the lines of the core that it ran."""
-
-    seconds: float = 0.0
-    lines: set[tuple[str, int]] = field(default_factory=set)
-
-
 class _Judge:
     """A plugin of pytest whose test loop is the one that judges."""
 
-    def __init__(self, core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Verdict], None]) -> None:
-        self._files = frozenset(str(ROOT / path) for path in core.files)
+    def __init__(
+        self, recording: Recording, mutants: Sequence[Mutant], tell: Callable[[Mutant, Verdict], None]
+    ) -> None:
+        self._recording = recording
         self._mutants = mutants
         self._tell = tell
-        self._seen: dict[pytest.Item, _Seen] = defaultdict(_Seen)
+        self._seen: dict[pytest.Item, Seen] = {}
         self._failed: list[str] = []
         self._is_fork = False
         # By place and test: how often a test ran with a mutant, and how often it noticed.
@@ -101,10 +90,7 @@ class _Judge:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         if session.testsfailed:
             raise pytest.UsageError("some tests cannot be collected")
-        for item, following in _with_following(session.items):
-            self._run_traced(item, following)
-        if self._failed:
-            raise pytest.UsageError(f"tests fail without a mutant: {'; '.join(self._failed)}")
+        self._record(session.items)
         patcher = Patcher()
         gc.collect()
         gc.freeze()  # forks do not copy what the collector would have looked at
@@ -112,39 +98,31 @@ class _Judge:
             self._tell(mutant, self._judge(mutant, patcher))
         return True
 
-    def _run_traced(self, item: pytest.Item, following: pytest.Item | None) -> None:
-        seen = self._seen[item]
-
-        def trace(frame: FrameType, event: str, _: object) -> Trace | None:
-            if frame.f_code.co_filename not in self._files:
-                return None
-            seen.lines.add((frame.f_code.co_filename, frame.f_lineno))
-            return trace
-
-        begun = time.process_time()
-        threading.settrace(trace)
-        sys.settrace(trace)
-        try:
-            _run(item, following)
-        finally:
-            sys.settrace(None)
-            threading.settrace(None)
-        seen.seconds = time.process_time() - begun
+    def _record(self, items: Sequence[pytest.Item]) -> None:
+        fresh = [item for item in items if item.nodeid not in self._recording.seen]
+        with self._recording.recording() as record:
+            for item, following in _with_following(fresh):
+                record(item.nodeid, partial(_run, item, following))
+        if self._failed:
+            raise pytest.UsageError(f"tests fail without a mutant: {'; '.join(self._failed)}")
+        self._recording.save()
+        self._seen = {item: self._recording.seen[item.nodeid] for item in items}
 
     def _judge(self, mutant: Mutant, patcher: Patcher) -> Verdict:
-        path, place = str(ROOT / mutant.path), mutant.place
-        items = [item for item, seen in self._seen.items() if _reaches(seen, path, mutant)]
+        # A constant is read by whoever runs any of its file.
+        lines = None if mutant.is_constant else range(mutant.first_line, mutant.last_line + 1)
+        items = [item for item, seen in self._seen.items() if seen.reaches(mutant.path, lines)]
         if not items:
             return Verdict(Fate.UNREACHED, "")
-        items.sort(key=lambda item: self._expected_seconds(place, item))
+        items.sort(key=lambda item: self._expected_seconds(mutant.place, item))
         self._running[: _INDEX.size] = _INDEX.pack(0)
         child = os.fork()
         if not child:
             self._try(mutant, patcher, items)
         fate = _fate(os.waitpid(child, 0)[1])
         (last,) = _INDEX.unpack(self._running[: _INDEX.size])
-        self._tries.update((place, item) for item in items[: last + 1])
-        self._hits[place, items[last]] += fate.is_noticed
+        self._tries.update((mutant.place, item) for item in items[: last + 1])
+        self._hits[mutant.place, items[last]] += fate.is_noticed
         return Verdict(fate, items[last].nodeid)
 
     def _expected_seconds(self, place: str, item: pytest.Item) -> float:
@@ -174,7 +152,9 @@ class _Judge:
             os._exit(end)
 
 
-def judge(core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Verdict], None]) -> None:
+def judge(
+    core: Core, mutants: Sequence[Mutant], recording: Recording, tell: Callable[[Mutant, Verdict], None]
+) -> None:
     """Call `tell` with what becomes of each mutant, in order.
 
     Raises:
@@ -194,7 +174,9 @@ def judge(core: Core, mutants: Sequence[Mutant], tell: Callable[[Mutant, Verdict
     options = ["-qq", "-s", "--no-summary", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
     options += ["-o", "timeout=0"]
     options += [f"--deselect={test}" for test in core.without]
-    end = pytest.main([*options, "--rootdir", str(ROOT), *core.test_files], plugins=[_Judge(core, mutants, tell)])
+    end = pytest.main(
+        [*options, "--rootdir", str(ROOT), *core.test_files], plugins=[_Judge(recording, mutants, tell)]
+    )
     if end is not pytest.ExitCode.OK:
         raise RuntimeError(
             f"pytest ended with {end!r}: the tests {' '.join(core.test_files)} must pass before mutants count"
@@ -226,13 +208,6 @@ def _patch(mutant: Mutant, patcher: Patcher) -> None:
         patcher.patch_constant(path, mutant.place, mutant.write())
     else:
         patcher.patch_function(path, mutant.place, mutant.original, mutant.write())
-
-
-def _reaches(seen: _Seen, path: str, mutant: Mutant) -> bool:
-    """A constant is read by whoever runs any of its file."""
-    if mutant.is_constant:
-        return any(file == path for file, _ in seen.lines)
-    return any((path, line) in seen.lines for line in range(mutant.first_line, mutant.last_line + 1))
 
 
 def _run(item: pytest.Item, following: pytest.Item | None) -> None:

@@ -13,11 +13,14 @@ from pathlib import Path
 from mutants.cores import CORES, ROOT
 from mutants.judging import Fate, Verdict, judge
 from mutants.operators import Change, Mutant, mutants_of
+from mutants.reaching import Recording
 from mutants.results import Results
 
 __all__ = ["Survivor", "Tally", "say", "tally"]
 
 _EQUIVALENT = Path(__file__).with_name("equivalent")
+
+_KEPT = ROOT / "build" / "mutants"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ def tally(core: str, sample: int | None, seed: int, at: str = "", *, afresh: boo
     if not every:
         raise RuntimeError(f"{at or core}: nothing to change there; name FILE or FILE:LINE of core {core}")
     chosen = every if sample is None or sample >= len(every) else random.Random(seed).sample(every, sample)  # noqa: S311
-    results = Results(ROOT / "build" / "mutants" / f"{core}.jsonl", ROOT, CORES[core].test_files, afresh=afresh)
+    tests = CORES[core].test_files
+    results = Results(_KEPT / f"{core}.jsonl", ROOT, tests, afresh=afresh)
     counting = _Counting(core, len(chosen))
     rest = []
     for mutant in chosen:
@@ -88,7 +92,8 @@ def tally(core: str, sample: int | None, seed: int, at: str = "", *, afresh: boo
         counting.take(mutant, verdict)
 
     if rest:
-        judge(CORES[core], rest, tell)
+        recording = Recording(_KEPT / f"{core}.lines.json", ROOT, CORES[core].files, tests)
+        judge(CORES[core], rest, recording, tell)
     noticed = sum(number for fate, number in counting.fates.items() if fate.is_noticed)
     survivors = tuple(counting.survivors)
     return Tally(core, len(every), noticed + len(survivors), noticed, counting.excused, survivors)
