@@ -93,7 +93,7 @@ def calibrate(
         scan=scan,
         top_k=top_k,
         link=_link(
-            _transfers(serial, servers * (frame_elements or 0)), len(serial[0][0].groups) if serial else 0, previous
+            _transfers(serial, servers * (frame_elements or 0)), len(usual[0][0].groups), previous
         ),
         workers=len(reports),
         servers=servers,
@@ -126,7 +126,7 @@ def with_measured_bytes(
 
 def _ratio(measured: np.floating, expected: Array) -> float:
     total = float(expected.sum())
-    return float(measured) / total if measured > 0 and total > 0 else 1.0
+    return float(measured) / total if measured and total else 1.0
 
 
 def fit_linear(elements: Array, seconds: Array) -> LinearCost:
@@ -240,8 +240,7 @@ def _transfers(steps: Sequence[Step], together: int) -> Transfers:
     up_bytes, down_bytes, up, down, overlap, elements = np.moveaxis(np.array(samples), 1, 0)
     # A server serves its workers one after the other, so the fastest answer of each tells how far its clock is ahead.
     # Only by one clock can the way up of the last worker, who does not wait for others, be told from the longer ones.
-    fastest = np.min(down, axis=0)
-    ahead = fastest - fastest[0]
+    ahead = np.min(down, axis=0)
     last = np.argmin(up + ahead, axis=1)
     rows = np.arange(len(last))
     return Transfers(
@@ -262,7 +261,7 @@ def _slope(sizes: Array, seconds: Array) -> float | None:
     apart = sizes[right] - sizes[left]
     left, right, apart = left[apart != 0], right[apart != 0], apart[apart != 0]
     slopes = (seconds[right] - seconds[left]) / apart
-    order = np.argsort(slopes, kind="stable")
+    order = np.argsort(slopes)
     weights = np.cumsum(np.abs(apart[order]))
     median = order[np.searchsorted(weights, weights[-1] / 2.0)]
     return max(0.0, float(slopes[median]))

@@ -48,8 +48,8 @@ def plan_groups(layout: Layout, plan: str) -> tuple[Group, ...]:
         return tuple(Group(i, i) for i in range(len(layout.layers)))
     if plan == "single":
         return (Group(0, len(layout.layers) - 1),) if layout.layers else ()
-    kind, _, size = plan.partition(":")
-    if kind != "bucket":
+    size = plan.removeprefix("bucket:")
+    if size == plan:
         raise ConfigError(
             f"exchange.plan {plan!r}: expected per-layer, single or bucket:SIZE, for example bucket:4MB"
         )

@@ -408,3 +408,119 @@ def test_many_sizes_are_fitted_anew() -> None:
     assert link.alpha_seconds == pytest.approx(LINK.alpha_seconds, rel=0.01)
     assert link.up_seconds_per_byte == pytest.approx(LINK.up_seconds_per_byte, rel=0.01)
     assert link.down_seconds_per_byte == pytest.approx(LINK.down_seconds_per_byte, rel=0.01)
+
+
+def test_a_line_through_0_has_no_base() -> None:
+    """Its slope counts, not what a pass took in proportion: half of 25 / 12."""
+    sizes = np.array([100.0, 200.0, 300.0, 400.0])
+    assert fit_linear(sizes, np.array([0.0, 300.0, 400.0, 300.0])) == LinearCost(0.0, 1.0)
+
+
+def test_two_sizes_make_a_line() -> None:
+    assert fit_linear(np.array([100.0, 300.0]), np.array([7.0, 11.0])) == LinearCost(5.0, 0.02)
+
+
+def test_sizes_a_tenth_apart_make_none() -> None:
+    assert fit_linear(np.array([9.0, 10.0]), np.array([9.0, 12.0])) == LinearCost(0.0, 1.1)
+    assert fit_linear(np.array([8.0, 10.0]), np.array([9.0, 10.0])) == LinearCost(5.0, 0.5)
+
+
+def test_one_element_costs_what_its_pass_took() -> None:
+    assert fit_linear(np.array([1.0]), np.array([0.5])) == LinearCost(0.0, 0.5)
+    one, none = np.array([1.0]), np.array([0.0])
+    assert fit_link(whole(one, none, np.array([0.5]), np.array([0.25]))) == LinkCost(0.0, 0.75, 0.75)
+
+
+@pytest.mark.parametrize("overlaps", [(0.5, 0.5, 0.5, 0.5), (2.0, 2.0, 2.0, 2.0)])
+def test_what_both_ways_hold_counts_once(overlaps: tuple[float, ...]) -> None:
+    up, down, overlap = np.array([1e4, 2e5, 4e5, 9e5]), np.array([5e5, 1e5, 7e5, 3e5]), np.array(overlaps)
+    up_s = LINK.up_seconds_per_byte * up + overlap
+    link = fit_link(Transfers(up, down, up_s, 3e-3 + LINK.down_seconds_per_byte * down, overlap, np.full(4, 2.0)))
+    assert link.alpha_seconds == pytest.approx(LINK.alpha_seconds)
+
+
+def test_where_some_groups_went_whole_they_tell_the_start_up() -> None:
+    """What they say needs no guess of how long both ways were busy."""
+    up, down = np.array([1e4, 2e5, 4e5, 9e5, 6e5]), np.array([5e5, 1e5, 7e5, 3e5, 2e5])
+    guessed = np.array([0.0, 0.001, 0.001, 0.001, 0.0])
+    up_s, down_s = LINK.up_seconds_per_byte * up, 3e-3 + LINK.down_seconds_per_byte * down
+    assert fit_link(Transfers(up, down, up_s, down_s, guessed, np.ones(5))).alpha_seconds == pytest.approx(3e-3)
+
+
+def by_groups_of(sizes: list[int], link: LinkCost, *, elements: int = 1000) -> list[list[StepMeasurement]]:
+    """The report of one worker of a serial step of whole groups, which took what `link` says."""
+    groups = tuple(
+        GroupMeasurement(
+            elements=elements,
+            compress_seconds=0.0,
+            refreshed=False,
+            bytes_up=size,
+            bytes_down=2 * size,
+            up_seconds=link.alpha_seconds + link.up_seconds_per_byte * size,
+            down_seconds=link.down_seconds_per_byte * 2 * size,
+        )
+        for size in sizes
+    )
+    return [[StepMeasurement(9, True, 0.5, (0.1, 0.2, 0.0, 0.3), groups)]]
+
+
+def calibrated(reports: list[list[StepMeasurement]], previous: LinkCost, frame_elements: int | None) -> LinkCost:
+    """The link by `reports`, where `previous` was calibrated before."""
+    known = replace(calibrate(NAMES, ELEMENTS, reports, servers=1), link=previous)
+    return calibrate(NAMES, ELEMENTS, reports, servers=1, frame_elements=frame_elements, previous=known).link
+
+
+@pytest.mark.parametrize(("count", "is_fitted"), [(5, False), (6, True), (7, True)])
+def test_six_sizes_tell_of_a_link(count: int, is_fitted: bool) -> None:
+    """A start-up five times as long as before scales a link that is kept, bytes too."""
+    reports = by_groups_of([size * 10_000 for size in range(1, count + 1)], replace(LINK, alpha_seconds=15e-3))
+    link = calibrated(reports, LINK, None)
+    assert (link.up_seconds_per_byte == pytest.approx(LINK.up_seconds_per_byte)) == is_fitted
+
+
+def test_a_group_of_less_than_a_frame_is_one_frame() -> None:
+    link = calibrated(by_groups_of([10_000, 50_000], LINK, elements=10), LINK, 1000)
+    assert (link.alpha_seconds, link.up_seconds_per_byte, link.down_seconds_per_byte) == pytest.approx(
+        (LINK.alpha_seconds, LINK.up_seconds_per_byte, LINK.down_seconds_per_byte)
+    )
+
+
+def test_a_link_that_was_free_is_fitted_anew() -> None:
+    reports = by_groups_of([10_000, 50_000], LINK)
+    fitted = calibrate(NAMES, ELEMENTS, reports, servers=1).link
+    assert calibrated(reports, LinkCost(0.0, 0.0, 0.0), None) == fitted != LinkCost(0.0, 0.0, 0.0)
+
+
+def test_without_serial_steps_no_link_is_kept() -> None:
+    usual = [[replace(step, serial=False) for step in report] for report in by_groups_of([10_000], LINK)]
+    assert calibrated(usual, LINK, None) == LinkCost(0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("exact", "tell"), [((100,), False), ((100, 249_999), False), ((250_000,), True)])
+def test_groups_below_a_quarter_of_the_largest_say_nothing(exact: tuple[int, ...], tell: bool) -> None:
+    """A kind of compression of which there are only small ones costs what the other one tells."""
+    reused = [(size, SCAN) for size in (100, 300_000, 1_000_000)]
+    groups = tuple(
+        GroupMeasurement(n, cost.base_seconds + cost.seconds_per_element * n, cost == TOP_K, 4, 4, 0.0, 0.0)
+        for n, cost in [*reused, *((size, TOP_K) for size in exact)]
+    )
+    report = [StepMeasurement(2, False, 0.5, (0.1, 0.2, 0.0, 0.3), groups)]
+    top_k = calibrate(NAMES, ELEMENTS, [report], servers=1).top_k
+    at_large = (TOP_K if tell else scaled(SCAN, 4.0)).seconds_per_element
+    # Of one size alone the whole cost is put down to its elements.
+    own = TOP_K.base_seconds / 250_000 if tell else 0.0
+    assert top_k.seconds_per_element == pytest.approx(at_large + own)
+
+
+def test_names_elements_and_measured_layers_are_as_many() -> None:
+    reports = reports_of(measure(np.random.default_rng(1), 1, serial=True))
+    for names, elements in ((NAMES[1:], ELEMENTS), (NAMES, ELEMENTS[1:]), (NAMES[1:], ELEMENTS[1:])):
+        with pytest.raises(ValueError, match="zip"):
+            calibrate(names, elements, reports, servers=1)
+
+
+def test_without_groups_bytes_are_those_expected() -> None:
+    reports = [[StepMeasurement(1, False, 0.5, (0.1, 0.2, 0.0, 0.3), ())]]
+    profile = replace(calibrate(NAMES, ELEMENTS, reports, servers=1), sparse_up_ratio=7.0, sparse_down_ratio=9.0)
+    after = with_measured_bytes(profile, Compression("dlgs", 0.05, downlink="exact"), [], reports)
+    assert (after.sparse_up_ratio, after.sparse_down_ratio) == (1.0, 1.0)

@@ -108,3 +108,9 @@ def test_links_are_calibrated_by_the_steps_of_what_was_chosen() -> None:
     assert [each.step for each in steps_by("tcp", [report])[0]] == [4, 6, 8]
     assert [each.step for each in steps_by("grpc", [report])[0]] == [3, 5, 7]
     assert steps_by("tcp", [report[:5]]) == [report[:5]]
+
+
+def test_where_a_worker_has_no_serial_step_of_what_was_chosen_all_steps_tell() -> None:
+    reports = [[step(3, 1.0, serial=True), step(4, 1.0)], [step(3, 1.0), step(4, 1.0, serial=True)]]
+    assert steps_by("grpc", reports) == reports
+    assert steps_by("tcp", reports) == reports

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taihu.errors import ConfigError
-from taihu.planner.decide import UNCOMPRESSED, best_frame_elements, decide, predict
+from taihu.planner.decide import UNCOMPRESSED, best_frame_elements, choose_fc_of, decide, predict
+from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
 from taihu.planner.groups import Group, plan_groups
 from taihu.planner.merging import TIE, merge_exact, merge_greedy
 from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Method, Profile
@@ -83,7 +85,7 @@ def test_top_k_selects_from_one_group(strategy: str) -> None:
     top_k = replace(DLGS, method="topk")
     decision = decide(PROFILE, top_k, strategy)
     assert decision.groups == (Group(0, 5),)
-    assert set(decision.alternatives) == {"single", UNCOMPRESSED}
+    assert set(decision.alternatives) == {"single", "uncompressed"}
     assert decision.pays == (decision.seconds < decision.alternatives[UNCOMPRESSED])
 
 
@@ -136,3 +138,44 @@ def test_frames_are_as_large_as_may_be_where_bytes_cost_nothing() -> None:
     assert (
         best_frame_elements(replace(PROFILE, link=LinkCost(1e-4, 0.0, 0.0)), Compression("none"), 1 << 20) == 1 << 20
     )
+
+
+def test_what_takes_as_long_as_sending_everything_does_not_pay() -> None:
+    free = replace(PROFILE, scan=LinearCost(0.0, 0.0), top_k=LinearCost(0.0, 0.0), link=LinkCost(0.0, 0.0, 0.0))
+    decision = decide(free, DLGS, "single")
+    assert decision.seconds == decision.alternatives[UNCOMPRESSED]
+    assert not decision.pays
+
+
+@pytest.mark.parametrize(
+    ("alpha_s", "servers", "frames", "elements"),
+    [
+        (2.0**-8, 1, 16, 1 << 18),
+        (2.0**-8, 0, 16, 1 << 18),
+        (2.0**-8, 4, 8, 1 << 17),
+        (2.0**-2, 1, 2, 1 << 21),
+        (1.0, 1, 1, 1 << 23),
+        (2.0**-30, 1, 1 << 15, 1 << 14),
+        (0.0, 1, None, 1 << 14),
+    ],
+)
+def test_frames_are_those_of_the_formula(alpha_s: float, servers: int, frames: int | None, elements: int) -> None:
+    """The way of the whole model takes a second; sqrt(1 / (S alpha)) frames for each server."""
+    whole = 1 << 22
+    link = LinkCost(alpha_s, 1 / (4 * whole), 0.0)
+    # Around a ring of two every value goes once, too.
+    profile = replace(
+        PROFILE, layers=(LayerCost("fc", whole, 0.01),), link=link, workers=2, servers=servers
+    )
+    assert frames is None or frames == math.isqrt(int(1 / (max(1, servers) * alpha_s)))
+    assert best_frame_elements(profile, Compression("none"), 1 << 23) == elements
+    assert best_frame_elements(profile, Compression("none"), 1000) == 1000
+
+
+@pytest.mark.parametrize(("workers", "servers", "shared"), [(6, 2, 3.0), (2, 4, 1.0), (4, 0, 1.0)])
+def test_workers_share_a_servers_link_and_not_each_others(workers: int, servers: int, shared: float) -> None:
+    layers = (FcLayer("fc6", 9216, 4096), FcLayer("fc8", 4096, 1000))
+    profile = replace(PROFILE, workers=workers, servers=servers, fc_layers=layers, batch=32)
+    between_workers = FcLinks(transfer_seconds=0.5e-3, exchange_seconds=1e-3, seconds_per_byte=2e-8 / shared)
+    assert choose_fc_of(profile) == choose_fc(layers, FcJob(32, workers, servers), between_workers)
+    assert choose_fc_of(replace(profile, batch=0)) == ()

@@ -153,7 +153,7 @@ def test_one_layer_is_left_data_parallel_where_that_is_asked_for() -> None:
     assert modes([]) == []
     assert modes(layers, batch=1000) == ["data", "data", "data"]
     # One that stays anyway is enough.
-    assert modes([FcLayer("a", 50, 40), FcLayer("b", 40, 3)]) == ["shard", "data"]
+    assert modes([FcLayer("a", 50, 40), FcLayer("b", 700, 3)]) == ["shard", "data"]
 
 
 def test_the_row_of_the_results_has_all_fields() -> None:
@@ -188,3 +188,8 @@ def test_of_many_layers_each_is_chosen_alone() -> None:
     job = FcJob(300, 4, 0)
     assert [c.choice for c in choose_fc([FC1, small] * 5, job, links)] != ["shard", "data"] * 5
     assert [c.choice for c in choose_fc([FC1, small] * 5 + [FC1], job, links)] == ["shard", "data"] * 5 + ["shard"]
+
+
+def test_every_layer_has_a_mode() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        step_seconds([FC2, FC3], ["data"], FcJob(1, 2, 0), FcLinks(0.0, 0.0, 1.0))

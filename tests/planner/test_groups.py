@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from taihu.errors import ConfigError
 from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group, check_groups, group_of_layer, plan_groups
+from taihu.planner.groups import Group, check_groups, gradient_room, group_of_layer, parameter_room, plan_groups
 
 quick = settings(deadline=None)
 
@@ -152,3 +152,13 @@ def test_what_is_no_plan_is_refused_in_one_line(plan: str) -> None:
     with pytest.raises(ConfigError, match="for example") as caught:
         plan_groups(layers_of(3), plan)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_every_bucket_begins_empty() -> None:
+    """Layers of 8, 4, 4 and 4 B."""
+    layout = Layout(tuple(LayerSpec(f"l{n}", (TensorSpec("w", (size,)),)) for n, size in enumerate((2, 1, 1, 1))))
+    assert plan_groups(layout, "bucket:5B") == (Group(0, 0), Group(1, 2), Group(3, 3))
+
+
+def test_without_groups_nothing_is_held() -> None:
+    assert parameter_room([], 0) == gradient_room([], 0) == 0
