@@ -375,3 +375,26 @@ def test_a_transport_that_is_named_stays(transport: str, expected: str) -> None:
 
 def test_on_one_host_nothing_is_tried() -> None:
     assert {carriage for carriage, _ in carriages("auto", by_tcp=9.0, one_host=True)} == {"tcp"}
+
+
+@pytest.mark.parametrize(("kind", "frame_bytes"), [("ring", 4_000_000), ("server", 512 << 10)])
+def test_a_ring_of_sparse_gradients_sends_sparse_frames_whatever_the_optimizer(kind: str, frame_bytes: int) -> None:
+    """Through servers Adam's answers are dense."""
+    settings = {"exchange": {"kind": kind}, "compression": {"method": "dlgs"}, "optimizer": {"name": "adam"}}
+    job = Job.model_validate(settings)
+    assert job.downlink == "dense"
+    assert first_plan(job, LAYOUT, one_host=False).frame_elements * 4 == frame_bytes
+
+
+def test_the_first_routes_are_those_of_the_fewest_bytes() -> None:
+    """Of five values too, whose messages would count if they cost anything; and never the ring of dense sums."""
+
+    def first_route(density: float) -> Route:
+        job = make_job(1, 4, exchange={"kind": "ring"}, compression={"method": "dlgs", "density": density})
+        (route,) = first_plan(job, layout_of(5), one_host=False).routes
+        return route
+
+    assert first_route(0.3) is Route.REDUCE_SCATTER
+    assert first_route(1.0) is Route.REDUCE_SCATTER
+    assert choose(SparseWorkload(5, 0.3, 4, 1.0, 1.0), allow_gtopk=False, among=SPARSE_ROUTES) is Route.ALLGATHER
+    assert choose(SparseWorkload(5, 1.0, 4, 0.0, 1.0), allow_gtopk=False) is Route.RING

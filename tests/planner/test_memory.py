@@ -363,3 +363,26 @@ def test_what_cannot_be_is_refused_in_one_line(call: Callable[[], object], words
     with pytest.raises(ConfigError, match=words) as caught:
         call()
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_fewer_parameters_that_stay_come_first() -> None:
+    """All 4,000 B may stay; two groups of them are 2,800 B."""
+    generous = replace(LARGE, zero=3, live_bytes=4000)
+    assert worker_memory(generous).total == 6800
+    assert cheapest_fit(generous, 5600, 12_012) == "exchange.live_bytes = 0"
+    assert cheapest_fit(generous, 6800, 6012) == "cluster.servers = 2"
+    assert cheapest_fit(replace(LARGE, zero=2, live_bytes=4000), 5600, 12_012) is None
+
+
+def test_a_ring_gets_no_servers() -> None:
+    ring = replace(LARGE, servers=0, zero=3)
+    assert worker_memory(replace(ring, servers=1)).total == 5600 < worker_memory(ring).total
+    assert cheapest_fit(ring, 5600, 10**9) is None
+
+
+def test_a_machine_is_shared_in_whole_bytes() -> None:
+    """Three workers of 5,600 B and a server; 2,800 B of each are parameters."""
+    needed = 3 * 5600 + 12_012
+    for spare, more in ((0, 0), (2, 0), (3, 1), (5, 1)):
+        live = most_live_bytes(replace(LARGE, zero=3), 10**9, machine_free=needed + spare)
+        assert (live, type(live)) == (2800 + more, int)
