@@ -92,9 +92,7 @@ def calibrate(
         forward_seconds=forward,
         scan=scan,
         top_k=top_k,
-        link=_link(
-            _transfers(serial, servers * (frame_elements or 0)), len(usual[0][0].groups), previous
-        ),
+        link=_link(_transfers(serial, servers * (frame_elements or 0)), len(usual[0][0].groups), previous),
         workers=len(reports),
         servers=servers,
     )

@@ -6,6 +6,7 @@ of layer l into l - 1.
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 from typing import Final
 
@@ -24,7 +25,7 @@ TIE: Final = 1e-9
 
 _NARROW: Final = 2
 _WIDE: Final = 8
-_ALL: Final = 2**62
+_ALL: Final = sys.maxsize
 
 
 def merge_greedy(costs: Pipeline) -> tuple[Group, ...]:

@@ -164,9 +164,7 @@ def test_frames_are_those_of_the_formula(alpha_s: float, servers: int, frames: i
     whole = 1 << 22
     link = LinkCost(alpha_s, 1 / (4 * whole), 0.0)
     # Around a ring of two every value goes once, too.
-    profile = replace(
-        PROFILE, layers=(LayerCost("fc", whole, 0.01),), link=link, workers=2, servers=servers
-    )
+    profile = replace(PROFILE, layers=(LayerCost("fc", whole, 0.01),), link=link, workers=2, servers=servers)
     assert frames is None or frames == math.isqrt(int(1 / (max(1, servers) * alpha_s)))
     assert best_frame_elements(profile, Compression("none"), 1 << 23) == elements
     assert best_frame_elements(profile, Compression("none"), 1000) == 1000
