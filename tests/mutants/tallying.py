@@ -58,7 +58,8 @@ class Tally:
 def tally(core: str, sample: int | None, seed: int, at: str = "", *, afresh: bool = False) -> Tally:
     """Judge the mutants of a core, or `sample` of them drawn with `seed`; what earlier runs found out counts.
 
-    `at` is a file, relative to the root, or `file:line`: only the mutants there count. `afresh` forgets earlier runs.
+    `at` is a file, relative to the root, or `file:line`: only the mutants there count. `afresh` forgets earlier runs,
+    and judges the mutants that are listed as equivalent, too.
 
     Raises:
         RuntimeError: there are none, or the tests fail without any.
@@ -79,7 +80,9 @@ def tally(core: str, sample: int | None, seed: int, at: str = "", *, afresh: boo
     rest = []
     for mutant in chosen:
         verdict = results.known(mutant.key)
-        if verdict:
+        if counting.is_listed(mutant) and not afresh:
+            counting.excused += 1
+        elif verdict:
             counting.take(mutant, verdict)
         else:
             rest.append(mutant)
@@ -111,7 +114,7 @@ class _Counting:
 
     def take(self, mutant: Mutant, verdict: Verdict) -> None:
         self.fates[verdict.fate] += 1
-        listed = self._is_listed(mutant)
+        listed = self.is_listed(mutant)
         if verdict.fate in (Fate.SURVIVED, Fate.UNREACHED):
             if listed:
                 self.excused += 1
@@ -127,7 +130,7 @@ class _Counting:
             done = f"{self.fates.total()} of {self._mutants} mutants judged"
             say(f"{self._core}: {done}, {len(self.survivors)} survive, {time.process_time():.0f} s of CPU")
 
-    def _is_listed(self, mutant: Mutant) -> bool:
+    def is_listed(self, mutant: Mutant) -> bool:
         return (mutant.path, mutant.place) in self._equivalent and mutant.change in self._equivalent[
             mutant.path, mutant.place
         ]
