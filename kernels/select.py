@@ -19,6 +19,7 @@ from kernels.jit import kernel
 __all__ = [
     "accumulate_select",
     "clear",
+    "kth_largest",
     "kth_largest_magnitude",
     "momentum_select",
     "put_back",
@@ -44,6 +45,7 @@ _WITHIN_WORD = np.uint64(_WORD - 1)
 # Positions are unsigned in the inner loops: signed ones may count from the end, and the test for that would keep the
 # loops from being vectorised.
 _DIGITS = 2048  # What the highest 11 bits of a magnitude can be.
+_FEW = 1024  # So few entries are counted again for each bit sooner than by digits.
 _SAMPLE = 4096  # Entries that tell roughly where the k-th largest lies.
 
 
@@ -182,7 +184,7 @@ def kth_largest_magnitude(values: Values, k: int) -> float:
     """
     if not 1 <= k <= len(values):
         raise ValueError(f"k = {k} of {len(values)} values: expected 1 to {len(values)}")
-    return float(_kth_largest(values.view(np.int32), k))
+    return float(kth_largest(values, k))
 
 
 def warm_up() -> None:
@@ -333,7 +335,30 @@ def _take_rounded(residual: Values, indices: Indices, codes: Codes, fp16: bool) 
 
 
 @kernel
-def _kth_largest(bits: Bits, k: int) -> np.float32:
+def kth_largest(values: Values, k: int) -> np.float32:
+    """The k-th largest |value| for kernels, which know that 1 <= k <= n; NaN counts as the largest."""
+    bits = values.view(np.int32)
+    if len(bits) <= _FEW:
+        return _kth_largest_of_few(bits, k)
+    return _kth_largest_of_many(bits, k)
+
+
+@kernel
+def _kth_largest_of_few(bits: Bits, k: int) -> np.float32:
+    """One bit after another, the highest first: it is set where k entries are as large still."""
+    found = np.int32(0)
+    for bit in range(30, -1, -1):
+        candidate = np.int32(found | np.int32(1 << bit))
+        as_large = 0
+        for i in range(len(bits)):
+            as_large += int(np.int32(bits[np.uint64(i)] & _MAGNITUDE) >= candidate)
+        if as_large >= k:
+            found = candidate
+    return np.int32(found).view(np.float32)
+
+
+@kernel
+def _kth_largest_of_many(bits: Bits, k: int) -> np.float32:
     """Radix selection from the highest digit on: each pass counts the entries that share the digits found so far."""
     counts = np.zeros(_DIGITS, dtype=np.int64)
     hits = np.empty(_BLOCK, dtype=np.int32)

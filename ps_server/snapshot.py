@@ -22,8 +22,8 @@ class Snapshot:
         step: the last step that all parameters have been updated by, 0 for the initial ones.
         plan: the version of the plan that the state is divided by.
         arrays: copies by name, each of one dimension: `parameters` (n,) fp32, `optimizer.NAME` (n,) fp32, and with
-            DoubleSqueeze `residual` (n,) fp32, `thresholds` (frames,) fp32, `ages` and `kept` (frames,) int64. None
-            in stage 0 of ZeRO, where the workers have all there is.
+            DoubleSqueeze `residual` (n,) fp32, `thresholds` (units,) fp32, `ages` and `kept` (units,) int64, a unit
+            being a frame or what it covers of a layer. None in stage 0 of ZeRO, where the workers have all there is.
     """
 
     step: int

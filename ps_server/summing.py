@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from kernels.reduce import sum_in_rank_order
 from kernels.scatter import make_marks, scatter_assign, sum_sparse_in_rank_order
 from kernels.select import clear
 from ps_server.contribution import Contribution, HalfContribution, SparseContribution
-from taihu.compression import METHODS, Compressor, Unit
+from taihu.compression import Compressor, Unit, method_of
 from taihu.errors import FrameError
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec
@@ -173,21 +173,27 @@ class SqueezedSumming(SparseSumming):
 
     Args:
         parameters: the shard's, shape (n,), fp32.
-        compressor: selects from the sums; what it leaves out waits in a residual.
+        compressor: selects from the sums; what it leaves out waits in a residual. Where its thresholds belong to
+            layers, each layer of a frame has one; otherwise the frame has.
     """
 
     def __init__(self, parameters: Values, compressor: Compressor) -> None:
         self._parameters = parameters
         self._compressor = compressor
+        self._by_layer = compressor.method.unit == "layer"
         self._state = compressor.init(len(parameters), ())
         self._sums = np.zeros_like(parameters)
-        self._units: dict[int, int] = {}
+        self._units: dict[int, range] = {}
 
     @override
     def adopt(self, frames: Sequence[FrameSpec]) -> None:
-        """Take the framing; what was held back stays, thresholds are made anew."""
-        self._state.rebind([Unit(f.offset, f.offset + f.count, f.group) for f in frames])
-        self._units = {frame.offset: index for index, frame in enumerate(frames)}
+        """Take the framing; what was held back stays, and the thresholds of ranges that are there still."""
+        self._units, units = {}, list[Unit]()
+        for frame in frames:
+            bounds = frame.shard_bounds.tolist() if self._by_layer else [(frame.offset, frame.offset + frame.count)]
+            self._units[frame.offset] = range(len(units), len(units) + len(bounds))
+            units += (Unit(start, stop, frame.group) for start, stop in bounds)
+        self._state.rebind(units)
 
     @override
     def state(self) -> dict[str, NDArray[Any]]:
@@ -203,7 +209,7 @@ class SqueezedSumming(SparseSumming):
     def sum(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch) -> SparseSum:
         total = super().sum(frame, step, contributions, scratch)
         scatter_assign(total.indices, total.values, self._sums)
-        report = self._compressor.update(
+        outcome = self._compressor.update(
             self._state,
             self._units[frame.offset],
             step,
@@ -213,7 +219,8 @@ class SqueezedSumming(SparseSumming):
             values=scratch.packed,
         )
         clear(self._sums, total.indices)
-        return SparseSum(scratch.chosen[: report.selected], scratch.packed[: report.selected])
+        count = int(outcome.selected.sum())
+        return SparseSum(scratch.chosen[:count], scratch.packed[:count])
 
 
 def _all_of(kind: type[Kind], contributions: Sequence[Contribution], frame: FrameSpec, step: int) -> list[Kind]:
@@ -236,10 +243,12 @@ def make_summing(job: Job, parameters: Values) -> Summing:
         return DenseSumming()
     if job.downlink != "doublesqueeze":
         return SparseSumming()
+    method = method_of(compression)
     compressor = Compressor(
-        method=METHODS["dlgs"],
+        # Whatever the workers' thresholds belong to: only those of DLGS are by layers here.
+        method=method if compression.method == "dlgs" else replace(method, unit="group"),
         density=compression.density,
-        refresh_every=METHODS[compression.method].refresh_every or compression.refresh_every,
+        refresh_every=method.refresh_every or compression.refresh_every,
         density_warmup_steps=compression.density_warmup_steps,
     )
     return SqueezedSumming(parameters, compressor)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import Listener, ListenOptions, Meeting, listen_for_peers, meet
-from taihu.compression import UnitReport
+from taihu.compression import Outcome
 from taihu.coordination.client import (
     CoordinatorClient,
     HeartbeatThread,
@@ -61,7 +61,7 @@ class Reporting:
     """
 
     progress: Callable[[], Progress] = Progress
-    on_compressed: Callable[[UnitReport], None] = lambda _: None
+    on_compressed: Callable[[Outcome], None] = lambda _: None
     tracer: Tracer | None = None
     hosting: Callable[[Coordinator], None] = lambda _: None
     stop: StopNotice = field(default_factory=StopNotice)

@@ -1,14 +1,15 @@
 """Sparsification with error feedback behind one (init, update) interface: none, topk, lags, dlgs."""
 
-from taihu.compression.methods import METHODS, Compressor, make_compressor
-from taihu.compression.state import CompressionState, Unit, UnitReport, units_of_plan
+from taihu.compression.methods import METHODS, Compressor, make_compressor, method_of
+from taihu.compression.state import CompressionState, Outcome, Unit, units_of_plan
 
 __all__ = [
     "METHODS",
     "CompressionState",
     "Compressor",
+    "Outcome",
     "Unit",
-    "UnitReport",
     "make_compressor",
+    "method_of",
     "units_of_plan",
 ]

@@ -2,39 +2,29 @@
 
 docs/methods.md section 1.1: the residual is added exactly once, the threshold is exact in the first update and reused
 in the following ones, entries at or above it are sent, the others stay. Global Top-K and LAGS (Shi et al. 2019) make
-it anew every time, for the whole model or each layer; DLGS for each group, every `refresh_every` updates.
+it anew every time, for the whole model or each layer; DLGS every `refresh_every` updates, for each layer, or for each
+group where it is asked to.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.select import (
-    accumulate_select,
-    clear,
-    kth_largest_magnitude,
-    momentum_select,
-    put_back,
-    select,
-    take,
-    take_rounded,
-)
-from taihu.compression.state import CompressionState, Unit, UnitKind, UnitReport
+from kernels.select import clear, take_rounded
+from kernels.unit_select import Arenas, Rule, most_of, select_units
+from taihu.compression.state import CompressionState, Outcome, Unit, UnitKind
 from taihu.settings import CompressionSettings, OptimizerSettings
 
-__all__ = ["METHODS", "Compressor", "Method", "kept_elements", "make_compressor"]
+__all__ = ["METHODS", "Compressor", "Method", "kept_elements", "make_compressor", "method_of"]
 
 Values = NDArray[np.float32]
-
-_SLACK = 4
-"""A reused threshold may select a quarter more or less than the density asks for."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "none": Method("group", 1),
         "topk": Method("model", 1),
         "lags": Method("layer", 1),
-        "dlgs": Method("group", None),
+        "dlgs": Method("layer", None),
     }
 )
 
@@ -58,10 +48,6 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 def kept_elements(density: float, elements: int) -> int:
     """The number of values kept of `elements`: `max(1, ceil(density * elements))`, docs/methods.md section 1.1."""
     return min(elements, max(1, math.ceil(density * elements)))
-
-
-def _most(kept: int) -> int:
-    return kept + max(1, kept // _SLACK)
 
 
 @dataclass(frozen=True)
@@ -107,115 +93,87 @@ class Compressor:
 
     def kept(self, elements: int, step: int) -> int:
         """The number that the density of step `step` (from 1) keeps of a unit's `elements`."""
-        if step > self.density_warmup_steps:
-            return kept_elements(self.density, elements)
-        return kept_elements(self.density ** ((step - 1) / self.density_warmup_steps), elements)
+        return kept_elements(self._share(step), elements)
 
     def most_selected(self, elements: int) -> int:
         """No update of a unit of `elements` values selects more than this."""
         if self.density_warmup_steps:
             return elements
-        return min(elements, _most(kept_elements(self.density, elements)))
+        return min(elements, most_of(kept_elements(self.density, elements)))
 
     def update(
         self,
         state: CompressionState,
-        unit: int,
+        units: range,
         step: int,
         *,
         gradient: Values,
         parameters: Values,
         indices: NDArray[np.int32],
         values: NDArray[Any],
-    ) -> UnitReport:
-        """Take in the gradient of one unit and select what is sent of it now.
+    ) -> Outcome:
+        """Take in the gradients of neighbouring units and select what is sent of them now.
 
-        `residual + gradient` before equals `residual + decoded(values)` after, bit for bit; nothing is allocated.
+        `residual + gradient` before equals `residual + decoded(values)` after, bit for bit; nothing is allocated that
+        grows with the units. Different threads may update different units at the same time.
 
         Args:
             state: changed in place.
-            unit: index of the unit in `state.units`.
+            units: indices of the units in `state.units`, one after the other.
             step: number of this step, from 1.
-            gradient: shape (n,), the arena; the unit's range is scaled in place when it is clipped.
+            gradient: shape (n,), the arena; the range of a unit that is clipped is scaled in place.
             parameters: shape (n,), the arena; read for the weight decay.
-            indices: room for `most_selected` positions; gets ascending positions in the arena.
+            indices: room for `most_selected` positions of every unit; gets ascending positions in the arena.
             values: room for as many values of `value_dtype`; gets the values, or 16-bit codes.
 
         Returns:
-            How many were selected, and the threshold. Values that are not finite are always selected.
+            How many were selected, and the thresholds. Values that are not finite are always selected.
         """
-        where = state.units[unit]
-        kept = self.kept(where.elements, step)
-        age = state.ages[unit]
-        stale = age < 0 or age + 1 >= self.refresh_every or kept != state.kept[unit]
-        room = indices[: min(len(indices), _most(kept))]
-        before = float(state.thresholds[unit])
-        threshold = math.inf if stale else before
-        # In fp32 what is selected moves while it is in the cache; rounding comes after.
-        moved = values[: len(room)] if self.value_type == "fp32" else state.residual[:0]
-        hits = self._accumulate(
-            state, where, threshold, gradient=gradient, parameters=parameters, room=room, moved=moved
-        )
-        residual = state.residual[where.start : where.stop]
-        # Nothing holds a reused threshold to the density: the count may leave its bounds before the refresh is due.
-        refresh = stale or not kept - kept // _SLACK <= hits <= _most(kept)
-        if refresh:
-            put_back(residual, room[: min(hits, len(moved))], moved[:hits])
-            threshold = kth_largest_magnitude(residual, kept)
-            hits = select(residual, threshold, room)
-        count = min(hits, len(room))
-        if self.value_type != "fp32":
-            take_rounded(residual, indices[:count], values[:count], self.value_type)
-        elif refresh:
-            take(residual, indices[:count], values[:count])
-        if self.factor_masking and len(state.velocity):
-            clear(state.velocity[where.start : where.stop], indices[:count])
-        indices[:count] += np.int32(where.start)
-        drift = math.nan
-        if refresh:
-            drift = abs(threshold - before) / before if age >= 0 and before > 0 else math.nan
-            state.thresholds[unit], state.kept[unit] = threshold, kept
-        state.ages[unit] = 0 if refresh else age + 1
-        return UnitReport(step, unit, int(age) + 1, where.elements, kept, count, threshold, drift, refresh)
-
-    def _accumulate(
-        self,
-        state: CompressionState,
-        where: Unit,
-        threshold: float,
-        *,
-        gradient: Values,
-        parameters: Values,
-        room: NDArray[np.int32],
-        moved: Values,
-    ) -> int:
-        part = slice(where.start, where.stop)
         if self.clip_norm is not None:
-            norm = math.sqrt(float(np.dot(gradient[part], gradient[part])))
-            if norm > self.clip_norm:
-                gradient[part] *= np.float32(self.clip_norm / norm)
-        if not len(state.velocity):
-            return accumulate_select(gradient[part], state.residual[part], threshold, room, moved)
-        return momentum_select(
-            gradient[part],
-            parameters[part],
-            state.velocity[part],
-            state.residual[part],
-            threshold,
-            room,
-            moved,
-            self.momentum,
-            self.weight_decay,
-            self.nesterov,
-            1.0,
+            self._clip(state.units[units.start : units.stop], gradient, self.clip_norm)
+        count = select_units(
+            Arenas(gradient, parameters, state.velocity, state.residual),
+            state.table,
+            state.outcomes,
+            units.start,
+            units.stop,
+            Rule(self._share(step), self.refresh_every, self.momentum, self.weight_decay, self.nesterov),
+            indices,
+            # In fp32 what is selected moves while it is in the cache; rounding comes after.
+            values if self.value_type == "fp32" else state.residual[:0],
         )
+        if self.value_type != "fp32":
+            take_rounded(state.residual, indices[:count], values[:count], self.value_type)
+        if self.factor_masking and len(state.velocity):
+            clear(state.velocity, indices[:count])
+        return state.outcome(step, units)
+
+    def _share(self, step: int) -> float:
+        """The density of a step (from 1)."""
+        if step > self.density_warmup_steps:
+            return self.density
+        return float(self.density ** ((step - 1) / self.density_warmup_steps))
+
+    @staticmethod
+    def _clip(units: Sequence[Unit], gradient: Values, bound: float) -> None:
+        for unit in units:
+            part = gradient[unit.start : unit.stop]
+            norm = math.sqrt(float(np.dot(part, part)))
+            if norm > bound:
+                part *= np.float32(bound / norm)
+
+
+def method_of(settings: CompressionSettings) -> Method:
+    """The traits of the job's method: `threshold` says what shares one in `dlgs`."""
+    method = METHODS[settings.method]
+    return replace(method, unit=settings.threshold) if settings.method == "dlgs" else method
 
 
 def make_compressor(
     settings: CompressionSettings, optimizer: OptimizerSettings, *, workers: int, momentum_here: bool
 ) -> Compressor:
     """The compressor of a job; `momentum_here` says whether the workers apply momentum and weight decay."""
-    method = METHODS[settings.method]
+    method = method_of(settings)
     clip = settings.clip_norm
     return Compressor(
         method=method,

@@ -89,12 +89,12 @@ RULES: Final = (
     ),
     Rule(
         "compression.density compression.refresh_every compression.factor_masking compression.density_warmup_steps "
-        "compression.clip_norm compression.value_type compression.momentum_at",
+        "compression.clip_norm compression.value_type compression.momentum_at compression.threshold",
         lambda job: job.compression.method == "none",
         "needs a compression.method",
     ),
     Rule(
-        "compression.refresh_every",
+        "compression.refresh_every compression.threshold",
         lambda job: job.compression.method in {"topk", "lags"},
         "is for compression.method dlgs",
     ),

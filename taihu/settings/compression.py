@@ -14,8 +14,9 @@ __all__ = ["CompressionSettings"]
 class CompressionSettings(Section):
     """`[compression]`: what is sent of a gradient; what is not is sent later (error feedback).
 
-    `method` topk sends the share `density` of the whole gradient, lags that share of every layer, dlgs that of every
-    group, with a threshold that is made anew every `refresh_every` steps. `downlink` is what comes back: all
+    `method` topk sends the share `density` of the whole gradient, lags and dlgs that share of every layer; dlgs makes
+    its thresholds anew every `refresh_every` steps only. With `threshold` group it has one for all layers that are
+    merged into a message; what a run computes then depends on its plan. `downlink` is what comes back: all
     parameters (`dense`), those that any worker pushed (`exact`), or as many as one worker pushed (`doublesqueeze`).
     `momentum_at` says who applies momentum: the workers before they select (momentum correction), or the servers.
     `factor_masking` stops the momentum of what was sent, for densities so low that it would be stale. The density
@@ -28,6 +29,9 @@ class CompressionSettings(Section):
     )
     density: Annotated[float, Field(ge=1e-9, le=1)] = Field(
         default=0.01, description="share of the gradient that is sent"
+    )
+    threshold: Literal["layer", "group"] = Field(
+        default="layer", description="dlgs: what shares a threshold, a layer or the layers of a message"
     )
     refresh_every: Count = Field(default=32, description="dlgs: steps after which a threshold is made anew")
     value_type: Literal["fp32", "fp16", "bf16"] = Field(

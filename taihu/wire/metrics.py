@@ -9,13 +9,17 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from statistics import fmean
 from types import TracebackType
 from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from taihu.errors import ConfigError
 from taihu.process.entry import InterruptedRunError
@@ -62,7 +66,7 @@ class WorkerMetrics:
         self.threshold_drift = _histogram(
             self.registry,
             "taihu_threshold_drift_ratio",
-            "Relative change of a group's threshold when it was made anew.",
+            "Relative change of a threshold when it was made anew.",
             labels,
         )
         self.exchange_seconds = _histogram(
@@ -99,12 +103,35 @@ class WorkerMetrics:
         self._path.clear()
         self._path.labels(**self._labels, path=path).set(1)
 
+    def show_thresholds(self, last_drifts: Callable[[], Iterable[tuple[str, float]]]) -> None:
+        """Export what `last_drifts` returns when the page is read: each layer, or group of them, and its drift."""
+        self.registry.register(_ThresholdDrifts(self._labels, last_drifts))
+
     def tested(self, loss: float, metrics: Mapping[str, float]) -> None:
         """The model was tested; `metrics` are few, and always the same ones."""
         if ACCURACY in metrics:
             self.test_accuracy.set(metrics[ACCURACY])
         for name, value in {"loss": loss, **metrics}.items():
             self._test_score.labels(**self._labels, metric=name).set(value)
+
+
+class _ThresholdDrifts(Collector):
+    """Drift by layer, looked up when somebody reads: nothing is counted while gradients are compressed."""
+
+    def __init__(self, labels: Mapping[str, str], last_drifts: Callable[[], Iterable[tuple[str, float]]]) -> None:
+        self._labels = labels
+        self._last_drifts = last_drifts
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "taihu_layer_threshold_drift_ratio",
+            "Relative change of a layer's threshold when it was last made anew.",
+            labels=(*self._labels, "layer"),
+        )
+        for name, drift in self._last_drifts():
+            family.add_metric((*self._labels.values(), name), drift)
+        return [family]
 
 
 class ServerMetrics:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Literal
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kernels.half import from_half
-from taihu.compression import METHODS, CompressionState, Compressor, Unit, UnitReport, make_compressor, units_of_plan
+from taihu.compression import METHODS, CompressionState, Compressor, Unit, make_compressor, method_of, units_of_plan
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.settings import CompressionSettings, OptimizerSettings
@@ -25,6 +26,9 @@ Values = NDArray[np.float32]
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 DENSITIES = st.sampled_from([0.01, 0.1, 0.34, 0.5, 1.0])
+
+
+OF_UNIT = ("elements", "kept", "selected", "used", "thresholds", "drifts", "refreshed")
 
 
 def units_of(sizes: list[int]) -> tuple[Unit, ...]:
@@ -43,6 +47,21 @@ def gradients_of(seed: int, elements: int, steps: int, zeros: bool) -> list[Valu
     return gradients
 
 
+@dataclass(frozen=True)
+class UnitReport:
+    """The outcome of the update of one unit."""
+
+    step: int
+    unit: Unit
+    elements: int
+    kept: int
+    selected: int
+    age: int
+    threshold: float
+    drift: float
+    refreshed: bool
+
+
 class Run:
     """Drives a compressor over an arena and keeps what was sent."""
 
@@ -56,15 +75,18 @@ class Run:
         room = self.compressor.most_selected(self.state.units[unit].elements)
         indices = np.full(room, -1, dtype=np.int32)
         values = np.zeros(room, dtype=self.compressor.value_dtype)
-        report = self.compressor.update(
+        outcome = self.compressor.update(
             self.state,
-            unit,
+            range(unit, unit + 1),
             step,
             gradient=gradient,
             parameters=self.parameters,
             indices=indices,
             values=values,
         )
+        (of_unit,) = outcome.units
+        arrays = (getattr(outcome, name) for name in OF_UNIT)
+        report = UnitReport(outcome.step, of_unit, *(array.item() for array in arrays))
         sent = values[: report.selected]
         if self.compressor.value_type != "fp32":
             decoded = np.empty(len(sent), dtype=np.float32)
@@ -140,7 +162,7 @@ def test_thresholds_and_selections_follow_the_printed_algorithm(
             np.testing.assert_array_equal(indices, expected + unit.start)
             np.testing.assert_array_equal(sent, g[expected])
             assert (report.refreshed, report.kept, report.selected) == (refreshed, k, len(expected))
-            assert (report.step, report.unit, report.elements) == (step, index, unit.elements)
+            assert (report.step, report.unit, report.elements) == (step, unit, unit.elements)
             assert (report.threshold, report.age) == (thresholds[index], used_before)
             g[expected] = 0.0
             residual[part] = g
@@ -173,9 +195,9 @@ def test_a_threshold_is_not_reused_for_another_density() -> None:
     assert kept == [max(1, math.ceil(0.5 ** (min(step, 20) / 20) * 1000)) for step in range(23)]
 
 
-@pytest.mark.parametrize(("method", "unit", "refreshes"), [("topk", 1, 6), ("lags", 3, 6), ("dlgs", 2, 2)])
+@pytest.mark.parametrize(("method", "unit", "refreshes"), [("topk", 1, 6), ("lags", 3, 6), ("dlgs", 3, 2)])
 def test_methods_differ_in_what_shares_a_threshold_and_for_how_long(method: str, unit: int, refreshes: int) -> None:
-    """docs/methods.md section 1.5: over the model, every layer, every group; only DLGS uses a threshold again."""
+    """docs/methods.md section 1.5: over the model, or every layer; only DLGS uses a threshold again."""
     settings_ = CompressionSettings.model_validate({"method": method, "density": 0.1, "refresh_every": 3})
     compressor = make_compressor(settings_, OptimizerSettings(momentum=0.0), workers=1, momentum_here=True)
     sizes = (100, 200, 300)
@@ -290,6 +312,27 @@ def test_a_clipped_gradient_has_the_norm_of_the_bound(elements: int, clip: float
     np.testing.assert_allclose(np.linalg.norm(sent), min(norm, clip), rtol=1e-4)
 
 
+def test_units_that_are_there_still_keep_their_thresholds() -> None:
+    """A plan that merges layers otherwise changes nothing of thresholds by layer, nor of when they are due."""
+    random = np.random.default_rng(1)
+    run = Run(Compressor(METHODS["dlgs"], 0.1, refresh_every=4), units_of([50, 50, 20]))
+    gradients = random.choice(np.array([-1, 1], dtype=np.float32), (5, 120)) * np.arange(1, 121, dtype=np.float32)
+    for step in (1, 2):
+        for unit in (0, 1, 2):
+            run.state.residual[:] = 0.0
+            run.update(unit, step, gradients[step])
+    before = [array.copy() for array in (run.state.thresholds, run.state.ages, run.state.kept)]
+    run.state.rebind((Unit(50, 100, 0), Unit(0, 50, 1), Unit(100, 110, 1), Unit(110, 120, 1)))
+    after = (run.state.thresholds, run.state.ages, run.state.kept)
+    for old, new, fresh in zip(before, after, (0, -1, 0), strict=True):
+        assert new.tolist() == [old[1], old[0], fresh, fresh]
+    seen = []
+    for step in (3, 4, 5):
+        run.state.residual[:] = 0.0
+        seen.append(run.update(0, step, gradients[0])[0].refreshed)
+    assert seen == [False, False, True]
+
+
 def test_other_units_keep_the_residual_and_make_thresholds_anew() -> None:
     run = Run(Compressor(METHODS["dlgs"], 0.1, refresh_every=100), units_of([50, 50]))
     gradient = gradients_of(3, 100, 1, zeros=False)[0]
@@ -326,6 +369,18 @@ def test_units_are_the_model_the_layers_or_the_groups() -> None:
     assert units_of_plan("group", LAYOUT, groups) == (Unit(0, 3, 0), Unit(3, 15, 1))
     assert units_of_plan("layer", LAYOUT, groups) == (Unit(0, 3, 0), Unit(3, 8, 1), Unit(8, 15, 1))
     assert units_of_plan("model", LAYOUT, (Group(0, 3),)) == (Unit(0, 15, 0),)
+    assert [unit.name for unit in units_of_plan("group", LAYOUT, groups)] == ["l0 to l1", "l2 to l3"]
+    assert [unit.name for unit in units_of_plan("layer", LAYOUT, groups)] == ["l0", "l2", "l3"]
+
+
+def test_a_job_says_what_shares_a_threshold_of_dlgs_and_of_nothing_else() -> None:
+    def unit(**values: str) -> str:
+        return method_of(CompressionSettings.model_validate(values)).unit
+
+    assert unit(method="dlgs") == unit(method="dlgs", threshold="layer") == "layer"
+    assert unit(method="dlgs", threshold="group") == "group"
+    assert unit(method="lags", threshold="group") == "layer"
+    assert unit(method="topk", threshold="group") == "model"
 
 
 def test_a_job_gives_momentum_to_the_side_that_applies_it() -> None:
@@ -348,3 +403,109 @@ def test_a_job_gives_momentum_to_the_side_that_applies_it() -> None:
     assert (str(other.value_dtype), other.density_warmup_steps, other.factor_masking) == ("uint16", 5, True)
     exact = make_compressor(settings_.model_copy(update={"method": "lags"}), optimizer, workers=1, momentum_here=True)
     assert exact.refresh_every == 1
+
+
+@quick
+@given(
+    SIZES,
+    DENSITIES,
+    st.sampled_from(["fp32", "fp16", "bf16"]),
+    st.sampled_from([0.0, 0.9]),
+    st.none() | st.floats(0.5, 3),
+    st.integers(0, 2**32),
+)
+def test_units_that_are_updated_together_come_out_as_each_by_itself(  # noqa: PLR0917 - drawn by place
+    sizes: list[int],
+    density: float,
+    value_type: Literal["fp32", "fp16", "bf16"],
+    momentum: float,
+    clip: float | None,
+    seed: int,
+) -> None:
+    """What is sent, what stays, thresholds and reports: bit for bit."""
+    units = units_of(sizes)
+    compressor = Compressor(
+        METHODS["dlgs"],
+        density,
+        3,
+        value_type,
+        momentum=momentum,
+        factor_masking=momentum > 0,
+        clip_norm=clip,
+        density_warmup_steps=3,
+    )
+    one, together = Run(compressor, units), Run(compressor, units)
+    for step, gradient in enumerate(gradients_of(seed, one.elements, 6, zeros=False), 1):
+        alone = [one.update(unit, step, gradient.copy()) for unit in range(len(units))]
+        indices = np.full(one.elements, -1, dtype=np.int32)
+        values = np.zeros(one.elements, dtype=compressor.value_dtype)
+        outcome = compressor.update(
+            together.state,
+            range(len(units)),
+            step,
+            gradient=gradient.copy(),
+            parameters=together.parameters,
+            indices=indices,
+            values=values,
+        )
+        count = sum(report.selected for report, _, _ in alone)
+        assert outcome.units == units
+        assert indices[:count].tolist() == [index for _, each, _ in alone for index in each.tolist()]
+        sent = np.concatenate([each for _, _, each in alone])
+        decoded = values[:count]
+        if value_type != "fp32":
+            decoded = np.empty(count, dtype=np.float32)
+            from_half(values[:count], value_type, decoded)
+        assert decoded.tobytes() == sent.tobytes()
+        for place, name in enumerate(OF_UNIT):
+            told = [
+                [r.elements, r.kept, r.selected, r.age, r.threshold, r.drift, r.refreshed][place] for r, *_ in alone
+            ]
+            np.testing.assert_array_equal(getattr(outcome, name), told)
+        assert one.state.residual.tobytes() == together.state.residual.tobytes()
+        assert one.state.velocity.tobytes() == together.state.velocity.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("value_type", "digest"),
+    [
+        ("fp32", "1094663955b8f29c0135edca877dfea57b28d2de3df8f5079e5b0311f8125c63"),
+        ("fp16", "1a1b9678ee8bc05284e80eff7ea480f6c028815e46d05937bbb3c1485530f618"),
+        ("bf16", "9fe5beb1d2daa853710e077a4fbeb1cac1ad68b5d1c026e230de3b10dbdb44f5"),
+    ],
+)
+def test_with_thresholds_by_group_bits_are_those_from_before_there_were_others(value_type: str, digest: str) -> None:
+    """Recorded by the commit before `compression.threshold`, docs/adr/0033."""
+    settings_ = CompressionSettings.model_validate(
+        {
+            "method": "dlgs",
+            "threshold": "group",
+            "density": 0.05,
+            "refresh_every": 4,
+            "value_type": value_type,
+            "density_warmup_steps": 5,
+        }
+    )
+    compressor = make_compressor(settings_, OptimizerSettings(momentum=0.0), workers=1, momentum_here=True)
+    sizes = (100, 200, 1500, 100, 60, 40)
+    layout = Layout(tuple(LayerSpec(f"l{i}", (TensorSpec("w", (size,)),)) for i, size in enumerate(sizes)))
+    units = units_of_plan(compressor.method.unit, layout, (Group(0, 1), Group(2, 3), Group(4, 5)))
+    state, told = compressor.init(2000, units), hashlib.sha256()
+    for step in range(1, 15):
+        whole = (np.arange(2000, dtype=np.uint64) * 2654435761 + step * 40503) % np.uint64(65521)
+        gradient = (whole.astype(np.float32) - np.float32(32760)) * np.float32(1 / 4096)
+        for unit in range(3):
+            indices, values = np.empty(2000, dtype=np.int32), np.empty(2000, dtype=compressor.value_dtype)
+            outcome = compressor.update(
+                state,
+                range(unit, unit + 1),
+                step,
+                gradient=gradient,
+                parameters=gradient,
+                indices=indices,
+                values=values,
+            )
+            count = outcome.selected.item()
+            told.update(indices[:count].tobytes() + values[:count].tobytes())
+    told.update(state.residual.tobytes() + state.thresholds.tobytes())
+    assert told.hexdigest() == digest

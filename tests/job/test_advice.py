@@ -41,6 +41,7 @@ VALUES: dict[str, Any] = {
     "exchange.frame_bytes": 8192,
     "compression.density": 0.5,
     "compression.refresh_every": 5,
+    "compression.threshold": "group",
     "compression.factor_masking": True,
     "compression.density_warmup_steps": 5,
     "compression.clip_norm": 1.0,

@@ -120,6 +120,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
     "compression": {
         "method": st.sampled_from(["none", "topk", "lags", "dlgs"]),
         "density": st.floats(1e-9, 1),
+        "threshold": st.sampled_from(["layer", "group"]),
         "refresh_every": COUNT,
         "value_type": st.sampled_from(["fp32", "fp16", "bf16"]),
         "downlink": st.sampled_from(["auto", "dense", "exact", "doublesqueeze"]),
@@ -555,6 +556,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
     "compression": {
         "method": "lags",
         "density": 0.7,
+        "threshold": "group",
         "refresh_every": 7,
         "value_type": "fp16",
         "downlink": "doublesqueeze",

@@ -108,11 +108,11 @@ def test_what_waits_of_an_attempt_that_was_given_up_is_dropped() -> None:
     assert run.parameters.tobytes() == undisturbed.parameters.tobytes()
 
 
-def test_what_was_held_back_stays_and_thresholds_are_made_anew() -> None:
+def test_what_was_held_back_stays_and_thresholds_are_made_anew_where_layers_are_cut_otherwise() -> None:
     run = driven("squeezed")
     for step in range(1, 4):
         run.step(step)
-    before = run.shard.snapshot().arrays
+    before, ranges = run.shard.snapshot().arrays, ranges_of(run)
     assert (before["ages"] >= 0).all()
     assert (before["thresholds"] > 0).all()
     assert np.count_nonzero(before["residual"])
@@ -120,8 +120,11 @@ def test_what_was_held_back_stays_and_thresholds_are_made_anew() -> None:
     nothing = {f.offset: [np.zeros(f.count, np.float32)] * 2 for f in run.frames}
     answers = run.step(4, nothing)
     after = run.shard.snapshot().arrays
-    assert len(after["ages"]) == len(run.frames) != len(before["ages"])
-    assert (after["ages"] == 0).all()
+    known = np.array([each in ranges for each in ranges_of(run)])
+    assert len(after["ages"]) == len(known) != len(before["ages"])
+    assert known.any()
+    assert not known.all()
+    assert (after["ages"][~known] == 0).all()
     # What was not sent now is what had been held back, to the bit; the rest was applied.
     sent = np.array(sorted(all_told(run, answers)))
     assert 0 < len(sent) < run.partition.elements
@@ -129,6 +132,11 @@ def test_what_was_held_back_stays_and_thresholds_are_made_anew() -> None:
     assert (after["residual"][rest] == before["residual"][rest]).all()
     moved = before["parameters"] - np.float32(0.05) * before["residual"]
     np.testing.assert_allclose(after["parameters"][sent], moved[sent], rtol=1e-6)
+
+
+def ranges_of(run: Driven) -> list[list[int]]:
+    """Start and stop of what each frame covers of each layer, in the server's arena."""
+    return [bounds for frame in run.frames for bounds in frame.shard_bounds.tolist()]
 
 
 def test_the_runs_plan_is_asked_for_when_a_later_one_comes_and_only_then() -> None:

@@ -134,6 +134,10 @@ def _sparse(
     down = _Selector(layout.elements, compression.density, refresh)
     velocities = [np.zeros(layout.elements) for _ in range(workers)]
     master, history = _Master(job, layout), []
+    layers = group_ranges(layout, "per-layer")
+    units = {"topk": [(0, layout.elements)], "lags": layers}
+    if compression.threshold == "layer":
+        units["dlgs"] = layers
     for step, ranges in enumerate(groups, 1):
         total = np.zeros(layout.elements)
         for rank in range(workers):
@@ -141,7 +145,6 @@ def _sparse(
             if job.momentum_on_workers:
                 given += optimizer.momentum * velocities[rank] + optimizer.weight_decay * master.parameters
                 velocities[rank] = given
-            units = {"topk": [(0, layout.elements)], "lags": group_ranges(layout, "per-layer")}
             sent = selectors[rank].select(given, units.get(compression.method, ranges))
             if job.momentum_on_workers and compression.factor_masking:
                 velocities[rank] = np.where(sent != 0, 0.0, given)
@@ -149,7 +152,8 @@ def _sparse(
         if not job.momentum_on_workers:
             master.update(total / workers, step)
         else:
-            total = down.select(total, ranges) if job.downlink == "doublesqueeze" else total
+            if job.downlink == "doublesqueeze":
+                total = down.select(total, layers if units.get(compression.method) == layers else ranges)
             master.parameters = master.parameters - optimizer.learning_rate * total / workers
         history.append(master.parameters)
     return history

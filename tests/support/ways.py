@@ -22,12 +22,14 @@ class Way:
     transport: str = "tcp"
     method: str = "none"
     downlink: str = "auto"
+    threshold: str = "layer"
     route: Route | None = None
 
     def __str__(self) -> str:
         words = [self.kind, self.transport, f"zero{self.zero}", self.precision]
         if self.method != "none":
             words = [self.kind, self.transport, self.method, self.downlink]
+            words += [self.threshold] if self.threshold != "layer" else []
         return "-".join([*words, self.route.value] if self.route else words)
 
     @property
@@ -54,7 +56,7 @@ class Way:
             "exchange": exchange,
             "optimizer": optimizer,
             "train": {"precision": self.precision, "loss_scale": 256.0},
-            "compression": {"method": self.method, "downlink": self.downlink},
+            "compression": {"method": self.method, "downlink": self.downlink, "threshold": self.threshold},
         }
         if not self.is_dense:
             given["compression"] |= {"density": 0.1, "refresh_every": 3}
@@ -74,12 +76,15 @@ def _dense() -> list[Way]:
 
 
 def _sparse() -> list[Way]:
-    servers = [("topk", "exact"), ("lags", "exact"), ("dlgs", "exact"), ("dlgs", "dense"), ("dlgs", "doublesqueeze")]
-    ways = [Way("server", 1, method=method, downlink=downlink) for method, downlink in servers]
+    by_group, by_layer = ("dlgs", "exact", "group"), ("dlgs", "exact", "layer")
+    selections = [("topk", "exact", "layer"), ("lags", "exact", "layer"), by_group, by_layer]
+    servers = [*selections, ("dlgs", "dense", "layer"), ("dlgs", "doublesqueeze", "layer")]
+    servers.append(("dlgs", "doublesqueeze", "group"))
+    ways = [Way("server", 1, method=a, downlink=b, threshold=c) for a, b, c in servers]
     ways.append(Way("server", 1, "fp32", "grpc", "dlgs", "exact"))
     for route in (Route.ALLGATHER, Route.REDUCE_SCATTER):
-        ways += [Way("ring", 0, method=method, downlink="exact", route=route) for method in ("topk", "lags", "dlgs")]
-    ways.append(Way("ring", 0, "fp32", "grpc", "dlgs", "exact", Route.ALLGATHER))
+        ways += [Way("ring", 0, method=a, downlink=b, threshold=c, route=route) for a, b, c in selections]
+    ways.append(Way("ring", 0, "fp32", "grpc", "dlgs", "exact", route=Route.ALLGATHER))
     ways.append(Way("ring", 0, method="dlgs", downlink="dense", route=Route.ALLGATHER))
     return ways
 

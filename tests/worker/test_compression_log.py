@@ -3,18 +3,103 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from collections.abc import Sequence
 
-from taihu.compression import UnitReport
+import numpy as np
+import pytest
+
+from taihu.compression import Outcome, Unit
 from worker.reporting.compression_log import CompressionLog
 
+UNITS = (Unit(0, 100, 0, "fc"), Unit(100, 400, 0, "conv2"), Unit(400, 500, 1, "conv1"))
 
-def test_every_threshold_that_was_made_anew_is_kept_and_the_first_ones_are_not() -> None:
+
+def outcome(
+    step: int, units: tuple[Unit, ...], selected: Sequence[int], drifts: Sequence[float], used: int = 0
+) -> Outcome:
+    """Of every unit 10 entries should be kept."""
+    return Outcome(
+        step=step,
+        units=units,
+        elements=np.array([unit.elements for unit in units]),
+        kept=np.full(len(units), 10),
+        selected=np.array(selected),
+        used=np.full(len(units), used),
+        thresholds=np.ones(len(units), dtype=np.float32),
+        drifts=np.array(drifts),
+        refreshed=np.array(drifts) == np.array(drifts),
+    )
+
+
+def test_every_threshold_that_was_made_anew_is_kept_by_layer_and_the_first_ones_are_not() -> None:
     log = CompressionLog()
     assert log.results() is None
-    log.add(UnitReport(1, 0, 0, 100, 10, 10, 0.5, math.nan, refreshed=True))
-    log.add(UnitReport(2, 0, 1, 100, 10, 15, 0.5, math.nan, refreshed=False))
-    log.add(UnitReport(3, 0, 2, 100, 10, 5, 0.75, 0.5, refreshed=True))
-    assert log.results() == {
-        "selected_per_kept": {"min": 0.5, "median": 1.0, "max": 1.5},
-        "refreshes": {"step": [3], "unit": [0], "age": [2], "drift": [0.5]},
+    assert log.last_drifts() == []
+    log.add(outcome(1, UNITS[:2], [10, 10], [math.nan, math.nan]))
+    log.add(outcome(1, UNITS[2:], [10], [math.nan]))
+    log.add(outcome(2, UNITS[:2], [15, 10], [math.nan, 0.25], used=1))
+    log.add(outcome(2, UNITS[2:], [5], [math.nan], used=1))
+    log.add(outcome(3, UNITS[:2], [5, 12], [0.5, 0.125], used=2))
+    assert log.last_drifts() == [("fc", 0.5), ("conv2", 0.125)]
+    results = log.results()
+    assert results is not None
+    assert results["selected_per_kept"] == {"min": 0.5, "median": 1.0, "max": 1.5}
+    assert results["refreshes"] == {
+        "every": 1,
+        "step": [2, 3, 3],
+        "unit": [1, 0, 1],
+        "age": [1, 2, 2],
+        "drift": [0.25, 0.5, 0.125],
     }
+    rows = [
+        ("fc", 100, 3, 1, 0.5, 0.5, 1.0),
+        ("conv2", 300, 3, 2, 0.1875, 0.25, 32 / 30),
+        ("conv1", 100, 2, 0, None, None, 0.75),
+    ]
+    keys = ("name", "elements", "updates", "refreshes", "median_drift", "largest_drift", "selected_per_kept")
+    assert results["units"] == [dict(zip(keys, row, strict=True)) for row in rows]
+
+
+def test_other_groups_are_other_rows() -> None:
+    log = CompressionLog()
+    log.add(outcome(1, (Unit(0, 400, 0, "fc to conv2"),), [10], [math.nan]))
+    log.add(outcome(2, (Unit(0, 500, 0, "fc to conv1"),), [10], [math.nan]))
+    log.add(outcome(3, (Unit(0, 400, 0, "fc to conv2"),), [10], [0.5]))
+    results = log.results()
+    assert results is not None
+    rows = [(row["name"], row["updates"], row["refreshes"]) for row in units_of(results)]
+    assert rows == [("fc to conv2", 2, 1), ("fc to conv1", 1, 0)]
+
+
+def units_of(results: dict[str, object]) -> list[dict[str, object]]:
+    units = results["units"]
+    assert isinstance(units, list)
+    return units
+
+
+def test_a_long_run_takes_no_more_memory_than_a_short_one() -> None:
+    """Counts are those of all steps, and what is kept is of evenly spaced ones."""
+    log = CompressionLog()
+    log.add(outcome(1, UNITS, [10] * 3, [math.nan] * 3))
+    steps = 30_000
+    drifts = np.random.default_rng(1).random((steps, 3))
+    tracemalloc.start()
+    for step in range(2, steps + 2):
+        log.add(outcome(step, UNITS, [10] * 3, drifts[step - 2].tolist(), used=step))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 100_000
+    results = log.results()
+    assert results is not None
+    refreshes = results["refreshes"]
+    assert isinstance(refreshes, dict)
+    every = refreshes["every"]
+    assert every == 4
+    expected = [step for step in range(2, steps + 2) if step % every == 0]
+    assert refreshes["step"] == [step for step in expected for _ in UNITS]
+    assert refreshes["age"] == refreshes["step"]
+    assert refreshes["drift"] == [drift for step in expected for drift in drifts[step - 2].tolist()]
+    for row, largest in zip(units_of(results), drifts.max(axis=0), strict=True):
+        assert (row["updates"], row["refreshes"]) == (steps + 1, steps)
+        assert row["largest_drift"] == pytest.approx(largest)

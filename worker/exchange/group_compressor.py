@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.pack import pack, packed_bound
-from taihu.compression import Compressor, UnitReport, make_compressor, units_of_plan
+from taihu.compression import Compressor, Outcome, make_compressor, units_of_plan
 from taihu.coordination.plan import Plan
 from taihu.job import Job
 from taihu.planner.groups import Group
@@ -27,7 +28,7 @@ class Selection:
 
     indices: NDArray[np.int32]
     values: NDArray[Any]
-    reports: tuple[UnitReport, ...]
+    outcome: Outcome
 
 
 class GroupCompressor:
@@ -50,14 +51,16 @@ class GroupCompressor:
         self.adopt(plan.groups)
 
     def adopt(self, groups: Sequence[Group]) -> None:
-        """Go on with other groups: residuals stay, thresholds are made anew."""
+        """Go on with other groups: residuals stay, and thresholds but those of layers that are merged otherwise."""
         units = units_of_plan(self._compressor.method.unit, self._layout, groups)
         self.state.rebind(units)
-        self._units: list[list[int]] = [[] for _ in groups]
         room = [0] * len(groups)
+        ends = [0] * len(groups)
         for index, unit in enumerate(units):
-            self._units[unit.group].append(index)
+            ends[unit.group] = index + 1
             room[unit.group] += self._compressor.most_selected(unit.elements)
+        stops = list(accumulate(ends, max))
+        self._units = [range(start, stop) for start, stop in pairwise([0, *stops])]
         most = max(room, default=0)
         largest = max((group.last_layer - group.first_layer + 1 for group in groups), default=0)
         self._indices = np.empty(most, dtype=np.int32)
@@ -67,22 +70,17 @@ class GroupCompressor:
 
     def compress(self, group: int, step: int) -> Selection:
         """Select from the group's gradients, which are in the arena, and keep the rest for later."""
-        reports = []
-        stop = 0
-        for unit in self._units[group]:
-            reports.append(
-                self._compressor.update(
-                    self.state,
-                    unit,
-                    step,
-                    gradient=self._arenas.gradients,
-                    parameters=self._arenas.parameters,
-                    indices=self._indices[stop:],
-                    values=self._values[stop:],
-                )
-            )
-            stop += reports[-1].selected
-        return Selection(self._indices[:stop], self._values[:stop], tuple(reports))
+        outcome = self._compressor.update(
+            self.state,
+            self._units[group],
+            step,
+            gradient=self._arenas.gradients,
+            parameters=self._arenas.parameters,
+            indices=self._indices,
+            values=self._values,
+        )
+        count = int(outcome.selected.sum())
+        return Selection(self._indices[:count], self._values[:count], outcome)
 
     def kept(self, elements: int, step: int) -> int:
         """The number that the density of step `step` keeps of so many elements."""

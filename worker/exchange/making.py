@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from allreduce.communicator import Communicator
-from taihu.compression import UnitReport
+from taihu.compression import Outcome
 from taihu.coordination.plan import Plan
 from taihu.job import Job
 from taihu.optimization import OptimizerShard, in_steps
@@ -30,7 +30,7 @@ class Beside:
     """Parts that an exchange is given beside job, plan and arenas; see `Exchange` and `InitialParameters`."""
 
     initial: InitialParameters | None = None
-    on_compressed: Callable[[UnitReport], None] = lambda _: None
+    on_compressed: Callable[[Outcome], None] = lambda _: None
     tracer: Tracer | None = None
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.half_sums import warm_up
-from taihu.compression import UnitReport
+from taihu.compression import Outcome
 from taihu.coordination.plan import Plan
 from taihu.errors import ExchangeError, StaleError, TaihuError
 from taihu.job import Job
@@ -70,7 +70,7 @@ class Exchange:
         plan: the first one.
         arenas: those of the job.
         make_route: makes the route, which tells what happens to what it is given.
-        on_compressed: called with what became of each unit of compression.
+        on_compressed: called with what became of the units of each group that was compressed.
         clock: of `group_times`.
         tracer: gets an entry for each fetch and each compressed group.
     """
@@ -82,7 +82,7 @@ class Exchange:
         plan: Plan,
         arenas: Arenas,
         make_route: Callable[[RouteEvents], Route],
-        on_compressed: Callable[[UnitReport], None] = lambda _: None,
+        on_compressed: Callable[[Outcome], None] = lambda _: None,
         clock: Clock | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -361,17 +361,16 @@ class Exchange:
     def _compress(self, compressor: GroupCompressor, group: int, step: int, times: GroupTimes) -> None:
         start = self._clock.now()
         selection = compressor.compress(group, step)
-        for report in selection.reports:
-            times.refreshed |= report.refreshed
-            times.selected += report.selected
+        outcome = selection.outcome
+        times.refreshed = bool(2 * outcome.elements[outcome.refreshed].sum() > outcome.elements.sum())
+        times.selected += len(selection.indices)
         sent_bytes = self._route.send_selected(group, selection, compressor)
         if sent_bytes:
             times.bytes_up += sent_bytes
         times.submitted_s = self._clock.now()
         times.compress_s = times.submitted_s - start
         self._tracer.add("compress", "compress", start, times.submitted_s, step=step, group=group)
-        for report in selection.reports:
-            self._on_compressed(report)
+        self._on_compressed(outcome)
 
     def _widen(self, group: int) -> None:
         self._memory.widen(group)

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from taihu.compression import UnitReport
+from taihu.compression import Outcome
 from taihu.coordination.membership import Progress
 from taihu.coordination.plan import Plan
 from taihu.planner.profile import Profile
@@ -28,6 +28,7 @@ class Observer:
     def __init__(self, rank: int, *, total_steps: int, batch: int, metrics: WorkerMetrics, run_log: RunLog) -> None:
         self._meter = ProgressMeter(total_steps=total_steps, batch=batch)
         self._thresholds = CompressionLog()
+        metrics.show_thresholds(self._thresholds.last_drifts)
         self._metrics = metrics
         self._run_log = run_log
         self._batch = batch
@@ -39,12 +40,14 @@ class Observer:
         """The progress of the run, for heartbeats."""
         return replace(self._meter.progress, threshold_drift_ratio=self._drift)
 
-    def compressed(self, report: UnitReport) -> None:
-        """One unit was compressed; called by the compressing thread."""
-        self._thresholds.add(report)
-        if report.drift == report.drift:  # a first threshold has none
-            self._metrics.threshold_drift.observe(report.drift)
-            self._drift = report.drift
+    def compressed(self, outcome: Outcome) -> None:
+        """A group was compressed; called by the compressing thread."""
+        self._thresholds.add(outcome)
+        drifts = outcome.drifts[outcome.drifts == outcome.drifts].tolist()  # a first threshold has none
+        for drift in drifts:
+            self._metrics.threshold_drift.observe(drift)
+        if drifts:
+            self._drift = drifts[-1]
 
     def stepped(self, record: StepRecord) -> None:
         """A step and its exchange have ended."""

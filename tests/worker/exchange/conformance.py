@@ -113,7 +113,7 @@ def families() -> dict[str, list[Way]]:
     """Ways that have to end with the same bits: sums differ between servers and rings, if they are dense."""
     found: dict[str, list[Way]] = {}
     for way in WAYS:
-        name = f"{way.kind} {way.precision}" if way.is_dense else f"{way.method} {way.downlink}"
+        name = f"{way.kind} {way.precision}" if way.is_dense else f"{way.method} {way.downlink} {way.threshold}"
         found.setdefault(name, []).append(way)
     return found
 

@@ -140,3 +140,43 @@ def test_buffers_hold_the_selections_of_all_layers_of_a_group() -> None:
     for seen, exact, times in zip(run.parameters, expected, run.times, strict=True):
         np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
         assert times[0][0].selected == 12 * 30
+
+
+def ends_by_plan(servers: int, **compression: object) -> list[set[bytes]]:
+    """What seven steps end with: by one layer a message, merged, with small frames, and where the plan changes."""
+    exchange = {"kind": "server" if servers else "ring", "plan": "auto"}
+    ends = []
+    for own, changes in (
+        ({}, {}),
+        ({"plan": "single"}, {}),
+        ({"plan": "bucket:1kB", "frame_bytes": 4096}, {}),
+        ({}, {2: "single", 5: "per-layer"}),
+    ):
+        job = make_job(
+            max(1, servers),
+            3,
+            exchange={**exchange, **own},
+            compression={"density": 0.1, "refresh_every": 4, **compression},
+            optimizer={"learning_rate": 0.1, "momentum": 0.5},
+        )
+        ends.append(exchange_steps(job, LAYOUT, gradients, steps=STEPS, plans=changes).ends)
+    return ends
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize(("method", "downlink"), [("lags", "exact"), ("dlgs", "exact"), ("dlgs", "dense")])
+def test_with_thresholds_by_layer_no_bit_depends_on_the_plan(servers: int, method: str, downlink: str) -> None:
+    """Neither on how layers are merged, nor on frames, nor on a change of both between two exact selections."""
+    ends = ends_by_plan(servers, method=method, downlink=downlink)
+    assert len(set.union(*ends)) == 1
+
+
+def test_with_thresholds_by_layer_answers_that_are_selected_do_not_depend_on_the_plan_either() -> None:
+    """As long as a frame does not cut a layer: `frame_bytes` does here."""
+    per_layer, single, _, changing = ends_by_plan(2, method="dlgs", downlink="doublesqueeze")
+    assert len(per_layer | single | changing) == 1
+
+
+def test_with_thresholds_by_group_they_do() -> None:
+    ends = ends_by_plan(2, method="dlgs", threshold="group")
+    assert len(set.union(*ends)) == 4
