@@ -321,11 +321,11 @@ def test_units_that_are_there_still_keep_their_thresholds() -> None:
         for unit in (0, 1, 2):
             run.state.residual[:] = 0.0
             run.update(unit, step, gradients[step])
-    before = [array.copy() for array in (run.state.thresholds, run.state.ages, run.state.kept)]
+    before = [array.tolist() for array in (run.state.thresholds, run.state.ages, run.state.kept)]
     run.state.rebind((Unit(50, 100, 0), Unit(0, 50, 1), Unit(100, 110, 1), Unit(110, 120, 1)))
     after = (run.state.thresholds, run.state.ages, run.state.kept)
-    for old, new, fresh in zip(before, after, (0, -1, 0), strict=True):
-        assert new.tolist() == [old[1], old[0], fresh, fresh]
+    for kind, fresh in enumerate((0, -1, 0)):
+        assert after[kind].tolist() == [before[kind][1], before[kind][0], fresh, fresh]
     seen = []
     for step in (3, 4, 5):
         run.state.residual[:] = 0.0
