@@ -12,16 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.jit import kernel
-from kernels.nn.filters import TILE_ROWS
+from kernels.nn.filters import TILE_ROWS, Filters
 from kernels.nn.window import Window
 
 __all__ = [
     "Blocks",
     "Part",
+    "Phase",
+    "Result",
     "Source",
-    "mirrored_source",
     "padded_part",
     "part_of",
+    "phases_of",
+    "result_of",
     "source_of",
     "window_offsets",
 ]
@@ -31,10 +34,11 @@ class Source(NamedTuple):
     """The windows of images; flat, as nested tuples take kernels microseconds to unpack.
 
     Attributes:
-        size: of windows.
+        lines: of a window.
+        size: pixels of a line.
         stride: distance of windows in the padded image, whose first pixel has the position 0.
-        border: width of the border before the image: negative where the image is cropped instead.
-        spread: distance of the image's pixels in the padded image, with zeros between them.
+        above: lines of the border above the image: negative where the image is cropped instead.
+        before: pixels of the border before its lines, likewise.
         padded_height: of the padded image.
         padded_width: of the padded image.
         first_channel: of those that are read.
@@ -43,10 +47,11 @@ class Source(NamedTuple):
         columns: windows horizontally.
     """
 
+    lines: int
     size: int
     stride: int
-    border: int
-    spread: int
+    above: int
+    before: int
     padded_height: int
     padded_width: int
     first_channel: int
@@ -61,7 +66,7 @@ class Source(NamedTuple):
 
     def strip_elements(self, rows: int) -> int:
         """Elements of the part of a padded image that so many rows of windows lie in."""
-        return ((rows - 1) * self.stride + self.size) * self.padded_width * self.channels
+        return ((rows - 1) * self.stride + self.lines) * self.padded_width * self.channels
 
     def is_plain(self, images: tuple[int, ...], number: int, rows: int) -> bool:
         """Whether blocks of `number` images and so many rows of windows would be copied as they are.
@@ -74,9 +79,9 @@ class Source(NamedTuple):
             rows: of windows in a block.
         """
         batch, *image = images
-        needed = (self.rows - 1) * self.stride + self.size
+        needed = (self.rows - 1) * self.stride + self.lines
         padded = [self.padded_height, self.padded_width, self.channels]
-        same = self.spread == 1 and needed == image[0] and padded == image
+        same = needed == image[0] and padded == image
         return same and batch % number == 0 and self.rows % rows == 0
 
 
@@ -88,8 +93,7 @@ class Blocks(NamedTuple):
         rows: how many.
         plain: nothing is padded, which `Source.is_plain` allowed.
         together: a tile has the windows of several images at one position, where it has those at adjacent positions
-            of one image otherwise. Then products with the border, many where images are small, are left out,
-            and those with lines of zeros between spread-out pixels.
+            of one image otherwise. Then products with the border, many where images are small, are left out.
     """
 
     images: int
@@ -116,14 +120,84 @@ def source_of(window: Window, image: tuple[int, int], first_channel: int, channe
     size, stride, padding = window
     height, width = (side + 2 * padding for side in image)
     rows, columns = ((side - size) // stride + 1 for side in (height, width))
-    return Source(size, stride, padding, 1, height, width, first_channel, channels, rows, columns)
+    return Source(size, size, stride, padding, padding, height, width, first_channel, channels, rows, columns)
 
 
-def mirrored_source(window: Window, image: tuple[int, int], first_channel: int, channels: int) -> Source:
-    """The source, made of the gradient of its result, of the gradient of a convolution of (height, width) images."""
+class Result(NamedTuple):
+    """The places of a convolution's results in a one-dimensional array.
+
+    Attributes:
+        first: the first result of the first image.
+        number: of channels, side by side.
+        image: distance of images.
+        row: distance of rows.
+        column: distance of columns.
+    """
+
+    first: int
+    number: int
+    image: int
+    row: int
+    column: int
+
+
+def result_of(source: Source, filters: Filters) -> Result:
+    """The places of `filters` in (B, rows, columns, all filters)."""
+    pixel = filters.stride
+    return Result(filters.first, filters.number, source.pixels * pixel, source.columns * pixel, pixel)
+
+
+class Phase(NamedTuple):
+    """A part of the gradient of a convolution's input.
+
+    Attributes:
+        source: its windows, of the gradient of the convolution's result.
+        result: its places.
+        taps: kh * size + kw of the pixels of the weight that meet its windows, in their order; int64.
+    """
+
+    source: Source
+    result: Result
+    taps: NDArray[np.int64]
+
+
+def phases_of(window: Window, image: tuple[int, int], filters: Filters, channels: Filters) -> tuple[Phase, ...]:
+    """The gradient of the input of a convolution of (height, width) images, as convolutions of stride 1.
+
+    A pixel of the input is met by every `stride`-th line and column of the kernel, and all pixels that are met by the
+    same ones make a phase: one for stride 1, up to stride * stride otherwise. Pixels that the kernel skips, where it
+    is smaller than the stride, are in none.
+
+    Args:
+        window: of the convolution.
+        image: (height, width) of its input.
+        filters: of its result, whose gradient is given.
+        channels: of its input, whose gradient is made.
+    """
+    size, stride, _ = window
+    height, width = image
+    pixel = channels.stride
+    found = []
+    for row, column in np.ndindex(min(stride, size), min(stride, size)):
+        top, rows, lines, above = _phase(window, row, height)
+        left, columns, taps, before = _phase(window, column, width)
+        if not rows or not columns:
+            continue
+        sides = (rows + lines - 1, columns + taps - 1)
+        source = Source(lines, taps, 1, above, before, *sides, filters.first, filters.number, rows, columns)
+        first = channels.first + (top * width + left) * pixel
+        result = Result(first, channels.number, height * width * pixel, stride * width * pixel, stride * pixel)
+        of_weight = np.arange(size**2).reshape(size, size)[row::stride, column::stride][::-1, ::-1]
+        found.append(Phase(source, result, of_weight.reshape(-1).copy()))
+    return tuple(found)
+
+
+def _phase(window: Window, tap: int, side: int) -> tuple[int, int, int, int]:
+    """Of the positions that the kernel's line `tap` meets: the first, their number, lines that meet them, border."""
     size, stride, padding = window
-    height, width = (side + size - 1 for side in image)
-    return Source(size, 1, size - 1 - padding, stride, height, width, first_channel, channels, *image)
+    first = (tap - padding) % stride
+    lines = -(-(size - tap) // stride)
+    return first, max(-(-(side - first) // stride), 0), lines, lines - 1 - (first + padding - tap) // stride
 
 
 def window_offsets(source: Source, blocks: Blocks) -> NDArray[np.int64]:
@@ -154,7 +228,7 @@ def padded_part(x: NDArray[Any], source: Source, blocks: Blocks, part: Part, pad
     """The images of a block with their border: copied to the front of `padded`, or where they are if it is plain."""
     if blocks.plain:
         return x[part.begin :].reshape(-1)[part.top * source.stride * source.padded_width * source.channels :]
-    rows = (part.rows - 1) * source.stride + source.size
+    rows = (part.rows - 1) * source.stride + source.lines
     _pad(x[part.begin : part.begin + part.images], source, part.top * source.stride, rows, padded)
     return padded
 
@@ -162,38 +236,34 @@ def padded_part(x: NDArray[Any], source: Source, blocks: Blocks, part: Part, pad
 @kernel
 def _pad(x: NDArray[Any], source: Source, top: int, rows: int, padded: NDArray[Any]) -> None:
     """Copy `rows` rows, from row `top` on, of the padded images of `x` into the front of `padded`."""
-    border, spread, channels = source.border, source.spread, source.channels
+    channels = source.channels
     images, height, width, all_channels = x.shape
     columns = source.padded_width
     # Columns of the padded image from the image's first to behind its last one.
-    low = min(max(border, 0), columns)
-    high = max(min(border + (width - 1) * spread + 1, columns), low)
+    low = min(max(source.before, 0), columns)
+    high = max(min(source.before + width, columns), low)
     lines = x.reshape(images * height, width * all_channels)
     span = columns * channels
     for image in range(images):
         for row in range(rows):
             start = (image * rows + row) * span
             target = padded[start : start + span]
-            ih = (top + row - border) // spread
-            if ih < 0 or ih >= height or ih * spread != top + row - border:
+            ih = top + row - source.above
+            if ih < 0 or ih >= height:
                 target[:] = 0
                 continue
             target[: low * channels] = 0
             target[high * channels :] = 0
             line = lines[image * height + ih]
-            if spread == 1 and channels == all_channels:
+            if channels == all_channels:
                 inside = target[low * channels : high * channels]
-                original = line[(low - border) * channels : (high - border) * channels]
+                original = line[(low - source.before) * channels : (high - source.before) * channels]
                 for i in range(inside.size):
                     inside[i] = original[i]
                 continue
             for column in range(low, high):
                 pixel = target[column * channels : (column + 1) * channels]
-                iw = (column - border) // spread
-                if iw * spread != column - border:
-                    pixel[:] = 0
-                    continue
-                begin = iw * all_channels + source.first_channel
+                begin = (column - source.before) * all_channels + source.first_channel
                 original = line[begin : begin + channels]
                 for c in range(channels):
                     pixel[c] = original[c]

@@ -1,8 +1,8 @@
 """Direct convolution of NHWC images, and the gradient of its input, as tiles of sums in registers.
 
 A convolution is the sum over the lines of a window of matrix products: a line of `size` pixels with all their
-channels is contiguous in NHWC. The gradient of the input is the same convolution of the gradient, with its pixels
-spread by the stride (`mirrored_source`), and the mirrored weight (`pack_mirrored_weight`).
+channels is contiguous in NHWC. The gradient of the input is made of such convolutions of the gradient, one for each
+phase of the stride (`phases_of`), with the mirrored weight (`pack_mirrored_weight`).
 
 Every output is one chain of products in the order of the weight: it does not depend on how the work is divided among
 threads.
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.jit import kernel
-from kernels.nn.blocks import Blocks, Part, Source, padded_part, part_of
-from kernels.nn.filters import TILE_ROWS, Filters, tile_width
+from kernels.nn.blocks import Blocks, Part, Result, Source, padded_part, part_of
+from kernels.nn.filters import TILE_ROWS, tile_width
 from kernels.nn.register_tile import window_tile
 from kernels.nn.vectors import VECTOR_BYTES
 
@@ -35,7 +35,7 @@ def convolve(  # noqa: PLR0917 - arrays, what they mean, and the part of the wor
     weight: NDArray[Any],
     start: NDArray[Any],
     y: NDArray[Any],
-    filters: Filters,
+    result: Result,
     blocks: Blocks,
     scratch: NDArray[Any],
     first: int,
@@ -50,8 +50,8 @@ def convolve(  # noqa: PLR0917 - arrays, what they mean, and the part of the wor
         offsets: see `window_offsets`.
         weight: see `pack_weight`.
         start: (count of filters, rounded up to whole vectors): where sums begin.
-        y: written, one-dimensional and C-contiguous: (B, positions, filters.stride).
-        filters: the channels of `y` that are written.
+        y: written, one-dimensional and C-contiguous.
+        result: the places of `y` that are written.
         blocks: how the images are cut.
         scratch: (lanes, a tile of TILE_ROWS rows and two vectors, and a padded block unless it is plain).
         first: the first block.
@@ -63,7 +63,7 @@ def convolve(  # noqa: PLR0917 - arrays, what they mean, and the part of the wor
     for block in range(first, last):
         part = part_of(x, source, blocks, block)
         padded = padded_part(x, source, blocks, part, room)
-        _convolve_part(x, source, padded, offsets, weight, start, y, filters, blocks, part, spare)
+        _convolve_part(x, source, padded, offsets, weight, start, y, result, blocks, part, spare)
 
 
 @kernel
@@ -75,47 +75,46 @@ def _convolve_part(  # noqa: PLR0917 - arrays, what they mean, and where the blo
     weight: NDArray[Any],
     start: NDArray[Any],
     y: NDArray[Any],
-    filters: Filters,
+    result: Result,
     blocks: Blocks,
     part: Part,
     spare: NDArray[Any],
 ) -> None:
     """Convolve one block, whose windows lie in `padded`."""
     lanes = VECTOR_BYTES // x.itemsize
-    size, channels = source.size, source.channels
-    inner, line_stride = size * channels, source.padded_width * channels
-    depth, y_image = size * inner, source.rows * source.columns * filters.stride
-    for f in range(0, filters.number, 2 * lanes):
-        width = tile_width(filters.number - f, lanes)
-        inside = min(width, filters.number - f)
+    inner, line_stride = source.size * source.channels, source.padded_width * source.channels
+    depth = source.lines * inner
+    begin = result.first + part.begin * result.image + part.top * result.row
+    # Results of a block that follow one another, from one row and image to the next.
+    chained = result.row == source.columns * result.column and result.image == source.rows * result.row
+    for f in range(0, result.number, 2 * lanes):
+        width = tile_width(result.number - f, lanes)
+        inside = min(width, result.number - f)
         tile_start = start[f : f + width]
         # Tiles: the rows of a tile lie `step` elements apart in y, and `series` have so many rows in all.
         if blocks.together:
-            many, series, step = source.rows * source.columns, part.images, y_image
+            many, series, step = source.rows * source.columns, part.images, result.image
         else:
-            many, series, step = 1, part.images * part.rows * source.columns, filters.stride
+            many, series, step = 1, part.images * part.rows * source.columns, result.column
         for position in range(many):
-            low, high, left, right, skip = 0, size, 0, size, 1
+            low, high, left, right = 0, source.lines, 0, source.size
+            first = begin + f
             if blocks.together:
                 # Not a function of its own: its call for every tile would cost 3 % where channels are few.
-                low, high = _inside(position // source.columns, x.shape[1], source)
-                # Only every `spread`-th line has pixels of the image.
-                skip = source.spread
-                low += (source.border - position // source.columns * source.stride - low) % skip
-                left, right = _inside(position % source.columns, x.shape[2], source)
-            lines = max(-(-(high - low) // skip), 0)
-            shift = low * line_stride + left * channels
-            first_weight = f * depth + (low * inner + left * channels) * width
+                row, column = position // source.columns, position % source.columns
+                low, high = _inside(source.above - row * source.stride, x.shape[1], source.lines)
+                left, right = _inside(source.before - column * source.stride, x.shape[2], source.size)
+                first += row * result.row + column * result.column
+            shift = low * line_stride + left * source.channels
+            first_weight = f * depth + (low * inner + left * source.channels) * width
             for p in range(0, series, TILE_ROWS):
-                place = part.begin * y_image + part.top * source.columns * filters.stride + filters.first + f
-                place += position * filters.stride + p * step
-                whole = inside == width and p + TILE_ROWS <= series
-                target, target_first, target_stride = y, place, step
+                whole = inside == width and p + TILE_ROWS <= series and (chained or blocks.together)
+                target, target_first, target_stride = y, first + p * step, step
                 if not whole:
                     target, target_first, target_stride = spare, 0, width
                 tile = (
-                    padded, offsets, position * blocks.images + p, shift, lines, skip * line_stride,
-                    (right - left) * channels, weight, first_weight, skip * inner * width, tile_start,
+                    padded, offsets, position * blocks.images + p, shift, high - low, line_stride,
+                    (right - left) * source.channels, weight, first_weight, inner * width, tile_start,
                     target, target_first, target_stride,
                 )  # fmt: skip
                 if width == lanes:
@@ -123,14 +122,41 @@ def _convolve_part(  # noqa: PLR0917 - arrays, what they mean, and where the blo
                 else:
                     _wide_tile(*tile)
                 if not whole:
-                    for row in range(min(TILE_ROWS, series - p)):
-                        for i in range(inside):
-                            y[place + row * step + i] = spare[row * width + i]
+                    rows = 0 if blocks.together else part.rows
+                    _spread(spare, width, inside, p, min(TILE_ROWS, series - p), source, result, rows, y[first:])
 
 
 @kernel
-def _inside(position: int, side: int, source: Source) -> tuple[int, int]:
-    """The first of a window's lines that lies inside of an image of `side` lines, and the one behind the last."""
-    begin = source.border - position * source.stride
-    low = min(max(begin, 0), source.size)
-    return low, max(min(begin + (side - 1) * source.spread + 1, source.size), low)
+def _spread(  # noqa: PLR0917 - arrays, what they mean, and which results they are
+    spare: NDArray[Any],
+    width: int,
+    inside: int,
+    p: int,
+    count: int,
+    source: Source,
+    result: Result,
+    rows: int,
+    y: NDArray[Any],
+) -> None:
+    """Copy a tile of results `p` to `p` + `count` - 1 of a block to their places.
+
+    They are counted by image, row and column, where there are `rows` rows of an image; or by image, where it is 0.
+    """
+    for r in range(count):
+        place = (p + r) * result.image
+        if rows:
+            row, column = (p + r) // source.columns, (p + r) % source.columns
+            place = row // rows * result.image + row % rows * result.row + column * result.column
+        target = y[place : place + inside]
+        for i in range(inside):
+            target[i] = spare[r * width + i]
+
+
+@kernel
+def _inside(begin: int, side: int, lines: int) -> tuple[int, int]:
+    """The first of a window's `lines` that lies inside of an image of `side` lines, and the one behind the last.
+
+    The image begins at the line `begin` of the window.
+    """
+    low = min(max(begin, 0), lines)
+    return low, max(min(begin + side, lines), low)

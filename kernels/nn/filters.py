@@ -79,12 +79,19 @@ def pack_weight(  # noqa: PLR0917 - the last three are the part of the work
 
 @kernel
 def pack_mirrored_weight(  # noqa: PLR0917 - the last three are the part of the work
-    weight: NDArray[Any], filters: Filters, packed: NDArray[Any], first: int, last: int, lane: int
+    weight: NDArray[Any],
+    taps: NDArray[np.int64],
+    filters: Filters,
+    packed: NDArray[Any],
+    first: int,
+    last: int,
+    lane: int,
 ) -> None:
-    """Like `pack_weight`, for the gradient of the input: channels are its filters, kernels are turned by 180 degrees.
+    """Like `pack_weight`, for the gradient of the input: channels are its filters.
 
     Args:
         weight: (size * size, channels, filters.stride), C-contiguous.
+        taps: pixels of the weight in the order of a window, see `Phase`.
         filters: those whose gradient is given.
         packed: see `pack_weight`.
         first: the first tile of channels.
@@ -92,18 +99,18 @@ def pack_mirrored_weight(  # noqa: PLR0917 - the last three are the part of the 
         lane: not used.
     """
     lanes = VECTOR_BYTES // weight.itemsize
-    taps, channels, _ = weight.shape
-    depth = taps * filters.number
+    channels, number = weight.shape[1], len(taps)
+    depth = number * filters.number
     for tile in range(first, last):
         begin = 2 * lanes * tile
         width = tile_width(channels - begin, lanes)
         inside = min(width, channels - begin)
-        panel = packed[begin * depth : (begin + width) * depth].reshape(taps, filters.number, width)
-        for tap in range(taps):
+        panel = packed[begin * depth : (begin + width) * depth].reshape(number, filters.number, width)
+        for tap in range(number):
             for f in range(0, filters.number, lanes):
                 end = min(f + lanes, filters.number)
                 for i in range(inside):
-                    source = weight[taps - 1 - tap, begin + i]
+                    source = weight[taps[tap], begin + i]
                     for j in range(f, end):
                         panel[tap, j, i] = source[filters.first + j]
                 for i in range(inside, width):

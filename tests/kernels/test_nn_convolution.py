@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.nn.blocks import Blocks, Source, mirrored_source, source_of, window_offsets
+from kernels.nn.blocks import Blocks, Source, phases_of, result_of, source_of, window_offsets
 from kernels.nn.convolution import convolve
 from kernels.nn.filters import TILE_ROWS, Filters, pack_mirrored_weight, pack_weight, padded_filters, tiles_of
-from kernels.nn.weight_gradient import weight_gradient
+from kernels.nn.weight_gradient import packed_elements, weight_gradient
 from kernels.nn.window import Window
 
 _DTYPES = st.sampled_from([np.float32, np.float64])
@@ -113,9 +113,14 @@ def _weight_gradient(case: Case, x: NDArray[Any], dy: NDArray[Any]) -> NDArray[A
     dw = np.full((size, rows, columns), np.nan, x.dtype)
     blocks = case.blocks(source, x, may_be_plain=rows == inner)._replace(together=True)
     padded = 0 if blocks.plain else blocks.images * source.strip_elements(blocks.rows) + TILE_ROWS
-    scratch = _scratch(case, blocks.images * blocks.rows * source.columns * columns + padded)
+    pixels = blocks.images * blocks.rows * source.columns
+    scratch = _scratch(
+        case, pixels * columns + packed_elements(source, case.filters.number, x.itemsize, pixels) + padded
+    )
+    offsets = window_offsets(source, blocks)
+    last = window_offsets(source, blocks._replace(images=len(x) % blocks.images or blocks.images))
     _in_parts(
-        case, weight_gradient, size * rows // TILE_ROWS, x, source, window_offsets(source, blocks), dy.reshape(-1),
+        case, weight_gradient, size * rows // TILE_ROWS, x, source, offsets, last, dy.reshape(-1),
         case.filters, dw.reshape(-1), columns, blocks, scratch,
     )  # fmt: skip
     return dw[:, :inner, : case.filters.number]
@@ -140,7 +145,7 @@ def test_a_convolution_is_a_sum_over_windows(case: Case) -> None:
     scratch = _convolution_scratch(case, source, blocks)
     _in_parts(
         case, convolve, blocks.in_batch(len(case.x), source), case.x, source, window_offsets(source, blocks), packed,
-        start, y, case.filters, blocks, scratch,
+        start, y, result_of(source, case.filters), blocks, scratch,
     )  # fmt: skip
     assert np.array_equal(y.reshape(expected.shape), expected)
 
@@ -161,18 +166,22 @@ def test_the_gradient_of_the_input_goes_back_through_every_window(case: Case) ->
     expected = np.full(case.x.shape, 7.0)
     expected[..., case.slices[0]] = padded[:, padding : padding + height, padding : padding + width]
 
-    source = mirrored_source(case.window, case.x.shape[1:3], case.filters.first, case.filters.number)
-    targets = Filters(case.first_channel, channels, all_channels)
+    channels_of = Filters(case.first_channel, channels, all_channels)
     columns = padded_filters(channels, dtype)
-    packed, start = np.full(size**2 * case.filters.number * columns, np.nan, dtype), np.zeros(columns, dtype)
-    taps = case.weight.reshape(size**2, channels, -1)
-    _in_parts(case, pack_mirrored_weight, tiles_of(channels, dtype), taps, case.filters, packed)
-    dx = np.full(case.x.size, 7, dtype)
-    blocks = case.blocks(source, case.dy)
-    scratch = _convolution_scratch(case, source, blocks)
-    number, offsets = blocks.in_batch(batch, source), window_offsets(source, blocks)
-    _in_parts(case, convolve, number, case.dy, source, offsets, packed, start, dx, targets, blocks, scratch)
-    assert np.array_equal(dx.reshape(expected.shape), expected)
+    weight, start = case.weight.reshape(size**2, channels, -1), np.zeros(columns, dtype)
+    dx = np.full(case.x.shape, 7, dtype)
+    # Pixels that a kernel skips are in no phase.
+    dx[..., case.slices[0]] = 0 if stride > size else 7
+    for source, result, taps in phases_of(case.window, (height, width), case.filters, channels_of):
+        packed = np.full(len(taps) * case.filters.number * columns, np.nan, dtype)
+        _in_parts(case, pack_mirrored_weight, tiles_of(channels, dtype), weight, taps, case.filters, packed)
+        blocks = case.blocks(source, case.dy)
+        scratch = _convolution_scratch(case, source, blocks)
+        number, offsets = blocks.in_batch(batch, source), window_offsets(source, blocks)
+        _in_parts(
+            case, convolve, number, case.dy, source, offsets, packed, start, dx.reshape(-1), result, blocks, scratch
+        )
+    assert np.array_equal(dx, expected)
 
 
 @settings(deadline=None, max_examples=60)

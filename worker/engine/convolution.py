@@ -8,10 +8,10 @@ from typing import Final, Literal
 import numpy as np
 
 from kernels.nn.batch_norm import blocked_column_sums, fold, row_blocks
-from kernels.nn.blocks import Blocks, Source, mirrored_source, source_of, window_offsets
+from kernels.nn.blocks import Blocks, Phase, Result, Source, phases_of, result_of, source_of, window_offsets
 from kernels.nn.convolution import convolve
 from kernels.nn.filters import TILE_ROWS, Filters, pack_mirrored_weight, pack_weight, padded_filters, tiles_of
-from kernels.nn.weight_gradient import weight_gradient
+from kernels.nn.weight_gradient import packed_elements, weight_gradient
 from kernels.nn.window import Window
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
@@ -75,6 +75,7 @@ class Conv2d(ParameterLayer):
         self._image: tuple[int, int] = (0, 0)
         self._channels = 0
         self._offsets: dict[tuple[Source, Blocks], Array] = {}
+        self._phases: dict[int, tuple[Phase, ...]] = {}
 
     @property
     def kind(self) -> str:
@@ -117,6 +118,7 @@ class Conv2d(ParameterLayer):
         self._image, self._channels = (height, width), channels // self._groups
         positions = ((side + 2 * padding - size) // stride + 1 for side in (height, width))
         self._output_shape = (*positions, self._filters)
+        self._phases.clear()
         return self._output_shape
 
     def fill(self, generator: np.random.Generator) -> None:
@@ -128,20 +130,39 @@ class Conv2d(ParameterLayer):
 
     def compute(self, x: Array, run: Run) -> Array:
         """Convolve every group."""
-        self._input = x
+        self._input = x = self._read(x)
         y = self.workspace.take("output", (len(x), *self._output_shape), x.dtype)
         for group in range(self._groups):
-            source = source_of(self._window, self._image, group * self._channels, self._channels)
+            source = self._source(group)
             filters = self._filters_of(group)
-            packed = self._packed(source, filters, x, run)
             weight = self.parameters["weight"].reshape(-1, self._filters)
+            packed = run.scratch.take("packed", (len(weight) * padded_filters(filters.number, x.dtype),), x.dtype)
             run.team.run(pack_weight, tiles_of(filters.number, x.dtype), weight, filters, packed)
             start = run.scratch.take("start", (padded_filters(filters.number, x.dtype),), x.dtype)
             start[:] = 0
             if self._bias:
                 start[: filters.number] = self.parameters["bias"][filters.first : filters.first + filters.number]
-            self._convolve(x, source, packed, start, y, filters, run)
+            self._convolve(x, source, packed, start, y, result_of(source, filters), run)
         return y
+
+    def _read(self, x: Array) -> Array:
+        """The pixels of `x` that are read: of a kernel of one pixel every stride-th line and column alone."""
+        if self._strides_over == 1:
+            return x
+        thin = x[:, :: self._strides_over, :: self._strides_over]
+        return self.workspace.copy("input", thin)
+
+    @property
+    def _strides_over(self) -> int:
+        size, stride, padding = self._window
+        return stride if size == 1 and not padding else 1
+
+    def _source(self, group: int) -> Source:
+        """The windows of what `_read` returns."""
+        size, stride, padding = self._window
+        image = self._output_shape[:2] if self._strides_over > 1 else self._image
+        window = Window(size, stride // self._strides_over, padding)
+        return source_of(window, (image[0], image[1]), group * self._channels, self._channels)
 
     def differentiate(self, dy: Array, run: Run) -> Array:
         """The bias' gradient, and of every group those of the weight and of the input."""
@@ -152,7 +173,13 @@ class Conv2d(ParameterLayer):
             run.team.run(blocked_column_sums, len(totals), rows, totals)
             fold(totals)
             self.gradients["bias"][...] = totals[0, 0]
-        dx = self.workspace.take("input_gradient", x.shape, x.dtype) if self.needs_input_gradient else x[:0]
+        dx = x[:0]
+        if self.needs_input_gradient:
+            shape = (len(x), *self._image, self._groups * self._channels)
+            dx = self.workspace.take("input_gradient", shape, x.dtype)
+        if self._window.stride > self._window.size:
+            # Pixels between the windows.
+            dx[...] = 0
         for group in range(self._groups):
             self._differentiate_weight(group, dy, run)
             if self.needs_input_gradient:
@@ -161,7 +188,7 @@ class Conv2d(ParameterLayer):
 
     def _differentiate_weight(self, group: int, dy: Array, run: Run) -> None:
         x, filters = self._input, self._filters_of(group)
-        source = source_of(self._window, self._image, group * self._channels, self._channels)
+        source = self._source(group)
         size, inner = self._window.size, self._window.size * self._channels
         columns = padded_filters(filters.number, x.dtype)
         tiles = -(-inner // TILE_ROWS)
@@ -169,32 +196,35 @@ class Conv2d(ParameterLayer):
         direct = tiles * TILE_ROWS == inner and columns == self._filters
         dw = gradient if direct else run.scratch.take("weight_gradient", (size, tiles * TILE_ROWS, columns), x.dtype)
         blocks = self._gradient_blocks(x, source, plain=tiles * TILE_ROWS == inner)
-        elements = blocks.images * blocks.rows * source.columns * columns
+        pixels = blocks.images * blocks.rows * source.columns
+        elements = pixels * columns + packed_elements(source, filters.number, x.itemsize, pixels)
         if not blocks.plain:
             elements += blocks.images * source.strip_elements(blocks.rows) + TILE_ROWS
+        last = blocks._replace(images=len(x) % blocks.images or blocks.images)
+        offsets = self._offsets_of(source, blocks), self._offsets_of(source, last)
         scratch = run.scratch.take("padded", (run.team.threads, elements), x.dtype)
         run.team.run(
             weight_gradient,
             size * tiles,
-            *(x, source, self._offsets_of(source, blocks), dy.reshape(-1), filters, dw.reshape(-1), dw.shape[-1]),
-            *(blocks, scratch),
+            *(x, source, *offsets, dy.reshape(-1), filters, dw.reshape(-1), dw.shape[-1], blocks, scratch),
         )
         if not direct:
             gradient[:, :, filters.first : filters.first + filters.number] = dw[:, :inner, : filters.number]
 
     def _differentiate_input(self, group: int, dy: Array, dx: Array, run: Run) -> None:
         filters = self._filters_of(group)
-        source = mirrored_source(self._window, self._image, filters.first, filters.number)
-        channels = Filters(group * self._channels, self._channels, dx.shape[-1])
-        packed = self._packed(source, channels, dy, run)
         weight = self.parameters["weight"].reshape(-1, self._channels, self._filters)
-        run.team.run(pack_mirrored_weight, tiles_of(channels.number, dy.dtype), weight, filters, packed)
-        start = run.scratch.take("start", (padded_filters(channels.number, dy.dtype),), dy.dtype)
+        start = run.scratch.take("start", (padded_filters(self._channels, dy.dtype),), dy.dtype)
         start[:] = 0
-        self._convolve(dy, source, packed, start, dx, channels, run)
+        for source, result, taps in self._phases_of(group):
+            packed = run.scratch.take(
+                "packed", (len(taps) * filters.number * padded_filters(self._channels, dy.dtype),), dy.dtype
+            )
+            run.team.run(pack_mirrored_weight, tiles_of(self._channels, dy.dtype), weight, taps, filters, packed)
+            self._convolve(dy, source, packed, start, dx, result, run)
 
     def _convolve(  # noqa: PLR0917 - a product of arrays and what they mean
-        self, x: Array, source: Source, packed: Array, start: Array, y: Array, filters: Filters, run: Run
+        self, x: Array, source: Source, packed: Array, start: Array, y: Array, result: Result, run: Run
     ) -> None:
         blocks = self._blocks(x, source, packed.nbytes, run.team.threads)
         elements = TILE_ROWS * 2 * padded_filters(1, x.dtype)
@@ -204,7 +234,7 @@ class Conv2d(ParameterLayer):
         run.team.run(
             convolve,
             blocks.in_batch(len(x), source),
-            *(x, source, self._offsets_of(source, blocks), packed, start, y.reshape(-1), filters, blocks, scratch),
+            *(x, source, self._offsets_of(source, blocks), packed, start, y.reshape(-1), result, blocks, scratch),
         )
 
     def _blocks(self, x: Array, source: Source, weight_bytes: int, threads: int) -> Blocks:
@@ -233,9 +263,11 @@ class Conv2d(ParameterLayer):
         images = min(len(x), -(-_GRADIENT_PIXELS // source.pixels)) if whole else 1
         return Blocks(images, rows, plain and source.is_plain(x.shape, images, rows), together=True)
 
-    def _packed(self, source: Source, filters: Filters, x: Array, run: Run) -> Array:
-        depth = self._window.size**2 * source.channels
-        return run.scratch.take("packed", (depth * padded_filters(filters.number, x.dtype),), x.dtype)
+    def _phases_of(self, group: int) -> tuple[Phase, ...]:
+        if group not in self._phases:
+            channels = Filters(group * self._channels, self._channels, self._groups * self._channels)
+            self._phases[group] = phases_of(self._window, self._image, self._filters_of(group), channels)
+        return self._phases[group]
 
     def _offsets_of(self, source: Source, blocks: Blocks) -> Array:
         key = (source, blocks)
