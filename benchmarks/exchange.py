@@ -1,4 +1,4 @@
-"""Dense push and pull over shaped links and on loopback: `python -m benchmarks.exchange --help`.
+"""The exchange of steps over shaped links and on loopback: `python -m benchmarks.exchange --help`.
 
 Every role runs on a host of its own (see `benchmarks.network`). Prints one row for each setting and, with --json,
 writes the rows.
@@ -25,10 +25,12 @@ _PORT = 7070
 def measure(model: str, size: tuple[int, int], rate: str, rounds: int, extra: list[str]) -> dict[str, Any]:
     """One row: all roles on hosts of their own, links at `rate`; or on this one, by `loopback` or `same-host`.
 
-    Where `extra` does not say otherwise, values take connections beside gRPC, on `same-host` shared memory.
+    `size` is servers and workers; without servers, workers stand around a ring. Where `extra` does not say otherwise,
+    values take connections beside gRPC, on `same-host` shared memory.
     """
     servers, workers = size
-    flags = ["--model", model, "--servers", str(servers), "--workers", str(workers), "--rounds", str(rounds), *extra]
+    flags = ["--model", model, "--workers", str(workers), "--rounds", str(rounds), *extra]
+    flags += ["--servers", str(servers)] if servers else ["--set=exchange.kind=ring"]
     command = [sys.executable, "-P", "-m", "taihu", "bench", "exchange", *flags]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
@@ -75,7 +77,7 @@ def main() -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="resnet50", help="comma-separated layer tables")
-    parser.add_argument("--sizes", default="1+3,2+2", help="comma-separated servers+workers")
+    parser.add_argument("--sizes", default="1+3,2+2", help="comma-separated servers+workers; 0+4 is a ring")
     parser.add_argument("--rates", default="1gbit,loopback,same-host", help="link rates, loopback, same-host")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--set", action="append", default=[], help="passed on to the bench")

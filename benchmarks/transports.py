@@ -1,8 +1,10 @@
 """gRPC's streams beside connections of their own, and what `auto` makes of them: `python -m benchmarks.transports`.
 
-ResNet-50's gradients and parameters, between hosts that are network namespaces (see `benchmarks.network`): through
-one server and two of them, and around a ring. Root and iproute2 are needed. Settings take turns, so that all meet the
-same disturbances. Prints one row for each link rate and way of exchanging and, with --json, writes what was measured;
+A model's gradients and parameters, between hosts that are network namespaces (see `benchmarks.network`): through one
+server, through two, and around a ring. Root and iproute2 are needed. ResNet-50, of which a round would take half a
+minute at 100 Mbit/s: there it is ResNet-20. In each of a few starts `auto` chooses first, as in a training; then its
+rounds and those by gRPC and by connections take turns, so that all meet the same disturbances. Prints one row for
+each link rate and way; --json writes what was measured, and --docs puts the table into a page, between its markers.
 --quick is one rate with few rounds, to see that everything runs.
 """
 
@@ -10,84 +12,107 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import allreduce, exchange
+from benchmarks import exchange
 
-__all__ = ["measure"]
+__all__ = ["in_page", "table"]
 
-_TRANSPORTS: Final = ("grpc", "tcp", "auto")
-_RATES: Final = "100mbit,1gbit,2.5gbit,10gbit"
-_MODEL: Final = "resnet50"
-_MODEL_MB: Final = "102.228128"
-"""25,557,032 values of fp32."""
-
-
-def measure(ways: str, rate: str, transport: str, rounds: int) -> tuple[float, str]:
-    """Median seconds of a round, and what values took; `ways` is `1+3` (servers and workers) or `ring of 4`."""
-    if ways.startswith("ring of "):
-        (row,) = allreduce.measure(rate, int(ways[8:]), _MODEL_MB, rounds, [], transport)
-        return row["seconds"]["median"], row["path"]
-    servers, workers = map(int, ways.split("+"))
-    row = exchange.measure(_MODEL, (servers, workers), rate, rounds, [f"--set=exchange.transport={transport}"])
-    return row["seconds_per_round"]["median"], row["path"]
+_ROUNDS: Final = {"100mbit": 12, "1gbit": 8, "2.5gbit": 16, "10gbit": 32}
+_WAYS: Final = {"1+3": (1, 3), "2+2": (2, 2), "ring of 4": (0, 4)}
+_HEAD: Final = """\
+| links | model | servers + workers | gRPC s | direct s | gRPC / direct | auto took | auto s | auto / better |
+|---|---|---|---|---|---|---|---|---|"""
+_BEGIN, _END = "<!-- measured by benchmarks.transports -->", "<!-- end -->"
 
 
-def compare(ways: str, rate: str, rounds: int, repeats: int) -> dict[str, Any]:
-    """All transports in turns, `repeats` times; medians of medians, and what `auto` took each time."""
-    seconds: dict[str, list[float]] = {transport: [] for transport in _TRANSPORTS}
-    chosen = []
-    for _ in range(repeats):
-        for transport in _TRANSPORTS:
-            took, path = measure(ways, rate, transport, rounds)
-            seconds[transport].append(took)
-            if transport == "auto":
-                chosen.append(path)
-    medians = {transport: statistics.median(values) for transport, values in seconds.items()}
-    better = min(medians["grpc"], medians["tcp"])
+def compare(ways: str, rate: str, rounds: int, starts: int) -> dict[str, Any]:
+    """The row of one way and rate, out of all rounds of `starts` starts."""
+    model = "resnet20" if rate == "100mbit" else "resnet50"
+    seconds: dict[str, list[float]] = {"grpc": [], "tcp": [], "own": []}
+    took, trials = [], []
+    for _ in range(starts):
+        extra = ["--set=exchange.transport=auto", "--against=grpc,tcp"]
+        measured = exchange.measure(model, _WAYS[ways], rate, rounds, extra)
+        took.append(measured["path"])
+        trials.append(measured["trial"])
+        for name, values in measured["all_seconds"].items():
+            seconds[name] += values
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
     return {
-        "ways": ways,
         "rate": rate,
-        "seconds": medians,
-        "all_seconds": seconds,
-        "auto_path": chosen,
-        "auto_over_better": medians["auto"] / better,
+        "model": model,
+        "ways": ways,
+        "rounds": len(seconds["own"]),
+        "quartiles": {name: _quartiles(values) for name, values in seconds.items()},
+        "auto_took": took,
+        "auto_over_better": medians["own"] / min(medians["grpc"], medians["tcp"]),
+        "seconds": seconds,
+        "trials": trials,
     }
 
 
-def _row(result: dict[str, Any]) -> str:
-    seconds = result["seconds"]
+def _quartiles(values: Sequence[float]) -> list[float]:
+    return [round(value, 6) for value in statistics.quantiles(values, n=4, method="inclusive")]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown: medians, with the quartiles around them."""
+    return "\n".join([_HEAD, *map(_row, rows)])
+
+
+def _row(row: dict[str, Any]) -> str:
+    grpc, tcp, own = (row["quartiles"][name] for name in ("grpc", "tcp", "own"))
+    took = " and ".join(sorted({"direct" if path == "tcp" else "gRPC" for path in row["auto_took"]}))
     return (
-        f"| {result['rate']} | {result['ways']} | {seconds['grpc']:.3f} | {seconds['tcp']:.3f} "
-        f"| {seconds['grpc'] / seconds['tcp']:.2f} | {seconds['auto']:.3f} | {', '.join(result['auto_path'])} "
-        f"| {result['auto_over_better']:.3f} |"
+        f"| {row['rate']} | {row['model']} | {row['ways']} | {_shown(grpc)} | {_shown(tcp)} "
+        f"| {grpc[1] / tcp[1]:.2f} | {took} | {_shown(own)} | {row['auto_over_better']:.3f} |"
     )
+
+
+def _shown(quartiles: Sequence[float]) -> str:
+    low, median, high = (f"{value:.3f}" for value in quartiles)
+    return f"{median} ({low} to {high})"
+
+
+def in_page(page: str, rows: Sequence[dict[str, Any]]) -> str:
+    """`page` with the table of `rows` between its markers."""
+    place = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
+    if not place.search(page):
+        raise SystemExit(f"error: the page has no lines {_BEGIN} and {_END}")
+    return place.sub(lambda _: f"{_BEGIN}\n{table(rows)}\n{_END}", page)
+
+
+def _measure_all(rates: Sequence[str], ways: Sequence[str], *, quick: bool) -> Iterator[dict[str, Any]]:
+    for rate in rates:
+        for way in ways:
+            rounds, starts = (4, 1) if quick else (_ROUNDS.get(rate, 8), 2)
+            yield compare(way, rate, rounds, starts)
 
 
 def main() -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", default=_RATES, help="comma-separated")
-    parser.add_argument("--ways", default="1+3,2+2,ring of 4", help="comma-separated")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3, help="turns of all transports")
-    parser.add_argument("--quick", action="store_true", help="1gbit, three rounds, one turn")
+    parser.add_argument("--rates", default=",".join(_ROUNDS), help="comma-separated")
+    parser.add_argument("--ways", default=",".join(_WAYS), help="comma-separated")
+    parser.add_argument("--quick", action="store_true", help="1gbit, four rounds, one start")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--docs", type=Path)
     options = parser.parse_args()
-    rates, rounds, repeats = options.rates, options.rounds, options.repeats
-    if options.quick:
-        rates, rounds, repeats = "1gbit", 3, 1
-    rows = []
-    print("| links | servers + workers | gRPC s | direct s | gRPC / direct | auto s | auto took | auto / better |")
-    print("|---|---|---|---|---|---|---|---|")
-    for rate in rates.split(","):
-        for ways in options.ways.split(","):
-            rows.append(compare(ways, rate, rounds if rate != "100mbit" else min(rounds, 3), repeats))
-            print(_row(rows[-1]), flush=True)
-            if options.json is not None:
-                options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    print(_HEAD, flush=True)
+    rates = ["1gbit"] if options.quick else options.rates.split(",")
+    for row in _measure_all(rates, options.ways.split(","), quick=options.quick):
+        rows.append(row)
+        print(_row(row), flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        if options.docs is not None:
+            options.docs.write_text(in_page(options.docs.read_text(), rows))
 
 
 if __name__ == "__main__":

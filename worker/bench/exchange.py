@@ -28,7 +28,7 @@ from worker.training.step_driver import StepDriver
 __all__ = ["Rounds", "exchange_rounds"]
 
 _TRIAL = 6
-_TURN = 4
+_TURN = 2
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ class _Bench:
         self._step = 0
         self._path = ""
         self._sums = _Sums()
+        self._trial: list[tuple[str, float]] = []
         self._seconds: dict[str, list[float]] = {"": []}
         for layer in reversed(self._layers):
             self._driver.read(layer)
@@ -117,6 +118,7 @@ class _Bench:
         if self._exchange.plan.carriage != "trial":
             return
         measured = [self._measured(self._round()) for _ in range(_TRIAL)]
+        self._trial = [(step.path, step.exchange_seconds) for step in measured]
         plan = self._session.client.report_steps(self._step, measured, self._job.exchange.timeout_s)
         self._driver.adopt(plan)
 
@@ -136,16 +138,15 @@ class _Bench:
 
     def _count(self, name: str, rounds: int) -> None:
         for _ in range(rounds):
-            before = self._exchange.totals()
             self._seconds[name].append(self._round())
             if not name:
                 self._path = self._exchange.path
-                self._add(before.sent_bytes, before.received_bytes)
+                self._add_up()
 
-    def _add(self, sent_before: int, received_before: int) -> None:
-        totals, groups, sums = self._exchange.totals(), self._exchange.group_times(), self._sums
-        sums.sent_bytes += totals.sent_bytes - sent_before
-        sums.received_bytes += totals.received_bytes - received_before
+    def _add_up(self) -> None:
+        groups, sums = self._exchange.group_times(), self._sums
+        sums.sent_bytes += sum(times.bytes_up + times.fetch_bytes_up for times in groups)
+        sums.received_bytes += sum(times.bytes_down + times.fetch_bytes_down for times in groups)
         sums.selected += sum(times.selected for times in groups)
         sums.exact += any(times.refreshed for times in groups)
 
@@ -158,6 +159,7 @@ class _Bench:
             "seconds_per_round": spread(own),
             **{f"{name}_seconds": spread(seconds) for name, seconds in self._seconds.items() if name},
             "all_seconds": {name or "own": seconds for name, seconds in self._seconds.items()},
+            "trial": self._trial,
             "bytes_sent_per_round": sums.sent_bytes // len(own),
             "bytes_received_per_round": sums.received_bytes // len(own),
             "groups": len(self._exchange.groups),

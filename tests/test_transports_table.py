@@ -1,0 +1,41 @@
+"""The table of transports in docs/exchange.md: it shows what docs/transports.json holds."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.transports import in_page, table
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    page, rows = (DOCS / "exchange.md").read_text(), json.loads((DOCS / "transports.json").read_text())
+    assert in_page(page, rows) == page
+
+
+def test_rows_follow_from_all_their_rounds() -> None:
+    for row in json.loads((DOCS / "transports.json").read_text()):
+        medians = {name: statistics.median(seconds) for name, seconds in row["seconds"].items()}
+        assert {name: round(median, 6) for name, median in medians.items()} == {
+            name: quartiles[1] for name, quartiles in row["quartiles"].items()
+        }
+        assert row["auto_over_better"] == medians["own"] / min(medians["grpc"], medians["tcp"])
+
+
+def test_a_row_has_medians_quartiles_and_ratios() -> None:
+    row: dict[str, Any] = {
+        "rate": "10gbit",
+        "model": "resnet50",
+        "ways": "2+2",
+        "quartiles": {"grpc": [0.35, 0.36, 0.4], "tcp": [0.22, 0.24, 0.25], "own": [0.23, 0.2424, 0.26]},
+        "auto_took": ["tcp", "grpc", "tcp"],
+        "auto_over_better": 1.01,
+    }
+    assert table([row]).splitlines()[2] == (
+        "| 10gbit | resnet50 | 2+2 | 0.360 (0.350 to 0.400) | 0.240 (0.220 to 0.250) | 1.50 | direct and gRPC "
+        "| 0.242 (0.230 to 0.260) | 1.010 |"
+    )
