@@ -9,13 +9,13 @@ from taihu.errors import ConfigError
 __all__ = ["LossName", "TargetKind", "find_loss"]
 
 LossName = Literal["auto", "cross-entropy", "mse", "bce"]
-TargetKind = Literal["classes", "values"]
+TargetKind = Literal["classes", "values", "tokens"]
 
 
 def find_loss(
     name: LossName, targets: TargetKind, outputs: int, label_smoothing: float = 0.0
 ) -> Literal["cross-entropy", "mse", "bce"]:
-    """The loss that `train.loss` names; `auto` is cross-entropy for classes and mse for values.
+    """The loss that `train.loss` names; `auto` is cross-entropy for classes and tokens, and mse for values.
 
     Args:
         name: of the loss.
@@ -27,12 +27,14 @@ def find_loss(
         ConfigError: the loss, or label smoothing, does not suit the targets.
     """
     if name == "auto":
-        name = "cross-entropy" if targets == "classes" else "mse"
+        name = "mse" if targets == "values" else "cross-entropy"
     if label_smoothing and name != "cross-entropy":
         raise ConfigError(
             f"train.label_smoothing {label_smoothing:g}: only cross-entropy has it, this run's loss is {name}; "
             "leave it out"
         )
+    if targets == "tokens" and name != "cross-entropy":
+        raise ConfigError(f"train.loss {name!r}: the data set is text, whose tokens are classes; use 'cross-entropy'")
     if targets == "values" and name == "cross-entropy":
         raise ConfigError(
             "train.loss 'cross-entropy': expected classes (integers), the data set's targets are values; use 'mse', "

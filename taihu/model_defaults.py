@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from taihu.errors import ModelError
-from taihu.names import DEFAULT_MODEL, check_model_name, own_data
+from taihu.names import DEFAULT_MODEL, TEXT_DATA, check_model_name, own_data
 
 __all__ = [
     "MODEL_DEFAULTS",
@@ -32,15 +32,17 @@ class ModelDefaults:
     Attributes:
         learning_rate: with SGD and a momentum of 0.9, from which its loss falls on every built-in data set.
         smallest_side: height and width, in pixels, of the smallest image that it can take; 0 for one that takes rows
-            of features as well.
+            of features as well, or text alone.
         usual_side: of the colour images that benchmarks give it.
         usual_outputs: classes that they are of.
+        takes_text: whether it takes text, and nothing else.
     """
 
     learning_rate: float
     smallest_side: int
     usual_side: int = 32
     usual_outputs: int = 10
+    takes_text: bool = False
 
 
 MODEL_DEFAULTS: Mapping[str, ModelDefaults] = MappingProxyType(
@@ -53,6 +55,7 @@ MODEL_DEFAULTS: Mapping[str, ModelDefaults] = MappingProxyType(
         "vgg16": ModelDefaults(0.002, 32, 224, 1000),
         "resnet50": ModelDefaults(0.05, 1, 224, 1000),
         "mlp": ModelDefaults(0.05, 0),
+        "small_gpt": ModelDefaults(0.05, 0, takes_text=True),
     }
 )
 
@@ -60,13 +63,16 @@ MODEL_DEFAULTS: Mapping[str, ModelDefaults] = MappingProxyType(
 def default_model(data: str) -> str:
     """The model of a job that sets none, by the name of its data alone: they need not lie on every host."""
     own = own_data(data)
-    return "mlp" if own is not None and own.kind == "table" else DEFAULT_MODEL
+    kind = "" if own is None else own.kind
+    if kind == "text" or data == TEXT_DATA:
+        return "small_gpt"
+    return "mlp" if kind == "table" else DEFAULT_MODEL
 
 
 def takes_features(model: str) -> bool:
-    """Whether a model may take rows of features: all but those of the zoo that take images alone."""
+    """Whether a model may take rows of features: all but those of the zoo that take images, or text, alone."""
     known = MODEL_DEFAULTS.get(model)
-    return known is None or known.smallest_side == 0
+    return known is None or (known.smallest_side == 0 and not known.takes_text)
 
 
 def default_learning_rate(model: str, optimizer: str) -> float:
@@ -77,9 +83,14 @@ def default_learning_rate(model: str, optimizer: str) -> float:
     return _OTHERWISE if known is None else known.learning_rate
 
 
-def usual_input(model: str) -> tuple[tuple[int, int, int], int]:
-    """Shape (height, width, channels) and number of classes of what benchmarks give a model; CIFAR-10's otherwise."""
+def usual_input(model: str) -> tuple[tuple[int, ...], int]:
+    """Shape of a sample and number of classes of what benchmarks give a model.
+
+    (height, width, channels) of images, CIFAR-10's unless the model is made for others; (time,) of bytes of text.
+    """
     known = MODEL_DEFAULTS.get(model, ModelDefaults(_OTHERWISE, 0))
+    if known.takes_text:
+        return (128,), 256
     return (known.usual_side, known.usual_side, 3), known.usual_outputs
 
 
@@ -99,7 +110,10 @@ def check_model_fits(model: str, input_shape: tuple[int, ...]) -> None:
         ModelError: there is no such model, it takes images alone and these are none, or they are too small.
     """
     check_model_name(model)
-    side = MODEL_DEFAULTS[model].smallest_side
+    known = MODEL_DEFAULTS[model]
+    side = known.smallest_side
+    if known.takes_text and len(input_shape) != 1:
+        raise ModelError(f"model {model}: expected text, the data set has images; use model small_cnn")
     if not side:
         return
     if len(input_shape) == 1:

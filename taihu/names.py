@@ -9,7 +9,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ __all__ = [
     "DEFAULT_MODEL",
     "MODEL_NAMES",
     "OWN_DATA",
+    "TEXT_DATA",
     "OwnData",
     "SyntheticData",
     "built_in_data",
@@ -34,15 +35,29 @@ __all__ = [
     "shared_data_name",
 ]
 
-MODEL_NAMES: Final = ("small_cnn", "cifar10_quick", "resnet20", "vgg16_cifar", "alexnet", "vgg16", "resnet50", "mlp")
+_FileKind = Literal["arrays", "table", "text"]
+MODEL_NAMES: Final = (
+    "small_cnn",
+    "cifar10_quick",
+    "resnet20",
+    "vgg16_cifar",
+    "alexnet",
+    "vgg16",
+    "resnet50",
+    "mlp",
+    "small_gpt",
+)
 DEFAULT_MODEL: Final = "small_cnn"
 _SYNTHETIC: Final = "synthetic"
-DATA_NAMES: Final = ("digits", "fashion-mnist", "cifar10", f"{_SYNTHETIC}:CxHxW")
+TEXT_DATA: Final = "python-source"
+DATA_NAMES: Final = ("digits", "fashion-mnist", "cifar10", TEXT_DATA, f"{_SYNTHETIC}:CxHxW")
 _OWN_MODEL: Final = "path/to/file.py:function"
 _FORM: Final = "synthetic:CxHxW[:classes=K][:samples=N], for example synthetic:3x32x32:classes=10:samples=2048"
 _MOST_BYTES: Final = 4 << 30
-OWN_DATA: Final = "FILE.npz, FILE.csv, FILE.parquet, ./FOLDER or FILE.py:function"
-_DATA_FILES: Final = {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table"}
+OWN_DATA: Final = "FILE.npz, FILE.csv, FILE.parquet, FILE.txt, ./FOLDER or FILE.py:function"
+_DATA_FILES: Final[Mapping[str, _FileKind]] = MappingProxyType(
+    {".npz": "arrays", ".csv": "table", ".tsv": "table", ".parquet": "table", ".txt": "text"}
+)
 
 
 @dataclass(frozen=True)
@@ -61,13 +76,13 @@ class SyntheticData:
 
 @dataclass(frozen=True)
 class OwnData:
-    """Place of data of the user's own: a function, a file of arrays, a table, or a folder of any of them.
+    """Place of data of the user's own: a function, a file of arrays, a table, text, or a folder of any of them.
 
     `path` is relative to the current folder as long as the name was; `~` is expanded. `function` is empty but for
     functions.
     """
 
-    kind: Literal["function", "arrays", "table", "folder"]
+    kind: Literal["function", "arrays", "table", "text", "folder"]
     path: Path
     function: str = ""
 
@@ -133,7 +148,8 @@ def own_data(name: str) -> OwnData | None:
     """Data of the user's own that a name stands for, by its form alone; None for names of other forms.
 
     `path/to/file.py:function` is a function. A name that ends in .npz holds arrays; one in .csv, .tsv (perhaps with
-    .gz) or .parquet a table. Every other name with a slash is a folder, as are `.`, `..` and `~`.
+    .gz) or .parquet a table; one in .txt (perhaps with .gz) is text. Every other name with a slash is a folder, as
+    are `.`, `..` and `~`.
     """
     if not name.isprintable():
         return None
@@ -141,10 +157,8 @@ def own_data(name: str) -> OwnData | None:
     if separator and file.endswith(".py") and function.isidentifier():
         return OwnData("function", _expanded(file), function)
     kind = _DATA_FILES.get(Path(name.removesuffix(".gz")).suffix.lower())
-    if kind == "arrays":
-        return OwnData("arrays", _expanded(name))
-    if kind == "table":
-        return OwnData("table", _expanded(name))
+    if kind is not None:
+        return OwnData(kind, _expanded(name))
     if name in {".", "..", "~"} or ("/" in name and not separator):
         return OwnData("folder", _expanded(name))
     return None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from taihu.errors import ModelError
 from taihu.job import Job
 from taihu.losses import find_loss
-from taihu.model_defaults import check_model_fits, takes_features
-from taihu.names import built_in_data, layers_file, own_data, own_model
+from taihu.model_defaults import MODEL_DEFAULTS, check_model_fits, takes_features
+from taihu.names import TEXT_DATA, built_in_data, layers_file, own_data, own_model
 from worker.data.counting import count_training_samples
 from worker.data.sources import check_batch, check_sources, folder_kind
+from worker.data.text import TOKENS
 
 __all__ = ["check_inputs"]
 
@@ -22,7 +23,7 @@ def check_inputs(job: Job) -> None:
     Raises:
         ConfigError: the loss does not suit the data set.
         ModelError: the file of the user's own model, or the model to begin with, does not exist, the data are a table
-            and the model takes images alone, or `data.resize` is less than it takes.
+            or text and the model takes something else, or `data.resize` is less than it takes.
         DataError: the data set has fewer samples than a step needs, its files are missing, or scikit-learn, which has
             the digits.
     """
@@ -31,7 +32,9 @@ def check_inputs(job: Job) -> None:
     if begin is not None and not begin.is_file():
         raise ModelError(f"model.init_from {begin}: not found; give the file that `taihu train --save` wrote")
     check_sources(job.data.name, job.data.path)
-    if _is_table(job.data.name) and not takes_features(job.model.name):
+    kind = _kind(job.data.name)
+    _check_text(job, is_text=kind == "text")
+    if kind == "table" and not takes_features(job.model.name):
         raise ModelError(
             f"model {job.model.name}: expected images of (height, width, channels), {job.data.name} holds a table; "
             "use model mlp, or one of your own"
@@ -47,8 +50,20 @@ def check_inputs(job: Job) -> None:
         check_model_fits(job.model.name, (*job.data.size, data.shape[2]))
 
 
-def _is_table(name: str) -> bool:
+def _kind(name: str) -> str:
+    """The kind of the data set, nothing where it is built in, but text."""
     own = own_data(name)
     if own is None:
-        return False
-    return own.kind == "table" or (own.kind == "folder" and folder_kind(own.path) == "table")
+        return "text" if name == TEXT_DATA else ""
+    return folder_kind(own.path) if own.kind == "folder" else own.kind
+
+
+def _check_text(job: Job, *, is_text: bool) -> None:
+    model, data = job.model.name, job.data.name
+    known = MODEL_DEFAULTS.get(model)
+    if known is not None and known.takes_text is not is_text:
+        remedy = "use model small_gpt" if is_text else "use --data python-source, a text of yours, or another model"
+        expected, seen = ("images or rows", "text") if is_text else ("text", "none")
+        raise ModelError(f"model {model}: expected {expected}, {data} is {seen}; {remedy}")
+    if is_text:
+        find_loss(job.train.loss, "tokens", TOKENS, job.train.label_smoothing)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kernels.jit import kernel
 
-__all__ = ["binary_cross_entropy", "cross_entropy", "smoothed_cross_entropy", "squared_error"]
+__all__ = ["binary_cross_entropy", "cross_entropy", "smoothed_cross_entropy", "squared_error", "surprise"]
 
 
 @kernel
@@ -136,3 +136,19 @@ def binary_cross_entropy(logits: NDArray[Any], targets: NDArray[Any], dlogits: N
             dlogits[b, k] = (share - target) * scale
     mean: float = total / (batch * width)
     return mean
+
+
+@kernel
+def surprise(logits: NDArray[Any], labels: NDArray[np.int64]) -> float:
+    """The sum of -log softmax(logits)[label], in nats, over the rows of `logits` (N, K) and `labels` (N,)."""
+    nats = 0.0
+    for place in range(labels.size):
+        line = logits[place]
+        peak = line[0]
+        for k in range(1, line.size):
+            peak = max(peak, line[k])
+        total = 0.0
+        for k in range(line.size):
+            total += math.exp(line[k] - peak)
+        nats += math.log(total) + peak - line[labels[place]]
+    return nats

@@ -56,7 +56,8 @@ def check_model(
     _show(console, rows)
     parameters = sum(layer.parameters for layer in checked.layers)
     console.print(
-        f"model {model}: {len(rows)} layers, {parameters:,} parameters, inputs {shape}, outputs ({outputs},)",
+        f"model {model}: {len(rows)} layers, {parameters:,} parameters, inputs {shape}, "
+        f"outputs {checked.model.output_shape}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
     if json_file is not None:

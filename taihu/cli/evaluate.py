@@ -21,13 +21,13 @@ from worker.data.dataset import Dataset
 from worker.data.load import load_dataset
 from worker.saved.metadata import SavedModel
 from worker.saved.reading import load_model
-from worker.training.evaluation import EVALUATION_BATCH, evaluate
+from worker.training.evaluation import evaluate, test_batch
 from worker.training.hashing import parameters_sha256
 
 __all__ = ["evaluate_file"]
 
 # Settings of the data that are no paths and name nothing that is executed.
-_READING: Final = ("resize", "target", "task", "test_share", "split_seed")
+_READING: Final = ("resize", "target", "task", "test_share", "split_seed", "sequence")
 _MOST_LISTED: Final = 8
 
 
@@ -50,7 +50,7 @@ def evaluate_file(
     saved = loaded.saved
     settings = _data_settings(saved, data or _known_data(saved, file), data_path)
     dataset = _as_trained(load_dataset(settings, saved.model), saved, file)
-    tested = evaluate(loaded.model, dataset, loaded.batch(EVALUATION_BATCH))
+    tested = evaluate(loaded.model, dataset, loaded.batch(test_batch(loaded.model)))
     digest = parameters_sha256(loaded.parameters)
     scores = ", ".join(" ".join(line) for line in score_lines(tested.metrics))
     typer.echo(f"{saved.model} after {counted(saved.steps, 'step')} on {dataset.name}: {scores}")

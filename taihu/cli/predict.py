@@ -10,6 +10,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from taihu.errors import ModelError
 from taihu.process.options import JsonOption, OwnModelOption
 from taihu.results import check_writable, write_json
 from worker.saved.inputs import read_samples
@@ -41,6 +42,11 @@ def predict(
     """  # noqa: D301
     check_writable(json_file)
     loaded = load_model_file(model_file, model)
+    if loaded.info.targets == "tokens":
+        raise ModelError(
+            f"{model_file}: tells the bytes that follow in text, which has no line of classes; test it with "
+            "`taihu evaluate`, call LoadedModel.predict, or export it"
+        )
     rows: list[dict[str, Any]] = []
     for samples in read_samples(files, loaded.info, batch):
         for name, answer in zip(samples.names, loaded.predict(samples.inputs, batch), strict=True):

@@ -24,7 +24,7 @@ class Node:
         kind: the class of the layer that computes it, or `Add`.
         name: of the value that it makes, unique in the graph: the layer's.
         inputs: names of the values that it takes.
-        input_shape: of one sample of the first of them, (height, width, channels) or (features,).
+        input_shape: of one sample of the first of them, (height, width, channels), (features,) or (time, features).
         output_shape: likewise.
         arguments: of the layer's constructor.
         tensors: parameters and running statistics by name, float32.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -47,7 +48,7 @@ def onnx_model(model: LoadedModel) -> onnx.ModelProto:
 
     Its input is `input`, float32 (n, *input_shape), not normalised. Its outputs are `probabilities` (n, classes) and
     `logits` (n, outputs), before softmax or sigmoid; of a model of values `values` (n, outputs), and for those within
-    0 to 1 (loss bce) `logits` too.
+    0 to 1 (loss bce) `logits` too. Of text all have an axis of places: (n, time, outputs).
 
     Raises:
         ModelError: a layer is of the user's own.
@@ -65,7 +66,7 @@ def onnx_model(model: LoadedModel) -> onnx.ModelProto:
 
 
 class _Writer:
-    """Collects ONNX nodes and constants; images are (n, channels, height, width) in between."""
+    """Collects ONNX nodes and constants; images are (n, channels, height, width) in between; sequences stay."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -73,7 +74,7 @@ class _Writer:
 
     def constant(self, name: str, values: Array) -> str:
         """Its name."""
-        self.tensors.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+        self.tensors.append(numpy_helper.from_array(np.asarray(values, order="C"), name))
         return name
 
     def add(self, operation: str, inputs: tuple[str, ...], output: str, **attributes: Any) -> str:
@@ -94,7 +95,7 @@ def _normalise(writer: _Writer, model: LoadedModel) -> None:
 
 
 def _answer(writer: _Writer, model: LoadedModel, graph: Graph) -> list[onnx.ValueInfoProto]:
-    info = model.info
+    info, places = model.info, model.network.output_shape[:-1]
     if info.loss == "mse":
         writer.add("Identity", (graph.output,), "values")
         return [_floats("values", info.outputs)]
@@ -108,11 +109,11 @@ def _answer(writer: _Writer, model: LoadedModel, graph: Graph) -> list[onnx.Valu
         writer.add("Concat", (no, yes), name, axis=-1)
     else:
         writer.add("Sigmoid", (logits,), name)
-    return [_floats(name, info.classes or info.outputs), _floats("logits", info.outputs)]
+    return [_floats(name, *places, info.classes or info.outputs), _floats("logits", *places, info.outputs)]
 
 
-def _floats(name: str, width: int) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width])
+def _floats(name: str, *shape: int) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", *shape])
 
 
 def _constants(writer: _Writer, node: Node, *names: str) -> tuple[str, ...]:
@@ -134,12 +135,92 @@ def _conv(writer: _Writer, node: Node) -> None:
 
 
 def _linear(writer: _Writer, node: Node) -> None:
-    writer.add("Gemm", (*node.inputs, *_constants(writer, node, "weight", "bias")), node.name)
+    weight, *bias = _constants(writer, node, "weight", "bias")
+    if len(node.input_shape) == 1:
+        writer.add("Gemm", (*node.inputs, weight, *bias), node.name)
+    elif bias:
+        product = writer.add("MatMul", (*node.inputs, weight), f"{node.name}/product")
+        writer.add("Add", (product, *bias), node.name)
+    else:
+        writer.add("MatMul", (*node.inputs, weight), node.name)
 
 
 def _norm(writer: _Writer, node: Node) -> None:
     constants = _constants(writer, node, "scale", "shift", "running_mean", "running_variance")
-    writer.add("BatchNormalization", (*node.inputs, *constants), node.name, epsilon=node.arguments["epsilon"])
+    epsilon = node.arguments["epsilon"]
+    if len(node.input_shape) != 2:
+        writer.add("BatchNormalization", (*node.inputs, *constants), node.name, epsilon=epsilon)
+        return
+    first = writer.add("Transpose", node.inputs, f"{node.name}/features_first", perm=[0, 2, 1])
+    made = writer.add("BatchNormalization", (first, *constants), f"{node.name}/normalised", epsilon=epsilon)
+    writer.add("Transpose", (made,), node.name, perm=[0, 2, 1])
+
+
+def _layer_norm(writer: _Writer, node: Node) -> None:
+    constants = _constants(writer, node, "scale", "shift")
+    epsilon = node.arguments["epsilon"]
+    if len(node.input_shape) != 3:
+        writer.add("LayerNormalization", (*node.inputs, *constants), node.name, axis=-1, epsilon=epsilon)
+        return
+    last = writer.add("Transpose", node.inputs, f"{node.name}/channels_last", perm=[0, 2, 3, 1])
+    made = writer.add("LayerNormalization", (last, *constants), f"{node.name}/normalised", axis=-1, epsilon=epsilon)
+    writer.add("Transpose", (made,), node.name, perm=[0, 3, 1, 2])
+
+
+def _embedding(writer: _Writer, node: Node) -> None:
+    tokens = writer.add("Cast", node.inputs, f"{node.name}/tokens", to=TensorProto.INT64)
+    writer.add("Gather", (*_constants(writer, node, "weight"), tokens), node.name)
+
+
+def _position(writer: _Writer, node: Node) -> None:
+    writer.add("Add", (*node.inputs, *_constants(writer, node, "weight")), node.name)
+
+
+def _tied(writer: _Writer, node: Node) -> None:
+    table = writer.add("Transpose", (f"{node.arguments['weights']}/weight",), f"{node.name}/weight", perm=[1, 0])
+    writer.add("MatMul", (*node.inputs, table), node.name)
+
+
+def _gelu(writer: _Writer, node: Node) -> None:
+    def number(name: str, value: float) -> str:
+        return writer.constant(f"{node.name}/{name}", np.array(value, np.float32))
+
+    (x,), name = node.inputs, node.name
+    if node.arguments["approximate"] == "tanh":
+        square = writer.add("Mul", (x, x), f"{name}/square")
+        factor = writer.add("Mul", (square, number("factor_of_cube", 0.044715)), f"{name}/factor")
+        grown = writer.add("Add", (factor, number("one", 1.0)), f"{name}/grown")
+        inner = writer.add("Mul", (grown, x), f"{name}/inner")
+        scaled = writer.add("Mul", (inner, number("root", math.sqrt(2 / math.pi))), f"{name}/scaled")
+        share = writer.add("Tanh", (scaled,), f"{name}/share")
+    else:
+        scaled = writer.add("Mul", (x, number("root", math.sqrt(0.5))), f"{name}/scaled")
+        share = writer.add("Erf", (scaled,), f"{name}/share")
+    whole = writer.add("Add", (share, number("whole", 1.0)), f"{name}/from_zero")
+    half = writer.add("Mul", (x, number("half", 0.5)), f"{name}/halved")
+    writer.add("Mul", (half, whole), name)
+
+
+def _attention(writer: _Writer, node: Node) -> None:
+    name, heads = node.name, node.arguments["heads"]
+    time, width = node.output_shape
+    shape = writer.constant(f"{name}/shape", np.array([0, time, 3, heads, width // heads], np.int64))
+    parts = writer.add("Reshape", (*node.inputs, shape), f"{name}/apart")
+    by_part = writer.add("Transpose", (parts,), f"{name}/by_part", perm=[2, 0, 3, 1, 4])
+    queries, keys, values = (
+        writer.add("Gather", (by_part, writer.constant(f"{name}/{index}", np.array(index))), f"{name}/part{index}")
+        for index in range(3)
+    )
+    turned = writer.add("Transpose", (keys,), f"{name}/keys", perm=[0, 1, 3, 2])
+    products = writer.add("MatMul", (queries, turned), f"{name}/products")
+    scale = writer.constant(f"{name}/scale", np.array(1 / math.sqrt(width // heads), np.float32))
+    later = np.triu(np.full((time, time), -np.inf, np.float32), 1)
+    scores = writer.add("Mul", (products, scale), f"{name}/scores")
+    seen = writer.add("Add", (scores, writer.constant(f"{name}/later", later)), f"{name}/seen")
+    weights = writer.add("Softmax", (seen,), f"{name}/weights", axis=-1)
+    made = writer.add("MatMul", (weights, values), f"{name}/made")
+    by_place = writer.add("Transpose", (made,), f"{name}/by_place", perm=[0, 2, 1, 3])
+    writer.add("Reshape", (by_place, writer.constant(f"{name}/together", np.array([0, time, width]))), name)
 
 
 def _relu(writer: _Writer, node: Node) -> None:
@@ -157,6 +238,9 @@ def _add(writer: _Writer, node: Node) -> None:
 def _flatten(writer: _Writer, node: Node) -> None:
     if len(node.input_shape) == 1:
         return _same(writer, node)
+    if len(node.input_shape) == 2:
+        writer.add("Flatten", node.inputs, node.name, axis=1)
+        return None
     last = writer.add("Transpose", node.inputs, f"{node.name}/channels_last", perm=[0, 2, 3, 1])
     writer.add("Flatten", (last,), node.name, axis=1)
     return None
@@ -201,13 +285,19 @@ _WRITE: Final[Mapping[str, Callable[[_Writer, Node], None]]] = MappingProxyType(
         "Add": _add,
         "AvgPool2d": _avg_pool,
         "BatchNorm": _norm,
+        "CausalAttention": _attention,
         "Conv2d": _conv,
         "Dropout": _same,
+        "Embedding": _embedding,
         "Flatten": _flatten,
+        "GELU": _gelu,
         "GlobalAvgPool": _mean,
+        "LayerNorm": _layer_norm,
         "Linear": _linear,
         "MaxPool2d": _max_pool,
         "PaddedShortcut": _shortcut,
+        "PositionEmbedding": _position,
         "ReLU": _relu,
+        "TiedLinear": _tied,
     }
 )

@@ -94,7 +94,7 @@ def torch_state(model: LoadedModel) -> dict[str, NDArray[Any]]:
     }
     for node in graph_of(model).nodes:
         for name, values in node.tensors.items():
-            axes = {4: (3, 2, 0, 1), 2: (1, 0)}.get(values.ndim, (0,))
+            axes = range(values.ndim) if node.kind in _TABLES else {4: (3, 2, 0, 1), 2: (1, 0)}.get(values.ndim, (0,))
             key = f"{_attribute(node.name)}.{_NAMES.get(name, name)}"
             state[key] = np.ascontiguousarray(values.transpose(axes))
         if node.kind == "BatchNorm":
@@ -113,7 +113,10 @@ def torch_source(model: LoadedModel, state: str, module: str) -> str:
     image = len(model.input_shape) == 3
     shape = ", ".join(map(str, model.input_shape))
     kinds = {"cross-entropy": "logits of classes", "bce": "logits", "mse": "values"}
-    predicts = f"Probabilities of classes (n, {info.classes})" if info.classes else f"Values (n, {info.outputs})"
+    places = "".join(f"{each}, " for each in model.network.output_shape[:-1])
+    predicts = (
+        f"Probabilities of classes (n, {places}{info.classes})" if info.classes else f"Values (n, {info.outputs})"
+    )
     return _SOURCE.format(
         mark=_MARK,
         title=f"A model that taihu trained for {info.steps} steps.",
@@ -121,7 +124,7 @@ def torch_source(model: LoadedModel, state: str, module: str) -> str:
         module=module,
         shape=shape,
         inputs=f"Takes float32 (n, {shape}), not normalised" + (", channels last" if image else ""),
-        outputs=info.outputs,
+        outputs=", ".join(map(str, model.network.output_shape)),
         returns=kinds[info.loss],
         channels=model.input_shape[-1],
         made="\n        ".join(_modules(graph)),
@@ -138,9 +141,10 @@ def torch_source(model: LoadedModel, state: str, module: str) -> str:
 _NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {"scale": "weight", "shift": "bias", "running_variance": "running_var"}
 )
+_TABLES: Final = ("Embedding", "PositionEmbedding")
 _ANSWERS: Final[Mapping[tuple[str, bool], str]] = MappingProxyType(
     {
-        ("cross-entropy", True): ".softmax(dim=1)",
+        ("cross-entropy", True): ".softmax(dim=-1)",
         ("bce", True): ".sigmoid()\n        y = torch.cat((1 - y, y), dim=1)",
         ("bce", False): ".sigmoid()",
         ("mse", False): "",
@@ -172,13 +176,39 @@ def _conv(node: Node) -> str:
 
 
 def _linear(node: Node) -> str:
-    return f"nn.Linear({node.input_shape[0]}, {node.arguments['units']}, bias={bool(node.arguments['bias'])})"
+    return f"nn.Linear({node.input_shape[-1]}, {node.arguments['units']}, bias={bool(node.arguments['bias'])})"
 
 
 def _norm(node: Node) -> str:
     kind = "BatchNorm2d" if len(node.input_shape) == 3 else "BatchNorm1d"
     a = node.arguments
     return f"nn.{kind}({node.input_shape[-1]}, eps={a['epsilon']!r}, momentum={1 - a['momentum']!r})"
+
+
+def _layer_norm(node: Node) -> str:
+    return f"nn.LayerNorm({node.input_shape[-1]}, eps={node.arguments['epsilon']!r})"
+
+
+def _with_features_first(node: Node) -> str:
+    if len(node.input_shape) != 2:
+        return _called(node)
+    return f"self.{_attribute(node.name)}({_variable(node.inputs[0])}.transpose(1, 2)).transpose(1, 2)"
+
+
+def _with_channels_last(node: Node) -> str:
+    if len(node.input_shape) != 3:
+        return _called(node)
+    x = _variable(node.inputs[0])
+    return f"self.{_attribute(node.name)}({x}.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)"
+
+
+def _attention(node: Node) -> str:
+    parts = f"{_variable(node.inputs[0])}.unflatten(2, (3, {node.arguments['heads']}, -1)).permute(2, 0, 3, 1, 4)"
+    return f"functional.scaled_dot_product_attention(*{parts}, is_causal=True).transpose(1, 2).flatten(2)"
+
+
+def _tied(node: Node) -> str:
+    return f"functional.linear({_variable(node.inputs[0])}, self.{_attribute(node.arguments['weights'])}.weight)"
 
 
 def _called(node: Node) -> str:
@@ -206,6 +236,8 @@ def _shortcut(node: Node) -> str:
 
 def _flatten(node: Node) -> str:
     value = _variable(node.inputs[0])
+    if len(node.input_shape) == 2:
+        return f"{value}.flatten(1)"
     return value if len(node.input_shape) == 1 else f"{value}.permute(0, 2, 3, 1).flatten(1)"
 
 
@@ -214,21 +246,32 @@ _MODULE: Final[Mapping[str, Callable[[Node], str]]] = MappingProxyType(
         "BatchNorm": _norm,
         "Conv2d": _conv,
         "Dropout": lambda node: f"nn.Dropout({node.arguments['rate']!r})",
+        "Embedding": lambda node: f"nn.Embedding({node.arguments['tokens']}, {node.arguments['width']})",
+        "LayerNorm": _layer_norm,
         "Linear": _linear,
+        "PositionEmbedding": lambda node: f"nn.Embedding({node.input_shape[0]}, {node.input_shape[1]})",
     }
 )
 _EXPRESSION: Final[Mapping[str, Callable[[Node], str]]] = MappingProxyType(
     {
         "Add": lambda node: " + ".join(map(_variable, node.inputs)),
         "AvgPool2d": _pool,
-        "BatchNorm": _called,
+        "BatchNorm": _with_features_first,
+        "CausalAttention": _attention,
         "Conv2d": _called,
         "Dropout": _called,
+        "Embedding": lambda node: f"self.{_attribute(node.name)}({_variable(node.inputs[0])}.round().long())",
         "Flatten": _flatten,
+        "GELU": lambda node: (
+            f"functional.gelu({_variable(node.inputs[0])}, approximate={node.arguments['approximate']!r})"
+        ),
         "GlobalAvgPool": lambda node: f"{_variable(node.inputs[0])}.mean((2, 3))",
+        "LayerNorm": _with_channels_last,
         "Linear": _called,
         "MaxPool2d": _pool,
         "PaddedShortcut": _shortcut,
+        "PositionEmbedding": lambda node: f"{_variable(node.inputs[0])} + self.{_attribute(node.name)}.weight",
         "ReLU": lambda node: f"functional.relu({_variable(node.inputs[0])})",
+        "TiedLinear": _tied,
     }
 )

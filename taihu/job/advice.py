@@ -8,7 +8,7 @@ from typing import Final
 
 from taihu.errors import ConfigError
 from taihu.job import Job
-from taihu.names import own_data
+from taihu.names import TEXT_DATA, own_data
 from taihu.run_length import RunLength
 from taihu.schedule import in_steps, learning_rate
 from taihu.settings import OptimizerSettings
@@ -61,6 +61,7 @@ RULES: Final = (
         "is for train.precision fp16",
     ),
     Rule("data.path", lambda job: job.data.name == "digits", "is not read for digits, which scikit-learn brings"),
+    Rule("data.path", lambda job: job.data.name == TEXT_DATA, "is not read for the sources that Python brings"),
     Rule("data.path", lambda job: job.data.name.startswith("synthetic:"), "is not read for data that are computed"),
     Rule(
         "data.test_share data.split_seed data.target data.task",
@@ -68,7 +69,13 @@ RULES: Final = (
         "is for data of your own",
     ),
     Rule("data.path", lambda job: _own_kind(job) not in {"", "function"}, "is for built-in data and functions"),
-    Rule("data.target", lambda job: _own_kind(job) in {"function", "arrays"}, "is for tables"),
+    Rule("data.target", lambda job: _own_kind(job) in {"function", "arrays", "text"}, "is for tables"),
+    Rule("data.task", lambda job: _own_kind(job) == "text", "is for data with targets"),
+    Rule(
+        "data.sequence",
+        lambda job: job.data.name != TEXT_DATA and _own_kind(job) not in {"text", "folder"},
+        "is for text",
+    ),
     Rule("exchange.live_bytes", lambda job: job.zero < 3, "is for exchange.zero 3"),
     Rule("exchange.bucket_bytes", lambda job: job.zero < 2, "is for exchange.zero 2 and 3"),
     Rule(

@@ -21,18 +21,19 @@ class DataSettings(Section):
     """`[data]`: the data set, where its files lie, and what is done to its inputs.
 
     `name` may be a file or folder of the user's own (docs/data.md): arrays (.npz, or a folder of .npy), a table (.csv
-    or .parquet), a folder of images by class, or a function in a Python file. Where such data have no part for
-    testing, `test_share` of them, drawn by `split_seed`, becomes that part. Images are brought to the size `resize`.
-    With `normalise` auto inputs lose the mean of the training inputs and are divided by their standard deviation, per
-    channel of images and per feature of vectors. `target` is the column of a table that is to be predicted, by
-    default the last one. `task` says whether targets are classes or values; by default whole numbers and texts are
-    classes, floating-point numbers values.
+    or .parquet), text (.txt, or a folder of them), a folder of images by class, or a function in a Python file. Where
+    such data have no part for testing, `test_share` of them, drawn by `split_seed`, becomes that part. Images are
+    brought to the size `resize`. Text is cut into sequences of `sequence` bytes. With `normalise` auto inputs lose
+    the mean of the training inputs and are divided by their standard deviation, per channel of images and per feature
+    of vectors; tokens of text stay as they are. `target` is the column of a table that is to be predicted, by default
+    the last one. `task` says whether targets are classes or values; by default whole numbers and texts are classes,
+    floating-point numbers values.
     """
 
     name: Annotated[str, accepted_by(check_data_name)] = Field(
         default="digits",
-        description="the data set: digits, fashion-mnist, cifar10, synthetic:CxHxW, or a file or folder of your own: "
-        "FILE.npz, FILE.csv, FILE.parquet, ./FOLDER, FILE.py:function",
+        description="the data set: digits, fashion-mnist, cifar10, python-source, synthetic:CxHxW, or a file or "
+        "folder of your own: FILE.npz, FILE.csv, FILE.parquet, FILE.txt, ./FOLDER, FILE.py:function",
     )
     path: FilePath | None = Field(default=None, description="the folder of the data set's files")
     augment: Literal["none", "flip", "crop-flip"] = Field(
@@ -52,6 +53,9 @@ class DataSettings(Section):
         default=0, description="draws the part for testing: the same in every run, whatever train.seed is"
     )
     target: str | None = Field(default=None, description="the column of a table to predict; by default its last one")
+    sequence: Annotated[int, Field(ge=1, le=65536)] = Field(
+        default=128, description="bytes of text in a sample: a model tells at each place which one follows"
+    )
     task: Literal["auto", "classes", "values"] = Field(
         default="auto", description="what targets are; auto: whole numbers and texts are classes, others values"
     )

@@ -53,4 +53,4 @@ def test_every_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monk
             for command in text.splitlines():
                 trained(command)
                 commands += 1
-    assert commands == 6
+    assert commands == 8

@@ -123,7 +123,7 @@ def test_the_nearest_name_is_suggested(name: str, suggestion: str) -> None:
         check_data_name(name)
     message = str(caught.value)
     assert f"did you mean {suggestion}?" in message
-    assert "; known: digits, fashion-mnist, cifar10, synthetic:CxHxW; your own: FILE.npz" in message
+    assert "; known: digits, fashion-mnist, cifar10, python-source, synthetic:CxHxW; your own: FILE.npz" in message
 
 
 def test_a_name_near_to_nothing_lists_the_names() -> None:

@@ -22,7 +22,7 @@ _PYTHON = re.findall(r"```python\n(.*?)```", _PAGE, re.DOTALL)
 
 @pytest.fixture
 def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "layers.py").write_text(_PYTHON[1])
+    (tmp_path / "layers.py").write_text(_PYTHON[2])
     monkeypatch.chdir(tmp_path)
     return Path("layers.py")
 
@@ -52,10 +52,12 @@ def test_its_layers_learn(layers: Path) -> None:
 
 def test_its_other_examples_run(layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(".")
-    exec(_PYTHON[2], {})  # noqa: S102 - the page's own
+    exec(_PYTHON[3], {})  # noqa: S102 - the page's own
     del sys.modules[layers.stem]
     (layers.parent / "mine.py").write_text(_PYTHON[0])
     assert build_model("mine.py:build", (6, 6, 3), 4).outputs == 4
+    (layers.parent / "text.py").write_text(_PYTHON[1])
+    assert build_model("text.py:build", (16,), 256).output_shape == (16, 256)
 
 
 def test_all_that_can_be_imported_is_there_and_told() -> None:

@@ -17,20 +17,24 @@ from support.saved import loaded, raw
 from taihu.errors import ModelError
 from taihu.export.to_onnx import onnx_model, write_onnx
 from worker.engine import (
+    GELU,
     MODELS,
     AvgPool2d,
     BatchNorm,
     Conv2d,
     Dropout,
+    Embedding,
     Flatten,
     GlobalAvgPool,
     Layer,
+    LayerNorm,
     Linear,
     MaxPool2d,
     PaddedShortcut,
     ReLU,
     Residual,
     Sequential,
+    transformer,
 )
 from worker.saved.prediction import LoadedModel
 
@@ -115,6 +119,30 @@ def test_layers_in_all_places(shape: tuple[int, ...], layers: list[Layer]) -> No
 def test_values(said: dict[str, Any], name: str, others: set[str]) -> None:
     outputs = check(loaded(Linear(2), (4,), 2, **said), name)
     assert set(outputs) == {name} | others
+
+
+TOKENS = {"targets": "tokens", "mean": (0.0,) * 5, "scale": (1.0,) * 5}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_transformer(tied: bool) -> None:
+    model = loaded(transformer(256, blocks=2, width=12, heads=3, dropout=0.1, tied=tied), (5,), 256, **TOKENS)
+    outputs = check(model)
+    assert {name: each.shape for name, each in outputs.items()} == dict.fromkeys(
+        ("probabilities", "logits"), (3, 5, 256)
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers"),
+    [
+        ((5,), [Embedding(256, 6), GELU("tanh"), BatchNorm(), LayerNorm(1e-3), Flatten(), Linear(4)]),
+        ((4, 5, 3), [Conv2d(6, 3), LayerNorm(), GELU(), GlobalAvgPool(), LayerNorm(), Linear(3)]),
+    ],
+)
+def test_layers_of_transformers_in_other_places(shape: tuple[int, ...], layers: list[Layer]) -> None:
+    said = {"mean": TOKENS["mean"], "scale": TOKENS["scale"]} if len(shape) == 1 else {}
+    check(loaded(Sequential(layers), shape, layers[-1]._units, **said))  # type: ignore[attr-defined]
 
 
 def test_one_output_tells_two_classes() -> None:

@@ -64,6 +64,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "test_share": st.floats(0, 1, exclude_min=True, exclude_max=True),
         "split_seed": st.integers(0, 2**63 - 1),
         "target": TEXT,
+        "sequence": st.integers(1, 65536),
         "task": st.sampled_from(["auto", "classes", "values"]),
     },
     "train": {
@@ -500,6 +501,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "test_share": 0.7,
         "split_seed": 7,
         "target": "price",
+        "sequence": 64,
         "task": "values",
     },
     "train": {

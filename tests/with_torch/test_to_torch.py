@@ -16,20 +16,24 @@ from support.saved import loaded, raw
 from taihu.errors import ModelError
 from taihu.export.to_torch import torch_source, write_torch
 from worker.engine import (
+    GELU,
     MODELS,
     AvgPool2d,
     BatchNorm,
     Conv2d,
     Dropout,
+    Embedding,
     Flatten,
     GlobalAvgPool,
     Layer,
+    LayerNorm,
     Linear,
     MaxPool2d,
     PaddedShortcut,
     ReLU,
     Residual,
     Sequential,
+    transformer,
 )
 from worker.saved.prediction import LoadedModel
 
@@ -108,6 +112,29 @@ def test_layers_in_all_places(shape: tuple[int, ...], layers: list[Layer], tmp_p
 def test_other_losses(targets: str, loss: str, tmp_path: Path) -> None:
     if (targets, loss) != ("classes", "mse"):
         check(loaded(Linear(1), (4,), 1, targets=targets, loss=loss), tmp_path)
+
+
+TOKENS = {"targets": "tokens", "mean": (0.0,) * 5, "scale": (1.0,) * 5}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_transformer(tied: bool, tmp_path: Path) -> None:
+    check(
+        loaded(transformer(256, blocks=2, width=12, heads=3, dropout=0.1, tied=tied), (5,), 256, **TOKENS), tmp_path
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers"),
+    [
+        ((5,), [Embedding(256, 6), GELU("tanh"), BatchNorm(), LayerNorm(1e-3), Flatten(), Linear(4)]),
+        ((4, 5, 3), [Conv2d(6, 3), LayerNorm(), GELU(), GlobalAvgPool(), LayerNorm(), Linear(3)]),
+    ],
+)
+def test_layers_of_transformers_in_other_places(shape: tuple[int, ...], layers: list[Layer], tmp_path: Path) -> None:
+    said = {"mean": TOKENS["mean"], "scale": TOKENS["scale"]} if len(shape) == 1 else {}
+    model = loaded(Sequential(layers), shape, layers[-1]._units, **said)  # type: ignore[attr-defined]
+    check(model, tmp_path)
 
 
 def test_the_module_trains_on(tmp_path: Path) -> None:

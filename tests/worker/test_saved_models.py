@@ -18,7 +18,19 @@ from taihu.errors import ModelError, RunError
 from taihu.job import Job
 from worker.data.dataset import Dataset
 from worker.data.load import load_dataset
-from worker.engine import Conv2d, Flatten, GlobalAvgPool, Linear, Model, ReLU, Sequential, build_model
+from worker.engine import (
+    CausalAttention,
+    Conv2d,
+    Embedding,
+    Flatten,
+    GlobalAvgPool,
+    Linear,
+    Model,
+    ReLU,
+    Sequential,
+    TiedLinear,
+    build_model,
+)
 from worker.saved.metadata import SavedModel, parse_metadata
 from worker.saved.reading import StoredModel, load_model
 from worker.saved.writing import describe_model, save_model
@@ -217,6 +229,19 @@ def _padded(layers: int) -> dict[str, Any]:
     return {"layer": "Sequential", "layers": [*[pool] * layers, wide, end]}
 
 
+def _attentive(time: int, weights: str = "embedding1") -> dict[str, Any]:
+    """A model of few parameters that compares every place with every other."""
+    layers = [Embedding(3, 3), CausalAttention(1), Linear(3), TiedLinear(3, weights)]
+    return {
+        "definition": Sequential(layers).definition(),
+        "input_shape": [time],
+        "outputs": 3,
+        "mean": [],
+        "scale": [],
+        "class_names": [],
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -230,7 +255,16 @@ def _padded(layers: int) -> dict[str, Any]:
         ({"outputs": 10**9}, "outputs Input should be less than or equal to"),
         ({"outputs": True}, "outputs Input should be a valid integer"),
         ({"outputs": 3, "class_names": []}, "expected an output of (3,)"),
-        ({"targets": "pickles"}, "targets Input should be 'classes' or 'values'"),
+        ({"targets": "pickles"}, "targets Input should be 'classes', 'values' or 'tokens'"),
+        ({"targets": "tokens"}, "its metadata is damaged: model: expected 10 outputs at every place of a sequence"),
+        (
+            _attentive(1 << 20),
+            "its layers have 1.1e+12 activations for one sample",
+        ),
+        (
+            _attentive(4, weights="fc1"),
+            "tied1: expected weights to name an Embedding of the model, seen 'fc1'",
+        ),
         ({"loss": "os.system"}, "loss Input should be"),
         ({"mean": [1.0, 2.0]}, "mean and scale: expected 1 values each, seen 2 and 1"),
         ({"scale": [0.0]}, "scale.0 Input should be greater than 0"),

@@ -21,9 +21,15 @@ LEARNING_RATE: Final = 1e-4
 
 
 def example_batch(name: str, batch: int) -> tuple[Array, Array]:
-    """Images (batch, height, width, 3), fp32, and labels as model `name` takes them: always the same ones."""
+    """Images (batch, height, width, 3), fp32, and labels as model `name` takes them: always the same ones.
+
+    Of a model of text, tokens (batch, time), and those that follow.
+    """
     shape, classes = usual_input(name)
     generator = np.random.default_rng(0)
+    if len(shape) == 1:
+        tokens = generator.integers(0, classes, (batch, shape[0] + 1))
+        return tokens[:, :-1].astype(np.float32), tokens[:, 1:]
     return generator.standard_normal((batch, *shape), dtype=np.float32), generator.integers(0, classes, batch)
 
 

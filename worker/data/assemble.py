@@ -16,7 +16,7 @@ from worker.data.inputs import Inputs, Paired
 from worker.data.statistics import no_statistics
 from worker.data.targets import understand
 
-__all__ = ["Part", "assemble"]
+__all__ = ["Part", "assemble", "split_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ def assemble(settings: DataSettings, train: Part, test: Part | None, class_names
         _check(part, train)
     targets = understand([p.targets for p in parts], [p.where for p in parts], settings.task, len(class_names))
     if test is None:
-        rows, kept_apart = _split(len(train.inputs), settings, train.where)
+        rows, kept_apart = split_rows(len(train.inputs), settings, train.where)
         values = targets.parts[0]
         training = Paired(train.inputs, values[rows], rows)
         testing = Paired(train.inputs, values[kept_apart], kept_apart)
@@ -73,7 +73,7 @@ def _check(part: Part, train: Part) -> None:
         )
 
 
-def _split(samples: int, settings: DataSettings, where: str) -> tuple[Rows, Rows]:
+def split_rows(samples: int, settings: DataSettings, where: str) -> tuple[Rows, Rows]:
     """Rows for training and for testing, each in ascending order; the same for as many samples and one split_seed."""
     if samples < 2:
         raise DataError(f"{where}: {samples} sample, of which none can be set apart for testing; give at least 2")

@@ -8,8 +8,10 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from taihu.names import OwnData, built_in_data, own_data
+from taihu.names import TEXT_DATA, OwnData, built_in_data, own_data
 from taihu.settings import DataSettings
+from worker.data.own_text import count_own_text
+from worker.data.python_source import count_python_source
 from worker.data.sources import (
     CIFAR10_RECORD_BYTES,
     CIFAR10_TRAIN,
@@ -38,7 +40,7 @@ def count_training_samples(settings: DataSettings) -> int | None:
     own = own_data(settings.name)
     if own is None:
         return _count_built_in(settings)
-    found = _count_own(own)
+    found = _count_own(own, settings.sequence)
     if found is None:
         return None
     samples, has_test = found
@@ -53,6 +55,8 @@ def _count_built_in(settings: DataSettings) -> int | None:
     if settings.name == "cifar10":
         folder = cifar10_folder(settings.path)
         return sum((folder / name).stat().st_size // CIFAR10_RECORD_BYTES for name in CIFAR10_TRAIN) or None
+    if settings.name == TEXT_DATA:
+        return count_python_source(settings.sequence)
     data = built_in_data(settings.name)
     return None if data is None else data.samples
 
@@ -66,13 +70,15 @@ def _count_idx(path: Path) -> int | None:
     return int(samples) or None if magic == IDX_IMAGES_MAGIC else None
 
 
-def _count_own(own: OwnData) -> tuple[int, bool] | None:
+def _count_own(own: OwnData, sequence: int) -> tuple[int, bool] | None:
     """Number of samples, and whether there are others for testing; what reads them is imported for it alone."""
     kind = folder_kind(own.path) if own.kind == "folder" else own.kind
     if kind == "arrays":
         from worker.data.own_arrays import count_own_arrays  # noqa: PLC0415
 
         return count_own_arrays(own)
+    if kind == "text":
+        return count_own_text(own, sequence)
     if kind == "images":
         from worker.data.own_images import count_own_images  # noqa: PLC0415
 

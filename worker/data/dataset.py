@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.errors import DataError
+from taihu.losses import TargetKind
 from worker.data.statistics import image_statistics
 
 __all__ = [
@@ -32,7 +33,6 @@ Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Rows = NDArray[np.int64]
 Targets = NDArray[Any]
-TargetKind = Literal["classes", "values"]
 
 
 class Examples(Protocol):
@@ -53,7 +53,7 @@ class Examples(Protocol):
         ...
 
     def targets(self, rows: Rows) -> Targets:
-        """The targets of `rows` (n,): int64 (n,) classes, or float32 (n, outputs) values."""
+        """The targets of `rows` (n,): int64 (n,) classes or (n, time) tokens, or float32 (n, outputs) values."""
         ...
 
 
@@ -88,9 +88,10 @@ class Dataset:
         name: as in the job.
         train: what is learned from.
         test: what accuracy is measured on.
-        input_shape: of one example: (height, width, channels) of an image, or (features,).
+        input_shape: of one example: (height, width, channels) of an image, (features,), or (time,) tokens.
         outputs: what a model has to compute for an example: one logit per class, or so many values.
-        targets: whether targets are the numbers of classes, 0 to outputs - 1, or values to come near to.
+        targets: whether targets are the numbers of classes, 0 to outputs - 1, or values to come near to, or tokens:
+            the number of a class for every place of a sequence.
         mean: of the training inputs, float32 (channels,) or (features,), in the units of the raw inputs.
         scale: standard deviation, like `mean`; 1 where all inputs are the same.
         class_names: names of the classes in the order of their numbers; empty where they have none.

@@ -8,7 +8,7 @@ import numpy as np
 
 from taihu.errors import DataError
 from taihu.model_defaults import smallest_size
-from taihu.names import OwnData, own_data
+from taihu.names import TEXT_DATA, OwnData, own_data
 from taihu.settings import DataSettings
 from worker.data.cifar10 import load_cifar10
 from worker.data.dataset import Dataset
@@ -16,6 +16,8 @@ from worker.data.digits import load_digits
 from worker.data.fashion_mnist import load_fashion_mnist
 from worker.data.own_arrays import load_own_arrays
 from worker.data.own_function import load_own_function
+from worker.data.own_text import load_own_text
+from worker.data.python_source import load_python_source
 from worker.data.resize import ResizedExamples
 from worker.data.sources import folder_kind, missing_package
 from worker.data.synthetic import load_synthetic
@@ -24,7 +26,7 @@ __all__ = ["load_dataset"]
 
 
 def load_dataset(settings: DataSettings, model: str = "") -> Dataset:
-    """Load `digits`, `fashion-mnist`, `cifar10`, `synthetic:CxHxW[:classes=K][:samples=N]`, or the user's own data.
+    """Load a built-in data set, `synthetic:CxHxW[:classes=K][:samples=N]`, or the user's own data.
 
     `settings.path` is the folder of the files of `fashion-mnist` and `cifar10`, and is handed to a function of the
     user's own; the others need none and ignore it. Where `settings.size` does not say it, images that are too small
@@ -51,6 +53,8 @@ def _load(settings: DataSettings) -> Dataset:
         return load_fashion_mnist(path)
     if name == "cifar10":
         return load_cifar10(path)
+    if name == TEXT_DATA:
+        return load_python_source(settings.sequence)
     return load_synthetic(name)
 
 
@@ -60,6 +64,8 @@ def _load_own(settings: DataSettings, own: OwnData) -> Dataset:
         return load_own_function(settings, own)
     if kind == "arrays":
         return load_own_arrays(settings, own)
+    if kind == "text":
+        return load_own_text(settings, own)
     try:
         # Their packages are extras.
         if kind == "images":

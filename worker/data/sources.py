@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,10 +51,10 @@ FASHION_MNIST_TRAIN: Final = _FASHION_MNIST[0]
 # Of uint8 with three dimensions.
 IDX_IMAGES_MAGIC: Final = 0x0803
 _TABLES: Final = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
-_FOLDER_REMEDY: Final = "give a folder of .npy files, of tables train and test, or of images by class"
+_FOLDER_REMEDY: Final = "give a folder of .npy files, of tables train and test, of .txt files, or of images by class"
 # Module, project and extra of what reads a kind of data.
 _PACKAGES: Final = {"images": ("PIL", "Pillow", "images"), "table": ("pyarrow", "PyArrow", "tables")}
-FolderKind = Literal["arrays", "table", "images"]
+FolderKind = Literal["arrays", "table", "text", "images"]
 # Where Debian's package dataset-fashion-mnist puts the files.
 _DEBIAN_PATH: Final = Path("/usr/share/datasets/fashion-mnist")
 
@@ -106,19 +107,26 @@ def cifar10_folder(path: Path | None) -> Path:
 
 
 def folder_kind(folder: Path) -> FolderKind:
-    """Kind of a folder of the user's own: .npy files, the tables `train` and `test`, or images.
+    """Kind of a folder of the user's own: .npy files, the tables `train` and `test`, .txt files, or images.
+
+    Texts beside folders are notes on the images in these.
 
     Raises:
         DataError: there is no such folder, or it cannot be read.
     """
     try:
-        names = {entry.name for entry in folder.iterdir()}
+        with os.scandir(folder) as entries:
+            folders = {entry.name: entry.is_dir() for entry in entries if entry.name[0] != "."}
     except OSError as error:
         reason = "not found" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         raise DataError(f"data folder {folder}: {reason}; {_FOLDER_REMEDY}") from None
+    names = folders.keys()
     if any(name.endswith(".npy") for name in names):
         return "arrays"
-    return "table" if names & {f"train{suffix}" for suffix in _TABLES} else "images"
+    if names & {f"train{suffix}" for suffix in _TABLES}:
+        return "table"
+    is_text = any(name.endswith(".txt") for name in names) and not any(folders.values())
+    return "text" if is_text else "images"
 
 
 def table_files(own: OwnData) -> tuple[Path, Path | None]:

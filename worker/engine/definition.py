@@ -8,11 +8,15 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from taihu.errors import ModelError
+from worker.engine.attention import CausalAttention
 from worker.engine.batch_norm import BatchNorm
 from worker.engine.containers import PaddedShortcut, Residual, Sequential
 from worker.engine.convolution import Conv2d
 from worker.engine.dense import Dropout, Flatten, Linear, ReLU
+from worker.engine.embedding import Embedding, PositionEmbedding, TiedLinear
+from worker.engine.gelu import GELU
 from worker.engine.layer import Layer
+from worker.engine.layer_norm import LayerNorm
 from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 
 __all__ = ["BUILT_IN", "build_from_definition"]
@@ -23,16 +27,22 @@ BUILT_IN: Final[Mapping[str, type[Layer]]] = MappingProxyType(
         for layer in (
             AvgPool2d,
             BatchNorm,
+            CausalAttention,
             Conv2d,
             Dropout,
+            Embedding,
             Flatten,
+            GELU,
             GlobalAvgPool,
+            LayerNorm,
             Linear,
             MaxPool2d,
             PaddedShortcut,
+            PositionEmbedding,
             ReLU,
             Residual,
             Sequential,
+            TiedLinear,
         )
     }
 )
@@ -40,6 +50,7 @@ _KIND: Final = "layer"
 _MOST_LAYERS: Final = 10_000
 _DEEPEST: Final = 50
 _LARGEST: Final = 1 << 24
+_LONGEST_NAME: Final = 1000
 
 
 def build_from_definition(definition: object) -> Layer:
@@ -113,6 +124,8 @@ def _fits(value: object, hint: Any) -> bool:
     if hint in (int, float, bool):
         number = isinstance(value, (int, float) if hint is float else int) and abs(value) <= _LARGEST
         return number and (hint is not bool or value in (0, 1))
+    if hint is str:
+        return isinstance(value, str) and len(value) <= _LONGEST_NAME
     return hint in (NoneType, Layer) and isinstance(value, hint)
 
 

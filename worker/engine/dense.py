@@ -11,13 +11,13 @@ from kernels.nn.elementwise import add_bias, column_sums, dropout, dropout_key, 
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
 from worker.engine.layer import Array, Layer, ParameterLayer, Rectification, Run, Shape, fill_normal, shape_error
-from worker.engine.products import multiply
+from worker.engine.products import multiply, multiply_rows
 
 __all__ = ["Dropout", "Flatten", "Linear", "ReLU"]
 
 
 class Linear(ParameterLayer):
-    """y = x W + b with W (inputs, units).
+    """y = x W + b with W (inputs, units); of sequences (time, inputs) every place for itself.
 
     Args:
         units: number of outputs.
@@ -43,13 +43,13 @@ class Linear(ParameterLayer):
         return "fc"
 
     def build(self, name: str, input_shape: Shape) -> Shape:
-        """(inputs,) -> (units,)."""
+        """(inputs,) -> (units,), or (time, inputs) -> (time, units)."""
         self.name = name
-        if len(input_shape) != 1:
+        if len(input_shape) not in {1, 2}:
             raise shape_error(name, "(features,)", input_shape, "put Flatten or GlobalAvgPool before Linear")
         bias = (TensorSpec("bias", (self._units,)),) if self._bias else ()
-        self.tensors = (TensorSpec("weight", (input_shape[0], self._units)), *bias)
-        return (self._units,)
+        self.tensors = (TensorSpec("weight", (input_shape[-1], self._units)), *bias)
+        return (*input_shape[:-1], self._units)
 
     def fill(self, generator: np.random.Generator) -> None:
         """Normal weights of the variance gain / inputs; zero bias."""
@@ -61,24 +61,33 @@ class Linear(ParameterLayer):
     def compute(self, x: Array, run: Run) -> Array:
         """One matrix product."""
         self._input = x
-        y = self.workspace.take("output", (len(x), self._units), x.dtype)
-        multiply(run.team, x, self.parameters["weight"], y)
+        y = self.workspace.take("output", (*x.shape[:-1], self._units), x.dtype)
+        rows = y.reshape(-1, self._units)
+        product = multiply if x.ndim == 2 else multiply_rows
+        product(run.team, _rows(x), self.parameters["weight"], rows)
         if self._bias:
-            add_bias(y, self.parameters["bias"])
+            add_bias(rows, self.parameters["bias"])
         return y
 
     def differentiate(self, dy: Array, run: Run) -> Array:
         """DW = x^T dy, db = column sums of dy, dx = dy W^T."""
-        x = self._input
-        multiply(run.team, x.T, dy, self.gradients["weight"])
+        x, slopes = self._input, _rows(dy)
+        multiply(run.team, _rows(x).T, slopes, self.gradients["weight"])
         if self._bias:
             sums = run.scratch.take("sums", (self._units,), np.float64)
-            column_sums(dy, sums)
+            column_sums(slopes, sums)
             self.gradients["bias"][...] = sums
         if not self.needs_input_gradient:
             return x[:0]
         dx = self.workspace.take("input_gradient", x.shape, x.dtype)
-        return multiply(run.team, dy, self.parameters["weight"].T, dx)
+        product = multiply if x.ndim == 2 else multiply_rows
+        product(run.team, slopes, self.parameters["weight"].T, _rows(dx))
+        return dx
+
+
+def _rows(x: Array) -> Array:
+    """(batch, features) or (batch, time, features) as rows of features."""
+    return x.reshape(-1, x.shape[-1])
 
 
 class ReLU(Layer):

@@ -90,8 +90,8 @@ def model_faults(model: Model, options: CheckOptions) -> Iterator[str]:
     model.initialize(options.seed)
     rng = np.random.default_rng((options.seed, 1))
     _roughen(parameters, rng)
-    x = rng.standard_normal((options.batch, *model.input_shape))
-    direction = rng.standard_normal((options.batch, model.outputs))
+    x = _inputs(rng, (options.batch, *model.input_shape), model.takes_tokens)
+    direction = rng.standard_normal((options.batch, *model.output_shape))
     context = _training(options)
     ready: list[int] = []
     model.forward(x, context)
@@ -120,7 +120,7 @@ class _Trial:
         for index, leaf in enumerate(reversed(self.own)):
             leaf.index = index
         self.rng = np.random.default_rng((options.seed, 2))
-        self.x = self.rng.standard_normal((options.batch, *input_shape))
+        self.x = _inputs(self.rng, (options.batch, *input_shape), layer.takes_tokens)
         self.dy = self.rng.standard_normal((options.batch, *output_shape))
         self.read: list[int] = []
         self.ready: list[int] = []
@@ -329,6 +329,10 @@ class _Difference:
     def _bound(self, seen: float, numeric: float, largest: float, width: float) -> float:
         rounding = 8 * np.finfo(np.float64).eps * self._size / width
         return self._tolerance * (max(abs(seen), abs(numeric)) + 1e-2 * largest) + rounding
+
+
+def _inputs(rng: np.random.Generator, shape: Shape, tokens: int) -> Array:
+    return rng.integers(0, tokens, shape).astype(np.float64) if tokens else rng.standard_normal(shape)
 
 
 def _training(options: CheckOptions) -> StepContext:

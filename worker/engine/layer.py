@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -86,9 +86,10 @@ class Run:
 class Layer(ABC):
     """A step of the computation, or a container of such steps; it computes in the dtype of its input.
 
-    Activations are C-contiguous, (batch, height, width, channels) or (batch, features). A layer keeps what its
-    backward needs from its latest forward, in buffers of its workspace. Arrays that it receives belong to others: it
-    may read them until its backward is done, and writes to them only where its container allowed that.
+    Activations are C-contiguous, (batch, height, width, channels), (batch, features) or (batch, time, features). A
+    layer keeps what its backward needs from its latest forward, in buffers of its workspace. Arrays that it receives
+    belong to others: it may read them until its backward is done, and writes to them only where its container allowed
+    that.
 
     Attributes:
         name: unique in the model, set by `build`; "" before.
@@ -153,6 +154,24 @@ class Layer(ABC):
     def holds_output(self) -> bool:
         """Whether `forward` takes a buffer for what it returns."""
         return True
+
+    @property
+    def inner_elements(self) -> int:
+        """Values of one sample that it holds besides its output, where they may be many more than that has."""
+        return 0
+
+    @property
+    def takes_tokens(self) -> int:
+        """Inputs are whole numbers below this one; 0 where they are any numbers."""
+        return 0
+
+    @property
+    def borrows(self) -> str:
+        """The name of the layer whose parameters it uses; empty where it has its own, or none."""
+        return ""
+
+    def link(self, layers: Mapping[str, Layer]) -> None:  # noqa: B027 - most need no other
+        """Find what it `borrows` among the leaves of the model, by name, once all have been built."""
 
     def tree(self) -> Iterator[Layer]:
         """This layer and all below it."""

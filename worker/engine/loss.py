@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -11,13 +11,14 @@ from kernels.nn.loss import binary_cross_entropy, cross_entropy, smoothed_cross_
 from taihu.errors import DataError
 from taihu.losses import LossName, TargetKind, find_loss
 from worker.engine.layer import Array
-from worker.engine.scores import Deviations, RightBits, RightClasses, Tally
+from worker.engine.scores import Deviations, RightBits, RightClasses, Surprise, Tally
 
 __all__ = [
     "BinaryCrossEntropy",
     "CrossEntropy",
     "Loss",
     "MeanSquaredError",
+    "TokenCrossEntropy",
     "make_loss",
     "outputs_of_model",
     "softmax_cross_entropy",
@@ -36,12 +37,17 @@ class Loss(Protocol):
         """The name, as in `train.loss`."""
         ...
 
+    @property
+    def by_place(self) -> bool:
+        """Whether outputs and targets are those of every place of a sequence."""
+        ...
+
     def __call__(self, outputs: Array, targets: Array) -> tuple[float, Array]:
         """The mean loss over the batch, and its gradient.
 
         Args:
-            outputs: (B, K), float32 or float64, what the model's last layer returned.
-            targets: (B,) integers, or (B, K) floats.
+            outputs: (B, K), float32 or float64, what the model's last layer returned; by place (B, T, K).
+            targets: (B,) integers, or (B, K) floats; by place (B, T) integers.
 
         Returns:
             The loss, and dloss/doutputs (already divided by B) like `outputs`, in a new array.
@@ -61,6 +67,7 @@ class CrossEntropy:
     """Cross entropy of softmax(outputs) against classes, of which every one gets its part of `label_smoothing`."""
 
     label_smoothing: float = 0.0
+    by_place: Final = False
 
     @property
     def name(self) -> str:
@@ -81,8 +88,38 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True)
+class TokenCrossEntropy:
+    """Cross entropy of softmax(outputs) against the class of every place; the mean over places and samples."""
+
+    label_smoothing: float = 0.0
+    by_place: Final = True
+
+    @property
+    def name(self) -> str:
+        """`cross-entropy`."""
+        return "cross-entropy"
+
+    def __call__(self, outputs: Array, targets: Array) -> tuple[float, Array]:
+        """Mean loss and gradient; `outputs` are (B, T, K), `targets` (B, T), integers within 0..K-1."""
+        if outputs.shape[:-1] != targets.shape:
+            raise DataError(
+                f"expected one integer label for each of {outputs.shape[:-1]} places, seen {targets.dtype} of shape "
+                f"{targets.shape}"
+            )
+        rows = outputs.reshape(-1, outputs.shape[-1])
+        loss, doutputs = CrossEntropy(self.label_smoothing)(rows, targets.reshape(-1))
+        return loss, doutputs.reshape(outputs.shape)
+
+    def tally(self) -> Tally:
+        """Bits for each token, and perplexity."""
+        return Surprise()
+
+
+@dataclass(frozen=True)
 class MeanSquaredError:
     """Mean of (outputs - targets)^2 over samples and outputs."""
+
+    by_place: Final = False
 
     @property
     def name(self) -> str:
@@ -103,6 +140,8 @@ class MeanSquaredError:
 @dataclass(frozen=True)
 class BinaryCrossEntropy:
     """Mean over samples and outputs of the cross entropy of sigmoid(outputs) against 0 and 1, or between them."""
+
+    by_place: Final = False
 
     @property
     def name(self) -> str:
@@ -130,6 +169,8 @@ def make_loss(name: LossName, targets: TargetKind, outputs: int, label_smoothing
         ConfigError: the loss, or label smoothing, does not suit the targets.
     """
     found = find_loss(name, targets, outputs, label_smoothing)
+    if targets == "tokens":
+        return TokenCrossEntropy(label_smoothing)
     if found == "cross-entropy":
         return CrossEntropy(label_smoothing)
     return MeanSquaredError() if found == "mse" else BinaryCrossEntropy()

@@ -12,7 +12,7 @@ from taihu.errors import ModelError
 from taihu.layout import LayerSpec, Layout
 from worker.engine.containers import Sequential
 from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, ignore_layer
-from worker.engine.loss import CrossEntropy, Loss
+from worker.engine.loss import CrossEntropy, Loss, TokenCrossEntropy
 from worker.engine.recompute import SegmentedChain, segmented
 from worker.engine.team import SOLO, Team
 from worker.engine.workspace import Workspace
@@ -46,15 +46,17 @@ class StepHooks:
 
 
 class Model:
-    """A network for NHWC images or rows of features.
+    """A network for NHWC images, rows of features, or sequences of tokens.
 
     Args:
         root: the layers; a chain or any other layer.
-        input_shape: of one sample: (height, width, channels) of an image, or (features,).
-        outputs: how many the last layer must have: one for each class, or the values that are predicted.
+        input_shape: of one sample: (height, width, channels) of an image, (features,), or (time,) tokens.
+        outputs: how many the last layer must have: one for each class, or the values that are predicted. A model of
+            sequences has them at every place: (time, outputs).
 
     Attributes:
         layout: the layers with parameters in backward order.
+        reading_order: their indices in the order in which a forward reads them; one that is shared, more than once.
 
     Raises:
         ModelError: shapes do not fit, or a layer object occurs twice.
@@ -69,7 +71,7 @@ class Model:
                 f"model: expected inputs of (height, width, channels) or (features,), seen {self._input_shape}"
             )
         output = self._root.build("", self._input_shape)
-        if output != (outputs,):
+        if len(output) not in {1, 2} or output[-1] != outputs:
             raise ModelError(
                 f"model: expected an output of ({outputs},) for {outputs} classes or values, seen {output}; "
                 f"end it with Linear({outputs})"
@@ -78,9 +80,15 @@ class Model:
         if len({id(leaf) for leaf in leaves}) != len(leaves):
             raise ModelError("model: a layer object occurs twice; make one object for each place")
         self._leaves = leaves
+        self._output_shape = output
+        by_name = {leaf.name: leaf for leaf in leaves}
+        for leaf in leaves:
+            leaf.link(by_name)
         self._layers = [leaf for leaf in reversed(leaves) if isinstance(leaf, ParameterLayer)]
         for index, layer in enumerate(self._layers):
             layer.index = index
+        readers = (by_name[leaf.borrows] if leaf.borrows else leaf for leaf in leaves)
+        self.reading_order = tuple(leaf.index for leaf in readers if isinstance(leaf, ParameterLayer))
         self.layout = Layout(tuple(LayerSpec(layer.name, layer.tensors) for layer in self._layers))
         self._root.skip_input_gradient()
         self._runner: Sequential | SegmentedChain = self._root
@@ -88,10 +96,24 @@ class Model:
         self._dtype: np.dtype[np.floating] | None = None
         self._context: StepContext | None = None
         self._team = SOLO
-        self._loss: Loss = CrossEntropy()
+        self._loss: Loss = CrossEntropy() if len(output) == 1 else TokenCrossEntropy()
 
     def use_loss(self, loss: Loss) -> None:
-        """Train for `loss` from now on; a new model trains for cross-entropy."""
+        """Train for `loss` from now on; a new model trains for cross-entropy.
+
+        Raises:
+            ModelError: its targets are of whole samples and the outputs of every place, or the other way round.
+        """
+        if loss.by_place and len(self._output_shape) == 1:
+            raise ModelError(
+                f"model: expected {self._outputs} outputs at every place of a sequence, seen {self._outputs} for a "
+                "whole sample; for text use model small_gpt, or one of your own that ends with TiedLinear or Linear"
+            )
+        if len(self._output_shape) == 2 and not loss.by_place:
+            raise ModelError(
+                f"model: expected an output of ({self._outputs},) for a sample, seen {self._output_shape}; train it "
+                f"on text, or put Flatten before the last Linear({self._outputs})"
+            )
         self._loss = loss
 
     @property
@@ -106,8 +128,18 @@ class Model:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of the last layer, for one sample."""
+        """The number of outputs of the last layer, for one sample; of a sequence, at each place."""
         return self._outputs
+
+    @property
+    def output_shape(self) -> Shape:
+        """The shape of the outputs for one sample: (outputs,), or (time, outputs) of sequences."""
+        return self._output_shape
+
+    @property
+    def takes_tokens(self) -> int:
+        """Inputs are whole numbers below this one; 0 where they are any numbers."""
+        return self._leaves[0].takes_tokens
 
     def use_threads(self, threads: int) -> None:
         """Compute with so many threads from now on, at least 1; results have the same bits with any number."""
@@ -203,7 +235,7 @@ class Model:
             before_layer: called with i right before layout.layers[i] reads its parameters, for i = n-1, ..., 0.
 
         Returns:
-            (B, outputs), valid until the next forward; that of a model that recomputes, until `backward`.
+            (B, *output_shape), valid until the next forward; that of a model that recomputes, until `backward`.
 
         Raises:
             ModelError: no arena is bound, or the inputs have another shape.
@@ -276,7 +308,7 @@ class Model:
         """Write the gradients of the latest forward, which must have been a training one, into the gradient arena.
 
         Args:
-            doutputs: (B, outputs), gradient of the loss.
+            doutputs: (B, *output_shape), gradient of the loss.
             gradient_ready: called with i = 0, 1, 2, ... when the gradient of layout.layers[i] is complete and its
                 parameters are not needed any more in this step.
             before_backward: see `StepHooks`.

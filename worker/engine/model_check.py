@@ -70,6 +70,9 @@ class CheckedModel:
                 f"{placed.name}: expected a {placed.kind} here again when the model is built a second time, seen "
                 f"{'nothing' if leaf is None else leaf.kind}; build the same layers each time"
             )
+        if leaf.borrows:
+            # Alone it has nothing to compute with: the check of the whole model covers it.
+            return ()
         return tuple(_told(placed.name, layer_faults(leaf, placed.name, placed.input_shape, options)))
 
     def model_faults(self, options: CheckOptions) -> tuple[str, ...]:

@@ -9,9 +9,10 @@ import numpy as np
 from worker.engine.layer import Array
 from worker.engine.team import Team
 
-__all__ = ["multiply"]
+__all__ = ["multiply", "multiply_rows"]
 
 _COLUMNS: Final = 256
+_ROWS: Final = 256
 
 
 def multiply(team: Team, a: Array, b: Array, out: Array) -> Array:
@@ -26,4 +27,16 @@ def multiply(team: Team, a: Array, b: Array, out: Array) -> Array:
             np.matmul(a, b[:, columns], out=out[:, columns])
 
     team.run(part, -(-out.shape[1] // _COLUMNS))
+    return out
+
+
+def multiply_rows(team: Team, a: Array, b: Array, out: Array) -> Array:
+    """The same by blocks of rows, for a product that has many rows and few columns."""
+
+    def part(first: int, last: int, lane: int) -> None:
+        for block in range(first, last):
+            rows = slice(block * _ROWS, (block + 1) * _ROWS)
+            np.matmul(a[rows], b, out=out[rows])
+
+    team.run(part, -(-len(out) // _ROWS))
     return out

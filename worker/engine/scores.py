@@ -7,9 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
+from kernels.nn.loss import surprise
 from worker.engine.layer import Array
 
-__all__ = ["Deviations", "RightBits", "RightClasses", "Tally"]
+__all__ = ["Deviations", "RightBits", "RightClasses", "Surprise", "Tally"]
 
 
 class Tally(Protocol):
@@ -54,6 +55,27 @@ class RightBits:
     def metrics(self) -> dict[str, float]:
         """The accuracy, 0..1."""
         return {"accuracy": self._right / self._bits}
+
+
+class Surprise:
+    """`bits_per_token`, the mean of -log2 of the chance that each token was given, and `perplexity`, 2 to this power.
+
+    Of text tokens are bytes. Label smoothing does not count.
+    """
+
+    def __init__(self) -> None:
+        self._nats = 0.0
+        self._tokens = 0
+
+    def add(self, outputs: Array, targets: Array) -> None:
+        """Count a batch: outputs (B, T, K), `targets` (B, T) integers."""
+        self._nats += float(surprise(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)))
+        self._tokens += targets.size
+
+    def metrics(self) -> dict[str, float]:
+        """Both; a perplexity beyond all floats is infinite."""
+        bits = self._nats / self._tokens / math.log(2)
+        return {"bits_per_token": bits, "perplexity": 2.0**bits if bits < 1000 else math.inf}
 
 
 class Deviations:

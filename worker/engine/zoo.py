@@ -12,8 +12,9 @@ from worker.engine.dense import Flatten, Linear, ReLU
 from worker.engine.imagenet import fully_connected, resnet50, vgg16
 from worker.engine.layer import Layer, Shape
 from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from worker.engine.transformer import transformer
 
-__all__ = ["MODELS", "alexnet", "cifar10_quick", "mlp", "resnet20", "small_cnn", "vgg16_cifar"]
+__all__ = ["MODELS", "alexnet", "cifar10_quick", "mlp", "resnet20", "small_cnn", "small_gpt", "vgg16_cifar"]
 
 
 def small_cnn(input_shape: Shape, outputs: int) -> Layer:
@@ -109,6 +110,11 @@ def mlp(input_shape: Shape, outputs: int) -> Layer:
     )
 
 
+def small_gpt(input_shape: Shape, outputs: int) -> Layer:
+    """A transformer of 4 blocks of width 128 with 4 heads: 842,496 parameters for 128 tokens of 256 kinds."""
+    return transformer(outputs, blocks=4, width=128, heads=4)
+
+
 def _norm_convolution(filters: int, stride: int = 1) -> list[Layer]:
     # The normalisation takes the mean away, and with it any bias.
     return [Conv2d(filters, 3, stride, padding=1, bias=False), BatchNorm()]
@@ -124,5 +130,6 @@ MODELS: Mapping[str, Callable[[Shape, int], Layer]] = MappingProxyType(
         "vgg16": vgg16,
         "resnet50": resnet50,
         "mlp": mlp,
+        "small_gpt": small_gpt,
     }
 )

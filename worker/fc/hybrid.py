@@ -37,8 +37,13 @@ def fully_connected_layers(model: Model) -> tuple[Linear, ...]:
 
 
 def _tail_start(model: Model) -> int:
-    """The first layer of the longest end of the chain that is fully connected and elementwise layers only."""
+    """The first layer of the longest end of the chain that is fully connected and elementwise layers only.
+
+    Of sequences there is none: those layers compute every place for itself.
+    """
     start = len(model.chain)
+    if len(model.output_shape) > 1:
+        return start
     for position in reversed(range(len(model.chain))):
         layer = model.chain[position]
         if isinstance(layer, Linear):

@@ -40,9 +40,9 @@ class SavedModel(BaseModel):
         format: version of this table.
         model: what built it, a name of the zoo or `path/to/file.py:function`; told, and never executed.
         definition: the layers, see `Layer.definition`; None where some are of the user's own.
-        input_shape: of one sample: (height, width, channels) or (features,).
+        input_shape: of one sample: (height, width, channels), (features,) or (time,).
         outputs: of the last layer.
-        targets: whether it tells classes or values.
+        targets: whether it tells classes or values, or the token that follows each of a sequence.
         loss: that it was trained for: cross-entropy, mse, bce.
         mean: of the training inputs by channel or feature, in units of the raw inputs; empty if not known.
         scale: standard deviation, like `mean`: the first layer gets (x - mean) / scale.
@@ -60,7 +60,7 @@ class SavedModel(BaseModel):
     definition: dict[str, Any] | None = None
     input_shape: Annotated[tuple[_Side, ...], Field(min_length=1, max_length=3)]
     outputs: _Side
-    targets: Literal["classes", "values"] = "classes"
+    targets: Literal["classes", "values", "tokens"] = "classes"
     loss: Literal["cross-entropy", "mse", "bce"] = "cross-entropy"
     mean: tuple[float, ...] = ()
     scale: tuple[Annotated[float, Field(gt=0)], ...] = ()

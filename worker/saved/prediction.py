@@ -67,7 +67,7 @@ class LoadedModel:
             batch: samples computed at once, at most; fewer where activations would fill half of the memory.
 
         Returns:
-            (n, classes) probabilities, or (n, outputs) values, float32.
+            (n, classes) probabilities, (n, time, tokens) of text, or (n, outputs) values, float32.
 
         Raises:
             DataError: `x` has another shape, or is not made of numbers.
@@ -77,7 +77,7 @@ class LoadedModel:
             raise DataError(f"batch: expected at least 1, seen {batch}")
         batch = self._stored.batch(batch)
         width = self.info.classes or self.info.outputs
-        answers = np.empty((len(inputs), width), dtype=np.float32)
+        answers = np.empty((len(inputs), *self.network.output_shape[:-1], width), dtype=np.float32)
         for start in range(0, len(inputs), batch):
             part = inputs[start : start + batch].astype(np.float32)
             np.subtract(part, self._mean, out=part)
@@ -86,7 +86,9 @@ class LoadedModel:
         return answers
 
     def predict_classes(self, x: ArrayLike, batch: int = _BATCH) -> NDArray[np.int64]:
-        """The number of the likeliest class of every sample, (n,); the first of equal ones.
+        """The number of the likeliest class of every sample, (n,), of text of every place, (n, time).
+
+        The first of equal ones is told.
 
         Raises:
             ModelError: the model predicts values.
@@ -94,7 +96,7 @@ class LoadedModel:
         """
         if not self.info.classes:
             raise ModelError("predict_classes: this model predicts values and knows no classes; call predict()")
-        classes: NDArray[np.int64] = self.predict(x, batch).argmax(axis=1)
+        classes: NDArray[np.int64] = self.predict(x, batch).argmax(axis=-1)
         return classes
 
     def _checked(self, x: ArrayLike) -> NDArray[Any]:
@@ -115,8 +117,8 @@ class LoadedModel:
 
     def _answer(self, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
         if self.info.loss == "cross-entropy" and self.info.classes:
-            odds: NDArray[np.float32] = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-            odds /= odds.sum(axis=1, keepdims=True)
+            odds: NDArray[np.float32] = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+            odds /= odds.sum(axis=-1, keepdims=True)
             return odds
         if self.info.loss == "bce":
             chances = _sigmoid(outputs)

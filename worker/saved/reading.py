@@ -124,7 +124,7 @@ def _build(file: ModelFile, own: str | None) -> Model:
     model = _network(file, own)
     try:
         model.use_loss(make_loss(saved.loss, saved.targets, saved.classes or saved.outputs))
-    except ConfigError as error:
+    except (ConfigError, ModelError) as error:
         raise ModelError(f"{file.path}: its metadata is damaged: {error}") from None
     return model
 
@@ -163,8 +163,8 @@ def _told_network(file: ModelFile) -> Model:
 
 
 def _activations(model: Model) -> int:
-    """Activations of all layers, in values for a sample."""
-    return sum(layer.output_elements for layer in model.tree())
+    """Activations of all layers, in values for a sample, with the weights of attention."""
+    return sum(layer.output_elements + layer.inner_elements for layer in model.tree())
 
 
 def _largest_padded(model: Model) -> int:

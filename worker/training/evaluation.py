@@ -4,43 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from worker.data.dataset import Dataset, evaluation_batches
 from worker.engine import Array, Model, StepContext
 from worker.engine.loss import Loss
 
-__all__ = ["EVALUATION_BATCH", "TESTING", "Scores", "batch_sizes", "evaluate", "read_along", "scores"]
+__all__ = ["TESTING", "Scores", "batch_sizes", "evaluate", "read_along", "scores", "test_batch"]
 
-EVALUATION_BATCH = 250
+_SAMPLES: Final = 250
+_PLACES: Final = 2048
 TESTING: Final = StepContext(training=False, seed=0, step=0, first_sample=0)
 """The context of every evaluation."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Mean loss on a test set, and what else the model's loss counts there: `accuracy`, or `rmse`, `mae` and `r2`."""
+    """Mean loss on a test set, and what else the model's loss counts there, such as `accuracy`."""
 
     loss: float
     metrics: Mapping[str, float]
 
 
+def test_batch(model: Model) -> int:
+    """Samples that are tested at once: 250, of sequences fewer, since each is many places."""
+    return max(1, _PLACES // model.output_shape[0]) if len(model.output_shape) > 1 else _SAMPLES
+
+
 def evaluate(
     model: Model,
     dataset: Dataset,
-    batch: int = EVALUATION_BATCH,
+    batch: int | None = None,
     before_layer: Callable[[int], None] | None = None,
 ) -> Scores:
-    """Test `model` on the whole test set, by its loss.
+    """Test `model` on the whole test set, by its loss, so many samples at a time, or `test_batch`.
 
     Its arenas hold its parameters, at least those of a layer when `before_layer` has been called with its index.
     """
-    return scores(lambda inputs: model.forward(inputs, TESTING, before_layer), model.loss, dataset, batch)
+    outputs_of = partial(model.forward, context=TESTING, before_layer=before_layer)
+    return scores(outputs_of, model.loss, dataset, batch or test_batch(model))
 
 
-def scores(
-    outputs_of: Callable[[Array], Array], loss: Loss, dataset: Dataset, batch: int = EVALUATION_BATCH
-) -> Scores:
+def scores(outputs_of: Callable[[Array], Array], loss: Loss, dataset: Dataset, batch: int = _SAMPLES) -> Scores:
     """The scores of whatever computes outputs of inputs, on the whole test set, in `batch_sizes`."""
     total, tally = 0.0, loss.tally()
     for inputs, targets in evaluation_batches(dataset, batch):
@@ -50,13 +56,13 @@ def scores(
     return Scores(total / len(dataset.test), tally.metrics())
 
 
-def batch_sizes(examples: int, batch: int = EVALUATION_BATCH) -> list[int]:
+def batch_sizes(examples: int, batch: int = _SAMPLES) -> list[int]:
     """The sizes of the batches in which a test set of so many examples is evaluated."""
     return [min(batch, examples - start) for start in range(0, examples, batch)]
 
 
-def read_along(images: int, layers: int, read_layer: Callable[[int], None], batch: int = EVALUATION_BATCH) -> None:
-    """Call `read_layer` as an `evaluate` on so many images, of a model of so many layers, does; computes nothing."""
-    for _ in batch_sizes(images, batch):
-        for layer in reversed(range(layers)):
+def read_along(samples: int, model: Model, read_layer: Callable[[int], None]) -> None:
+    """Call `read_layer` as an `evaluate` of `model` on so many samples does; computes nothing."""
+    for _ in batch_sizes(samples, test_batch(model)):
+        for layer in model.reading_order:
             read_layer(layer)

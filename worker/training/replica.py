@@ -139,7 +139,7 @@ class WholeReplica(Replica):
         if self._rank == 0:
             return evaluate(self._model, dataset, before_layer=read_layer)
         if self.reads_together:
-            read_along(self.uses.test_images, len(self._model.layout.layers), read_layer)
+            read_along(self.uses.test_images, self._model, read_layer)
         return None
 
     @override

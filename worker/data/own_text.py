@@ -1,0 +1,81 @@
+"""Text of the user's own: a file, or a folder of .txt files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.errors import DataError
+from taihu.names import OwnData
+from taihu.settings import DataSettings
+from worker.data.assemble import split_rows
+from worker.data.dataset import Dataset
+from worker.data.files import check_readable, read_file
+from worker.data.text import TextExamples, sequences, sequences_of, text_dataset
+
+__all__ = ["count_own_text", "load_own_text"]
+
+_REMEDY: Final = "give the path of a text file, or a folder of .txt files"
+_TRAIN: Final = "train.txt"
+_TEST: Final = ("test.txt", "val.txt", "valid.txt", "validation.txt")
+
+
+def load_own_text(settings: DataSettings, own: OwnData) -> Dataset:
+    """The sequences of a file, or of all .txt files of a folder in the order of their names.
+
+    In a folder `test.txt` beside `train.txt` is for testing. Otherwise a share of the sequences is set apart. One
+    file is mapped, several are read into memory.
+
+    Raises:
+        DataError: a file is missing or cannot be read, or there are too few sequences.
+    """
+    train, test = _files(own)
+    where = f"data {settings.name}"
+    examples = _examples(train, settings.sequence, where)
+    if test:
+        return text_dataset(settings.name, examples, _examples(test, settings.sequence, f"data {test[0]}"))
+    rows, kept_apart = split_rows(len(examples), settings, where)
+    return text_dataset(settings.name, examples.some(rows), examples.some(kept_apart))
+
+
+def count_own_text(own: OwnData, length: int) -> tuple[int, bool] | None:
+    """Number of sequences for training, and whether there are others for testing; None where a file is packed."""
+    train, test = _files(own)
+    if train[0].suffix == ".gz":
+        return None
+    try:
+        return sum(sequences_of(file.stat().st_size, length) for file in train), bool(test)
+    except OSError:
+        return None
+
+
+def _files(own: OwnData) -> tuple[list[Path], list[Path]]:
+    """The files for training, and those for testing, if there are any."""
+    if own.kind != "folder":
+        return [own.path], []
+    files = sorted(file for file in own.path.glob("*.txt") if file.name[0] != ".")
+    if not files:
+        raise DataError(f"data folder {own.path}: no .txt files; {_REMEDY}")
+    by_name = {file.name: file for file in files}
+    test = next((by_name[name] for name in _TEST if name in by_name), None)
+    if _TRAIN in by_name and test is not None:
+        return [by_name[_TRAIN]], [test]
+    return files, []
+
+
+def _examples(files: list[Path], length: int, where: str) -> TextExamples:
+    texts = [_read(file) for file in files]
+    text = texts[0] if len(texts) == 1 else np.concatenate(texts)
+    return sequences(text, [each.size for each in texts], length, where)
+
+
+def _read(file: Path) -> NDArray[np.uint8]:
+    if file.suffix == ".gz":
+        return np.frombuffer(read_file(file, _REMEDY), np.uint8)
+    check_readable(file, _REMEDY)
+    if not file.stat().st_size:
+        return np.empty(0, np.uint8)
+    return np.memmap(file, np.uint8, "r")
