@@ -10,6 +10,7 @@ import pytest
 from support.scenarios import check_scenario, parse_options, scenario_paths
 
 from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
+from taihu.errors import StaleError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.run_length import RunLength
 
@@ -170,3 +171,16 @@ def describe_members(membership: Membership) -> str:
 @pytest.mark.parametrize("path", scenario_paths("membership"), ids=lambda path: path.stem)
 def test_scenario(path: Path) -> None:
     check_scenario(path, Interpreter())
+
+
+def test_only_who_has_joined_passes_a_check() -> None:
+    membership = Membership(job="demo", digest="", servers=1, workers=1, lost_after_s=5, join_timeout_s=30)
+    server = MemberId(Role.SERVER, 0)
+    with pytest.raises(StaleError, match="server 0 with incarnation 1 has not joined job 'demo'"):
+        membership.check(server, 1, job="demo")
+    membership.join(server, 1, job="demo", digest="", now=0.0)
+    membership.check(server, 1, job="demo")
+    with pytest.raises(StaleError, match="incarnation 2 has not joined"):
+        membership.check(server, 2, job="demo")
+    with pytest.raises(StaleError, match="belongs to job 'other'"):
+        membership.check(server, 1, job="other")
