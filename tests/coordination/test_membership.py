@@ -184,3 +184,17 @@ def test_only_who_has_joined_passes_a_check() -> None:
         membership.check(server, 2, job="demo")
     with pytest.raises(StaleError, match="belongs to job 'other'"):
         membership.check(server, 1, job="other")
+
+
+def test_who_is_lost_and_how_long_others_wait() -> None:
+    membership = Membership(job="demo", digest="", servers=1, workers=1, lost_after_s=5, join_timeout_s=30)
+    server, worker = MemberId(Role.SERVER, 0), MemberId(Role.WORKER, 0)
+    assert membership.waiting_s(7.0) == 0.0
+    membership.join(server, 1, job="demo", digest="", now=7.0)
+    assert membership.waiting_s(9.5) == 2.5
+    membership.join(worker, 1, job="demo", digest="", now=10.0, layout=layout_from_text("fc1:3x2"))
+    assert membership.waiting_s(20.0) == 0.0
+    assert not membership.is_lost(worker)
+    membership.lost(worker, "its connection broke")
+    assert membership.is_lost(worker)
+    assert not membership.is_lost(server)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Core:
-    """Glob patterns below `ROOT` of the files to change, and of the tests that judge them.
+    """Glob patterns below `ROOT` of the files to change, of the tests that judge them, and of scenarios for these.
 
     `without` are tests among those which use gRPC: no process that has done so may be forked.
     """
@@ -22,6 +22,7 @@ class Core:
     patterns: tuple[str, ...]
     tests: tuple[str, ...]
     without: tuple[str, ...] = ()
+    scenarios: tuple[str, ...] = ()
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -32,6 +33,11 @@ class Core:
     def test_files(self) -> tuple[str, ...]:
         """The files of tests, relative to `ROOT`, in order."""
         return _found(self.tests)
+
+    @property
+    def scenario_files(self) -> tuple[str, ...]:
+        """The files of scenarios, relative to `ROOT`, in order."""
+        return _found(self.scenarios)
 
 
 def _found(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -57,9 +63,15 @@ CORES: Mapping[str, Core] = MappingProxyType(
                 "tests/coordination/test_awaited.py::test_a_run_tells_who_is_missing_and_since_when",
                 "tests/coordination/test_awaited.py::test_a_coordinator_that_does_not_answer_is_who_is_awaited",
             ),
+            scenarios=("tests/testdata/membership/*.txt",),
         ),
         "compression": Core(("taihu/compression/*.py",), ("tests/compression/test_*.py",)),
-        "step": Core(("worker/exchange/step_*.py",), ("tests/worker/**/test_step_protocol.py",)),
+        "step": Core(
+            ("worker/exchange/step_*.py",),
+            ("tests/worker/**/test_step_protocol.py",),
+            (),
+            ("tests/testdata/step/*.txt",),
+        ),
         "server": Core(
             (
                 "ps_server/aggregator.py",
@@ -84,10 +96,12 @@ CORES: Mapping[str, Core] = MappingProxyType(
                 "tests/ps_server/test_summing.py",
                 "tests/optimization/test_shard.py",
             ),
+            scenarios=("tests/testdata/aggregator/*.txt",),
         ),
         "ring": Core(
             ("allreduce/ring/*.py", "allreduce/sparse/[!em]*.py"),
             _named("tests/allreduce/test_", "ring", "ring_scenarios", "operation", "sparse", "sparse_scenarios"),
+            scenarios=("tests/testdata/ring/*.txt", "tests/testdata/sparse_allreduce/*.txt"),
         ),
     }
 )

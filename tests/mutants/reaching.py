@@ -30,14 +30,16 @@ class Seen:
 
 
 class Recording:
-    """A file that holds it for as long as the core's files and the test's own stay as they are.
+    """A file that holds it for as long as the core's files, the scenarios and the test's own file stay as they are.
 
-    `files` and `tests` are paths relative to `root`; tests are named as pytest does.
+    `files`, `scenarios` and `tests` are paths relative to `root`; tests are named as pytest does.
     """
 
-    def __init__(self, file: Path, root: Path, files: Sequence[str], tests: Sequence[str]) -> None:
+    def __init__(
+        self, file: Path, root: Path, files: Sequence[str], scenarios: Sequence[str], tests: Sequence[str]
+    ) -> None:
         self._file, self._root, self._files = file, root, files
-        self._core = self._digest(files)
+        self._core = self._digest([*files, *scenarios])
         self._digests = {test: self._digest([test]) for test in tests}
         self.seen: dict[str, Seen] = {}
         if file.exists():

@@ -16,13 +16,16 @@ class Results:
     """A file of one line of JSON for each mutant, written as they are judged.
 
     What a test noticed counts for as long as the function and the test's file stay as they are; what none noticed,
-    for as long as all files of tests do. What the function calls may change meanwhile: a last run begins afresh.
+    for as long as all files of tests and scenarios do. What the function calls may change meanwhile: a last run begins
+    afresh.
     """
 
-    def __init__(self, file: Path, root: Path, tests: Sequence[str], *, afresh: bool = False) -> None:
+    def __init__(
+        self, file: Path, root: Path, tests: Sequence[str], scenarios: Sequence[str], *, afresh: bool = False
+    ) -> None:
         self._file = file
         self._digests = {test: _digest((root / test).read_bytes()) for test in tests}
-        self._of_all = _digest("".join(self._digests.values()).encode())
+        self._of_all = _digest(b"".join((root / each).read_bytes() for each in (*tests, *scenarios)))
         self._known: dict[str, Verdict] = {}
         if afresh:
             file.unlink(missing_ok=True)

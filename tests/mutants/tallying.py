@@ -74,8 +74,8 @@ def tally(core: str, sample: int | None, seed: int, at: str = "", *, afresh: boo
     if not every:
         raise RuntimeError(f"{at or core}: nothing to change there; name FILE or FILE:LINE of core {core}")
     chosen = every if sample is None or sample >= len(every) else random.Random(seed).sample(every, sample)  # noqa: S311
-    tests = CORES[core].test_files
-    results = Results(_KEPT / f"{core}.jsonl", ROOT, tests, afresh=afresh)
+    files, tests, scenarios = CORES[core].files, CORES[core].test_files, CORES[core].scenario_files
+    results = Results(_KEPT / f"{core}.jsonl", ROOT, tests, scenarios, afresh=afresh)
     counting = _Counting(core, len(chosen))
     rest = []
     for mutant in chosen:
@@ -86,16 +86,14 @@ def tally(core: str, sample: int | None, seed: int, at: str = "", *, afresh: boo
             counting.take(mutant, verdict)
         else:
             rest.append(mutant)
-    say(
-        f"{core}: {len(chosen)} of {len(every)} mutants in {len(CORES[core].files)} files, {len(rest)} not judged yet"
-    )
+    say(f"{core}: {len(chosen)} of {len(every)} mutants in {len(files)} files, {len(rest)} not judged yet")
 
     def tell(mutant: Mutant, verdict: Verdict) -> None:
         results.add(mutant.key, verdict)
         counting.take(mutant, verdict)
 
     if rest:
-        recording = Recording(_KEPT / f"{core}.lines.json", ROOT, CORES[core].files, tests)
+        recording = Recording(_KEPT / f"{core}.lines.json", ROOT, files, scenarios, tests)
         judge(CORES[core], rest, recording, tell)
     noticed = sum(number for fate, number in counting.fates.items() if fate.is_noticed)
     survivors = tuple(counting.survivors)
