@@ -53,7 +53,7 @@ def first_plan(job: Job, layout: Layout, *, one_host: bool) -> Plan:
 def _first_strategy(job: Job) -> str:
     if _computes(job):
         return "per-layer"
-    return "single" if job.compression.method == "topk" or is_computed(job.exchange.plan) else job.exchange.plan
+    return "single" if is_computed(job.exchange.plan) else job.exchange.plan
 
 
 def _computes(job: Job) -> bool:

@@ -11,6 +11,7 @@ from taihu.coordination.planning import Planning, first_plan, planned_compressio
 from taihu.errors import FrameError, StaleError
 from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.planner.calibration import calibrate
 from taihu.planner.decide import decide, predict
 from taihu.planner.fc_mode import FcLayer
 from taihu.planner.groups import Group, group_bounds
@@ -64,6 +65,7 @@ def test_the_first_plan_measures_every_layer_unless_a_plan_is_named(plan: str, m
         ({"transport": "same-host"}, "none", True, 4 << 20),
         ({"frame_bytes": 8192}, "none", True, 8192),
         ({"frame_bytes": 8192}, "none", False, 8192),
+        ({"frame_bytes": 4 << 20}, "none", False, 4 << 20),
         ({}, "dlgs", True, 4_000_000),
         ({"frame_bytes": 8192}, "dlgs", False, 8192),
         ({"frame_bytes": 4 << 20}, "dlgs", False, 4_000_000),
@@ -214,6 +216,15 @@ def test_the_profile_has_what_the_job_says() -> None:
     slow = reported(make_job(2, 3, compression={"method": "none"}), 0.1, layout=matrix).profile
     assert slow is not None
     assert slow.dense_value_bytes == 4
+    modelled = Job.model_validate(
+        {
+            "cluster": {"servers": 1, "workers": 2, "compute": "sw26010"},
+            "compression": {"method": "none"},
+        }
+    )
+    shown = reported(modelled, 0.1).profile
+    assert shown is not None
+    assert shown.compute == "sw26010"
 
 
 def layer_of(name: str, *shape: int) -> LayerSpec:
@@ -285,6 +296,8 @@ def test_the_plan_has_the_length_of_the_run() -> None:
 
 def test_reports_that_do_not_belong_together_are_refused() -> None:
     planning = Planning(job(), LAYOUT)
+    with pytest.raises(StaleError, match=r"worker 0 reports after step 0: .* after step 0$"):
+        planning.report(0, 0, report())
     planning.report(0, 8, report())
     with pytest.raises(StaleError, match=r"worker 1 reports after step 9: expected one step with the others, after"):
         planning.report(1, 9, report())
@@ -339,9 +352,13 @@ def test_the_first_report_tells_what_frames_the_links_want(
         assert planning.plan.frame_elements * 4 == frame_bytes
 
 
-def carriages(plan: str, by_tcp: float, *, one_host: bool = False, transport: str = "auto") -> list[tuple[str, int]]:
+def carriages(
+    plan: str, by_tcp: float, *, one_host: bool = False, transport: str = "auto", precision: str = "fp32"
+) -> list[tuple[str, int]]:
     """Carriage and version before and after each of three reports, where a step by gRPC takes a second."""
-    planning = Planning(make_job(1, 2, exchange={"plan": plan, "transport": transport}), TWELVE, one_host=one_host)
+    exchange = {"plan": plan, "transport": transport}
+    job = make_job(1, 2, exchange=exchange, train={"precision": precision}, compression={"method": "none"})
+    planning = Planning(job, TWELVE, one_host=one_host)
     seen: list[tuple[str, int]] = [(planning.plan.carriage, planning.plan.version)]
     for after in (8, 16, 24):
         for rank in (0, 1):
@@ -365,6 +382,7 @@ def test_a_trial_follows_the_merging_of_layers_and_decides_for_good() -> None:
 def test_where_layers_are_merged_as_named_the_first_steps_are_the_trial() -> None:
     assert carriages("bucket:4kB", by_tcp=0.6) == [("trial", 1), ("tcp", 2), ("tcp", 2), ("tcp", 2)]
     assert carriages("bucket:4kB", by_tcp=1.0) == [("trial", 1), ("grpc", 2), ("grpc", 2), ("grpc", 2)]
+    assert carriages("auto", by_tcp=0.6, precision="fp16") == [("trial", 1), ("tcp", 2), ("tcp", 2), ("tcp", 2)]
 
 
 @pytest.mark.parametrize(("transport", "expected"), [("grpc", "grpc"), ("tcp", "tcp"), ("same-host", "tcp")])
@@ -398,3 +416,52 @@ def test_the_first_routes_are_those_of_the_fewest_bytes() -> None:
     assert first_route(1.0) is Route.REDUCE_SCATTER
     assert choose(SparseWorkload(5, 0.3, 4, 1.0, 1.0), allow_gtopk=False, among=SPARSE_ROUTES) is Route.ALLGATHER
     assert choose(SparseWorkload(5, 1.0, 4, 0.0, 1.0), allow_gtopk=False) is Route.RING
+
+
+@pytest.mark.parametrize(("downlink", "route"), [("doublesqueeze", Route.GTOPK), ("exact", Route.ALLGATHER)])
+def test_fewer_entries_than_the_union_come_back_where_that_was_chosen(downlink: str, route: Route) -> None:
+    compression = {"method": "dlgs", "density": 0.1, "downlink": downlink}
+    job = make_job(1, 8, exchange={"kind": "ring"}, compression=compression)
+    assert sparse_routes(job, layout_of(3), (Group(0, 0),), LinkCost(1.0, 1.0, 0.0)) == (route,)
+
+
+def test_the_link_is_that_of_the_steps_by_what_a_trial_chose() -> None:
+    """A message takes longer by gRPC, in odd steps; once the trial is over all steps count."""
+
+    def told(transport: str, *steps: range) -> list[LinkCost]:
+        planning = Planning(make_job(1, 2, exchange={"plan": "bucket:4kB", "transport": transport}), TWELVE)
+        links = []
+        for numbers in steps:
+            for rank in (0, 1):
+                report = [
+                    replace(
+                        measured_step(planning.plan, number, 0.05 if number % 2 else 0.01, serial=True),
+                        exchange_seconds=1.0 if number % 2 else 0.6,
+                    )
+                    for number in numbers
+                ]
+                planning.report(rank, numbers[-1], report)
+            assert planning.profile
+            links.append(planning.profile.link)
+        assert planning.plan.carriage == "tcp"
+        return links
+
+    by_tcp, by_all = told("tcp", range(4, 9, 2), range(11, 17))
+    assert told("auto", range(3, 9), range(11, 17)) == [by_tcp, by_all]
+    assert by_tcp.alpha_seconds < by_all.alpha_seconds
+
+
+def test_a_link_is_scaled_by_what_groups_of_several_frames_took() -> None:
+    job = make_job(1, 2, exchange={"plan": "single", "frame_bytes": 400_000}, compression={"method": "none"})
+    layout = layout_of(1_000_000)
+    before, planning = reported(job, 0.01, layout=layout), reported(job, 0.01, 0.03, layout=layout)
+    reports = [
+        [measured_step(planning.plan, 16 - serial, 0.03, serial=bool(serial)) for serial in (1, 0)] for _ in range(2)
+    ]
+    names = [layer.name for layer in layout.layers]
+    expected, in_one_frame = (
+        calibrate(names, [1_000_000], reports, servers=1, frame_elements=elements, previous=before.profile).link
+        for elements in (100_000, None)
+    )
+    assert planning.profile is not None
+    assert planning.profile.link == expected != in_one_frame

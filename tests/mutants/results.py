@@ -16,8 +16,8 @@ class Results:
     """A file of one line of JSON for each mutant, written as they are judged.
 
     What a test noticed counts for as long as the function and the test's file stay as they are; what none noticed,
-    for as long as all files of tests and scenarios do. What the function calls may change meanwhile: a last run begins
-    afresh.
+    for as long as all files of tests and scenarios do. What the function calls may change meanwhile: a last run
+    begins afresh.
     """
 
     def __init__(
