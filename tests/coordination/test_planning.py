@@ -356,7 +356,7 @@ def carriages(
     plan: str, by_tcp: float, *, one_host: bool = False, transport: str = "auto", precision: str = "fp32"
 ) -> list[tuple[str, int]]:
     """Carriage and version before and after each of three reports, where a step by gRPC takes a second."""
-    exchange = {"plan": plan, "transport": transport}
+    exchange: dict[str, object] = {"plan": plan, "transport": transport}
     job = make_job(1, 2, exchange=exchange, train={"precision": precision}, compression={"method": "none"})
     planning = Planning(job, TWELVE, one_host=one_host)
     seen: list[tuple[str, int]] = [(planning.plan.carriage, planning.plan.version)]
