@@ -29,6 +29,10 @@ def plan(
     refresh_every: Annotated[
         int | None, typer.Option(metavar="S", help="Steps between exact thresholds of dlgs.")
     ] = None,
+    threshold: Annotated[
+        Literal["layer", "group"] | None,
+        typer.Option(metavar="layer|group", help="What shares a threshold of dlgs."),
+    ] = None,
     downlink: Annotated[
         Literal["dense", "exact", "doublesqueeze"] | None,
         typer.Option(metavar="dense|exact|doublesqueeze", help="What comes back."),
@@ -93,7 +97,7 @@ def plan(
     else:
         from taihu.cli.plan_time import AskedCompression, Costs, plan_time
 
-        asked = AskedCompression(flags.compression, flags.density, refresh_every, downlink)
+        asked = AskedCompression(flags.compression, flags.density, refresh_every, downlink, threshold)
         costs = Costs(profile_file, coordinator, flags.workers, rate)
         plan_time(costs, asked, flags.plan or "auto", timeline, json_file)
 

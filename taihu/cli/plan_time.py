@@ -19,7 +19,7 @@ from taihu.errors import ConfigError
 from taihu.local.display import human_bytes
 from taihu.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
 from taihu.planner.fc_mode import FcChoice
-from taihu.planner.profile import Compression, Downlink, Method, Profile
+from taihu.planner.profile import Compression, Downlink, Method, Profile, Threshold
 from taihu.planner.timeline import Schedule
 from taihu.results import check_writable, write_json
 from taihu.wire.channel import open_channel
@@ -60,6 +60,7 @@ class AskedCompression:
     density: float | None = None
     refresh_every: int | None = None
     downlink: Downlink | None = None
+    threshold: Threshold | None = None
 
     def over(self, ran: Compression) -> Compression:
         """`ran` with what is asked for; raises ConfigError for a density of nothing."""
@@ -125,8 +126,10 @@ def _compression_of(results: dict[str, Any]) -> Compression:
     density, refresh_every = results.get("density"), results.get("refresh_every", _UNCOMPRESSED_RUN.refresh_every)
     if not isinstance(density, float | int) or not isinstance(refresh_every, int):
         raise ConfigError(f"density {density!r}, refresh_every {refresh_every!r}: expected numbers")
-    downlink = results.get("downlink", _UNCOMPRESSED_RUN.downlink)
-    return Compression(results["compression"], density, refresh_every, downlink=downlink)
+    method, downlink = results["compression"], results.get("downlink", _UNCOMPRESSED_RUN.downlink)
+    # Results from before there was a choice are of thresholds by group.
+    threshold = results.get("threshold", "group" if method == "dlgs" else _UNCOMPRESSED_RUN.threshold)
+    return Compression(method, density, refresh_every, downlink=downlink, threshold=threshold)
 
 
 def profile_of_running_job(address: str, timeout_s: float = _ANSWER_S) -> Profile:

@@ -249,4 +249,5 @@ def planned_compression(job: Job, frame_elements: int) -> Compression:
         value_bytes=4 if settings.value_type == "fp32" else 2,
         downlink=job.downlink,
         frame_bytes=frame_elements * BYTES_PER_VALUE,
+        threshold=settings.threshold,
     )

@@ -243,6 +243,7 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "compression": job.compression.method,
         "density": 1.0 if job.compression.method == "none" else job.compression.density,
         "refresh_every": job.compression.refresh_every,
+        "threshold": job.compression.threshold,
         "downlink": job.downlink,
         "precision": job.train.precision,
         "compute": job.cluster.compute,

@@ -101,7 +101,10 @@ def calibrate(
 def with_measured_bytes(
     profile: Profile, compression: Compression, groups: Sequence[Group], reports: Reports
 ) -> Profile:
-    """The profile with the ratios of the bytes that `groups` took to those that are expected of them."""
+    """The profile with the ratios of the bytes that `groups` took to those that are expected of them.
+
+    And with the share of selections, by elements, that were exact.
+    """
     if compression.method == "none":
         return profile
     expected = replace(profile, sparse_up_ratio=1.0, sparse_down_ratio=1.0)
@@ -119,7 +122,14 @@ def with_measured_bytes(
         sparse_down_ratio=1.0
         if compression.downlink == "dense"
         else _ratio(down, compression.down_bytes(expected, sizes)),
+        refresh_ratio=_refresh_ratio(steps) if compression.method == "dlgs" else 0.0,
     )
+
+
+def _refresh_ratio(steps: Sequence[StepMeasurement]) -> float:
+    groups = [group for step in steps for group in step.groups]
+    elements = sum(group.elements for group in groups)
+    return sum(group.elements for group in groups if group.refreshed) / elements if elements else 0.0
 
 
 def _ratio(measured: np.floating, expected: Array) -> float:

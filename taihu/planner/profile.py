@@ -27,10 +27,12 @@ __all__ = [
     "LinkCost",
     "Method",
     "Profile",
+    "Threshold",
     "rice_bits_per_index",
 ]
 
 Method = Literal["none", "topk", "lags", "dlgs"]
+Threshold = Literal["layer", "group"]
 Downlink = Literal["dense", "exact", "doublesqueeze"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -80,6 +82,8 @@ class Profile:
     `scan` is one compression that reuses its threshold, `top_k` one that selects exactly. `sparse_up_ratio` and
     `sparse_down_ratio` are measured bytes over those that would be sent if every threshold kept exactly k values and
     workers selected independently of each other; they do not, so that the union of what they push is smaller.
+    `refresh_ratio` is the measured share of all selections of `dlgs` that were exact, 0 where it is not known: a
+    threshold that selects too much or too little is made anew before its time.
     `fc_layers` are the fully connected ones, in forward order; `batch` is a worker's number of examples, 0 if
     unknown. Where all values are sent, each has `dense_value_bytes`: 4, or 2 in mixed precision. `compute` names the
     processor that forward and backward were modelled for; on "cpu" they were measured. `carriage` is what values
@@ -100,6 +104,7 @@ class Profile:
     dense_value_bytes: Literal[2, 4] = _DENSE_VALUE_BYTES
     compute: str = "cpu"
     carriage: Literal["", "grpc", "tcp", "trial"] = ""
+    refresh_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @property
     def layout(self) -> Layout:
@@ -145,14 +150,13 @@ class Profile:
 
 @dataclass(frozen=True)
 class GroupSizes:
-    """Sizes that costs of groups depend on, arrays of one shape: `elements`, `layers`, and selection `units`.
+    """Sizes that costs of groups depend on, arrays of one shape: `elements`, and number of `layers`.
 
     `kept` is the number of values that one worker sends.
     """
 
     elements: Array
     layers: Array
-    units: Array
     kept: Array
 
 
@@ -160,8 +164,9 @@ class GroupSizes:
 class Compression:
     """The values that are sent of a group; with `method` none all are, and most of the rest has no meaning.
 
-    The unit that shares a threshold is the layer for `lags` and the group for `dlgs`; for `topk` it is the whole
-    model, which therefore is one group. Of a unit of d elements max(1, ceil(density * d)) are kept.
+    The unit that shares a threshold is the layer for `lags`, for `dlgs` the layer or the group; for `topk` it is the
+    whole model, which therefore is one group. Of a unit of d elements max(1, ceil(density * d)) are kept. All units
+    of a group are selected from by one call: what a call costs is charged for each group, not for each unit.
 
     Attributes:
         method: docs/methods.md section 1.5.
@@ -173,6 +178,7 @@ class Compression:
         frame_bytes: dense bytes that one frame covers at most.
         frame_header_bytes: bytes of a frame beside its payload.
         section_header_bytes: bytes of a sparse section, one for each layer and server, beside its indices.
+        threshold: what shares a threshold of `dlgs`: `layer` or `group`.
 
     Raises:
         ConfigError: a value is none of these.
@@ -186,9 +192,15 @@ class Compression:
     frame_bytes: int = 1 << 19
     frame_header_bytes: int = 64
     section_header_bytes: int = 4
+    threshold: Threshold = "layer"
 
     def __post_init__(self) -> None:
-        known = {"method": get_args(Method), "downlink": get_args(Downlink), "value_bytes": (2, 4)}
+        known = {
+            "method": get_args(Method),
+            "downlink": get_args(Downlink),
+            "value_bytes": (2, 4),
+            "threshold": get_args(Threshold),
+        }
         for name, choices in known.items():
             if getattr(self, name) not in choices:
                 expected = ", ".join(map(str, choices))
@@ -205,21 +217,20 @@ class Compression:
         elements = _range_sums(layer_elements, first, last)
         layers = (last - first + 1).astype(np.float64)
         if self.method == "none":
-            return GroupSizes(elements, layers, np.zeros_like(elements), elements)
-        if self.method == "lags":
-            return GroupSizes(elements, layers, layers, _range_sums(self._kept(layer_elements), first, last))
-        return GroupSizes(elements, layers, np.ones_like(elements), self._kept(elements))
+            return GroupSizes(elements, layers, elements)
+        if self.method == "lags" or (self.method == "dlgs" and self.threshold == "layer"):
+            return GroupSizes(elements, layers, _range_sums(self._kept(layer_elements), first, last))
+        return GroupSizes(elements, layers, self._kept(elements))
 
     def seconds(self, profile: Profile, sizes: GroupSizes) -> Array:
-        """Seconds to compress each group, mean over `refresh_every` steps (docs/methods.md section 1.3)."""
-        exact, reused = (
-            sizes.units * cost.base_seconds + sizes.elements * cost.seconds_per_element
-            for cost in (profile.top_k, profile.scan)
-        )
+        """Seconds to compress each group, mean over all steps (docs/methods.md section 1.3)."""
         if self.method == "none":
-            return np.zeros_like(exact)
-        every = self.refresh_every if self.method == "dlgs" else 1
-        return (exact + (every - 1) * reused) / every
+            return np.zeros_like(sizes.elements)
+        exact, reused = (
+            cost.base_seconds + sizes.elements * cost.seconds_per_element for cost in (profile.top_k, profile.scan)
+        )
+        ratio = max(1.0 / self.refresh_every, profile.refresh_ratio) if self.method == "dlgs" else 1.0
+        return ratio * exact + (1.0 - ratio) * reused
 
     def up_bytes(self, profile: Profile, sizes: GroupSizes) -> Array:
         """Bytes that one worker sends for each group."""

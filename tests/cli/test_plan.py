@@ -95,7 +95,13 @@ RUNS: tuple[tuple[dict[str, object], tuple[str, ...], Compression], ...] = (
     ({"compression": "none", "density": 1.0, "downlink": "dense"}, DLGS, Compression()),
     ({"compression": "lags", "density": 0.05, "downlink": "dense"}, (), Compression("lags", 0.05, downlink="dense")),
     ({"compression": "lags", "density": 0.05}, ("--density", "0.1", *DLGS), Compression("dlgs", 0.1)),
-    ({"compression": "dlgs", "density": 0.05, "refresh_every": 4}, (), Compression("dlgs", 0.05, 4)),
+    (
+        {"compression": "dlgs", "density": 0.05, "refresh_every": 4, "threshold": "layer"},
+        (),
+        Compression("dlgs", 0.05, 4),
+    ),
+    ({"compression": "dlgs", "density": 0.05}, (), Compression("dlgs", 0.05, threshold="group")),
+    ({"compression": "dlgs", "density": 0.05}, ("--threshold", "layer"), Compression("dlgs", 0.05)),
     ({"compression": "dlgs", "density": 0.05}, ("--compression", "none"), Compression("none")),
 )
 

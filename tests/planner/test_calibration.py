@@ -321,6 +321,21 @@ def test_where_nothing_was_measured_bytes_are_those_expected() -> None:
     assert dense.sparse_up_ratio != 1.0
 
 
+def test_the_share_of_exact_selections_is_measured_by_elements() -> None:
+    """Thresholds that are made anew early cost what they cost, whatever `refresh_every` says."""
+    rng = np.random.default_rng(1)
+    reports = reports_of(measure(rng, 1, serial=False), measure(rng, 2, serial=False, refreshed=True))
+    for report in reports:  # In step 1 the largest layer alone, 1,000,000 of 1,253,100.
+        first = report[0]
+        report[0] = replace(first, groups=(*first.groups[:3], replace(first.groups[3], refreshed=True)))
+    groups = [Group(layer, layer) for layer in range(len(ELEMENTS))]
+    profile = calibrate(NAMES, ELEMENTS, reports, servers=1)
+    assert profile.refresh_ratio == 0.0
+    after = with_measured_bytes(profile, Compression("dlgs", 0.05), groups, reports)
+    assert after.refresh_ratio == pytest.approx((1 + 1_000_000 / 1_253_100) / 2)
+    assert with_measured_bytes(profile, Compression("lags", 0.05), groups, reports).refresh_ratio == 0.0
+
+
 def test_dense_bytes_are_known_without_measuring() -> None:
     reports = reports_of(measure(np.random.default_rng(1), 1, serial=True))
     profile = calibrate(NAMES, ELEMENTS, reports, servers=1)

@@ -39,6 +39,7 @@ PROFILES = st.builds(
     st.just(0) | st.integers(1, 8),  # rings are as much as servers
     st.floats(0.1, 2),
     st.floats(0.1, 2),
+    refresh_ratio=st.floats(0, 1),
 )
 COMPRESSIONS = st.builds(
     Compression,
@@ -50,6 +51,7 @@ COMPRESSIONS = st.builds(
     st.integers(1, 1 << 22),
     st.integers(0, 99),
     st.integers(0, 9),
+    st.sampled_from(["layer", "group"]),
 )
 
 
@@ -87,7 +89,8 @@ def test_costs_of_a_group_are_those_of_its_layers(
     last = data.draw(st.integers(first, len(profile.layers) - 1))
     sizes = compression.sizes(profile, np.array([first]), np.array([last]))
     own = [layer.elements for layer in profile.layers[first : last + 1]]
-    units = {"lags": own, "none": []}.get(compression.method, [sum(own)])
+    by_layer = compression.method == "lags" or (compression.method, compression.threshold) == ("dlgs", "layer")
+    units = own if by_layer else [sum(own)] if compression.method != "none" else []
     kept = sum(min(n, max(1, math.ceil(compression.density * n))) for n in units)
     headers = max(1, math.ceil(sum(own) * 4 / max(1, profile.servers) / compression.frame_bytes)) * profile.servers
     headers *= compression.frame_header_bytes
@@ -116,12 +119,15 @@ def test_costs_of_a_group_are_those_of_its_layers(
         down = pushed * profile.sparse_down_ratio
     if not profile.servers:
         down = 0.0
-    exact = sum(profile.top_k.base_seconds + profile.top_k.seconds_per_element * n for n in units)
-    reused = sum(profile.scan.base_seconds + profile.scan.seconds_per_element * n for n in units)
-    every = compression.refresh_every if compression.method == "dlgs" else 1
+    # One call for all units of a group.
+    exact = profile.top_k.base_seconds + profile.top_k.seconds_per_element * sum(own)
+    reused = profile.scan.base_seconds + profile.scan.seconds_per_element * sum(own)
+    share = {"dlgs": max(1 / compression.refresh_every, profile.refresh_ratio), "none": 0.0}.get(
+        compression.method, 1
+    )
     assert compression.up_bytes(profile, sizes)[0] == pytest.approx(up, rel=1e-9, abs=1e-6)
     assert compression.down_bytes(profile, sizes)[0] == pytest.approx(down, rel=1e-9, abs=1e-6)
-    amortised = (exact + (every - 1) * reused) / every
+    amortised = share * exact + (1 - share) * reused if compression.method != "none" else 0.0
     assert compression.seconds(profile, sizes)[0] == pytest.approx(amortised, rel=1e-9)
 
 
@@ -197,6 +203,7 @@ def test_what_is_no_profile_at_all_is_refused(data: object) -> None:
     [
         ({"method": "dgc"}, "method 'dgc': expected one of none, topk, lags, dlgs"),
         ({"downlink": "auto"}, "downlink 'auto': expected one of dense, exact, doublesqueeze"),
+        ({"threshold": "model"}, "threshold 'model': expected one of layer, group"),
         ({"value_bytes": 3}, "value_bytes 3: expected one of 2, 4"),
         ({"density": 0.0}, "density 0.0: expected a share above 0"),
         ({"density": 1.5}, "density 1.5: expected a share above 0 and at most 1"),
