@@ -22,15 +22,21 @@ from taihu.process.entry import run_app
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
-# Ends by telling what it has imported.
+# Runs one statement after another, and tells what was imported until the end of each.
 LISTING = """
 import json, sys
-try:
-    {statement}
-except SystemExit as ended:
-    if ended.code:
-        raise
-print(json.dumps(sorted(sys.modules)))
+from taihu.__main__ import main
+imported = []
+for statement in json.loads(sys.argv[1]):
+    sys.stdout = open("/dev/null", "w")
+    try:
+        exec(statement)
+    except SystemExit as ended:
+        if ended.code:
+            raise
+    sys.stdout.close()
+    imported.append(sorted(sys.modules))
+print(json.dumps(imported), file=sys.__stdout__)
 """
 COMPILING = {"numba", "llvmlite"}
 NUMERIC = COMPILING | {"numpy"}
@@ -49,20 +55,22 @@ def commands(group: TyperGroup, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 COMMANDS = dict(commands(make_app()))
 
 
-def imported_by(statement: str) -> set[str]:
+def imported_by(*statements: str) -> list[set[str]]:
+    """What is imported until the end of each statement, in one process."""
     done = subprocess.run(
-        [sys.executable, "-c", LISTING.format(statement=statement)],
+        [sys.executable, "-c", LISTING, json.dumps(statements)],
         env=without_settings(os.environ),
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    return [set(modules) for modules in json.loads(done.stdout)]
 
 
-def imported_by_command(*arguments: str) -> set[str]:
-    return imported_by(f"from taihu.__main__ import main; sys.argv[:] = ['taihu', *{arguments!r}]; main()")
+def imported_by_commands(*lines: str) -> list[set[str]]:
+    """What is imported until the end of each command, in one process."""
+    return imported_by(*(f"sys.argv[:] = ['taihu', *{line.split()!r}]; main()" for line in lines))
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
@@ -80,34 +88,31 @@ def test_a_command_has_its_own_help(path: tuple[str, ...], capsys: pytest.Captur
     assert f"{' '.join(path)} [OPTIONS]" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("bench", "--help"), ("version",)], ids=" ".join)
-def test_help_and_version_import_no_command(arguments: tuple[str, ...]) -> None:
-    modules = imported_by_command(*arguments)
-    assert not modules & (HEAVY - {"pydantic"})  # which Typer parses with
-    ours = {name for name in modules if name.partition(".")[0] in {"worker", "ps_server", "allreduce", "kernels"}}
-    assert ours <= {"worker", "ps_server", "allreduce", "kernels"}
+def test_help_and_version_import_no_command() -> None:
+    for modules in imported_by_commands("--help", "bench --help", "version"):
+        assert not modules & (HEAVY - {"pydantic"})  # which Typer parses with
+        ours = {name for name in modules if name.partition(".")[0] in {"worker", "ps_server", "allreduce", "kernels"}}
+        assert ours <= {"worker", "ps_server", "allreduce", "kernels"}
 
 
-@pytest.mark.parametrize("command", ["train", "server", "worker", "status", "top", "plan", "manifest"])
-def test_help_of_a_command_computes_nothing(command: str) -> None:
-    assert not imported_by_command(command, "--help") & NUMERIC
+def test_help_of_a_command_computes_nothing_and_connects_to_nothing() -> None:
+    connecting = ["status --help", "top --help", "manifest --help"]
+    lines = ["train --help", "server --help", "worker --help", "plan --help", *connecting]
+    for line, modules in zip(lines, imported_by_commands(*lines), strict=True):
+        assert not modules & NUMERIC, line
+        assert line in connecting or "grpc" not in modules, line
 
 
-@pytest.mark.parametrize("command", ["train", "server", "worker", "plan"])
-def test_help_of_a_command_connects_to_nothing(command: str) -> None:
-    assert "grpc" not in imported_by_command(command, "--help")
-
-
-@pytest.mark.parametrize("module", ["taihu.local.training", "taihu.cli.status", "taihu.cli.top"])
-def test_who_only_looks_on_needs_no_arrays(module: str) -> None:
-    modules = imported_by(f"import {module}")
-    assert "grpc" in modules
-    assert not modules & NUMERIC
+def test_who_only_looks_on_needs_no_arrays() -> None:
+    looking_on = ("taihu.local.training", "taihu.cli.status", "taihu.cli.top")
+    for name, modules in zip(looking_on, imported_by(*(f"import {name}" for name in looking_on)), strict=True):
+        assert {name, "grpc"} <= modules
+        assert not modules & NUMERIC, name
 
 
 def test_the_inputs_of_workers_are_checked_without_arrays() -> None:
     statement = "from worker.preflight import check_inputs; from taihu.job import Job; check_inputs(Job())"
-    assert not imported_by(statement) & NUMERIC
+    assert not imported_by(statement)[0] & NUMERIC
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def normalised(dataset: Dataset, examples: Examples) -> NDArray[np.float32]:
     return inputs
 
 
+@pytest.mark.xdist_group("scikit-learn")
 def test_digits_are_scikit_learns_digits() -> None:
     from sklearn.datasets import load_digits  # noqa: PLC0415 - takes a second to import
 

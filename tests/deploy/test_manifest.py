@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tests_deploy import DEPLOY
 from typer.testing import CliRunner
-from validate import problems
 
 from taihu.cli.manifest import manifest_command
 from taihu.errors import ConfigError
@@ -31,6 +30,8 @@ Write = Callable[..., str]
 Object = dict[str, Any]
 
 ROOT = DEPLOY.parent
+# Together in one process, as the models of Kubernetes' objects take seconds to import.
+pytestmark = pytest.mark.xdist_group("kubernetes")
 
 
 @pytest.fixture
@@ -48,6 +49,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         return done.stdout
 
     return run
+
+
+def problems(objects: Iterable[Object]) -> list[str]:
+    from validate import problems as found  # noqa: PLC0415 - not in every process that collects this test
+
+    return found(objects)
 
 
 def objects_of(text: str) -> list[Object]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.metrics import accuracy_score, mean_absolute_error, r2_score, root_mean_squared_error
 
 from taihu.errors import ConfigError, DataError
 from taihu.job import load_job
@@ -147,10 +148,17 @@ def _count(tally: Tally, outputs: NDArray[Any], targets: NDArray[Any], cuts: lis
     return tally.metrics()
 
 
+@pytest.fixture(scope="module")
+def oracle() -> ModuleType:
+    """scikit-learn's scores, which take seconds to import: not in every process that collects these tests."""
+    return importlib.import_module("sklearn.metrics")
+
+
+@pytest.mark.xdist_group("scikit-learn")
 @settings(deadline=None, max_examples=40)
 @given(st.integers(2, 12), st.integers(1, 4), st.sampled_from([0.0, 1e6]), st.booleans(), st.data())
 def test_scores_of_values_are_those_of_scikit_learn(
-    samples: int, width: int, mean: float, constant: bool, data: st.DataObject
+    oracle: ModuleType, samples: int, width: int, mean: float, constant: bool, data: st.DataObject
 ) -> None:
     rng = np.random.default_rng(samples)
     targets = rng.standard_normal((samples, width)) + mean
@@ -161,9 +169,9 @@ def test_scores_of_values_are_those_of_scikit_learn(
     scores = _count(Deviations(), outputs, targets, cuts)
     assert list(scores) == ["rmse", "mae", "r2"]
     # its rmse would be the mean of each output's
-    assert scores["rmse"] == pytest.approx(root_mean_squared_error(targets.ravel(), outputs.ravel()))
-    assert scores["mae"] == pytest.approx(mean_absolute_error(targets, outputs))
-    assert scores["r2"] == pytest.approx(r2_score(targets, outputs), rel=1e-6, abs=1e-9)
+    assert scores["rmse"] == pytest.approx(oracle.root_mean_squared_error(targets.ravel(), outputs.ravel()))
+    assert scores["mae"] == pytest.approx(oracle.mean_absolute_error(targets, outputs))
+    assert scores["r2"] == pytest.approx(oracle.r2_score(targets, outputs), rel=1e-6, abs=1e-9)
 
 
 def test_constant_targets_that_are_met_have_an_r2_of_one() -> None:
@@ -172,16 +180,17 @@ def test_constant_targets_that_are_met_have_an_r2_of_one() -> None:
     assert _count(Deviations(), targets + 1, targets, [])["r2"] == 0
 
 
+@pytest.mark.xdist_group("scikit-learn")
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 12), st.integers(1, 4), st.data())
-def test_scores_of_classes_and_bits(samples: int, width: int, data: st.DataObject) -> None:
+def test_scores_of_classes_and_bits(oracle: ModuleType, samples: int, width: int, data: st.DataObject) -> None:
     rng = np.random.default_rng(samples)
     outputs = rng.standard_normal((samples, width))
     cuts = sorted(data.draw(st.lists(st.integers(1, samples), max_size=3)))
     labels, bits = rng.integers(0, width, samples), rng.integers(0, 2, (samples, width))
-    expected = accuracy_score(labels, outputs.argmax(axis=1))
+    expected = oracle.accuracy_score(labels, outputs.argmax(axis=1))
     assert _count(RightClasses(), outputs, labels, cuts) == {"accuracy": pytest.approx(expected)}
-    expected = accuracy_score(bits.ravel(), (outputs > 0).ravel())
+    expected = oracle.accuracy_score(bits.ravel(), (outputs > 0).ravel())
     assert _count(RightBits(), outputs, bits.astype(np.float32), cuts) == {"accuracy": pytest.approx(expected)}
     if width == 1:
         assert _count(RightBits(), outputs, bits[:, 0], cuts) == {"accuracy": pytest.approx(expected)}
