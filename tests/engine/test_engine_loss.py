@@ -156,9 +156,15 @@ def oracle() -> ModuleType:
 
 @pytest.mark.xdist_group("scikit-learn")
 @settings(deadline=None, max_examples=40)
-@given(st.integers(2, 12), st.integers(1, 4), st.sampled_from([0.0, 1e6]), st.booleans(), st.data())
+@given(
+    samples=st.integers(2, 12),
+    width=st.integers(1, 4),
+    mean=st.sampled_from([0.0, 1e6]),
+    constant=st.booleans(),
+    data=st.data(),
+)
 def test_scores_of_values_are_those_of_scikit_learn(
-    oracle: ModuleType, samples: int, width: int, mean: float, constant: bool, data: st.DataObject
+    *, oracle: ModuleType, samples: int, width: int, mean: float, constant: bool, data: st.DataObject
 ) -> None:
     rng = np.random.default_rng(samples)
     targets = rng.standard_normal((samples, width)) + mean
