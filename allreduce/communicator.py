@@ -23,7 +23,6 @@ from allreduce.sparse.mesh import SparseMesh, SparseOperation
 from taihu.errors import ConfigError, ExchangeError, MemberLostError, StaleError, TaihuError
 from taihu.planner.groups import Group
 from taihu.settings import Transport
-from taihu.wire.codec import Frame
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.direct_frames import Origin, Sink
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
@@ -32,6 +31,7 @@ from taihu.wire.headers import (
     At,
     Encoding,
     Farewell,
+    Frame,
     FrameHeader,
     Part,
     RingSegment,

@@ -14,18 +14,28 @@ from kernels.scatter import scatter_assign
 from kernels.select import clear
 from ps_server.aggregator import Aggregator, Complete, Outcome
 from ps_server.answering import Answer, make_answering
-from ps_server.contribution import Contribution, count_non_finite, decode_contribution, values_of
 from ps_server.frame_buffers import FrameBuffers
 from ps_server.snapshot import Snapshot
-from ps_server.summing import DenseSum, Scratch, ScratchPool, SparseSum, Summing, Total, make_summing
+from ps_server.summing import (
+    Contribution,
+    DenseSum,
+    Scratch,
+    ScratchPool,
+    SparseSum,
+    Summing,
+    Total,
+    count_non_finite,
+    make_summing,
+    values_of,
+)
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, ModelError, SharedMemoryError, StaleError
 from taihu.job import Job
 from taihu.optimization import OptimizerShard, SumShard, in_steps
 from taihu.planner.partition import FrameSpec, Shard
 from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.codec import BYTES_PER_VALUE, Frame, encode_frame
-from taihu.wire.headers import At, Encoding, FrameHeader, Gradients, Parameters, Sender, Summed, ValueType
+from taihu.wire.codec import BYTES_PER_VALUE, encode_frame
+from taihu.wire.headers import At, Encoding, Frame, FrameHeader, Gradients, Parameters, Sender, Summed, ValueType
 from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["ServerShard"]
@@ -172,12 +182,11 @@ class ServerShard:
             StaleError: see `Aggregator.offer`.
         """
         header = frame.header
+        header.expect(Gradients)
         self._follow_if_later(header)
         with self._lock:
             spec = self._aggregator.find(header)
-        sparse = self._job.compression.method != "none"
-        header.expect(Gradients)
-        contribution = decode_contribution(frame, spec, sparse=sparse, shared=shared, value_type=self._value_type)
+        contribution = self._summing.decode(frame, spec, shared)
         if self._job.exchange.non_finite == "error":
             self._check_finite(header, contribution)
         with self._lock:

@@ -33,9 +33,9 @@ from taihu.job import Job
 from taihu.process.preparation import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
-from taihu.wire.codec import Frame, frame_from_message, layout_from_message, read_frame
+from taihu.wire.codec import frame_from_message, layout_from_message, read_frame
 from taihu.wire.direct_connection import DirectListener, is_open
-from taihu.wire.headers import Encoding, Question
+from taihu.wire.headers import Encoding, Frame, Question
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.shared_memory import buffer_from_message, buffer_to_message

@@ -1,4 +1,4 @@
-"""The sum of what all workers pushed for one frame: what the parameters are updated by.
+"""Contributions of workers to one frame, and their sum: what the parameters are updated by.
 
 Sums are in rank order, so that they do not depend on which contribution came first. Frames are disjoint, so different
 ones may be summed at the same time from different threads, each in a scratch of its own.
@@ -17,23 +17,80 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kernels.half import HalfKind
-from kernels.half_sums import sum_half_in_rank_order, warm_up
-from kernels.pack import packed_bound
-from kernels.reduce import sum_in_rank_order
+from kernels.half import HalfKind, from_half
+from kernels.half_sums import all_finite_half, sum_half_in_rank_order, warm_up
+from kernels.pack import packed_bound, unpack
+from kernels.reduce import all_finite, sum_in_rank_order
 from kernels.scatter import make_marks, scatter_assign, sum_sparse_in_rank_order
 from kernels.select import clear
-from ps_server.contribution import Contribution, HalfContribution, SparseContribution
 from taihu.compression import Compressor, Unit, method_of
 from taihu.errors import FrameError
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec
-from taihu.wire.headers import ValueType
+from taihu.wire.headers import Encoding, Frame, Gradients, ValueType, dense_values
 
-__all__ = ["DenseSum", "Scratch", "ScratchPool", "SparseSum", "Summing", "Total", "make_summing"]
+__all__ = [
+    "Contribution",
+    "DenseSum",
+    "HalfContribution",
+    "Scratch",
+    "ScratchPool",
+    "SparseContribution",
+    "SparseSum",
+    "Summing",
+    "Total",
+    "count_non_finite",
+    "make_summing",
+    "values_of",
+]
 
 Values = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseContribution:
+    """Values at ascending positions of the server's arena."""
+
+    indices: NDArray[np.int32]
+    values: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class HalfContribution:
+    """A 16-bit value for every element, as codes of `kernels.half`, and what they were multiplied by.
+
+    With `skipped` the worker's gradients of this step did not fit.
+    """
+
+    codes: NDArray[Any]
+    kind: HalfKind
+    loss_scale: float
+    skipped: bool
+
+
+Contribution = NDArray[np.float32] | SparseContribution | HalfContribution
 Kind = TypeVar("Kind", NDArray[Any], HalfContribution, SparseContribution)
+
+
+def count_non_finite(contribution: Contribution) -> int:
+    """The number of infinite or NaN values; none of a step that is skipped because they do not fit."""
+    if isinstance(contribution, HalfContribution):
+        if contribution.skipped or all_finite_half(contribution.codes, contribution.kind):
+            return 0
+        values = np.empty(len(contribution.codes), dtype=np.float32)
+        from_half(contribution.codes, contribution.kind, values)
+    else:
+        values = values_of(contribution)
+        if all_finite(values):
+            return 0
+    return int(np.count_nonzero(~np.isfinite(values)))
+
+
+def values_of(contribution: Contribution) -> NDArray[Any]:
+    """The values of a contribution, or their codes."""
+    if isinstance(contribution, HalfContribution):
+        return contribution.codes
+    return contribution.values if isinstance(contribution, SparseContribution) else contribution
 
 
 class Scratch:
@@ -88,7 +145,7 @@ Total = DenseSum | SparseSum
 
 
 class Summing(ABC):
-    """One way of summing; `state` is what it keeps from step to step."""
+    """One way of summing, and the kind of contributions that it takes; `state` is what it keeps from step to step."""
 
     def adopt(self, frames: Sequence[FrameSpec]) -> None:
         """The arena is cut into these frames from now on; nothing may be under way."""
@@ -97,6 +154,15 @@ class Summing(ABC):
     def state(self) -> dict[str, NDArray[Any]]:
         """Live views, by name, of what later sums depend on; of sizes that follow from the arena and the frames."""
         return {}
+
+    @abstractmethod
+    def decode(self, frame: Frame, spec: FrameSpec, shared: Values | None) -> Contribution:
+        """Check and decode a worker's frame, which covers the range of `spec`; `shared` are the gradients it shares.
+
+        Raises:
+            FrameError: it is not dense or sparse as it should be, shared without shared gradients, has values of
+                another type, or places that are not ascending ones within the range.
+        """
 
     @abstractmethod
     def sum(
@@ -119,6 +185,16 @@ class DenseSumming(Summing):
     """A value from every worker for every element."""
 
     @override
+    def decode(self, frame: Frame, spec: FrameSpec, shared: Values | None) -> Contribution:
+        if frame.header.encoding is not Encoding.SHARED:
+            return dense_values(frame)
+        if shared is None:
+            name = frame.header.sender.label
+            raise FrameError(f"frame with shared values: {name} shares no gradients with this server")
+        ranges = spec.views(shared)
+        return ranges[0] if len(ranges) == 1 else np.concatenate(ranges)
+
+    @override
     def sum(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch) -> DenseSum:
         total = scratch.total[: frame.count]
         sum_in_rank_order(_all_of(np.ndarray, contributions, frame, step), total)
@@ -128,9 +204,16 @@ class DenseSumming(Summing):
 class HalfSumming(Summing):
     """Values of 16 bits, summed in fp32. A step is skipped if one worker's gradients do not fit."""
 
-    def __init__(self, kind: HalfKind) -> None:
+    def __init__(self, value_type: ValueType, kind: HalfKind) -> None:
+        self._value_type = value_type
         self._kind = kind
         warm_up(kind)
+
+    @override
+    def decode(self, frame: Frame, spec: FrameSpec, shared: Values | None) -> Contribution:
+        gradients = frame.header.expect(Gradients)
+        codes = dense_values(frame, self._value_type)
+        return HalfContribution(codes, self._kind, gradients.loss_scale, gradients.skipped)
 
     @override
     def sum(
@@ -152,6 +235,10 @@ class HalfSumming(Summing):
 
 class SparseSumming(Summing):
     """Values that the workers selected, at the union of their positions."""
+
+    @override
+    def decode(self, frame: Frame, spec: FrameSpec, shared: Values | None) -> Contribution:
+        return _decode_sparse(frame, spec)
 
     @override
     def sum(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch) -> SparseSum:
@@ -223,6 +310,33 @@ class SqueezedSumming(SparseSumming):
         return SparseSum(scratch.chosen[:count], scratch.packed[:count])
 
 
+def _decode_sparse(frame: Frame, spec: FrameSpec) -> SparseContribution:
+    header = frame.header
+    if header.encoding is not Encoding.SPARSE:
+        kind = header.encoding.name.lower()
+        raise FrameError(f"frame of {header.sender.label}: expected a sparse one, got a {kind} one")
+    values = _decoded_values(frame)
+    indices = np.empty(len(values), dtype=np.int32)
+    try:
+        unpack(frame.sections, spec.shard_bounds, len(values), indices)
+    except ValueError as error:
+        raise FrameError(f"frame of {header.sender.label}, group {spec.group}: {error}") from None
+    return SparseContribution(indices, values)
+
+
+def _decoded_values(frame: Frame) -> NDArray[np.float32]:
+    value_type = frame.header.value_type
+    if value_type is ValueType.FP32:
+        return frame.values
+    if value_type.half_kind is None:
+        raise FrameError(
+            f"frame of {frame.header.sender.label} has {value_type.label} values: expected at most 32 bits"
+        )
+    decoded = np.empty(len(frame.values), dtype=np.float32)
+    from_half(frame.values, value_type.half_kind, decoded)
+    return decoded
+
+
 def _all_of(kind: type[Kind], contributions: Sequence[Contribution], frame: FrameSpec, step: int) -> list[Kind]:
     expected = [each for each in contributions if isinstance(each, kind)]
     if len(expected) != len(contributions):
@@ -237,8 +351,9 @@ def _all_of(kind: type[Kind], contributions: Sequence[Contribution], frame: Fram
 def make_summing(job: Job, parameters: Values) -> Summing:
     """The way that the job's contributions are summed; `adopt` comes before the first frame."""
     compression = job.compression
-    if (kind := ValueType.named(job.train.precision).half_kind) is not None:
-        return HalfSumming(kind)
+    value_type = ValueType.named(job.train.precision)
+    if value_type.half_kind is not None:
+        return HalfSumming(value_type, value_type.half_kind)
     if compression.method == "none":
         return DenseSumming()
     if job.downlink != "doublesqueeze":

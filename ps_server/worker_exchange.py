@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from ps_server.answering import Answer
 from taihu.errors import MemberLostError, TaihuError
-from taihu.wire.codec import Frame, frame_of
 from taihu.wire.direct_frames import Origin, Sink
-from taihu.wire.frame_connection import FrameConnection
-from taihu.wire.headers import Gradients, Question
+from taihu.wire.frame_link import FrameConnection
+from taihu.wire.headers import Frame, Gradients, Question, frame_of
 from taihu.wire.identity import WorkerIdentity
 
 __all__ = ["WorkerExchange"]

@@ -13,8 +13,7 @@ from allreduce.ring.operation import OperationKey
 from allreduce.sparse.exchange import Message, SparseExchange
 from kernels.pack import pack, packed_bound, unpack
 from taihu.errors import FrameError
-from taihu.wire.codec import Frame
-from taihu.wire.headers import Encoding, FrameHeader, SparseMessage, ValueType
+from taihu.wire.headers import Encoding, Frame, FrameHeader, SparseMessage, ValueType
 from taihu.wire.identity import WorkerIdentity
 
 __all__ = ["SparseMesh", "SparseOperation"]

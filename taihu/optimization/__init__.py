@@ -1,8 +1,7 @@
 """Optimizers over ranges of a parameter arena: on the servers, or on every worker in a run without servers."""
 
 from taihu.optimization.loss_scale import LossScale
-from taihu.optimization.shard import OptimizerShard
-from taihu.optimization.state import OptimizerState
+from taihu.optimization.shard import OptimizerShard, OptimizerState
 from taihu.optimization.sums import SumShard
 from taihu.schedule import in_steps, learning_rate
 

@@ -8,7 +8,7 @@ the received bytes. A frame that another protobuf implementation wrote in anothe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from taihu.wire.headers import (
     At,
     Encoding,
     Farewell,
+    Frame,
     FrameHeader,
     Gradients,
     Kind,
@@ -34,16 +35,15 @@ from taihu.wire.headers import (
     SparseMessage,
     Summed,
     ValueType,
+    dense_values,
+    frame_of,
 )
 
 __all__ = [
     "BYTES_PER_VALUE",
-    "Frame",
     "decode_frame",
-    "dense_values",
     "encode_frame",
     "frame_from_message",
-    "frame_of",
     "layout_from_message",
     "layout_to_message",
     "read_frame",
@@ -56,29 +56,6 @@ _PADDING_TAG = 0x7A
 _ALIGNMENT = 16
 _MAX_HEADER_BYTES = 1 << 16
 _MAX_LENGTH_BYTES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A frame that was read; neither array may be written to.
-
-    `values` has shape (count,), or (selected,) when sparse, in the header's type; `sections`, uint8, says where the
-    values of a sparse frame belong (`kernels.pack`) and is empty in a dense one.
-    """
-
-    header: FrameHeader
-    values: NDArray[Any]
-    sections: NDArray[np.uint8]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of values and sections together."""
-        return self.values.nbytes + self.sections.nbytes
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes that the frame moves, in its payload or in shared memory."""
-        return self.size_bytes + self.header.shared_bytes
 
 
 def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
@@ -124,24 +101,6 @@ def frame_from_message(frame: tensor_pb2.Frame) -> tuple[FrameHeader, NDArray[np
     """Like `decode_frame`, for a frame that is part of another message."""
     checked = _checked(frame.header, frame.payload)
     return checked.header, dense_values(checked)
-
-
-def frame_of(header: FrameHeader, payload: NDArray[np.uint8]) -> Frame:
-    """The frame of a payload that `header.check` found good; the arrays are views of it."""
-    dtype = header.value_type.dtype
-    size = header.held * dtype.itemsize
-    return Frame(header, payload[:size].view(dtype), payload[size:])
-
-
-def dense_values(frame: Frame, value_type: ValueType = ValueType.FP32) -> NDArray[Any]:
-    """The values of a frame that must hold one of this type for every element; raises FrameError when it does not."""
-    header = frame.header
-    if not header.is_dense or header.value_type is not value_type:
-        raise FrameError(
-            f"frame at offset {header.address.offset} is {header.encoding.name.lower()} with "
-            f"{header.value_type.label} values: expected a dense one with {value_type.label} values"
-        )
-    return frame.values
 
 
 def layout_to_message(layout: Layout) -> tensor_pb2.Layout:

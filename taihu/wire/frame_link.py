@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Literal, Protocol
 
 import grpc
@@ -14,19 +16,20 @@ from numpy.typing import NDArray
 
 from taihu.errors import MemberLostError, TaihuError
 from taihu.wire.channel import open_channel
-from taihu.wire.codec import read_frame
+from taihu.wire.codec import encode_frame, read_frame
 from taihu.wire.direct_connection import open_connection
-from taihu.wire.direct_frames import Origin, Sink
-from taihu.wire.frame_connection import FAREWELL_S, FrameConnection
+from taihu.wire.direct_frames import DirectReceiver, DirectSender, Origin, Sink
 from taihu.wire.headers import FrameHeader
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.status import error_class, error_from_rpc
-from taihu.wire.stream_frames import StreamSender
 
-__all__ = ["Carrier", "FrameLink", "LinkEnd", "LinkEvents"]
+__all__ = ["FAREWELL_S", "Carrier", "FrameConnection", "FrameLink", "LinkEnd", "LinkEvents", "StreamSender"]
 
 Carrier = Literal["grpc", "tcp"]
 """The gRPC stream, or a connection of its own."""
+FAREWELL_S = 2.0
+"""The time that the other side has to let a connection end in good order."""
+Item = tuple[FrameHeader, Sequence[NDArray[Any]]] | Callable[[], None] | None
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -53,6 +56,118 @@ class LinkEvents:
 
     lost: Callable[[TaihuError], None]
     ended: Callable[[], None]
+
+
+class StreamSender:
+    """Encodes frames, in the order of `send`, when the stream asks `messages` for them; see also `DirectSender`."""
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+        """Bytes of all frames so far, headers included."""
+        self._stopped = False
+        self._queue: SimpleQueue[Item] = SimpleQueue()
+
+    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
+        """Queue a frame; its pieces, contiguous arrays, are read when its turn comes, urgent or not."""
+        self._queue.put((header, pieces))
+
+    def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
+        """Call `callback`, from the stream's thread, when all frames queued so far have been taken by the stream."""
+        self._queue.put(callback)
+
+    def end(self) -> None:
+        """End the stream after what is queued."""
+        self._queue.put(None)
+
+    def stop(self) -> None:
+        """End the stream before what is queued; returns at once."""
+        self._stopped = True
+        self._queue.put(None)
+
+    def messages(self) -> Iterator[bytes]:
+        """The encoded frames until the end."""
+        while (item := self._queue.get()) is not None and not self._stopped:
+            if callable(item):
+                item()
+                continue
+            message = encode_frame(*item)
+            self.sent_bytes += len(message)
+            yield message
+
+
+def _untold() -> None:
+    """Nobody wants to know."""
+
+
+class FrameConnection:
+    """Sends and receives frames over `connection`, in a thread for each direction.
+
+    Args:
+        connection: belongs to this object.
+        origin: the other side.
+        sink: takes what it sends, see `DirectReceiver`.
+        on_lost: called, until `close`, with what broke the connection or what it brought that it must not.
+        on_ended: called, until `close`, when the other side has ended its direction between two frames.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        origin: Origin,
+        sink: Sink,
+        on_lost: Callable[[TaihuError], None],
+        on_ended: Callable[[], None] = _untold,
+    ) -> None:
+        self._closed = False
+        self._on_lost = on_lost
+        self._on_ended = on_ended
+        self._sender = DirectSender(connection.dup(), origin.name, self._lost)
+        self._receiver = DirectReceiver(connection, origin, sink, self._lost, self._ended)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of all frames so far, headers included."""
+        return self._sender.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of all frames so far, headers included."""
+        return self._receiver.received_bytes
+
+    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
+        """Queue a frame, before all that are not urgent if it is; as `DirectSender.send`."""
+        self._sender.send(header, pieces, urgent=urgent)
+
+    def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
+        """Call `callback` when all frames queued so far, as urgent, have been read; as `DirectSender.after`."""
+        self._sender.after(callback, urgent=urgent)
+
+    def stop(self) -> None:
+        """Send nothing any more but the rest of the frame that is under way; returns at once."""
+        self._sender.stop()
+
+    def finish(self) -> None:
+        """Send what is queued, and end this direction; returns then, or when the other side takes too long."""
+        self._sender.close(FAREWELL_S)
+
+    def drain(self) -> None:
+        """Return when everything that the other side sent has been taken, and it has ended its direction."""
+        self._receiver.join()
+
+    def close(self) -> None:
+        """Cut both directions; nothing is told any more."""
+        self._closed = True
+        self._sender.stop()
+        self._receiver.close()
+        self._sender.close(FAREWELL_S)
+
+    def _lost(self, error: TaihuError) -> None:
+        if not self._closed:
+            self._on_lost(error)
+
+    def _ended(self) -> None:
+        if not self._closed:
+            self._on_ended()
 
 
 class FrameLink:

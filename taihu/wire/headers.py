@@ -1,7 +1,7 @@
-"""Headers of frames: who sends what, the address of the values, and how they are encoded. Pure.
+"""Frames and their headers: who sends what, the address of the values, and how they are encoded. Pure.
 
-A header is the same whatever carries the frame; `taihu.wire.codec` writes it as a protobuf message, and
-`taihu.wire.direct_frames` as a structure of fixed size.
+A frame is the same whatever carries it; `taihu.wire.codec` writes it as a protobuf message, and
+`taihu.wire.direct_frames` a header of fixed size before its values.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels.half import HalfKind
 from taihu.errors import FrameError
@@ -22,6 +23,7 @@ __all__ = [
     "At",
     "Encoding",
     "Farewell",
+    "Frame",
     "FrameHeader",
     "Gradients",
     "Kind",
@@ -33,6 +35,8 @@ __all__ = [
     "SparseMessage",
     "Summed",
     "ValueType",
+    "dense_values",
+    "frame_of",
 ]
 
 _WIRE_TYPE = np.dtype("<f4")
@@ -318,3 +322,44 @@ class FrameHeader:
             raise FrameError(
                 f"frame of {count} values at offset {offset}: expected at most {_MOST_ELEMENTS} elements"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame that was read; neither array may be written to.
+
+    `values` has shape (count,), or (selected,) when sparse, in the header's type; `sections`, uint8, says where the
+    values of a sparse frame belong (`kernels.pack`) and is empty in a dense one.
+    """
+
+    header: FrameHeader
+    values: NDArray[Any]
+    sections: NDArray[np.uint8]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of values and sections together."""
+        return self.values.nbytes + self.sections.nbytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that the frame moves, in its payload or in shared memory."""
+        return self.size_bytes + self.header.shared_bytes
+
+
+def frame_of(header: FrameHeader, payload: NDArray[np.uint8]) -> Frame:
+    """The frame of a payload that `header.check` found good; the arrays are views of it."""
+    dtype = header.value_type.dtype
+    size = header.held * dtype.itemsize
+    return Frame(header, payload[:size].view(dtype), payload[size:])
+
+
+def dense_values(frame: Frame, value_type: ValueType = ValueType.FP32) -> NDArray[Any]:
+    """The values of a frame that must hold one of this type for every element; raises FrameError when it does not."""
+    header = frame.header
+    if not header.is_dense or header.value_type is not value_type:
+        raise FrameError(
+            f"frame at offset {header.address.offset} is {header.encoding.name.lower()} with "
+            f"{header.value_type.label} values: expected a dense one with {value_type.label} values"
+        )
+    return frame.values

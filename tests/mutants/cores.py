@@ -76,7 +76,6 @@ CORES: Mapping[str, Core] = MappingProxyType(
             (
                 "ps_server/aggregator.py",
                 "ps_server/answering.py",
-                "ps_server/contribution.py",
                 "ps_server/frame_buffers.py",
                 "ps_server/initialization.py",
                 "ps_server/server_shard.py",

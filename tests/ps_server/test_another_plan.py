@@ -13,7 +13,7 @@ from ps_server.aggregator import Outcome
 from ps_server.answering import Answer
 from taihu.coordination.plan import Plan
 from taihu.errors import StaleError
-from taihu.wire.codec import Frame
+from taihu.wire.headers import Frame
 
 
 def change(run: Driven, from_step: int) -> Frame:

@@ -14,8 +14,8 @@ from kernels.half import from_half, to_half
 from kernels.pack import packed_bound
 from ps_server.aggregator import Outcome
 from taihu.errors import FrameError, ModelError, SharedMemoryError, StaleError
-from taihu.wire.codec import Frame, read_frame
-from taihu.wire.headers import At, Encoding, FrameHeader, Parameters, Sender, Summed, ValueType
+from taihu.wire.codec import read_frame
+from taihu.wire.headers import At, Encoding, Frame, FrameHeader, Parameters, Sender, Summed, ValueType
 from taihu.wire.shared_memory import SharedBuffer
 
 Wide = NDArray[np.float64]

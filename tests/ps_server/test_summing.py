@@ -10,18 +10,19 @@ from support.shards import KINDS, LAYOUT, driven, shard_job
 from kernels.half import HalfKind, to_half
 from kernels.pack import packed_bound
 from ps_server.answering import make_answering
-from ps_server.contribution import (
+from ps_server.summing import (
     Contribution,
+    DenseSum,
     HalfContribution,
+    ScratchPool,
     SparseContribution,
+    SparseSum,
     count_non_finite,
-    decode_contribution,
+    make_summing,
 )
-from ps_server.summing import DenseSum, ScratchPool, SparseSum, make_summing
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec, Piece
-from taihu.wire.codec import Frame
-from taihu.wire.headers import Encoding, Summed, ValueType
+from taihu.wire.headers import Encoding, Frame, Summed
 
 SPEC = FrameSpec(0, 0, 4, (Piece(0, 3), Piece(5, 6)))
 
@@ -96,7 +97,7 @@ def test_gradients_that_lie_together_are_not_copied() -> None:
             arena[:0],
             np.zeros(0, np.uint8),
         )
-        decoded = decode_contribution(frame, spec, sparse=False, shared=arena, value_type=ValueType.FP32)
+        decoded = make_summing(run.job, arena).decode(frame, spec, arena)
         assert isinstance(decoded, np.ndarray)
         assert decoded.tolist() == [value for piece in spec.pieces for value in range(piece.start, piece.stop)]
         assert np.shares_memory(decoded, arena) is (spec is not SPEC)

@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import grpc
 
-from taihu.wire.codec import Frame, read_frame
+from taihu.wire.codec import read_frame
+from taihu.wire.headers import Frame
 from taihu.wire.server import RpcServer
 
 __all__ = ["AnswerProxy"]

@@ -19,8 +19,7 @@ from taihu.coordination.plan import Plan
 from taihu.job import Job
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, Shard
-from taihu.wire.codec import Frame
-from taihu.wire.headers import At, Encoding, FrameHeader, Question, Sender, ValueType
+from taihu.wire.headers import At, Encoding, Frame, FrameHeader, Question, Sender, ValueType
 from taihu.wire.shared_memory import SharedBuffer
 
 Values = NDArray[np.float32]

@@ -19,13 +19,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.errors import FrameError, MemberLostError, TaihuError
-from taihu.wire.codec import Frame
-from taihu.wire.direct_frames import HEADER_BYTES, DirectReceiver, DirectSender, Origin, Sink
-from taihu.wire.direct_header import pack_header, unpack_header
+from taihu.wire.direct_frames import (
+    HEADER_BYTES,
+    DirectReceiver,
+    DirectSender,
+    Origin,
+    Sink,
+    pack_header,
+    unpack_header,
+)
 from taihu.wire.headers import (
     Address,
     At,
     Encoding,
+    Frame,
     FrameHeader,
     Gradients,
     Parameters,

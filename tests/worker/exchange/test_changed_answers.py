@@ -13,8 +13,8 @@ from support.frames import changed
 
 from taihu.errors import FrameError
 from taihu.job import Job
-from taihu.wire.codec import Frame, encode_frame
-from taihu.wire.headers import FrameHeader, Gradients, Parameters, ValueType
+from taihu.wire.codec import encode_frame
+from taihu.wire.headers import Frame, FrameHeader, Gradients, Parameters, ValueType
 from worker.exchange.making import through_servers
 
 LAYOUT = layout_of(8, 8)

@@ -11,8 +11,7 @@ from kernels.pack import unpack
 from kernels.scatter import scatter_assign
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec, Framing
-from taihu.wire.codec import Frame, dense_values
-from taihu.wire.headers import At, Encoding, FrameHeader, Summed, ValueType
+from taihu.wire.headers import At, Encoding, Frame, FrameHeader, Summed, ValueType, dense_values
 from worker.exchange.updates import Updates
 
 __all__ = ["ServerAnswers"]

@@ -19,13 +19,13 @@ from taihu.planner.carriage import carrier_in
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
-from taihu.wire.codec import Frame, frame_of
 from taihu.wire.direct_frames import HEADER_BYTES, Origin, Sink
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd
 from taihu.wire.frame_link import LinkEvents as WireEvents
 from taihu.wire.headers import (
     At,
     Encoding,
+    Frame,
     FrameHeader,
     Gradients,
     Parameters,
@@ -33,6 +33,7 @@ from taihu.wire.headers import (
     Sender,
     Summed,
     ValueType,
+    frame_of,
 )
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
