@@ -10,7 +10,7 @@ from support.daemons import wait_for
 from support.frames import header_of
 
 from ps_server.answering import Answer
-from ps_server.worker_exchange import WorkerExchange
+from ps_server.exchanges import WorkerExchange
 from taihu.wire.direct_frames import DirectReceiver, Origin, Sink
 from taihu.wire.headers import Encoding, FrameHeader, Sender, Summed
 from taihu.wire.identity import WorkerIdentity

@@ -1,0 +1,305 @@
+"""The exchanges with workers: what each sends, and what it is answered, until its exchange ends."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from ps_server.aggregator import Outcome
+from ps_server.answering import Answer
+from ps_server.shard_holder import ShardHolder
+from taihu.errors import (
+    FrameError,
+    GivenUpError,
+    MemberLostError,
+    RunError,
+    StaleError,
+    TaihuError,
+)
+from taihu.process.preparation import give_back_freed_memory
+from taihu.trace import Tracer
+from taihu.wire.clock import SystemClock
+from taihu.wire.codec import read_frame
+from taihu.wire.direct_connection import is_open
+from taihu.wire.direct_frames import Origin, Sink
+from taihu.wire.frame_link import FrameConnection
+from taihu.wire.headers import Encoding, Frame, Gradients, Question, frame_of
+from taihu.wire.identity import WorkerIdentity
+from taihu.wire.metrics import ServerMetrics
+
+__all__ = ["Exchanges", "WorkerExchange"]
+
+
+class WorkerExchange:
+    """A worker's frames come in the stream or on a connection beside it, and are answered there.
+
+    `take(exchange, frame)` gets them, and may keep them: dense ones of the connection in memory that `lend(count,
+    dtype)` gave. `on_lost(exchange, error)` is called when the connection breaks or brings what it must not. The
+    stream yields `messages`.
+    """
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        connection: socket.socket | None,
+        *,
+        lend: Callable[[int, np.dtype[Any]], NDArray[Any]],
+        take: Callable[[WorkerExchange, Frame], None],
+        on_lost: Callable[[WorkerExchange, TaihuError], None],
+    ) -> None:
+        self.identity = identity
+        self.shares = False
+        """Whether the worker's last frame had its values in shared memory."""
+        self._is_ended = False
+        self._ending = threading.Lock()
+        self._on_lost = on_lost
+        self._outbox: SimpleQueue[Answer | TaihuError | None] = SimpleQueue()
+        self._take = take
+        self._sink = Sink(
+            (Gradients, Question),
+            places=lambda header: [lend(header.address.elements, header.value_type.dtype)],
+            take=lambda header, values, _: self._take_directly(frame_of(header, values[0].view(np.uint8))),
+            take_frame=self._take_directly,
+        )
+        self._connection: FrameConnection | None = None
+        self._closed = False
+        self._answers_directly = connection is not None
+        if connection is not None:
+            self.connect(connection)
+
+    @property
+    def sent_directly(self) -> int:
+        """Bytes that were sent beside the stream so far."""
+        return self._connection.sent_bytes if self._connection is not None else 0
+
+    def connect(self, connection: socket.socket) -> None:
+        """Take frames on `connection`, too; a former one is cut."""
+        identity = self.identity
+        origin = Origin(f"worker {identity.rank}", identity.sender)
+        lost = partial(self._on_lost, self)
+        ended = partial(lost, MemberLostError(f"{origin.name} was lost: its connection ended"))
+        former, self._connection = self._connection, FrameConnection(connection, origin, self._sink, lost, ended)
+        if former is not None:
+            former.close()
+        if self._closed:
+            self._connection.close()
+
+    def take(self, frame: Frame) -> None:
+        """Take a frame that came in the stream; raises FrameError where it is of a kind that is not expected."""
+        self._sink.check(frame.header)
+        self._answers_directly = False
+        self._take(self, frame)
+
+    def _take_directly(self, frame: Frame) -> None:
+        self._answers_directly = True
+        self._take(self, frame)
+
+    def answer(self, answer: Answer) -> None:
+        """Queue an answer, on what the worker's last frame came on."""
+        if self._answers_directly and self._connection is not None:
+            # A worker's next frames may wait for an answer without values: it does not queue behind parameters.
+            self._connection.send(answer.header, answer.pieces, urgent=not answer.pieces)
+        else:
+            self._outbox.put(answer)
+
+    def end(self, error: TaihuError | None) -> bool:
+        """End the stream after what is queued, with `error` or well; returns whether this was what ended it."""
+        with self._ending:
+            first, self._is_ended = not self._is_ended, True
+        self._outbox.put(error)
+        return first
+
+    def messages(self) -> Iterator[bytes]:
+        """The messages of the stream until it ends; raises the error that it ends with."""
+        while (item := self._outbox.get()) is not None:
+            if isinstance(item, TaihuError):
+                raise item
+            yield item.message
+
+    def close(self) -> None:
+        """Cut the connection. A worker that leaves in good order ends its stream first, which leads here."""
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+
+
+class Exchanges:
+    """The open exchanges of `workers` workers: what they bring goes to the shard, and its answers to them.
+
+    Any thread may call; `read` is called by one for each stream, and connections have one of their own.
+    `on_lost(rank, how)` is called when a worker's exchange ends, also when it has finished.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        holder: ShardHolder,
+        metrics: ServerMetrics,
+        *,
+        on_lost: Callable[[int, str], None],
+        tracer: Tracer,
+    ) -> None:
+        self._workers = workers
+        self._holder = holder
+        self._metrics = metrics
+        self._on_lost = on_lost
+        self._tracer = tracer
+        self._clock = SystemClock()
+        self._lock = threading.Lock()
+        self._exchanges: dict[int, WorkerExchange] = {}
+        self._connections: dict[int, tuple[WorkerIdentity, socket.socket]] = {}
+        self._gradients: dict[WorkerIdentity, NDArray[np.float32]] = {}
+        self._failure: TaihuError | None = None
+
+    def open(self, identity: WorkerIdentity) -> WorkerExchange:
+        """Begin an exchange.
+
+        Raises:
+            StaleError: the rank has one, or there are no parameters yet.
+            TaihuError: what `fail` was told.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if identity.rank in self._exchanges:
+                raise StaleError(f"worker {identity.rank} has an open exchange already; ranks must be unique")
+            shard = self._holder.shard
+            shard.admit(identity.rank, identity.incarnation)
+            connection = self._connection_of(identity)
+            exchange = self._exchanges[identity.rank] = WorkerExchange(
+                identity, connection, lend=shard.buffers.lend, take=self._take, on_lost=self._connection_lost
+            )
+            self._metrics.workers.set(len(self._exchanges))
+            if len(self._exchanges) == self._workers:
+                shard.stop_sharing()
+                give_back_freed_memory()
+        return exchange
+
+    def close(self, exchange: WorkerExchange) -> None:
+        """End one whose stream has ended."""
+        exchange.close()
+        with self._lock:
+            if self._exchanges.get(exchange.identity.rank) is exchange:
+                del self._exchanges[exchange.identity.rank]
+            self._metrics.workers.set(len(self._exchanges))
+
+    def share(self, identity: WorkerIdentity, gradients: NDArray[np.float32]) -> None:
+        """Find the values of the worker's shared frames in `gradients`, which it has mapped."""
+        with self._lock:
+            self._gradients[identity] = gradients
+
+    def keep(self, identity: WorkerIdentity, connection: socket.socket) -> None:
+        """Keep a connection for the worker's open exchange, or for the one that it will open next."""
+        with self._lock:
+            exchange = self._exchanges.get(identity.rank)
+            if exchange is not None and exchange.identity == identity:
+                exchange.connect(connection)
+                return
+            former = self._connections.pop(identity.rank, None)
+            self._connections[identity.rank] = (identity, connection)
+        if former is not None:
+            former[1].close()
+
+    def fail(self, error: TaihuError) -> None:
+        """End every open exchange, and every later one, with `error`."""
+        with self._lock:
+            self._failure = self._failure or error
+            exchanges = list(self._exchanges.values())
+        for exchange in exchanges:
+            exchange.end(error)
+
+    def close_unused(self) -> None:
+        """Close connections that no exchange has taken."""
+        with self._lock:
+            unused = list(self._connections.values())
+            self._connections.clear()
+        for _, connection in unused:
+            connection.close()
+
+    def read(self, requests: Iterator[bytes], exchange: WorkerExchange) -> None:
+        """Take in what comes in one worker's stream until the worker closes it."""
+        rank = exchange.identity.rank
+        try:
+            for message in requests:
+                frame = read_frame(message)
+                if frame.header.sender.rank != rank:
+                    raise FrameError(f"frame of {frame.header.sender.label} in the exchange of worker {rank}")
+                exchange.take(frame)
+            # gRPC may tell of a connection that breaks as if the worker had ended the stream.
+            if exchange.end(None):
+                self._on_lost(rank, "its exchange ended")
+        except TaihuError as error:
+            self._metrics.rejected_frames.inc()
+            exchange.end(error)
+        except grpc.RpcError:
+            self._connection_lost(exchange, MemberLostError(f"worker {rank} was lost: its connection broke"))
+        except BaseException as error:
+            exchange.end(RunError(f"internal error while taking in a frame of worker {rank}: {error!r}"))
+            raise
+
+    def _connection_of(self, identity: WorkerIdentity) -> socket.socket | None:
+        """The connection that the worker has opened, unless it has given it up since."""
+        owner, connection = self._connections.pop(identity.rank, (None, None))
+        if connection is None or (owner == identity and is_open(connection)):
+            return connection
+        connection.close()
+        return None
+
+    def _connection_lost(self, exchange: WorkerExchange, error: TaihuError) -> None:
+        was_open = exchange.end(error)
+        if not isinstance(error, MemberLostError):
+            self._metrics.rejected_frames.inc()
+        elif was_open:
+            self._on_lost(exchange.identity.rank, "its connection broke")
+
+    def _take(self, exchange: WorkerExchange, frame: Frame) -> None:
+        identity, header, shard = exchange.identity, frame.header, self._holder.shard
+        at, group, *_ = header.address
+        self._metrics.received_bytes.inc(frame.moved_bytes)
+        start = self._clock.now()
+        try:
+            if isinstance(header.kind, Question):
+                self._answer(exchange, shard.ask(header))
+                return
+            exchange.shares = header.encoding is Encoding.SHARED
+            outcome = shard.push(frame, self._gradients.get(identity))
+        except GivenUpError:
+            # Another worker's frame was faster with the news.
+            return
+        if isinstance(outcome, Answer):
+            stop = self._clock.now()
+            self._metrics.updated(stop - start)
+            self._broadcast(outcome)
+            self._tracer.add("update", "update", start, stop, step=at.step, group=group)
+            self._metrics.step.set(shard.step)
+        else:
+            track = f"collect from worker {identity.rank}"
+            self._tracer.add(
+                track, "collect", start, self._clock.now(), step=at.step, group=group, peer=identity.rank
+            )
+        if outcome is Outcome.ANSWERED:
+            self._answer(exchange, shard.answer_again(header))
+        if outcome in (Outcome.ANSWERED, Outcome.DUPLICATE):
+            self._metrics.duplicate_frames.inc()
+
+    def _broadcast(self, answer: Answer) -> None:
+        """Answer everybody: all have pushed this frame."""
+        with self._lock:
+            exchanges = list(self._exchanges.values())
+        for exchange in exchanges:
+            self._answer(exchange, answer)
+
+    def _answer(self, exchange: WorkerExchange, answer: Answer) -> None:
+        """Answer one worker in its way."""
+        if exchange.shares:
+            answer = answer.shared
+        self._metrics.sent_bytes.inc(answer.moved_bytes)
+        exchange.answer(answer)
