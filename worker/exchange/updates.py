@@ -1,4 +1,4 @@
-"""Updates of parameters: by the servers, or every worker for itself; those of a ring's owners are in `ring.sharded`.
+"""Updates of parameters, here by every worker; by servers in `servers.answers`, by a ring's owners in `ring.sharded`.
 
 A route is given one of these. Parts are disjoint, so several threads may hand in different ones at a time.
 """
@@ -15,7 +15,7 @@ from taihu.errors import FrameError
 from taihu.optimization import OptimizerShard
 from taihu.planner.partition import FrameSpec
 
-__all__ = ["ByEveryWorker", "ByServers", "Updates", "check_finite"]
+__all__ = ["ByEveryWorker", "Updates", "check_finite"]
 
 Values = NDArray[np.float32]
 
@@ -31,28 +31,6 @@ class Updates(Protocol):
 
     def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
         """Take what came of `step` from `values`, shape (frame.count,), of the dtype of what is exchanged."""
-
-
-class ByServers:
-    """Servers update, and parameters come: into `parameters`, shape (elements,), of the dtype that travels."""
-
-    def __init__(self, parameters: NDArray[Any]) -> None:
-        self._parameters = parameters
-
-    def places(self, frame: FrameSpec) -> list[NDArray[Any]]:
-        """The frame's range of the parameters."""
-        return frame.views(self._parameters)
-
-    def received(self, frame: FrameSpec, step: int, group: int) -> None:
-        """Do nothing: the values are where they belong."""
-
-    def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
-        """Copy what came."""
-        taken = 0
-        for place in frame.views(self._parameters):
-            # as bytes: NumPy copies these without regard to where `values` lie
-            place.view(np.uint8)[:] = values[taken : taken + len(place)].view(np.uint8)
-            taken += len(place)
 
 
 class ByEveryWorker:

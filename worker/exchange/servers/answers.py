@@ -1,8 +1,9 @@
-"""Answers of a server: checked against the plan, and handed to where they belong."""
+"""Answers of a server: how far frames may be ahead of them, which are expected, and where they belong."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,33 @@ from taihu.planner.partition import FrameSpec, Framing
 from taihu.wire.headers import At, Encoding, Frame, FrameHeader, Summed, ValueType, dense_values
 from worker.exchange.updates import Updates
 
-__all__ = ["ServerAnswers"]
+__all__ = ["ByServers", "FrameWindow", "ServerAnswers"]
 
 Values = NDArray[np.float32]
+Item = TypeVar("Item")
+
+
+class FrameWindow(Generic[Item]):
+    """Lets items go in the order in which they come, at most `frames` of them ahead of the answers (ADR 3)."""
+
+    def __init__(self, frames: int) -> None:
+        self._room = frames
+        self._waiting: deque[Item] = deque()
+
+    def put(self, item: Item) -> list[Item]:
+        """`item` is to go behind all earlier ones; returns what may go now."""
+        self._waiting.append(item)
+        return self._admitted()
+
+    def answered(self) -> list[Item]:
+        """One of those that went has been answered; returns what may go now."""
+        self._room += 1
+        return self._admitted()
+
+    def _admitted(self) -> list[Item]:
+        count = min(self._room, len(self._waiting))
+        self._room -= count
+        return [self._waiting.popleft() for _ in range(count)]
 
 
 class ServerAnswers:
@@ -137,3 +162,25 @@ class ServerAnswers:
         if answer.header.value_type is not ValueType.FP32:
             raise FrameError(f"{self._peer} answered {answer.header.value_type.label} parameters: expected float32")
         scatter_assign(positions, answer.values, self._parameters)
+
+
+class ByServers:
+    """Servers update, and parameters come: into `parameters`, shape (elements,), of the dtype that travels."""
+
+    def __init__(self, parameters: NDArray[Any]) -> None:
+        self._parameters = parameters
+
+    def places(self, frame: FrameSpec) -> list[NDArray[Any]]:
+        """The frame's range of the parameters."""
+        return frame.views(self._parameters)
+
+    def received(self, frame: FrameSpec, step: int, group: int) -> None:
+        """Do nothing: the values are where they belong."""
+
+    def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
+        """Copy what came."""
+        taken = 0
+        for place in frame.views(self._parameters):
+            # as bytes: NumPy copies these without regard to where `values` lie
+            place.view(np.uint8)[:] = values[taken : taken + len(place)].view(np.uint8)
+            taken += len(place)

@@ -37,10 +37,9 @@ from taihu.wire.headers import (
 )
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
-from worker.exchange.servers.answers import ServerAnswers
+from worker.exchange.servers.answers import ByServers, FrameWindow, ServerAnswers
 from worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
-from worker.exchange.servers.send_window import FrameWindow
-from worker.exchange.updates import ByServers, Updates
+from worker.exchange.updates import Updates
 from worker.memory.arenas import Arenas
 
 __all__ = ["LinkEvents", "ServerLink"]

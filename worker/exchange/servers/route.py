@@ -18,8 +18,9 @@ from taihu.wire.headers import At, FrameHeader, Summed
 from taihu.wire.identity import WorkerIdentity
 from worker.exchange.group_compressor import GroupCompressor, Selection
 from worker.exchange.route import ExchangeTotals, Route, RouteEvents
+from worker.exchange.servers.answers import ByServers
 from worker.exchange.servers.link import LinkEvents, ServerLink
-from worker.exchange.updates import ByEveryWorker, ByServers, Updates
+from worker.exchange.updates import ByEveryWorker, Updates
 from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
 
