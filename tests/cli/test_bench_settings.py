@@ -1,0 +1,55 @@
+"""Benches between processes: what they refuse before anything starts, and what they hand on."""
+
+from __future__ import annotations
+
+import pytest
+
+from taihu.cli.bench_allreduce import allreduce
+from taihu.cli.bench_exchange import bench_job, exchange
+from taihu.cli.ranks import assignments_of
+from taihu.errors import ConfigError
+
+CLUSTER: dict[str, object] = {"servers": 1, "workers": 3, "coordinator": "10.0.0.1:7070"}
+
+
+@pytest.mark.parametrize("key", ["compression.method=dlgs", "train.seed=3", "exchange.zero=2", "optimizer.name=adam"])
+def test_an_allreduce_has_no_use_for_what_is_set_of_steps(key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^{key.partition('=')[0]}: bench allreduce makes no use of it.*leave it out$"
+    ):
+        allreduce(assignments=[key])
+
+
+@pytest.mark.parametrize(
+    ("against", "assignments", "words"),
+    [
+        ("gloo", [], "^--against gloo: expected grpc, tcp, or grpc,tcp$"),
+        ("grpc,grpc", [], "^--against grpc,grpc: expected"),
+        ("grpc", [], "^--against grpc: values lie in shared memory here; add --set exchange.transport=tcp$"),
+    ],
+)
+def test_carriers_that_cannot_take_turns_are_refused(against: str, assignments: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        exchange(against=against, assignments=assignments)
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        [],
+        ["compression.method=topk", "compression.density=0.001", "compression.value_type=bf16"],
+        ["train.precision=fp16", "train.loss_scale=256", "exchange.zero=3", "exchange.plan=per-layer"],
+        ["exchange.kind=ring", "optimizer.name=adam", "optimizer.clip_norm=1.5", "cluster.heartbeat_s=0.1"],
+    ],
+)
+def test_every_process_gets_all_that_was_set(assignments: list[str]) -> None:
+    job = bench_job(assignments, CLUSTER)
+    handed_on = [word.removeprefix("--set=") for word in assignments_of(job)]
+    assert bench_job(handed_on, CLUSTER).shared_settings == job.shared_settings
+    assert not any("coordinator" in word or "cluster.workers" in word for word in handed_on)
+
+
+def test_a_bench_merges_layers_by_4_mb_unless_it_cannot() -> None:
+    assert bench_job([], CLUSTER).exchange.plan == "bucket:4MB"
+    assert bench_job(["exchange.plan=single"], CLUSTER).exchange.plan == "single"
+    assert bench_job(["compression.method=topk"], CLUSTER).exchange.plan == "auto"
