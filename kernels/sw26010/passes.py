@@ -33,6 +33,7 @@ __all__ = [
     "column_sums",
     "relu",
     "relu_gradient",
+    "response_norm",
     "ring_add",
     "sgd_update",
 ]
@@ -52,6 +53,22 @@ GRADIENT_MOMENTS: Final = Pass("gradient moments", reads=2, writes=0, arithmetic
 NORMALIZE_GRADIENT: Final = Pass("normalize gradient", reads=2, writes=1, arithmetic=2, flops=4, columns=3)
 SGD: Final = Pass("sgd", reads=2, writes=1, arithmetic=3, flops=5)
 SGD_MOMENTUM: Final = Pass("sgd with momentum", reads=3, writes=2, arithmetic=4, flops=7)
+
+
+# A root and a quotient have no pipeline: we count 16 instructions of each.
+_ROOT: Final = 16
+
+
+def response_norm(size: int) -> tuple[Pass, Pass]:
+    """Local response normalisation over `size` channels, forward and backward, with an exponent of two roots.
+
+    Backward computes the sums of squares again.
+    """
+    forward = Pass("response norm", reads=1, writes=1, arithmetic=size + 4 + 3 * _ROOT, flops=size + 6)
+    backward = Pass(
+        "response norm gradient", reads=2, writes=1, arithmetic=2 * size + 8 + 4 * _ROOT, flops=2 * size + 12
+    )
+    return forward, backward
 
 
 @kernel

@@ -27,7 +27,10 @@ from worker.bench.engine import EngineStep, LayerTime
 
 __all__ = ["engine"]
 
-_BATCHES: Final = {"cifar10_quick": 100, "resnet50": 8, "vgg16": 8}
+_BATCHES: Final = {
+    "cifar10_quick": 100,
+    **dict.fromkeys(("alexnet", "alexnet_lrn", "vgg16", "googlenet", "resnet50"), 8),
+}
 _USUAL_BATCH: Final = 32
 # Steps that a contestant takes one after another before it is the next one's turn.
 _STEPS_OF_A_TURN: Final = 4

@@ -14,12 +14,14 @@ from worker.engine import (
     Array,
     AvgPool2d,
     BatchNorm,
+    Concat,
     Conv2d,
     Dropout,
     Flatten,
     GlobalAvgPool,
     Layer,
     Linear,
+    LocalResponseNorm,
     MaxPool2d,
     Model,
     PaddedShortcut,
@@ -87,7 +89,9 @@ class _Twin:
             Residual: self._residual,
             PaddedShortcut: self._shortcut,
             Conv2d: self._convolution,
+            Concat: self._concat,
             BatchNorm: self._norm,
+            LocalResponseNorm: lambda layer: torch.nn.LocalResponseNorm(*layer.response),
             ReLU: lambda _: torch.nn.ReLU(),
             MaxPool2d: self._max_pool,
             AvgPool2d: self._avg_pool,
@@ -116,6 +120,11 @@ class _Twin:
     def _residual(self, layer: Residual) -> Any:
         body, *shortcut = (self._make(child) for child in layer.children)
         return _module(self._torch, [body, *shortcut], lambda x: body(x) + (shortcut[0](x) if shortcut else x))
+
+    def _concat(self, layer: Concat) -> Any:
+        cat, branches = self._torch.cat, [self._make(child) for child in layer.children]
+        self._channels = sum(layer.channels)
+        return _module(self._torch, branches, lambda x: cat([branch(x) for branch in branches], dim=1))
 
     def _shortcut(self, layer: PaddedShortcut) -> Any:
         pad, stride, channels = self._torch.nn.functional.pad, layer.stride, layer.channels

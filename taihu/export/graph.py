@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from taihu.errors import ModelError
-from worker.engine import Array, Layer, ParameterLayer, Residual, Sequential, build_from_definition
+from worker.engine import (
+    Array,
+    Auxiliary,
+    Concat,
+    Layer,
+    ParameterLayer,
+    Residual,
+    Sequential,
+    build_from_definition,
+)
 from worker.engine.layer import Shape
 from worker.saved.prediction import LoadedModel
 
@@ -21,7 +30,7 @@ class Node:
     """One operation.
 
     Attributes:
-        kind: the class of the layer that computes it, or `Add`.
+        kind: the class of the layer that computes it, or `Add`; auxiliary classifiers have no part in a graph.
         name: of the value that it makes, unique in the graph: the layer's.
         inputs: names of the values that it takes.
         input_shape: of one sample of the first of them, (height, width, channels), (features,) or (time, features).
@@ -81,6 +90,14 @@ class _Walk:
             shortcut = self.through(layer.children[1], name, shape)[0] if len(layer.children) > 1 else name
             self.nodes.append(Node("Add", layer.name, (body, shortcut), made, made, {}, {}))
             return layer.name, made
+        if isinstance(layer, Auxiliary):
+            return name, shape
+        if isinstance(layer, Concat):
+            branches = [self.through(branch, name, shape) for branch in layer.children]
+            sides, channels = branches[0][1][:-1], sum(made[-1] for _, made in branches)
+            inputs = tuple(branch for branch, _ in branches)
+            self.nodes.append(Node("Concat", layer.name, inputs, branches[0][1], (*sides, channels), {}, {}))
+            return layer.name, (*sides, channels)
         made = build_from_definition(layer.definition()).build(layer.name, shape)
         self.nodes.append(_leaf(layer, name, shape, made))
         return layer.name, made

@@ -235,6 +235,15 @@ def _add(writer: _Writer, node: Node) -> None:
     writer.add("Add", node.inputs, node.name)
 
 
+def _concat(writer: _Writer, node: Node) -> None:
+    writer.add("Concat", node.inputs, node.name, axis=1)
+
+
+def _response_norm(writer: _Writer, node: Node) -> None:
+    a = node.arguments
+    writer.add("LRN", node.inputs, node.name, size=a["size"], alpha=a["alpha"], beta=a["beta"], bias=a["k"])
+
+
 def _flatten(writer: _Writer, node: Node) -> None:
     if len(node.input_shape) == 1:
         return _same(writer, node)
@@ -286,6 +295,7 @@ _WRITE: Final[Mapping[str, Callable[[_Writer, Node], None]]] = MappingProxyType(
         "AvgPool2d": _avg_pool,
         "BatchNorm": _norm,
         "CausalAttention": _attention,
+        "Concat": _concat,
         "Conv2d": _conv,
         "Dropout": _same,
         "Embedding": _embedding,
@@ -294,6 +304,7 @@ _WRITE: Final[Mapping[str, Callable[[_Writer, Node], None]]] = MappingProxyType(
         "GlobalAvgPool": _mean,
         "LayerNorm": _layer_norm,
         "Linear": _linear,
+        "LocalResponseNorm": _response_norm,
         "MaxPool2d": _max_pool,
         "PaddedShortcut": _shortcut,
         "PositionEmbedding": _position,

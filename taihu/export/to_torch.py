@@ -234,6 +234,15 @@ def _shortcut(node: Node) -> str:
     return f"functional.pad({_variable(node.inputs[0])}[:, :, ::{step}, ::{step}], (0, 0, 0, 0, 0, {more}))"
 
 
+def _concat(node: Node) -> str:
+    return f"torch.cat(({', '.join(map(_variable, node.inputs))},), dim=1)"
+
+
+def _response_norm(node: Node) -> str:
+    a = node.arguments
+    return f"nn.LocalResponseNorm({a['size']}, alpha={a['alpha']!r}, beta={a['beta']!r}, k={a['k']!r})"
+
+
 def _flatten(node: Node) -> str:
     value = _variable(node.inputs[0])
     if len(node.input_shape) == 2:
@@ -250,6 +259,7 @@ _MODULE: Final[Mapping[str, Callable[[Node], str]]] = MappingProxyType(
         "LayerNorm": _layer_norm,
         "Linear": _linear,
         "PositionEmbedding": lambda node: f"nn.Embedding({node.input_shape[0]}, {node.input_shape[1]})",
+        "LocalResponseNorm": _response_norm,
     }
 )
 _EXPRESSION: Final[Mapping[str, Callable[[Node], str]]] = MappingProxyType(
@@ -258,6 +268,7 @@ _EXPRESSION: Final[Mapping[str, Callable[[Node], str]]] = MappingProxyType(
         "AvgPool2d": _pool,
         "BatchNorm": _with_features_first,
         "CausalAttention": _attention,
+        "Concat": _concat,
         "Conv2d": _called,
         "Dropout": _called,
         "Embedding": lambda node: f"self.{_attribute(node.name)}({_variable(node.inputs[0])}.round().long())",
@@ -268,6 +279,7 @@ _EXPRESSION: Final[Mapping[str, Callable[[Node], str]]] = MappingProxyType(
         "GlobalAvgPool": lambda node: f"{_variable(node.inputs[0])}.mean((2, 3))",
         "LayerNorm": _with_channels_last,
         "Linear": _called,
+        "LocalResponseNorm": _called,
         "MaxPool2d": _pool,
         "PaddedShortcut": _shortcut,
         "PositionEmbedding": lambda node: f"{_variable(node.inputs[0])} + self.{_attribute(node.name)}.weight",

@@ -149,7 +149,7 @@ def nested(depth: int) -> dict[str, Any]:
         ([], "expected a table that names a layer"),
         ({}, "expected a table that names a layer"),
         ({"layer": 3}, "expected a table that names a layer"),
-        ({"layer": "os.system"}, "unknown layer 'os.system'; known are AvgPool2d, "),
+        ({"layer": "os.system"}, "unknown layer 'os.system'; known are Auxiliary, AvgPool2d, "),
         ({"layer": "Layer"}, "unknown layer 'Layer'"),
         ({"layer": "TiedLinear", "units": 3, "weights": 3}, "TiedLinear: weights is 3; expected what its constr"),
         ({"layer": "TiedLinear", "units": 3, "weights": "x" * 1001}, "TiedLinear: weights is 'xxx"),

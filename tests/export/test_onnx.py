@@ -19,8 +19,10 @@ from taihu.export.to_onnx import onnx_model, write_onnx
 from worker.engine import (
     GELU,
     MODELS,
+    Auxiliary,
     AvgPool2d,
     BatchNorm,
+    Concat,
     Conv2d,
     Dropout,
     Embedding,
@@ -29,6 +31,7 @@ from worker.engine import (
     Layer,
     LayerNorm,
     Linear,
+    LocalResponseNorm,
     MaxPool2d,
     PaddedShortcut,
     ReLU,
@@ -103,6 +106,16 @@ def block(filters: int, stride: int) -> Layer:
         ((4, 4, 2), [Flatten(), Flatten(), Linear(5), BatchNorm(), ReLU(), Dropout(0.3), Linear(3)]),
         ((6,), [Linear(5), BatchNorm(), Residual(Sequential([Linear(5), ReLU()])), Linear(3)]),
         ((6, 2, 3), [Conv2d(3, 2), GlobalAvgPool()]),
+        (
+            (6, 5, 3),
+            [
+                LocalResponseNorm(3, 0.5),
+                Auxiliary(Sequential([Flatten(), Linear(3)])),
+                Concat([Conv2d(4, 1), Sequential([MaxPool2d(3, 1, 1), Conv2d(2, 1), ReLU()]), LocalResponseNorm()]),
+                Flatten(),
+                Linear(3),
+            ],
+        ),
     ],
 )
 def test_layers_in_all_places(shape: tuple[int, ...], layers: list[Layer]) -> None:

@@ -18,8 +18,10 @@ from taihu.export.to_torch import torch_source, write_torch
 from worker.engine import (
     GELU,
     MODELS,
+    Auxiliary,
     AvgPool2d,
     BatchNorm,
+    Concat,
     Conv2d,
     Dropout,
     Embedding,
@@ -28,6 +30,7 @@ from worker.engine import (
     Layer,
     LayerNorm,
     Linear,
+    LocalResponseNorm,
     MaxPool2d,
     PaddedShortcut,
     ReLU,
@@ -64,7 +67,9 @@ def check(model: LoadedModel, folder: Path) -> None:
         ("resnet20", (16, 16, 3)),
         ("vgg16_cifar", (32, 32, 3)),
         ("alexnet", (67, 67, 3)),
+        ("alexnet_lrn", (67, 67, 3)),
         ("vgg16", (32, 32, 3)),
+        ("googlenet", (96, 79, 3)),
         ("resnet50", (40, 33, 3)),
     ],
 )
@@ -101,6 +106,16 @@ def test_windows_of_every_kind(tmp_path_factory: pytest.TempPathFactory, data: s
         ((4, 4, 2), [Flatten(), Flatten(), Linear(5), BatchNorm(epsilon=1e-3), ReLU(), Linear(3)]),
         ((6,), [Linear(5), Residual(Sequential([Linear(5), ReLU()])), Linear(3)]),
         ((6, 2, 3), [Conv2d(3, 2), GlobalAvgPool()]),
+        (
+            (6, 5, 3),
+            [
+                LocalResponseNorm(3, 0.5),
+                Auxiliary(Sequential([Flatten(), Linear(3)])),
+                Concat([Conv2d(4, 1), Sequential([MaxPool2d(3, 1, 1), Conv2d(2, 1), ReLU()]), LocalResponseNorm()]),
+                Flatten(),
+                Linear(3),
+            ],
+        ),
     ],
 )
 def test_layers_in_all_places(shape: tuple[int, ...], layers: list[Layer], tmp_path: Path) -> None:

@@ -12,14 +12,17 @@ import pytest
 from kernels.optim import SgdRule, sgd_momentum
 from taihu.errors import ModelError
 from worker.engine import (
+    Auxiliary,
     AvgPool2d,
     BatchNorm,
+    Concat,
     Conv2d,
     Dropout,
     Flatten,
     GlobalAvgPool,
     Layer,
     Linear,
+    LocalResponseNorm,
     MaxPool2d,
     MeanSquaredError,
     Model,
@@ -123,6 +126,17 @@ def test_all_other_layers_have_the_engines_results() -> None:
     on_processor = ProcessorModel(bound.model, core_groups=2)
     _assert_same_within_rounding(bound.train(on_processor), engine)
     assert on_processor.layer_times() == layer_times(bound.model, (11, 9, 3), 6, core_groups=2)
+
+
+def test_branches_and_auxiliary_classifiers_have_the_engines_results() -> None:
+    head = Sequential([AvgPool2d(2), Conv2d(4, 1), Flatten(), Linear(10)])
+    branches = [Conv2d(8, 1), Sequential([Conv2d(4, 1), ReLU(), Conv2d(8, 3, padding=1)]), MaxPool2d(3, 1, 1)]
+    layers = [Conv2d(6, 3), LocalResponseNorm(), Auxiliary(head, 0.5), Concat(branches), GlobalAvgPool(), Linear(10)]
+    bound = _Bound(Model(Sequential(layers), (9, 9, 3), 10), (9, 9, 3), 6)
+    engine = bound.train(bound.model)
+    on_processor = ProcessorModel(bound.model, core_groups=2)
+    _assert_same_within_rounding(bound.train(on_processor), engine)
+    assert on_processor.layer_times() == layer_times(bound.model, (9, 9, 3), 6, core_groups=2)
 
 
 def test_the_loss_is_the_models() -> None:

@@ -3,6 +3,7 @@
 from taihu.layout import Layout, TensorSpec
 from worker.engine.attention import CausalAttention
 from worker.engine.batch_norm import BatchNorm
+from worker.engine.branches import Auxiliary, Concat
 from worker.engine.containers import PaddedShortcut, Residual, Sequential
 from worker.engine.convolution import Conv2d
 from worker.engine.definition import build_from_definition
@@ -25,6 +26,7 @@ from worker.engine.loss import (
 )
 from worker.engine.model import Model, StepHooks
 from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from worker.engine.response_norm import LocalResponseNorm
 from worker.engine.transformer import transformer
 from worker.engine.workspace import Workspace
 from worker.engine.zoo import MODELS
@@ -33,11 +35,13 @@ __all__ = [
     "GELU",
     "MODELS",
     "Array",
+    "Auxiliary",
     "AvgPool2d",
     "BatchNorm",
     "BinaryCrossEntropy",
     "CausalAttention",
     "CheckOptions",
+    "Concat",
     "Conv2d",
     "CrossEntropy",
     "Dropout",
@@ -48,6 +52,7 @@ __all__ = [
     "LayerNorm",
     "Layout",
     "Linear",
+    "LocalResponseNorm",
     "Loss",
     "MaxPool2d",
     "MeanSquaredError",

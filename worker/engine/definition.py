@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 from taihu.errors import ModelError
 from worker.engine.attention import CausalAttention
 from worker.engine.batch_norm import BatchNorm
+from worker.engine.branches import Auxiliary, Concat
 from worker.engine.containers import PaddedShortcut, Residual, Sequential
 from worker.engine.convolution import Conv2d
 from worker.engine.dense import Dropout, Flatten, Linear, ReLU
@@ -18,6 +19,7 @@ from worker.engine.gelu import GELU
 from worker.engine.layer import Layer
 from worker.engine.layer_norm import LayerNorm
 from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from worker.engine.response_norm import LocalResponseNorm
 
 __all__ = ["BUILT_IN", "build_from_definition"]
 
@@ -25,9 +27,11 @@ BUILT_IN: Final[Mapping[str, type[Layer]]] = MappingProxyType(
     {
         layer.__name__: layer
         for layer in (
+            Auxiliary,
             AvgPool2d,
             BatchNorm,
             CausalAttention,
+            Concat,
             Conv2d,
             Dropout,
             Embedding,
@@ -36,6 +40,7 @@ BUILT_IN: Final[Mapping[str, type[Layer]]] = MappingProxyType(
             GlobalAvgPool,
             LayerNorm,
             Linear,
+            LocalResponseNorm,
             MaxPool2d,
             PaddedShortcut,
             PositionEmbedding,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from worker.engine.batch_norm import BatchNorm
+from worker.engine.branches import Auxiliary, Concat
 from worker.engine.containers import Residual, Sequential
 from worker.engine.convolution import Conv2d
 from worker.engine.dense import Dropout, Flatten, Linear, ReLU
 from worker.engine.layer import Layer, Shape
-from worker.engine.pooling import GlobalAvgPool, MaxPool2d
+from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from worker.engine.response_norm import LocalResponseNorm
 
-__all__ = ["fully_connected", "resnet50", "vgg16"]
+__all__ = ["alexnet_lrn", "fully_connected", "googlenet", "resnet50", "vgg16"]
 
 
 def resnet50(input_shape: Shape, outputs: int) -> Layer:
@@ -57,6 +61,100 @@ def vgg16(input_shape: Shape, outputs: int) -> Layer:
             layers += [Conv2d(filters, 3, padding=1), ReLU()]
         layers.append(MaxPool2d(2))
     return Sequential([*layers, Flatten(), *fully_connected(outputs)])
+
+
+def alexnet_lrn(input_shape: Shape, outputs: int) -> Layer:
+    """AlexNet with local response normalisation behind its first two rectifiers (Krizhevsky et al. 2012; Caffe's).
+
+    60,965,224 parameters for 227 x 227 x 3 (or 224 x 224 x 3) images and 1000 classes.
+    """
+    return Sequential(
+        [
+            Conv2d(96, 11, stride=4),
+            ReLU(),
+            LocalResponseNorm(),
+            MaxPool2d(3, 2, ceil_mode=True),
+            Conv2d(256, 5, padding=2, groups=2),
+            ReLU(),
+            LocalResponseNorm(),
+            MaxPool2d(3, 2, ceil_mode=True),
+            Conv2d(384, 3, padding=1),
+            ReLU(),
+            Conv2d(384, 3, padding=1, groups=2),
+            ReLU(),
+            Conv2d(256, 3, padding=1, groups=2),
+            ReLU(),
+            MaxPool2d(3, 2, ceil_mode=True),
+            Flatten(),
+            *fully_connected(outputs),
+        ]
+    )
+
+
+# Szegedy et al. 2015, table 1: the filters of 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5 and pool projection.
+_Filters = tuple[int, int, int, int, int, int]
+_STAGE_3: Final[tuple[_Filters, ...]] = ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64))
+_STAGE_4: Final[tuple[_Filters, ...]] = (
+    (192, 96, 208, 16, 48, 64),
+    (160, 112, 224, 24, 64, 64),
+    (128, 128, 256, 24, 64, 64),
+    (112, 144, 288, 32, 64, 64),
+    (256, 160, 320, 32, 128, 128),
+)
+_STAGE_5: Final[tuple[_Filters, ...]] = ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128))
+
+
+def googlenet(input_shape: Shape, outputs: int) -> Layer:
+    """GoogLeNet (Szegedy et al. 2015) as Caffe has it, with two auxiliary classifiers in training.
+
+    13,378,280 parameters for 224 x 224 x 3 images and 1000 classes, 6,998,552 without the auxiliary classifiers.
+    """
+    first, *middle, last = (_inception(*filters) for filters in _STAGE_4)
+    return Sequential(
+        [
+            *_rectified(64, 7, 2),
+            MaxPool2d(3, 2, ceil_mode=True),
+            LocalResponseNorm(),
+            *_rectified(64, 1),
+            *_rectified(192, 3),
+            LocalResponseNorm(),
+            MaxPool2d(3, 2, ceil_mode=True),
+            *(_inception(*filters) for filters in _STAGE_3),
+            MaxPool2d(3, 2, ceil_mode=True),
+            first,
+            _classifier(outputs),
+            *middle,
+            _classifier(outputs),
+            last,
+            MaxPool2d(3, 2, ceil_mode=True),
+            *(_inception(*filters) for filters in _STAGE_5),
+            GlobalAvgPool(),
+            Dropout(0.4),
+            Linear(outputs, gain=1.0),
+        ]
+    )
+
+
+def _rectified(filters: int, kernel: int, stride: int = 1) -> list[Layer]:
+    return [Conv2d(filters, kernel, stride, padding=kernel // 2), ReLU()]
+
+
+def _inception(  # noqa: PLR0917 - as a row of the paper's table
+    one: int, reduce3: int, three: int, reduce5: int, five: int, projection: int
+) -> Layer:
+    return Concat(
+        [
+            Sequential(_rectified(one, 1)),
+            Sequential([*_rectified(reduce3, 1), *_rectified(three, 3)]),
+            Sequential([*_rectified(reduce5, 1), *_rectified(five, 5)]),
+            Sequential([MaxPool2d(3, 1, 1), *_rectified(projection, 1)]),
+        ]
+    )
+
+
+def _classifier(outputs: int) -> Layer:
+    head = [AvgPool2d(5, 3), *_rectified(128, 1), Flatten(), Linear(1024), ReLU(), Dropout(0.7)]
+    return Auxiliary(Sequential([*head, Linear(outputs, gain=1.0)]))
 
 
 def fully_connected(outputs: int) -> list[Layer]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from taihu.errors import ModelError
 from taihu.layout import LayerSpec, Layout
+from worker.engine.branches import Auxiliary
 from worker.engine.containers import Sequential
 from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, ignore_layer
 from worker.engine.loss import CrossEntropy, Loss, TokenCrossEntropy
@@ -76,6 +77,13 @@ class Model:
                 f"model: expected an output of ({outputs},) for {outputs} classes or values, seen {output}; "
                 f"end it with Linear({outputs})"
             )
+        self._auxiliaries = [layer for layer in self._root.tree() if isinstance(layer, Auxiliary)]
+        for each in self._auxiliaries:
+            if each.outputs != output:
+                raise ModelError(
+                    f"{each.name}: expected a head with the model's outputs, {output}, seen {each.outputs}; end it "
+                    f"with Linear({outputs})"
+                )
         leaves = list(self._root.leaves())
         if len({id(leaf) for leaf in leaves}) != len(leaves):
             raise ModelError("model: a layer object occurs twice; make one object for each place")
@@ -252,12 +260,36 @@ class Model:
             DataError: the targets do not fit the loss, see `Loss`.
         """
         outputs = self.forward(inputs, context, hooks.before_layer)
-        loss, doutputs = self._loss(outputs, targets)
+        loss, gradients = self.differentiated_loss(outputs, targets)
         hooks.forwarded(loss)
         if (scale := hooks.loss_scale()) != 1.0:
-            doutputs *= doutputs.dtype.type(scale)
-        self.backward(doutputs, hooks.gradient_ready, hooks.before_backward, hooks.before_recompute)
+            for gradient in gradients:
+                np.multiply(gradient, gradient.dtype.type(scale), out=gradient)
+        self.backward(gradients[0], hooks.gradient_ready, hooks.before_backward, hooks.before_recompute)
         return loss
+
+    def differentiated_loss(self, outputs: Array, targets: Array) -> tuple[float, list[Array]]:
+        """The loss of the latest training forward, with those of auxiliary classifiers, and its gradients.
+
+        Returns:
+            The loss; and the gradient of the outputs, which `backward` takes, and those of auxiliary classifiers,
+            which they keep: all may be scaled.
+
+        Raises:
+            DataError: the targets do not fit the loss.
+        """
+        loss, doutputs = self._loss(outputs, targets)
+        gradients = [doutputs]
+        for layer in self._auxiliaries:
+            part, gradient = layer.learn(self._loss, targets)
+            loss += part
+            gradients.append(gradient)
+        return loss, gradients
+
+    @property
+    def has_auxiliaries(self) -> bool:
+        """Whether parts of it learn from auxiliary classifiers."""
+        return bool(self._auxiliaries)
 
     def forward_until(self, stop: int, inputs: Array, context: StepContext, hooks: StepHooks) -> tuple[Array, Run]:
         """The input of `chain[stop]`, and what the layers from there on may know of the step.

@@ -9,7 +9,7 @@ from worker.engine.batch_norm import BatchNorm
 from worker.engine.containers import PaddedShortcut, Residual, Sequential
 from worker.engine.convolution import Conv2d
 from worker.engine.dense import Flatten, Linear, ReLU
-from worker.engine.imagenet import fully_connected, resnet50, vgg16
+from worker.engine.imagenet import alexnet_lrn, fully_connected, googlenet, resnet50, vgg16
 from worker.engine.layer import Layer, Shape
 from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 from worker.engine.transformer import transformer
@@ -127,7 +127,9 @@ MODELS: Mapping[str, Callable[[Shape, int], Layer]] = MappingProxyType(
         "resnet20": resnet20,
         "vgg16_cifar": vgg16_cifar,
         "alexnet": alexnet,
+        "alexnet_lrn": alexnet_lrn,
         "vgg16": vgg16,
+        "googlenet": googlenet,
         "resnet50": resnet50,
         "mlp": mlp,
         "small_gpt": small_gpt,

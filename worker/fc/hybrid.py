@@ -32,7 +32,12 @@ Write = Callable[[Model, Callable[[int], None]], None]
 
 
 def fully_connected_layers(model: Model) -> tuple[Linear, ...]:
-    """The layers at the end of `model` that can be sharded, in forward order; may be none."""
+    """The layers at the end of `model` that can be sharded, in forward order; may be none.
+
+    Where there are auxiliary classifiers, these need the whole loss.
+    """
+    if model.has_auxiliaries:
+        return ()
     return tuple(layer for layer in model.chain[_tail_start(model) :] if isinstance(layer, Linear))
 
 

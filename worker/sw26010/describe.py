@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from kernels.nn.window import Window
 from taihu.errors import ModelError
 from worker.engine.batch_norm import BatchNorm
+from worker.engine.branches import Auxiliary, Concat
 from worker.engine.containers import PaddedShortcut, Residual, Sequential
 from worker.engine.convolution import Conv2d
 from worker.engine.dense import Dropout, Flatten, Linear, ReLU
 from worker.engine.layer import Layer, Shape
 from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from worker.engine.response_norm import LocalResponseNorm
 
 __all__ = [
+    "Branches",
     "Chain",
+    "Classifier",
     "Convolution",
     "Description",
     "Drop",
@@ -23,6 +27,7 @@ __all__ = [
     "Pooling",
     "Rectifier",
     "Reshape",
+    "ResponseNorm",
     "Shortcut",
     "Sum",
     "describe",
@@ -97,10 +102,43 @@ class Sum:
     """A sum of a body and a shortcut around it."""
 
 
-Description = Convolution | FullyConnected | Norm | Pooling | Rectifier | Reshape | Drop | Shortcut | Chain | Sum
+@dataclass(frozen=True)
+class Branches:
+    """Branches side by side, whose outputs are copied next to each other: so many channels of each."""
+
+    channels: tuple[int, ...]
 
 
-def describe(layer: Layer) -> Description:  # noqa: PLR0911 - one line for each kind
+@dataclass(frozen=True)
+class Classifier:
+    """An auxiliary classifier beside the chain."""
+
+
+@dataclass(frozen=True)
+class ResponseNorm:
+    """Local response normalisation over windows of so many channels."""
+
+    size: int
+
+
+Description = (
+    Convolution
+    | FullyConnected
+    | Norm
+    | ResponseNorm
+    | Pooling
+    | Rectifier
+    | Reshape
+    | Drop
+    | Shortcut
+    | Chain
+    | Sum
+    | Branches
+    | Classifier
+)
+
+
+def describe(layer: Layer) -> Description:  # noqa: PLR0911, PLR0912 - one line for each kind
     """The description of `layer`, which has been built.
 
     Raises:
@@ -130,6 +168,12 @@ def describe(layer: Layer) -> Description:  # noqa: PLR0911 - one line for each 
             return Chain()
         case Residual():
             return Sum()
+        case Concat():
+            return Branches(layer.channels)
+        case Auxiliary():
+            return Classifier()
+        case LocalResponseNorm():
+            return ResponseNorm(layer.response.size)
     raise ModelError(
         f"{layer.name or type(layer).__name__}: the SW26010 model has no such layer; train it with --compute cpu"
     )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import numpy as np
+from typing_extensions import override
 
 from kernels.nn.window import Window
 from kernels.sw26010 import passes
 from kernels.sw26010.ledger import Ledger
 from kernels.sw26010.pieces import pool, pool_gradient
-from kernels.sw26010.streams import plan_stream
+from kernels.sw26010.streams import Pass, plan_stream
+from worker.engine.branches import Auxiliary
 from worker.engine.layer import Array, Layer, ParameterLayer, Run
 from worker.sw26010.describe import (
+    Branches,
     Chain,
+    Classifier,
     Convolution,
     Drop,
     FullyConnected,
@@ -19,6 +25,7 @@ from worker.sw26010.describe import (
     Pooling,
     Rectifier,
     Reshape,
+    ResponseNorm,
     Shortcut,
     Sum,
     describe,
@@ -157,7 +164,83 @@ class _Sum(_Chain):
         return dx
 
 
-def on_processor(layer: Layer, core_groups: int) -> ProcessorLayer:  # noqa: PLR0911 - one line for each kind
+class _Branches(_Chain):
+    """Branches, each followed by a copy of its output to its channels."""
+
+    def __init__(self, layer: Layer, core_groups: int, description: Branches) -> None:
+        super().__init__(layer, core_groups)
+        ends = list(accumulate(description.channels, initial=0))
+        self._parts = [slice(begin, end) for begin, end in pairwise(ends)]
+
+    @override
+    def forward(self, x: Array, run: Run) -> Array:
+        made = [child.forward(x, run) for child in self._children]
+        y = np.empty((*made[0].shape[:-1], self._parts[-1].stop), x.dtype)
+        self.forward_ledger = Ledger(core_groups=self.core_groups)
+        for part, own in zip(self._parts, made, strict=True):
+            self.forward_ledger = self.forward_ledger.then(copy_rows(own, y[..., part], self.core_groups))
+        return y
+
+    @override
+    def backward(self, dy: Array, run: Run) -> Array:
+        spent = Ledger(core_groups=self.core_groups)
+        dx: Array | None = None
+        for child, part in reversed(list(zip(self._children, self._parts, strict=True))):
+            own = np.empty((*dy.shape[:-1], part.stop - part.start), dy.dtype)
+            spent = spent.then(copy_rows(dy[..., part], own, self.core_groups))
+            gradient = child.backward(own, run)
+            if dx is not None:
+                total = np.empty_like(gradient)
+                spent = spent.then(passes.ring_add(dx, gradient, total, core_groups=self.core_groups))
+                gradient = total
+            dx = gradient
+        assert dx is not None  # noqa: S101
+        self.backward_ledger = spent
+        return dx
+
+
+class _AuxiliaryClassifier(_Chain):
+    """An auxiliary classifier: the engine's layer keeps its loss, which takes no time."""
+
+    def __init__(self, layer: Auxiliary, core_groups: int) -> None:
+        super().__init__(layer, core_groups)
+        self._own = layer
+
+    @override
+    def forward(self, x: Array, run: Run) -> Array:
+        self._own.keep(self._children[0].forward(x, run))
+        return x
+
+    @override
+    def backward(self, dy: Array, run: Run) -> Array:
+        head = self._children[0].backward(self._own.gradient, run)
+        dx = np.empty_like(dy)
+        self.backward_ledger = passes.ring_add(dy, head, dx, core_groups=self.core_groups)
+        return dx
+
+
+class _ResponseNorm(ProcessorLayer):
+    """Local response normalisation: the engine computes it, its time is that of its passes."""
+
+    def __init__(self, layer: Layer, core_groups: int, description: ResponseNorm) -> None:
+        super().__init__(layer, core_groups)
+        self._passes = passes.response_norm(description.size)
+
+    @override
+    def forward(self, x: Array, run: Run) -> Array:
+        self.forward_ledger = self._ledger(self._passes[0], x.size)
+        return np.array(self.layer.forward(x, run))
+
+    @override
+    def backward(self, dy: Array, run: Run) -> Array:
+        self.backward_ledger = self._ledger(self._passes[1], dy.size)
+        return np.array(self.layer.backward(dy, run))
+
+    def _ledger(self, task: Pass, elements: int) -> Ledger:
+        return plan_stream(task, elements, core_groups=self.core_groups).cost()
+
+
+def on_processor(layer: Layer, core_groups: int) -> ProcessorLayer:  # noqa: PLR0911, PLR0912 - one line for each kind
     """The counterpart of a built layer.
 
     Raises:
@@ -179,6 +262,13 @@ def on_processor(layer: Layer, core_groups: int) -> ProcessorLayer:  # noqa: PLR
             return _Chain(layer, core_groups)
         case Sum():
             return _Sum(layer, core_groups)
+        case Branches():
+            return _Branches(layer, core_groups, description)
+        case ResponseNorm():
+            return _ResponseNorm(layer, core_groups, description)
+        case Classifier():
+            assert isinstance(layer, Auxiliary)  # noqa: S101
+            return _AuxiliaryClassifier(layer, core_groups)
     assert isinstance(layer, ParameterLayer)  # noqa: S101
     match description:
         case Convolution():

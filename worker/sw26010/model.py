@@ -37,7 +37,7 @@ class ProcessorModel:
     def __init__(self, model: Model, core_groups: int = CORE_GROUPS) -> None:
         self._layers = tuple(on_processor(layer, core_groups) for layer in model.chain)
         self._core_groups = core_groups
-        self._loss = model.loss
+        self._loss = model.differentiated_loss
         # Backward ends with the first layer that has parameters.
         self._first = next(i for i, layer in enumerate(model.chain) if not layer.needs_input_gradient)
 
@@ -59,10 +59,12 @@ class ProcessorModel:
         x = np.ascontiguousarray(inputs, np.float32)
         for layer in self._layers:
             x = layer.forward(x, run)
-        loss, dy = self._loss(x, targets)
+        loss, gradients = self._loss(x, targets)
         hooks.forwarded(loss)
         if (scale := hooks.loss_scale()) != 1.0:
-            dy *= dy.dtype.type(scale)
+            for gradient in gradients:
+                np.multiply(gradient, gradient.dtype.type(scale), out=gradient)
+        dy = gradients[0]
         for layer in reversed(self._layers[self._first :]):
             dy = layer.backward(dy, run)
         return loss
@@ -77,7 +79,7 @@ class ProcessorModel:
             LayerTime(each.layer.name, each.layer.kind, LayerCost(each.forward_ledger, each.backward_ledger))
             for layer in self._layers
             for each in _inside_out(layer)
-            if each.forward_ledger.cycles
+            if each.forward_ledger.cycles or each.backward_ledger.cycles
         )
 
 

@@ -24,7 +24,9 @@ from worker.engine.containers import Sequential
 from worker.engine.layer import Layer, ParameterLayer, Shape
 from worker.engine.model import Model
 from worker.sw26010.describe import (
+    Branches,
     Chain,
+    Classifier,
     Convolution,
     Drop,
     FullyConnected,
@@ -32,6 +34,7 @@ from worker.sw26010.describe import (
     Pooling,
     Rectifier,
     Reshape,
+    ResponseNorm,
     Shortcut,
     Sum,
     describe,
@@ -176,10 +179,29 @@ class _Walk:
             outputs = [self.layer(child, shape, differentiated=differentiated) for child in layer.children]
             self._note(layer, LayerCost(self._addition(outputs[0]), self._addition(shape)), differentiated)
             return outputs[0]
+        if isinstance(description, Branches):
+            return self._branches(layer, description, shape, differentiated=differentiated)
+        if isinstance(description, Classifier):
+            self.layer(layer.children[0], shape, differentiated=differentiated)
+            self._note(layer, LayerCost(Ledger(), self._addition(shape)), differentiated)
+            return shape
         own = layer_cost(layer, shape, self._batch, self._core_groups)
         if own is not None:
             self._note(layer, own, differentiated)
         return output_shape(description, shape)
+
+    def _branches(self, layer: Layer, branches: Branches, shape: Shape, *, differentiated: bool) -> Shape:
+        made = [self.layer(child, shape, differentiated=differentiated) for child in layer.children]
+        pixels = self._batch * math.prod(made[0][:-1])
+        copies = [copy_cost(pixels, channels, core_groups=self._core_groups) for channels in branches.channels]
+        total = LayerCost(Ledger(core_groups=self._core_groups), Ledger(core_groups=self._core_groups))
+        for i, copy in enumerate(copies):
+            backward = total.backward.then(copy.backward)
+            if i:
+                backward = backward.then(self._addition(shape))
+            total = LayerCost(total.forward.then(copy.forward), backward)
+        self._note(layer, total, differentiated)
+        return (*made[0][:-1], sum(branches.channels))
 
     def _addition(self, shape: Shape) -> Ledger:
         elements = self._batch * math.prod(shape)
@@ -214,6 +236,8 @@ def layer_cost(layer: Layer, shape: Shape, batch: int, core_groups: int) -> Laye
             images = (batch, *_image(shape))
             window = window or whole_image(shape)
             return pooling_cost(images, positions, window, maximum=maximum, core_groups=core_groups)
+        case ResponseNorm(size):
+            return elementwise_cost(*passes.response_norm(size), elements, core_groups=core_groups)
         case Rectifier():
             return elementwise_cost(passes.RELU, passes.RELU_GRADIENT, elements, core_groups=core_groups)
         case Drop():
