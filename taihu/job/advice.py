@@ -79,7 +79,7 @@ RULES: Final = (
     Rule("exchange.live_bytes", lambda job: job.zero < 3, "is for exchange.zero 3"),
     Rule("exchange.bucket_bytes", lambda job: job.zero < 2, "is for exchange.zero 2 and 3"),
     Rule(
-        "exchange.fc_scheme exchange.fc_update",
+        "exchange.fc_scheme exchange.fc_update exchange.fc_inputs",
         lambda job: job.exchange.fc == "data",
         "is for layers that are spread: exchange.fc auto or shard",
     ),

@@ -47,7 +47,9 @@ class ExchangeSettings(Section):
     faster from what the links are measured to do before the first step (`auto`). The examples of all workers go
     through them in one pass (`fc_scheme` gather), one worker's after the other's (turns), or a slice of everybody's
     at a time (slices). With `fc_update` pass these layers are updated after every pass, by its examples alone: that
-    is no longer SGD with the whole batch.
+    is no longer SGD with the whole batch. Until the gradients of weights are computed, `fc_inputs` of these layers
+    stay: those of all examples (`all`), or this worker's part of them (`own`), or that in a temporary file
+    (`spilled`); what does not stay is gathered a second time.
 
     `zero` is the stage of ZeRO. In stage 0 every worker keeps everything. From stage 1 on the optimizer state is
     divided among the servers, or in a ring among the workers. From stage 2 on workers give the memory of gradients
@@ -72,6 +74,9 @@ class ExchangeSettings(Section):
         default="gather", description="spread layers: whose examples go through them in one pass"
     )
     fc_update: Literal["step", "pass"] = Field(default="step", description="spread layers: when they are updated")
+    fc_inputs: Literal["all", "own", "spilled"] = Field(
+        default="all", description="spread layers: inputs that stay until the gradients of weights"
+    )
     calibration_steps: Annotated[int, Field(ge=4, le=10_000)] = Field(
         default=8, description="steps that are measured before a plan is computed"
     )

@@ -37,6 +37,7 @@ VALUES: dict[str, Any] = {
     "exchange.bucket_bytes": 1 << 20,
     "exchange.fc_scheme": "slices",
     "exchange.fc_update": "pass",
+    "exchange.fc_inputs": "own",
     "exchange.replan_every": 50,
     "exchange.window_frames": 3,
     "exchange.frame_bytes": 8192,

@@ -32,6 +32,7 @@ from worker.engine import (
 )
 from worker.engine.loss import BinaryCrossEntropy, CrossEntropy, Loss, MeanSquaredError
 from worker.fc.hybrid import HybridModel, fully_connected_layers
+from worker.fc.own_inputs import InputsKept
 from worker.fc.passes import Scheme, plan_passes
 
 CLASSES = 5
@@ -61,6 +62,7 @@ class Case:
     copied: bool = False
     recompute: int | None = None
     gradient_bytes: int = 16 << 20
+    inputs: InputsKept = "all"
     images: NDArray[Any] = field(init=False)
     targets: NDArray[Any] = field(init=False)
 
@@ -101,7 +103,8 @@ def cases(draw: st.DrawFn) -> Case:
     loss = draw(st.sampled_from(losses))
     copied, recompute = draw(st.booleans()), draw(st.sampled_from([None, 1, 2]))
     gradient_bytes = draw(st.sampled_from([1, 200, 16 << 20]))
-    return Case(ranks, batch, units, scheme, tuple(sharded), bias, loss, copied, recompute, gradient_bytes)
+    inputs: InputsKept = draw(st.sampled_from(["all", "own", "spilled"]))
+    return Case(ranks, batch, units, scheme, tuple(sharded), bias, loss, copied, recompute, gradient_bytes, inputs)
 
 
 def context(first_sample: int) -> StepContext:
@@ -143,7 +146,7 @@ def one_rank(case: Case, mover: MemoryMover) -> tuple[float, HybridModel, dict[s
     hybrid.initialize(1)
     hybrid.initialize_shards(1)
     recorder = Recorder()
-    hybrid.attach(mover, recorder, scheme=case.scheme)
+    hybrid.attach(mover, recorder, scheme=case.scheme, inputs=case.inputs)
     mine = slice(mover.rank * case.batch, (mover.rank + 1) * case.batch)
     ready: list[int] = []
     read: list[int] = []
@@ -200,6 +203,23 @@ def test_a_layer_moves_the_lean_volumes(scheme: Scheme) -> None:
     # docs/methods.md section 3: 2 (P - 1) M K + 2 M N (P - 1) / P values received per rank, on average.
     lean = 2 * 2 * rows * inputs + 2 * rows * columns * 2 / 3
     assert sum(exchange.received_bytes) / 3 == 8 * lean
+
+
+@pytest.mark.parametrize("inputs", ["own", "spilled"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_inputs_that_do_not_stay_are_gathered_twice(scheme: Scheme, inputs: InputsKept) -> None:
+    """Partitioned activations: one more allgather a layer, and the same bits."""
+
+    def gradients(kept: InputsKept) -> tuple[list[NDArray[Any]], int]:
+        case = Case(3, 6, (9,), scheme, ("fc1", "fc2"), inputs=kept)
+        exchange = MemoryNetwork(3)
+        results = exchange.run(lambda mover: one_rank(case, mover))
+        return [recorder.whole for *_, recorder in results], sum(exchange.received_bytes)
+
+    (expected, volume), (seen, more) = gradients("all"), gradients(inputs)
+    assert all((own == values).all() for own, values in zip(seen, expected, strict=True))
+    # All ranks' examples, of which each rank has a third: rows of the first layer's inputs, columns of the second's.
+    assert more - volume == 8 * 2 * 18 * (24 + 9)
 
 
 def test_layers_in_a_row_stay_sharded() -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-import tempfile
-import weakref
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from taihu.errors import RunError
 from worker.engine.layer import Array, Shape
+from worker.engine.temporary_file import TemporaryFile
 from worker.engine.workspace import Workspace
 
 __all__ = ["KeptInputs", "SpilledInputs"]
@@ -64,7 +60,7 @@ class SpilledInputs(KeptInputs):
 
     def __init__(self) -> None:
         super().__init__()
-        self._file = _TemporaryFile()
+        self._file = TemporaryFile("train.recompute = 'memory'")
         self._latest: Array | None = None
         self._spilled: list[_Spilled] = []
 
@@ -110,52 +106,3 @@ class _Spilled:
     @property
     def end(self) -> int:
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
-
-
-class _TemporaryFile:
-    """A file without a name in the folder for temporary files, closed with the object."""
-
-    def __init__(self) -> None:
-        try:
-            descriptor, name = tempfile.mkstemp(prefix="taihu-")
-        except OSError as error:
-            raise _cannot("make", error) from error
-        weakref.finalize(self, os.close, descriptor)
-        self._descriptor = descriptor
-        Path(name).unlink()
-
-    def write(self, offset: int, values: Array) -> None:
-        """Write a C-contiguous array, behind or over what is there."""
-        rest = values.data.cast("B")
-        while rest:
-            try:
-                written = os.pwrite(self._descriptor, rest, offset)
-            except OSError as error:
-                raise _cannot("write", error) from error
-            rest, offset = rest[written:], offset + written
-
-    def read(self, offset: int, values: Array) -> None:
-        """Fill a C-contiguous array."""
-        rest = values.data.cast("B")
-        while rest:
-            try:
-                count = os.preadv(self._descriptor, [rest], offset)
-            except OSError as error:
-                raise _cannot("read", error) from error
-            if not count:
-                raise RunError("the temporary file of activations is shorter than what was written; is the disk ok?")
-            rest, offset = rest[count:], offset + count
-
-
-def _cannot(what: str, error: OSError) -> RunError:
-    return RunError(
-        f"cannot {what} the temporary file of activations in {_folder()}: {error.strerror}; set TMPDIR to a folder "
-        "with more room, or train.recompute = 'memory'"
-    )
-
-
-def _folder() -> str:
-    try:
-        return tempfile.gettempdir()
-    except OSError:
-        return "any of the usual folders"

@@ -21,6 +21,7 @@ from worker.engine import Model, StepContext
 from worker.engine.dense import Dropout, Linear, ReLU
 from worker.engine.layer import Array, Layer, ParameterLayer, Run
 from worker.engine.model import StepHooks
+from worker.fc.own_inputs import InputsKept
 from worker.fc.passes import Scheme
 from worker.fc.stage import FcWeights, Stage
 from worker.fc.tail import Mover, Tail
@@ -200,6 +201,7 @@ class HybridModel:
         *,
         scheme: Scheme = "gather",
         update_each_pass: bool = False,
+        inputs: InputsKept = "all",
         check_finite: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
@@ -217,6 +219,7 @@ class HybridModel:
             self._model.loss,
             scheme=scheme,
             update_each_pass=update_each_pass,
+            inputs=inputs,
             on_gradient=self._update,
             tracer=tracer,
         )

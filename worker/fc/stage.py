@@ -112,26 +112,47 @@ class Stage:
 
 
 class StageMemory:
-    """Memory of a stage for all passes of a step: inputs `x`, output gradients `dy`, and what is sent and received.
+    """Memory of a stage for all passes of a step: inputs, output gradients `dy`, and what is sent and received.
 
-    A sharded layer sees the rows of all ranks, any other the own ones.
+    A sharded layer sees the rows of all ranks, any other the own ones. With `shared`, flat, its inputs lie there,
+    where other stages' lie too: those of a pass until another stage's of the same pass are written.
     """
 
     def __init__(
-        self, stage: Stage, passes: Sequence[Pass], rank: int, batch: int, dtype: np.dtype[np.floating]
+        self,
+        stage: Stage,
+        passes: Sequence[Pass],
+        rank: int,
+        batch: int,
+        dtype: np.dtype[np.floating],
+        *,
+        shared: Array | None = None,
     ) -> None:
         sharded = stage.columns is not None
         self._sharded = sharded
         self._rank = rank
         ranks = len(passes[0].starts)
-        rows = passes[-1].first_row + passes[-1].rows[-1] if sharded else batch
-        self.x = np.zeros((rows, stage.inputs), dtype=dtype)
+        rows = all_rows(passes) if sharded else batch
+        self.is_shared = shared is not None
+        self._pitch = stage.inputs if shared is None else len(shared) // rows
+        self._x = np.zeros(rows * stage.inputs, dtype=dtype) if shared is None else shared
+        self._shape = rows, stage.inputs
         self.dy = np.zeros((rows, stage.width), dtype=dtype)
         self.y = np.empty((rows, stage.width), dtype=dtype)
         self.dx = np.empty((rows, stage.inputs), dtype=dtype)
         self._ranks = ranks
         self._received: dict[tuple[int, ...], Array] = {}
         self._dtype = dtype
+
+    def x(self, one: Pass | None) -> Array:
+        """The inputs of a pass, (rows, K), or of all passes."""
+        rows, inputs = self._shape
+        if one is None:
+            return self._x[: rows * inputs].reshape(rows, inputs)
+        place = self.rows(one)
+        first, count = place.start, place.stop - place.start
+        start = first * self._pitch
+        return self._x[start : start + count * inputs].reshape(count, inputs)
 
     def rows(self, one: Pass) -> slice:
         """The place of a pass's rows."""
@@ -147,8 +168,16 @@ class StageMemory:
         return self._received[key, *shape]
 
 
+def all_rows(passes: Sequence[Pass]) -> int:
+    """The examples of all ranks in all passes."""
+    return passes[-1].first_row + passes[-1].rows[-1]
+
+
 class TailMemory:
-    """Memory of `stages` for all of `passes`, in which this rank has `batch` examples; `logits` are theirs."""
+    """Memory of `stages` for all of `passes`, in which this rank has `batch` examples; `logits` are theirs.
+
+    With `shares`, the inputs of sharded stages take the same memory one after another.
+    """
 
     def __init__(
         self,
@@ -157,9 +186,16 @@ class TailMemory:
         rank: int,
         batch: int,
         dtype: np.dtype[np.floating],
+        *,
+        shares: bool = False,
     ) -> None:
         self.batch = batch
-        self.stages = [StageMemory(stage, passes, rank, batch, dtype) for stage in stages]
+        widest = max((stage.inputs for stage in stages if stage.columns is not None), default=0)
+        shared = np.zeros(all_rows(passes) * widest, dtype=dtype) if shares else None
+        self.stages = [
+            StageMemory(stage, passes, rank, batch, dtype, shared=shared if stage.columns is not None else None)
+            for stage in stages
+        ]
         last = stages[-1]
         classes = last.width if last.columns is None else last.columns[-1]
         self.logits = np.empty((batch, classes), dtype=dtype)

@@ -27,8 +27,9 @@ from allreduce.parts.shards import (
 from taihu.errors import DataError
 from taihu.trace import Tracer
 from worker.engine.layer import Array, Run
+from worker.fc.own_inputs import InputsKept, OwnInputs
 from worker.fc.passes import Pass, Scheme, plan_passes
-from worker.fc.stage import Stage, TailMemory
+from worker.fc.stage import Stage, StageMemory, TailMemory
 
 __all__ = ["Mover", "Tail", "TailResult"]
 
@@ -64,6 +65,9 @@ class Tail:
     `on_gradient(name, start, gradient, passes)` is called for each part of the gradient of a sharded stage, see
     `Stage.weight_gradients`: with `update_each_pass` for those of one of so many passes, each time, otherwise for
     those of all of them, once. All passes together are the sum over ranks of the gradients of their mean losses.
+
+    `inputs` says what stays of the inputs of sharded stages until then: those of all examples, or the own part, which
+    may lie in a file (`spilled`); all are gathered again then.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Tail:
         *,
         scheme: Scheme = "gather",
         update_each_pass: bool = False,
+        inputs: InputsKept = "all",
         on_gradient: TakeGradient = lambda name, start, gradient, passes: None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -82,6 +87,7 @@ class Tail:
         self._rank = mover.rank
         self._scheme: Scheme = scheme
         self._update_each_pass = update_each_pass
+        self._own_inputs = None if inputs == "all" else OwnInputs(spilled=inputs == "spilled")
         self._on_gradient = on_gradient
         self._loss = loss
         self._tracer = tracer or Tracer.off()
@@ -148,7 +154,14 @@ class Tail:
         memory = self._memory
         if memory is None or batch != memory.batch or memory.logits.dtype != features.dtype:
             self._passes = plan_passes(self._scheme, self._mover.size, batch)
-            memory = self._memory = TailMemory(self._stages, self._passes, self._rank, batch, features.dtype)
+            memory = self._memory = TailMemory(
+                self._stages,
+                self._passes,
+                self._rank,
+                batch,
+                features.dtype,
+                shares=self._own_inputs is not None,
+            )
             self._feature_gradient = np.empty_like(features)
         return memory
 
@@ -159,10 +172,11 @@ class Tail:
         """Bring everybody's features of a pass to the first layer, if it is sharded."""
         first = memory.stages[0]
         if self._stages[0].columns is None:
-            first.x[self._own(one)] = features[self._own(one)]
+            first.x(one)[...] = features[self._own(one)]
             return _nothing
-        whole = first.x[first.rows(one)]
-        whole[one.rows[self._rank] : one.rows[self._rank + 1]] = features[self._own(one)]
+        whole, own = first.x(one), features[self._own(one)]
+        whole[one.rows[self._rank] : one.rows[self._rank + 1]] = own
+        self._keep(0, one, own, first)
         return self._mover.start("gather", gather_rows(self._rank, one.rows, whole), urgent=False)
 
     def _forward(self, features: Array, one: Pass, run: Run, memory: TailMemory) -> Array:
@@ -171,9 +185,9 @@ class Tail:
         for position, (stage, own) in enumerate(zip(self._stages, memory.stages, strict=True)):
             rows = own.rows(one)
             if position:
-                self._bring(y, position, one, own.x[rows])
+                self._bring(y, position, one, own)
             stage_run = stage.run_of(run, one, self._rank, memory.batch)
-            y = stage.forward(own.x[rows], own.y[rows], stage_run)
+            y = stage.forward(own.x(one), own.y[rows], stage_run)
         last = self._stages[-1]
         if last.columns is None:
             return y
@@ -181,10 +195,11 @@ class Tail:
         self._move("regather", columns_to_rows(self._rank, one.rows, last.columns, np.ascontiguousarray(y), logits))
         return logits
 
-    def _bring(self, y: Array, position: int, one: Pass, x: Array) -> None:
-        """Bring the output of the stage before to `x`, the input of stage `position`."""
+    def _bring(self, y: Array, position: int, one: Pass, memory: StageMemory) -> None:
+        """Bring the output of the stage before to the input of stage `position`, whose memory it is."""
         before, stage = self._stages[position - 1], self._stages[position]
-        own = np.ascontiguousarray(y)
+        own, x = np.ascontiguousarray(y), memory.x(one)
+        self._keep(position, one, own, memory)
         if before.columns is None and stage.columns is None:
             x[...] = y
         elif before.columns is None:
@@ -261,12 +276,37 @@ class Tail:
 
     def _weight_gradients(self, one: Pass | None, memory: TailMemory) -> None:
         """Write weight gradients of one pass, or of all; layers that are not sharded get theirs after all passes."""
-        for stage, own in zip(reversed(self._stages), reversed(memory.stages), strict=True):
+        for position in reversed(range(len(self._stages))):
+            stage, own = self._stages[position], memory.stages[position]
             rows = slice(None) if one is None else own.rows(one)
             if stage.columns is not None:
-                stage.weight_gradients(own.x[rows], own.dy[rows], partial(self._take, stage.name))
+                self._gather_again(position, own, one)
+                stage.weight_gradients(own.x(one), own.dy[rows], partial(self._take, stage.name))
             elif one is None or one is self._passes[-1]:
-                stage.weight_gradients(own.x, own.dy)
+                stage.weight_gradients(own.x(None), own.dy)
+
+    def _keep(self, position: int, one: Pass, own: Array, memory: StageMemory) -> None:
+        if self._own_inputs is not None and memory.is_shared:
+            self._own_inputs.keep(position, one.first_row, own)
+
+    def _gather_again(self, position: int, memory: StageMemory, one: Pass | None) -> None:
+        """Bring the inputs of a pass, or of all of them, to a stage whose memory others have used since."""
+        if self._own_inputs is None:
+            return
+        before = self._stages[position - 1].columns if position else None
+        rank = self._rank
+        x = memory.x(one)
+        for each in self._passes if one is None else (one,):
+            whole = x[memory.rows(each)] if one is None else x
+            if before is None:
+                own_rows = slice(each.rows[rank], each.rows[rank + 1])
+                shape = (own_rows.stop - own_rows.start, x.shape[1])
+                whole[own_rows] = self._own_inputs.bring(position, each.first_row, shape, x.dtype)
+                self._move("gather again", gather_rows(rank, each.rows, whole))
+            else:
+                shape = (len(whole), before[rank + 1] - before[rank])
+                own = self._own_inputs.bring(position, each.first_row, shape, x.dtype)
+                self._move("gather again", gather_columns(rank, before, own, whole))
 
     def _take(self, name: str, start: int, gradient: Array) -> None:
         self._on_gradient(name, start, gradient, len(self._passes))

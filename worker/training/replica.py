@@ -192,6 +192,7 @@ class HybridReplica(Replica):
             OptimizerShard(job.optimizer, self._hybrid.shards),
             scheme=job.exchange.fc_scheme,
             update_each_pass=job.exchange.fc_update == "pass",
+            inputs=job.exchange.fc_inputs,
             check_finite=job.exchange.non_finite == "error",
             tracer=mover.tracer,
         )
