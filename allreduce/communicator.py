@@ -187,6 +187,7 @@ class Communicator:
                 self.rank,
                 opened,
                 is_failed=lambda: self._failure,
+                is_left=lambda: _neighbour_left() if self._incomplete else None,
                 on_finished=self._finish,
                 on_failed=self.fail,
             )
@@ -199,7 +200,7 @@ class Communicator:
         try:
             with self._lock:
                 if self._same_host is not None and self._same_host.takes(operation):
-                    self._fence.begin(operation.key)
+                    self._admit(operation.key)
                     self._same_host.start(operation)
                     return
                 self._start(operation)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from taihu.errors import FrameError, GivenUpError, StaleError
+from taihu.errors import FrameError, GivenUpError, MemberLostError, StaleError
 from taihu.planner.partition import FrameSpec
 from taihu.wire.headers import At, FrameHeader, Sender
 
@@ -64,6 +64,7 @@ class Aggregator(Generic[Payload]):
         self._job = job
         self._workers = workers
         self._incarnations: dict[int, int] = {}
+        self._left: set[int] = set()
         self._attempt = 0
         self.restart(plan, frames, last_step)
 
@@ -86,6 +87,18 @@ class Aggregator(Generic[Payload]):
         if not 0 <= rank < self._workers:
             raise StaleError(f"worker {rank}: outside the world of {self._workers} workers")
         self._incarnations[rank] = incarnation
+        self._left.discard(rank)
+
+    def leave(self, rank: int) -> None:
+        """Nothing comes of worker `rank` any more, until it is admitted again.
+
+        Raises:
+            MemberLostError: others wait for it.
+        """
+        self._left.add(rank)
+        for slot in self._slots.values():
+            if slot.pending and rank not in slot.pending:
+                raise _left(rank, min(slot.pending))
 
     def find(self, header: FrameHeader) -> FrameSpec:
         """The frame of the plan that `header` claims to be; raises what `offer` would."""
@@ -123,6 +136,7 @@ class Aggregator(Generic[Payload]):
 
         Raises:
             FrameError: the frame is not one of the plan's, or claims the wrong size or group.
+            MemberLostError: a worker has left whose frame would be waited for.
             StaleError: another job, plan, incarnation, an unknown sender, a step that is not the next one, an attempt
                 that was given up, or a new attempt of a step of which a frame has been applied.
         """
@@ -136,6 +150,8 @@ class Aggregator(Generic[Payload]):
             return Outcome.ANSWERED if slot.applied else Outcome.DUPLICATE
         if sender in slot.pending:
             return Outcome.DUPLICATE
+        if absent := self._left - slot.pending.keys():
+            raise _left(min(absent), sender)
         slot.pending[sender] = payload
         if len(slot.pending) < self._workers:
             return Outcome.PENDING
@@ -224,3 +240,7 @@ class Aggregator(Generic[Payload]):
                 expected = f"group {slot.frame.group}, {slot.frame.count} values at this offset"
             raise FrameError(f"frame of {header.sender.label}: {seen}; expected {expected}")
         return slot
+
+
+def _left(rank: int, waiting: int) -> MemberLostError:
+    return MemberLostError(f"worker {rank} has left the run while worker {waiting} goes on")

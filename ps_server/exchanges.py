@@ -31,7 +31,7 @@ from taihu.wire.codec import read_frame
 from taihu.wire.direct_connection import is_open
 from taihu.wire.direct_frames import Origin, Sink
 from taihu.wire.frame_link import FrameConnection
-from taihu.wire.headers import Encoding, Frame, Gradients, Question, frame_of
+from taihu.wire.headers import Encoding, Farewell, Frame, Gradients, Question, frame_of
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.metrics import ServerMetrics
 
@@ -232,7 +232,10 @@ class Exchanges:
                 frame = read_frame(message)
                 if frame.header.sender.rank != rank:
                     raise FrameError(f"frame of {frame.header.sender.label} in the exchange of worker {rank}")
-                exchange.take(frame)
+                if isinstance(frame.header.kind, Farewell):
+                    self._leave(rank)
+                else:
+                    exchange.take(frame)
             # gRPC may tell of a connection that breaks as if the worker had ended the stream.
             if exchange.end(None):
                 self._on_lost(rank, "its exchange ended")
@@ -252,6 +255,13 @@ class Exchanges:
             return connection
         connection.close()
         return None
+
+    def _leave(self, rank: int) -> None:
+        """A worker leaves in good order, which ends the exchange of those who wait for it."""
+        try:
+            self._holder.shard.leave(rank)
+        except MemberLostError as error:
+            self.fail(error)
 
     def _connection_lost(self, exchange: WorkerExchange, error: TaihuError) -> None:
         was_open = exchange.end(error)
@@ -273,6 +283,10 @@ class Exchanges:
             outcome = shard.push(frame, self._gradients.get(identity))
         except GivenUpError:
             # Another worker's frame was faster with the news.
+            return
+        except MemberLostError as error:
+            # Nobody can end this step, whoever pushes next.
+            self.fail(error)
             return
         if isinstance(outcome, Answer):
             stop = self._clock.now()

@@ -147,6 +147,11 @@ class ServerShard:
         with self._lock:
             self._aggregator.admit(rank, incarnation)
 
+    def leave(self, rank: int) -> None:
+        """Worker `rank` has left in good order; raises MemberLostError if others wait for its frames."""
+        with self._lock:
+            self._aggregator.leave(rank)
+
     def share(self, descriptor: SharedDescriptor) -> tuple[Values, SharedDescriptor]:
         """Map the gradients of a worker on this machine; returns them, and where the worker finds the parameters.
 
@@ -179,7 +184,7 @@ class ServerShard:
         Raises:
             FrameError: malformed, of another kind than the job's, or not finite where `exchange.non_finite` is
                 `error`.
-            StaleError: see `Aggregator.offer`.
+            MemberLostError, StaleError: see `Aggregator.offer`.
         """
         header = frame.header
         header.expect(Gradients)

@@ -41,6 +41,7 @@ class SameHostPath:
         rank: the own one.
         buffers: of all ranks.
         is_failed: see `SharedAllreduce.allreduce`.
+        is_left: the error once another rank has left in good order, so that nothing can be completed but what it has.
         on_finished: called with every operation that is complete.
         on_failed: called with what went wrong.
     """
@@ -51,6 +52,7 @@ class SameHostPath:
         buffers: Sequence[SharedBuffer],
         *,
         is_failed: IsFailed,
+        is_left: IsFailed,
         on_finished: Callable[[Operation], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
@@ -58,6 +60,7 @@ class SameHostPath:
         self._allreduce = SharedAllreduce(rank, buffers)
         self._data = buffers[rank].array(np.uint8, buffers[rank].size_bytes)
         self._is_failed = is_failed
+        self._is_left = is_left
         self._on_finished = on_finished
         self._on_failed = on_failed
         self._queue: SimpleQueue[Operation | _Restart | None] = SimpleQueue()
@@ -97,7 +100,7 @@ class SameHostPath:
         try:
             while (item := self._queue.get()) is not None:
                 if isinstance(item, _Restart):
-                    self._allreduce.restart(item.attempt, self._is_failed)
+                    self._allreduce.restart(item.attempt, self._is_ended)
                     attempt = item.attempt
                     item.done.set()
                 elif item.key.at.attempt >= attempt:
@@ -111,6 +114,9 @@ class SameHostPath:
             self._on_failed(error)
             if not isinstance(error, TaihuError):
                 raise
+
+    def _is_ended(self) -> BaseException | None:
+        return self._is_failed() or self._is_left()
 
     def _given_up(self, operation: Operation) -> StaleError | None:
         stale = operation.key.at.attempt < self._attempt
@@ -129,7 +135,7 @@ class SameHostPath:
                 reduce_kind(operation.value_type),
                 own=[(base + p.start, base + p.stop) for frame in ring.chunks[self._rank] for p in frame.pieces],
                 mean=operation.scale != 1.0,
-                is_failed=lambda: self._is_failed() or self._given_up(operation),
+                is_failed=lambda: self._is_ended() or self._given_up(operation),
             )
         for frame in chain.from_iterable(ring.chunks):
             operation.on_final(frame)

@@ -294,6 +294,11 @@ class FrameLink:
         if self._connection is not None:
             self._connection.stop()
 
+    def take_leave(self, last_word: FrameHeader) -> None:
+        """Say that this side leaves: everything that it sent has been answered. `close` follows."""
+        self._closed = True
+        self._stream.send(last_word, ())
+
     def abandon(self) -> None:
         """Cut the link without a word; whoever waits for it has been told why."""
         self._end_opening()

@@ -252,7 +252,7 @@ class SparseMessage:
 
 @dataclass(frozen=True, slots=True)
 class Farewell:
-    """The last word of a worker to another: why it gives up, or that it leaves in good order."""
+    """The last word of a worker: why it gives up, to another worker, or that it leaves in good order."""
 
     failure: str = ""
     label: ClassVar[str] = "a farewell"

@@ -62,9 +62,18 @@ class Interpreter:
             case _:
                 return self._state(command, words)
 
+    def _leave(self, rank: int) -> str:
+        try:
+            self._aggregator.leave(rank)
+        except TaihuError as error:
+            return f"{type(error).__name__}: {error}"
+        return "ok"
+
     def _state(self, command: str, words: Sequence[str]) -> str:
         if command == "state":
             return describe_missing(self._aggregator.missing())
+        if command == "leave":
+            return self._leave(int(words[0]))
         if command == "quiet":
             options = parse_options(words, {"after-step": "", "attempt": "0"})
             return str(self._aggregator.is_quiet_after(int(options["after-step"]), int(options["attempt"])))

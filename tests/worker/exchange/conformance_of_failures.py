@@ -13,7 +13,7 @@ from support.oracle import expected_parameters
 from support.ways import DENSE, Way
 from support.worker import Values, Worker
 
-from taihu.errors import ConfigError, ExchangeError, FrameError, TaihuError
+from taihu.errors import ConfigError, ExchangeError, FrameError, MemberLostError, TaihuError
 from taihu.planner.sparse_route import Route
 from worker.memory.arenas import allocate_arenas
 
@@ -152,22 +152,35 @@ def test_what_fails_an_exchange_is_what_every_later_wait_raises(way: Way) -> Non
     assert all(isinstance(outcome, FrameError) for outcome in try_workers(way.job(), LAYOUT, work))
 
 
-@pytest.mark.parametrize("way", [way for way in SOME if way.kind == "ring" and way.transport != "same-host"], ids=str)
-def test_a_worker_that_leaves_is_not_waited_for(way: Way) -> None:
-    left = threading.Event()
+@pytest.mark.parametrize("first", ["the others push", "the worker leaves"])
+@some_ways
+def test_a_worker_that_leaves_is_not_waited_for(way: Way, first: str) -> None:
+    """In good order: it is told by name or place, whether others wait for it already or begin to later."""
+    pushed, left = threading.Barrier(3), threading.Event()
 
     def work(worker: Worker) -> None:
-        worker.step(1, gradients(worker.rank, 1))
+        known = worker.step(1, gradients(worker.rank, 1))
+        worker.complete()
         if worker.rank == 1:
+            if first == "the others push":
+                pushed.wait(20)
             left.set()
             return
-        assert left.wait(20)
-        worker.step(2, gradients(worker.rank, 2))
+        if first == "the worker leaves":
+            assert left.wait(20)
+        worker.exchange.begin(2)
+        for group in range(len(worker.bounds)):
+            # In stage 3 nobody pushes before parameters have been gathered.
+            if group == (way.zero < 3) and first == "the others push":
+                pushed.wait(20)
+            worker.push(group, gradients(worker.rank, 2), known)
+        worker.complete()
 
-    first, leaving, last = try_workers(way.job(), LAYOUT, work)
+    one, leaving, other = try_workers(way.job(), LAYOUT, work)
     assert leaving is None
-    assert isinstance(first, TaihuError), first
-    assert isinstance(last, TaihuError), last
+    for outcome in (one, other):
+        assert isinstance(outcome, MemberLostError), outcome
+        assert "has left the run while" in str(outcome), outcome
 
 
 @pytest.mark.parametrize(

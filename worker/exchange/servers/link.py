@@ -23,8 +23,10 @@ from taihu.wire.direct_frames import HEADER_BYTES, Origin, Sink
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd
 from taihu.wire.frame_link import LinkEvents as WireEvents
 from taihu.wire.headers import (
+    Address,
     At,
     Encoding,
+    Farewell,
     Frame,
     FrameHeader,
     Gradients,
@@ -257,7 +259,9 @@ class ServerLink:
         self._link.abandon()
 
     def close(self) -> None:
-        """End the exchange in good order and close the connections."""
+        """End the exchange in good order, after everything has been answered, and close the connections."""
+        address = Address(self._at, 0, 0, 0)
+        self._link.take_leave(FrameHeader(self._identity.sender, address, Farewell(), Encoding.NONE))
         self._link.close()
 
     def _send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> int:
