@@ -2,10 +2,12 @@
 
 One server and three workers on hosts of their own (see `benchmarks.network`) train a model of the zoo on synthetic
 images; the times are those of the real training loop. Every method runs by the plan that belongs to it: global Top-K
-as one group, LAGS with every layer on its own, dense and DLGS by the plan that the run computes as it measures. The
+as one group, LAGS with every layer on its own, dense and DLGS by the plan that the run computes as it measures;
+`dlgs-group` is DLGS with a threshold for each group instead of each layer. The
 settings of one model and rate take turns, `--rounds` times over, so that what else the machine does meets them alike.
 Prints a line for each run and, with --json, writes it; the table at the end shows medians over the runs of a setting.
-`--draw` draws the breakdown of the runs in a file.
+`--draw` draws the breakdown of the runs in a file. `--thresholds` compares `dlgs` and `dlgs-group` in the eight cells
+of docs/compression.md, with as many steps in each as make a run of half a minute; a round takes nine minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,19 @@ from benchmarks.rows import load_rows, save_rows
 __all__ = ["measure"]
 
 _WORKERS = 3
-_PLANS = {"none": "auto", "topk": "single", "lags": "per-layer", "dlgs": "auto"}
+_PLANS = {"none": "auto", "topk": "single", "lags": "per-layer", "dlgs": "auto", "dlgs-group": "auto"}
+# Model, rate and density; steps of a calibration and behind both.
+_CELLS = (
+    ("vgg16_cifar", "100mbit", 0.01, 8, 20),
+    ("vgg16_cifar", "100mbit", 0.1, 4, 6),
+    ("vgg16_cifar", "1gbit", 0.01, 8, 30),
+    ("vgg16_cifar", "1gbit", 0.1, 8, 20),
+    ("resnet20", "100mbit", 0.01, 20, 120),
+    ("resnet20", "100mbit", 0.1, 20, 100),
+    ("resnet20", "1gbit", 0.01, 20, 120),
+    ("resnet20", "1gbit", 0.1, 20, 120),
+)
+_THRESHOLDS = ("dlgs", "dlgs-group")
 _KEYS = (
     "seconds_per_step",
     "seconds_compute",
@@ -43,6 +57,7 @@ _KEYS = (
 
 def measure(model: str, rate: str, method: str, density: float, options: argparse.Namespace) -> dict[str, Any]:
     """One row; times are worker 0's, bytes those of all workers together."""
+    name, _, threshold = method.partition("-")
     settings = {
         "model.name": model,
         "data.name": "synthetic:3x32x32",
@@ -53,7 +68,8 @@ def measure(model: str, rate: str, method: str, density: float, options: argpars
         "exchange.plan": _PLANS[method],
         "exchange.transport": "tcp",
         "exchange.calibration_steps": options.calibration,
-        "compression.method": method,
+        "compression.method": name,
+        "compression.threshold": threshold or "layer",
         "compression.density": density,
         "cluster.servers": 1,
         "cluster.workers": _WORKERS,
@@ -126,6 +142,23 @@ def _bytes(runs: Sequence[dict[str, Any]]) -> float:
     return float(statistics.median(row["bytes_sent_per_step"] + row["bytes_received_per_step"] for row in runs))
 
 
+def by_threshold(rows: Sequence[dict[str, Any]]) -> str:
+    """Thresholds by layer against those by group as Markdown: step times, medians over the runs and the least."""
+    lines = [
+        "| model | links | density | runs | by layer, s | by group, s | ratio | least by layer | by group | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for model, rate, density, *_ in _CELLS:
+        cell = [row for row in rows if (row["model"], row["rate"], row["density"]) == (model, rate, density)]
+        runs = [[row["seconds_per_step"] for row in cell if row["method"] == method] for method in _THRESHOLDS]
+        if all(runs):
+            medians = [statistics.median(step["median"] for step in steps) for steps in runs]
+            least = [min(step["min"] for step in steps) for steps in runs]
+            columns = (f"{layer:.4f} | {group:.4f} | {layer / group:.3f}" for layer, group in (medians, least))
+            lines.append(f"| {model} | {rate} | {density:g} | {len(runs[0])} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
 def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
     """The stacked breakdown of every row, one panel for each model and rate."""
     import matplotlib as mpl  # noqa: PLC0415 - only drawing needs it
@@ -166,12 +199,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="runs of each setting, in turns with the others")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every process")
     parser.add_argument("--json", type=Path, help="write the rows, after those that the file holds already")
+    parser.add_argument("--thresholds", action="store_true", help="compare thresholds by layer and by group")
     parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw the rows of --json, measure nothing")
     options = parser.parse_args()
     rows = load_rows(options.json)
     if options.draw is not None:
         draw(rows, options.draw)
         print(table(rows))
+        return
+    if options.thresholds:
+        for number, (model, rate, density, calibration, steps) in itertools.product(range(options.rounds), _CELLS):
+            options.calibration, options.steps = calibration, steps
+            # Who comes first changes from round to round: what else the machine does may fade.
+            for method in _THRESHOLDS[:: 1 if number % 2 == 0 else -1]:
+                rows.append(measure(model, rate, method, density, options))
+                print(table(rows[-1:]).splitlines()[-1], flush=True)
+                save_rows(options.json, rows)
+        print(by_threshold(rows))
         return
     for model, rate, method, density in _turns(options):
         rows.append(measure(model, rate, method, density, options))

@@ -422,7 +422,7 @@ def test_units_that_are_updated_together_come_out_as_each_by_itself(  # noqa: PL
     clip: float | None,
     seed: int,
 ) -> None:
-    """What is sent, what stays, thresholds and reports: bit for bit."""
+    """Bit for bit: what is sent, what stays, thresholds and reports."""
     units = units_of(sizes)
     compressor = Compressor(
         METHODS["dlgs"],

@@ -143,7 +143,7 @@ def test_buffers_hold_the_selections_of_all_layers_of_a_group() -> None:
 
 
 def ends_by_plan(servers: int, **compression: object) -> list[set[bytes]]:
-    """What seven steps end with: by one layer a message, merged, with small frames, and where the plan changes."""
+    """The ends of seven steps: by one layer a message, merged, with small frames, and where the plan changes."""
     exchange = {"kind": "server" if servers else "ring", "plan": "auto"}
     ends = []
     for own, changes in (
