@@ -7,6 +7,7 @@ PROGRAMS ?= tests/programs
 TORCH ?= torch==2.13.0
 CORE ?=
 SAMPLE ?=
+TESTS_AT_ONCE ?= 3
 
 .PHONY: docs train test test-deploy test-torch mutants check protos bench clean help
 
@@ -23,8 +24,9 @@ train: $(VENV)/installed ## train on this machine (JOB=file.toml for your own jo
 	$(BIN)/taihu train $(JOB)
 
 # Hundreds of processes start in the tests: they find bytecode even where the environment says not to write it.
+# Some tests only wait, for timeouts and for other processes: one more is under way than there are cores.
 test: $(VENV)/installed ## run the test suite
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist loadgroup
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(TESTS_AT_ONCE) --dist loadgroup
 
 # What needs more than Python: promtool (Debian's prometheus), mpirun (openmpi-bin), ip (iproute2), iptables, root.
 test-deploy: $(VENV)/installed ## run the tests that need programs of Debian's, as root

@@ -132,9 +132,9 @@ class LocalProcesses:
         return None not in codes
 
     @property
-    def first_has_ended(self) -> bool:
-        """Whether the daemon that was started first was seen to have ended."""
-        return self._daemons[0].process.returncode is not None
+    def any_has_ended(self) -> bool:
+        """Whether a daemon was seen to have ended."""
+        return any(daemon.process.returncode is not None for daemon in self._daemons)
 
     def raise_if_interrupted(self) -> None:
         """Raise DaemonFailedError if a daemon was interrupted, which is no failure where the run was stopped."""

@@ -145,8 +145,8 @@ class LocalTraining:
                         stopping = self._stop(coordinator, display)
                     if time.monotonic() - looked > _STATUS_S:
                         looked = time.monotonic()
-                        # Once the coordinator has ended, its port may be anybody's.
-                        view = None if processes.first_has_ended else status.show(looked - start)
+                        # Where one has ended the coordinator is about to end: its port may be anybody's then.
+                        view = None if processes.any_has_ended else status.show(looked - start)
                         if stopping is not None:
                             stopping.check(view, looked)
                         if view is not None and not advised:

@@ -5,6 +5,7 @@ It imports everything once, and starts no thread.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from kernels import group_search
 from taihu.local.processes import prepare_to_fork
 from taihu.process.forking import Streams, fork_command
-from taihu.process.preparation import prepare_process
+from taihu.process.preparation import importing_much, prepare_process
 from worker.bench.engine import EngineStep
 
 _COMMANDS = (
@@ -29,12 +30,14 @@ _LARGEST_REQUEST = 1 << 18
 def main() -> None:
     """Serve the socket that is this program's stdin until its other end is closed."""
     prepare_process(os.environ)
-    prepare_to_fork()
-    for module in _COMMANDS:
-        importlib.import_module(module)
+    with importing_much():
+        prepare_to_fork()
+        for module in _COMMANDS:
+            importlib.import_module(module)
     # What nearly every run needs is compiled or loaded once: one step of the model of the digits, and the planner.
     EngineStep("small_cnn", batch=2, threads=1).step()
     group_search.warm_up()
+    gc.freeze()
     with socket.socket(fileno=os.dup(0)) as requests, selectors.DefaultSelector() as selector:
         selector.register(requests, selectors.EVENT_READ)
         while True:
