@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.loopback import Loopback, loopback_method
 
-from taihu.errors import FrameError, ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
+from taihu.errors import ConfigError, FrameError, ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
 from taihu.wire.channel import open_channel
 from taihu.wire.retry import backoff_seconds, call_until_reachable
 from taihu.wire.status import abort
@@ -124,7 +124,7 @@ def test_without_time_nothing_is_called(loopback: Loopback, clock: MovedClock, t
 @pytest.mark.parametrize("code", OTHERS, ids=lambda code: code.name)
 def test_another_status_is_not_tried_again(loopback: Loopback, clock: MovedClock, code: grpc.StatusCode) -> None:
     peer = Peer(loopback, clock, failures=1, code=code)
-    expected = {"INVALID_ARGUMENT": FrameError, "FAILED_PRECONDITION": StaleError}
+    expected = {"INVALID_ARGUMENT": FrameError, "FAILED_PRECONDITION": StaleError, "UNIMPLEMENTED": ConfigError}
     with pytest.raises(TaihuError) as caught:
         reach(peer.call, clock, 60)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -132,7 +132,9 @@ def test_another_status_is_not_tried_again(loopback: Loopback, clock: MovedClock
         assert str(caught.value).startswith("server 3 at 10.0.0.3:7070: no answer within 60 s; check")
     else:
         assert type(caught.value) is expected.get(code.name, RunError)
-        assert str(caught.value) == f"server 3 at 10.0.0.3:7070: {code.name}: not now"
+        remedy = "; what listens there is something else: check the address"
+        told = f"server 3 at 10.0.0.3:7070: {code.name}: not now"
+        assert str(caught.value) == told + (remedy if code is grpc.StatusCode.UNIMPLEMENTED else "")
     assert len(peer.remaining) == 1
     assert clock.slept == []
 
