@@ -24,7 +24,6 @@ from taihu.errors import ConfigError, ExchangeError, MemberLostError, StaleError
 from taihu.planner.groups import Group
 from taihu.settings import Transport
 from taihu.wire.direct_connection import DirectListener
-from taihu.wire.direct_frames import Origin, Sink
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
 from taihu.wire.headers import (
     Address,
@@ -41,6 +40,7 @@ from taihu.wire.headers import (
 )
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
+from taihu.wire.sink import Origin, Sink
 
 __all__ = ["Communicator"]
 

@@ -17,10 +17,10 @@ from protos import peer_pb2
 from taihu.errors import FrameError, MemberLostError, StaleError, TaihuError
 from taihu.wire.codec import read_frame
 from taihu.wire.direct_connection import DirectListener
-from taihu.wire.direct_frames import Origin, Sink
 from taihu.wire.frame_link import FrameConnection
 from taihu.wire.headers import Farewell
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
+from taihu.wire.sink import Origin, Sink
 from taihu.wire.status import abort
 
 __all__ = ["PEER_SERVICE", "PeerEvents", "PeerServicer"]

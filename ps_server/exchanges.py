@@ -29,11 +29,11 @@ from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.codec import read_frame
 from taihu.wire.direct_connection import is_open
-from taihu.wire.direct_frames import Origin, Sink
 from taihu.wire.frame_link import FrameConnection
 from taihu.wire.headers import Encoding, Farewell, Frame, Gradients, Question, frame_of
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.metrics import ServerMetrics
+from taihu.wire.sink import Origin, Sink
 
 __all__ = ["Exchanges", "WorkerExchange"]
 

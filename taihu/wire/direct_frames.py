@@ -26,7 +26,6 @@ from taihu.wire.headers import (
     Address,
     At,
     Encoding,
-    Frame,
     FrameHeader,
     Gradients,
     Kind,
@@ -41,8 +40,9 @@ from taihu.wire.headers import (
     frame_of,
 )
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.wire.sink import Origin, Sink
 
-__all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender", "Origin", "Sink", "pack_header", "unpack_header"]
+__all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender", "pack_header", "unpack_header"]
 
 Values = NDArray[Any]
 Item = tuple[FrameHeader, Sequence[Values]] | Callable[[], None] | None
@@ -93,43 +93,6 @@ _LAYOUTS: Final = {
 }
 _BY_NUMBER: Final = {layout.number: layout for layout in _LAYOUTS.values()}
 HEADER_BYTES: Final = struct.calcsize(_COMMON) + _UNION_BYTES
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The sender of the frames of a connection, and its name in messages."""
-
-    name: str
-    sender: Sender
-
-
-@dataclass(frozen=True)
-class Sink:
-    """The receiver of frames of these `kinds`; all are called by the thread that receives.
-
-    `places(header)` gives contiguous arrays of as many values together as the address has in which dense values are
-    received without a copy, or None where there are no such; `take(header, values, in_place)` is called when they are
-    complete, with those arrays or one that is reused after. `take_frame(frame)` gets sparse frames and ones without
-    values, and may keep them.
-    """
-
-    kinds: tuple[type[Kind], ...]
-    places: Callable[[FrameHeader], Sequence[Values] | None]
-    take: Callable[[FrameHeader, Sequence[Values], bool], None]
-    take_frame: Callable[[Frame], None]
-
-    def check(self, header: FrameHeader) -> None:
-        """Raise FrameError unless frames of this kind are expected."""
-        if not isinstance(header.kind, self.kinds):
-            raise header.unexpected(*self.kinds)
-
-    def take_any(self, frame: Frame) -> None:
-        """Take a frame that came in one message; raises FrameError as `check`."""
-        self.check(frame.header)
-        if frame.header.is_dense:
-            self.take(frame.header, [frame.values], False)
-        else:
-            self.take_frame(frame)
 
 
 class DirectReceiver:

@@ -18,9 +18,10 @@ from taihu.errors import MemberLostError, TaihuError
 from taihu.wire.channel import open_channel
 from taihu.wire.codec import encode_frame, read_frame
 from taihu.wire.direct_connection import open_connection
-from taihu.wire.direct_frames import DirectReceiver, DirectSender, Origin, Sink
+from taihu.wire.direct_frames import DirectReceiver, DirectSender
 from taihu.wire.headers import FrameHeader
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.sink import Origin, Sink
 from taihu.wire.status import error_class, error_from_rpc
 
 __all__ = ["FAREWELL_S", "Carrier", "FrameConnection", "FrameLink", "LinkEnd", "LinkEvents", "StreamSender"]

@@ -19,15 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.errors import FrameError, MemberLostError, TaihuError
-from taihu.wire.direct_frames import (
-    HEADER_BYTES,
-    DirectReceiver,
-    DirectSender,
-    Origin,
-    Sink,
-    pack_header,
-    unpack_header,
-)
+from taihu.wire.direct_frames import HEADER_BYTES, DirectReceiver, DirectSender, pack_header, unpack_header
 from taihu.wire.headers import (
     Address,
     At,
@@ -45,6 +37,7 @@ from taihu.wire.headers import (
     ValueType,
 )
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.wire.sink import Origin, Sink
 
 SENDER = Origin("worker 3", Sender("job", 77, 3))
 ALL_KINDS = (Gradients, Question, Summed, Parameters, RingSegment, Part, SparseMessage)

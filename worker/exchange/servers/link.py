@@ -19,7 +19,7 @@ from taihu.planner.carriage import carrier_in
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
-from taihu.wire.direct_frames import HEADER_BYTES, Origin, Sink
+from taihu.wire.direct_frames import HEADER_BYTES
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd
 from taihu.wire.frame_link import LinkEvents as WireEvents
 from taihu.wire.headers import (
@@ -39,6 +39,7 @@ from taihu.wire.headers import (
 )
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.shared_memory import SharedBuffer
+from taihu.wire.sink import Origin, Sink
 from worker.exchange.servers.answers import ByServers, FrameWindow, ServerAnswers
 from worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
 from worker.exchange.updates import Updates

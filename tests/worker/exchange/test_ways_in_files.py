@@ -1,0 +1,184 @@
+"""The ways of values in CONTRIBUTING.md are what runs: no file is missing there, and none is named in vain."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from support.cluster import layout_of
+from support.exchanges import run_workers, settle
+from support.ways import Way
+from support.worker import Worker
+
+from taihu.job import Job
+from taihu.planner.sparse_route import Route
+from worker.training.step_driver import StepDriver
+
+ROOT = Path(__file__).parents[3]
+LAYOUT = layout_of(32, 32)
+# Here a test is in the place of the trainer.
+NOT_HERE = "worker/training/trainer.py"
+BESIDE = (
+    # what all of it is written in
+    "taihu/wire/headers.py",
+    "taihu/wire/sink.py",
+    "taihu/planner/",
+    "taihu/job/",
+    "worker/exchange/step_actions.py",
+    # memory
+    "worker/memory/",
+    "ps_server/frame_buffers.py",
+    "ps_server/shard_holder.py",
+    # what computes
+    "kernels/",
+    "taihu/schedule.py",
+    "taihu/compression/",
+    # what carries, measures and tells
+    "ps_server/servicer.py",
+    "ps_server/daemon.py",
+    "taihu/wire/direct_connection.py",
+    "taihu/wire/clock.py",
+    "taihu/wire/metrics.py",
+    "taihu/trace/",
+    "taihu/coordination/",
+    "worker/exchange/making.py",
+    "worker/exchange/ring/peer_path.py",
+)
+PLACE = re.compile(r"`((?:worker|allreduce|ps_server|taihu)/[\w/]+\.py)`")
+
+
+def files_of(title: str) -> dict[int, set[str]]:
+    """The files of a section of CONTRIBUTING.md by the numbers of its list; those of its text are number 0."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    section = re.split(r"\n\n(?=\*\*|Inside)", text[text.index(f"**{title}") :])[0].split("Beside the way")[0]
+    steps = {
+        int(number): set(PLACE.findall(step))
+        for number, step in re.findall(r"^(\d+)\. (.*(?:\n   .*)*)", section, re.M)
+    }
+    rest = set(PLACE.findall(section)).difference(*steps.values())
+    return {**steps, 0: rest}
+
+
+def driven(job: Job, barrier: threading.Barrier, listen: Callable[[bool], None]) -> Callable[[Worker], None]:
+    """Two steps by the driver, of which the second is listened to."""
+
+    def work(worker: Worker) -> None:
+        settle(worker.exchange)
+        driver = StepDriver(job, worker.exchange)
+        layers = range(len(LAYOUT.layers))
+        for step in (1, 2):
+            if barrier.wait() == 0:
+                listen(step == 2)
+            barrier.wait()
+            for layer in reversed(layers):
+                driver.read(layer)
+            driver.begin(step)
+            for layer in layers:
+                driver.prepare(layer)
+                worker.arenas.gradients[LAYOUT.offsets[layer] : LAYOUT.offsets[layer + 1]] = np.float32(step)
+                driver.ready(layer)
+            driver.end_backward()
+            for layer in reversed(layers):
+                driver.read(layer)
+            driver.finish()
+        if barrier.wait() == 0:
+            listen(False)
+        barrier.wait()
+
+    return work
+
+
+def files_run(way: Way) -> set[str]:
+    """The project's files of which a function is called, in any thread, in a step of two workers."""
+    seen: set[str] = set()
+    listening = False
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if listening and event == "call":
+            seen.add(frame.f_code.co_filename)
+
+    def listen(on: bool) -> None:
+        nonlocal listening
+        listening = on
+
+    job = way.job(1, 2)
+    before = threading.getprofile()
+    threading.setprofile(note)
+    try:
+        run_workers(job, LAYOUT, driven(job, threading.Barrier(2, timeout=60), listen))
+    finally:
+        threading.setprofile(before)
+    inside = [Path(name).relative_to(ROOT).as_posix() for name in seen if name.startswith(f"{ROOT}/")]
+    return {name for name in inside if name.startswith(("worker/", "allreduce/", "ps_server/", "taihu/", "kernels/"))}
+
+
+DENSE, SPARSE, RING = "A dense frame through servers", "A sparse frame through servers", "A segment around a ring"
+MESH, FETCH = "Compressed groups between workers", "A fetch in ZeRO's stage 3"
+CODEC, DIRECT = "taihu/wire/codec.py", "taihu/wire/direct_frames.py"
+
+
+def first(number: int, title: str) -> set[str]:
+    return set().union(*(files for step, files in files_of(title).items() if 0 < step <= number))
+
+
+def listed(title: str) -> set[str]:
+    """All files that a section names in its list or, where it has none, in its text."""
+    sections = files_of(title)
+    return set().union(*(files for step, files in sections.items() if step)) or sections[0]
+
+
+WAYS: dict[str, tuple[Way, Callable[[], set[str]], set[str]]] = {
+    "dense grpc": (Way("server", 1, transport="grpc"), lambda: listed(DENSE), {DIRECT}),
+    "dense tcp": (Way("server", 1, transport="tcp"), lambda: listed(DENSE), {CODEC}),
+    "sparse": (
+        Way("server", 1, transport="grpc", method="dlgs", downlink="exact"),
+        lambda: listed(DENSE) | listed(SPARSE),
+        {DIRECT},
+    ),
+    "ring grpc": (
+        Way("ring", 0, transport="grpc"),
+        lambda: first(4, DENSE) | listed(RING),
+        {DIRECT, "worker/exchange/ring/sharded.py"},
+    ),
+    "ring tcp": (
+        Way("ring", 0, transport="tcp"),
+        lambda: first(4, DENSE) | listed(RING),
+        {CODEC, "worker/exchange/ring/sharded.py", "allreduce/peer_service.py"},
+    ),
+    "mesh": (
+        Way("ring", 0, "fp32", "grpc", "dlgs", "exact", route=Route.ALLGATHER),
+        lambda: first(4, DENSE) | listed(RING) | listed(MESH),
+        {
+            DIRECT,
+            "worker/exchange/ring/dense.py",
+            "worker/exchange/ring/sharded.py",
+            "allreduce/ring/schedule.py",
+            "allreduce/ring/reduction.py",
+        },
+    ),
+    "stage 3": (Way("server", 3, transport="grpc"), lambda: listed(DENSE) | listed(FETCH), {DIRECT}),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_way_passes_the_files_that_are_listed(name: str) -> None:
+    way, files, of_other_ways = WAYS[name]
+    expected = files() - of_other_ways - {NOT_HERE}
+    seen = files_run(way)
+    assert not {file for file in seen - expected if not file.startswith(BESIDE)}
+    assert not expected - seen
+
+
+@pytest.mark.parametrize("title", [DENSE, RING, FETCH])
+def test_a_way_has_at_most_fifteen_files(title: str) -> None:
+    steps = {number: files for number, files in files_of(title).items() if number}
+    assert max(steps) == 15
+    # What stands beside another file of its number is in its place, on a connection or with ZeRO.
+    assert {len(files) for files in steps.values()} <= {1, 2}
+    assert all(DIRECT in files or "worker/exchange/updates.py" in files for files in steps.values() if len(files) > 1)
