@@ -69,6 +69,7 @@ def run(schedules: Sequence[Ring | Broadcast], arenas: list[Values], random: Ran
         arrival = schedule.arrive(*where)
         assert arrival.segment == segment
         assert (place is not None) == (arrival.action is Action.REPLACE)
+        assert schedules[sender].is_result(segment.hop) == (arrival.action is Action.REPLACE)
         for own, part in zip(views(receiver, segment), values, strict=True):
             own[:] = part if arrival.action is Action.REPLACE else own + part
         if arrival.forward is not None:

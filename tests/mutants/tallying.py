@@ -7,6 +7,7 @@ import sys
 import time
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +89,9 @@ def tally(core: str, sample: int | None, seed: int, at: str = "", *, afresh: boo
             rest.append(mutant)
     say(f"{core}: {len(chosen)} of {len(every)} mutants in {len(files)} files, {len(rest)} not judged yet")
 
+    if len(chosen) == len(every) and not at:
+        counting.say_what_is_gone(every)
+
     def tell(mutant: Mutant, verdict: Verdict) -> None:
         results.add(mutant.key, verdict)
         counting.take(mutant, verdict)
@@ -127,6 +131,13 @@ class _Counting:
         if not self.fates.total() % 20:
             done = f"{self.fates.total()} of {self._mutants} mutants judged"
             say(f"{self._core}: {done}, {len(self.survivors)} survive, {time.process_time():.0f} s of CPU")
+
+    def say_what_is_gone(self, mutants: Sequence[Mutant]) -> None:
+        made = {(mutant.path, mutant.place, mutant.change) for mutant in mutants}
+        for (path, place), changes in self._equivalent.items():
+            for change in changes:
+                if (path, place, change) not in made:
+                    say(f"{path} {place}: listed as equivalent, but nobody makes it: {change.becomes}")
 
     def is_listed(self, mutant: Mutant) -> bool:
         return (mutant.path, mutant.place) in self._equivalent and mutant.change in self._equivalent[
