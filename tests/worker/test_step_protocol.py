@@ -164,6 +164,11 @@ def test_scales_grow_after_a_row_of_steps_and_end_at_one() -> None:
         protocol.begin(8)
 
 
+def test_every_group_has_its_number_of_parts() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        StepProtocol(Rules()).adopt(1, [4, 4], [1])
+
+
 class Training(RuleBasedStateMachine):
     """A worker that trains in order while the network answers, and attempts are given up, in any order.
 

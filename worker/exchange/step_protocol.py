@@ -127,9 +127,9 @@ class StepProtocol:
 
     def may_write(self, group: int) -> bool:
         """Whether there is room for the group's gradients, or they have been given some already."""
-        if not self._rules.drops_gradients or self._rules.holds or not self._held_elements:
+        if self._rules.holds or self._groups[group].has_room:
             return True
-        return self._groups[group].has_room or self._held_elements + self._sizes[group] <= self._room
+        return self._held_elements + self._sizes[group] <= self._room
 
     def may_read(self, group: int) -> bool:
         """Whether the group's parameters are here."""
