@@ -378,7 +378,7 @@ class StepProtocol:
     def _end(self, group: int) -> list[Action]:
         known = self._groups[group]
         was_pushed = known.phase is Phase.SUMMING
-        known.phase, known.missing = Phase.UPDATED, 0
+        known.phase = Phase.UPDATED
         known.updated_step = self.at.step
         known.is_kept |= self._rules.keeps
         actions = [*self._give_back(group), Done(group, skipped=not was_pushed)]
