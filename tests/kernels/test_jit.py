@@ -1,4 +1,4 @@
-"""A kernel is compiled once, however many processes want it at once."""
+"""A kernel is compiled once, however many processes want it at once; who loads it needs no compiler."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+
+from kernels import reduce
 
 KERNELS = """
 from kernels.jit import kernel
@@ -59,3 +61,32 @@ def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
     assert len({value for value, *_ in rows}) == 1
     assert sum(inner for _, inner, _ in rows) == 1
     assert sum(outer for _, _, outer in rows) == 1
+
+
+# Loads what is in the cache: one overload of each kernel, as many as there are by now.
+LOADER = """
+import importlib, pkgutil, sys
+import kernels
+from numba.core.registry import CPUDispatcher
+found = []
+for module in pkgutil.walk_packages(kernels.__path__, "kernels."):
+    for each in vars(importlib.import_module(module.name)).values():
+        if isinstance(each, CPUDispatcher) and each.py_func.__module__ == module.name:
+            here = each.targetctx.codegen().magic_tuple()
+            cached = [key[0] for key in each._cache._cache_file._load_index() if key[1] == here]
+            for signature in cached[:1]:
+                each.compile(signature)
+                found.append(each)
+assert not any(each.stats.cache_misses for each in found)
+# It comes with the registration of everything that can be compiled.
+assert "numba.typed.typeddict" not in sys.modules
+print(len(found))
+"""
+
+
+def test_kernels_are_loaded_by_a_process_that_cannot_compile_yet() -> None:
+    reduce.warm_up()
+    command = [sys.executable, "-c", LOADER]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 2
