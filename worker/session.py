@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
 from allreduce.communicator import Communicator
@@ -79,22 +79,23 @@ def take_part(
 ) -> Iterator[Session]:
     """Take part in `job`'s run as worker `rank` during the block, which ends by finishing with `client.finish`.
 
-    Worker 0 brings its parameters, the others get theirs. In a run without servers `listener` is where the other
+    Worker 0 brings its parameters, the others get theirs. Shared memory has no name any more at the end, however far
+    this came. In a run without servers `listener` is where the other
     workers reach this one. `length` is the run's by this worker's data, which all must have alike.
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
     """
-    if job.servers:
-        with _through_servers(job, rank, exchanged, reporting, length) as session:
-            yield session
-    else:
+    with ExitStack() as ending:
+        ending.callback(exchanged.arenas.forget_name)
+        if job.servers:
+            yield ending.enter_context(_through_servers(job, rank, exchanged, reporting, length))
+            return
         listener = listener or listen_for_peers(job, rank, ListenOptions())
         met = _meet(job, rank, exchanged.layout, reporting, listener=listener, length=length)
-        with met as meeting:
-            plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
-            with _between_workers(job, plan, meeting, exchanged, reporting) as session:
-                yield session
+        meeting = ending.enter_context(met)
+        plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
+        yield ending.enter_context(_between_workers(job, plan, meeting, exchanged, reporting))
 
 
 @contextmanager
@@ -110,8 +111,9 @@ def take_part_after_meeting(
     """Like `take_part`, where what is exchanged is known only once the workers have met, and `prepare`."""
     listener = listener or listen_for_peers(job, rank, ListenOptions())
     met = _meet(job, rank, None, reporting, listener=listener, length=length)
-    with met as meeting:
+    with met as meeting, ExitStack() as ending:
         exchanged = prepare(meeting.communicator)
+        ending.callback(exchanged.arenas.forget_name)
         meeting.client.bring_layout(exchanged.layout)
         plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
         if not job.servers:

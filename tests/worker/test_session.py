@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.cluster import Cluster, Member, initial_parameters, layout_of, make_job
 
-from taihu.errors import RunError
-from worker.memory.arenas import Arenas
+from taihu.errors import RunError, TaihuError
+from worker.memory.arenas import Arenas, allocate_arenas
 from worker.session import Exchanged, Reporting, take_part
 
 LAYOUT = layout_of(8, 3)
@@ -38,6 +40,25 @@ def test_a_worker_that_fails_for_any_reason_tells_the_others_what_it_was() -> No
             survivor.result(timeout=20)
         cluster.join()
         assert str(cluster.outcomes[0]) == "worker 1: out of paper"
+
+
+@pytest.mark.parametrize("kind", ["server", "ring"])
+def test_shared_memory_of_an_exchange_that_never_starts_has_no_name_left(kind: str) -> None:
+    """Nobody answers where the coordinator should be."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        cluster = {"coordinator": f"127.0.0.1:{nobody.getsockname()[1]}", "connect_timeout_s": 0.2}
+        job = make_job(1, 2, cluster=cluster, exchange={"kind": kind})
+        arenas = allocate_arenas(LAYOUT.elements, shared=True)
+        assert arenas.shared is not None
+        name = Path(arenas.shared.descriptor.path)
+        assert name.exists()
+        with (
+            pytest.raises(TaihuError, match=r"127\.0\.0\.1"),
+            take_part(job, 1, Exchanged(LAYOUT, arenas), Reporting()),
+        ):
+            raise AssertionError("nobody was there")
+        assert not name.exists()
 
 
 def test_the_time_of_updates_counts_complete_sums_alone() -> None:

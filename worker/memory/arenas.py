@@ -47,6 +47,11 @@ class Arenas:
         """The parameters as they come, shape (elements,), of the dtype of `value_type`."""
         return self.parameters if self.half is None else self.half.parameters
 
+    def forget_name(self) -> None:
+        """Remove the name by which others find the shared memory, as `SharedBuffer.unlink`."""
+        if self.shared is not None:
+            self.shared.unlink()
+
 
 def arenas_of(job: Job, elements: int) -> Arenas:
     """The arenas of a worker of `job`."""
