@@ -1,4 +1,4 @@
-"""Where LAGS is faster than global Top-K, and why not elsewhere: `python -m benchmarks.lags_and_topk --help`.
+"""LAGS against global Top-K, where it is faster and why not elsewhere: `python -m benchmarks.lags_and_topk --help`.
 
 Claim 4 of the paper (docs/methods.md section 1.4), from the runs that `benchmarks.compression` wrote. LAGS sends each
 layer as soon as it is ready: it hides communication behind backward, and pays for a message and an exact selection of

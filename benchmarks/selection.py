@@ -74,6 +74,8 @@ def measure(model: str, strategy: str, density: float, rounds: int) -> list[dict
     seconds: dict[tuple[str, str], list[float]] = {}
     for turn in range(-_WARM_UP, rounds):
         gradient = gradients[turn % _GRADIENTS]
+        for steps in settings.values() if turn == 0 else ():
+            steps.units = steps.refreshed = 0
         residual[:] = 0.0
         begin = time.process_time()
         np.add(residual, gradient, out=residual)

@@ -81,6 +81,17 @@ def test_every_metric_says_what_it_is_and_whose(
             assert {key: value for key, value in sample.labels.items() if key != "le"} == {"role": role, "rank": "3"}
 
 
+def test_thresholds_are_read_by_layer_when_the_page_is() -> None:
+    metrics, drifts = WorkerMetrics(3), dict[str, float]()
+    metrics.show_thresholds(drifts.items)
+    name = "taihu_layer_threshold_drift_ratio"
+    assert families_of(metrics.registry)[name].samples == []
+    drifts |= {"fc1": 0.25, "conv1 to conv3": 0.5}
+    seen = families_of(metrics.registry)[name].samples
+    assert [sample.labels for sample in seen] == [{"role": "worker", "rank": "3", "layer": each} for each in drifts]
+    assert [sample.value for sample in seen] == list(drifts.values())
+
+
 def test_both_roles_say_the_same_of_what_both_export() -> None:
     worker, server = families_of(WorkerMetrics(0).registry), families_of(ServerMetrics(0).registry)
     for name in worker.keys() & server.keys():

@@ -17,7 +17,7 @@ class GroupTimes:
         ready_s: its gradients were complete.
         compress_s: seconds that selecting and packing took; 0 without compression.
         selected: values that were sent.
-        refreshed: whether a threshold was made anew.
+        refreshed: whether thresholds of most of its elements were made anew.
         submitted_s: its last frame was handed to the stream.
         first_completed_s, completed_s: the servers had its first frame, and the last one, from every worker;
             uncertain by the time that the fastest answer took.
