@@ -52,8 +52,10 @@ def carrier_in(carriage: Carriage, step: int) -> Carrier:
 def faster_carrier(reports: Reports) -> Carrier:
     """The carrier that a trial has shown to be faster: connections where they are by more than 3 %, else gRPC.
 
-    A step's exchange takes as long as the slowest worker's. Steps that exchanged one group at a time are compared
-    with their like. Steps of connections that were not there everywhere do not count: no firewall need let them pass.
+    A step's exchange takes as long as the workers' do on average: one that is answered early begins the next step
+    early, and waits in it for the others, so that the slowest one's time is partly that of the step before, by the
+    other carrier. Steps that exchanged one group at a time are compared with their like. Steps of connections that
+    were not there everywhere do not count: no firewall need let them pass.
 
     Args:
         reports: for each worker the steps that it measured during a trial.
@@ -61,13 +63,13 @@ def faster_carrier(reports: Reports) -> Carrier:
     totals: dict[Carrier, float] = {"grpc": 0.0, "tcp": 0.0}
     fell_back = {step.step for report in reports for step in report if _fell_back(step)}
     for serial in (False, True):
-        slowest: dict[int, float] = {}
+        of_workers: dict[int, list[float]] = {}
         for step in (step for report in reports for step in report if step.serial == serial):
-            slowest[step.step] = max(step.exchange_seconds, slowest.get(step.step, 0.0))
+            of_workers.setdefault(step.step, []).append(step.exchange_seconds)
         by_carrier = {
             carrier: [
-                seconds
-                for step, seconds in slowest.items()
+                statistics.fmean(seconds)
+                for step, seconds in of_workers.items()
                 if carrier_in("trial", step) == carrier and step not in fell_back
             ]
             for carrier in totals
