@@ -30,7 +30,7 @@ from worker.engine import (
     Sequential,
 )
 
-__all__ = ["TorchLayout", "TorchStep", "import_torch"]
+__all__ = ["TorchLayout", "TorchStep", "import_torch", "torch_twin"]
 
 TorchLayout = Literal["nchw", "channels_last"]
 
@@ -45,6 +45,15 @@ def import_torch() -> Any:
         return importlib.import_module("torch")
     except ImportError:
         raise ConfigError("--against torch: torch is not installed; pip install taihu[torch]") from None
+
+
+def torch_twin(model: Model) -> Any:
+    """A module of the same layers, with a copy of the parameters of a bound model.
+
+    Raises:
+        ConfigError: torch is not installed, or has no such layer.
+    """
+    return _Twin(import_torch()).chain(model)
 
 
 class TorchStep:
