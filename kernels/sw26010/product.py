@@ -90,11 +90,10 @@ class ProductPlan:
 
     def cost(self) -> Ledger:
         """The ledger of the product, without computing it."""
-        ledgers = []
-        for rows, columns in self.shares():
-            ledger = Ledger()
-            self._cost_of_share(rows.stop - rows.start, columns.stop - columns.start, ledger)
-            ledgers.append(ledger)
+        # Core groups have the same share, but for the last one.
+        sizes = [(rows.stop - rows.start, columns.stop - columns.start) for rows, columns in self.shares()]
+        known = {size: self._cost_of_share(*size) for size in dict.fromkeys(sizes)}
+        ledgers = [known[size] for size in sizes]
         return replace(Ledger.together(ledgers, self.compulsory_bytes), core_groups=self.core_groups)
 
     @property
@@ -102,7 +101,8 @@ class ProductPlan:
         """Every element of the three matrices once."""
         return (self.m * self.k + self.k * self.n + self.m * self.n) * self.itemsize
 
-    def _cost_of_share(self, m: int, n: int, ledger: Ledger) -> None:
+    def _cost_of_share(self, m: int, n: int) -> Ledger:
+        ledger = Ledger()
         first = (min(m, self.block_m), min(n, self.block_n), min(self.k, self.block_k))
         ledger.begin([self._transfer_a(first[0], first[2]), self._transfer_b(first[2], first[1])])
         for (rows, m_count), (columns, n_count) in combinations(cuts(m, self.block_m), cuts(n, self.block_n)):
@@ -113,6 +113,7 @@ class ProductPlan:
                 ledger.step(self.step_work(rows, columns, depth), transfers, times=count * k_count)
             store = tile_transfer(rows, columns, self.itemsize, self.order_c)
             ledger.alone(self.store_work(rows, columns), [store], times=count)
+        return ledger
 
     def _transfer_a(self, rows: int, depth: int) -> Transfer:
         return tile_transfer(rows, depth, self.itemsize, self.order_a)
