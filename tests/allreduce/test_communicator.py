@@ -24,7 +24,7 @@ from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, slice_bounds
 from taihu.settings import Transport
 from taihu.wire.codec import encode_frame
-from taihu.wire.headers import At, RingSegment, ValueType
+from taihu.wire.headers import At, Encoding, RingSegment, SparseMessage, ValueType
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.shared_memory import SharedBuffer
 
@@ -316,6 +316,11 @@ def test_strangers_are_refused_and_disturb_nobody(
         encode_frame(
             header_of("job", 1001, 0, 0, 1, 5, 5, 1, kind=RingSegment(0), value_type=ValueType.FP16),
             [np.zeros(5, dtype=np.uint16)],
+        ),
+        # Gradients are for servers, and no array is so large.
+        encode_frame(header_of("job", 1001, 0, 0, 1, 0, 2, 1), [np.zeros(2, dtype=np.float32)]),
+        encode_frame(
+            header_of("job", 1001, 0, 0, 1, 2**63, 2, 1, kind=SparseMessage(0), encoding=Encoding.SPARSE), ()
         ),
     ],
 )

@@ -12,8 +12,8 @@ from support.shards import KINDS, OTHER_GROUPS, Driven, all_told, driven, make_p
 from ps_server.aggregator import Outcome
 from ps_server.answering import Answer
 from taihu.coordination.plan import Plan
-from taihu.errors import StaleError
-from taihu.wire.headers import Frame
+from taihu.errors import FrameError, StaleError
+from taihu.wire.headers import Frame, RingSegment
 
 
 def change(run: Driven, from_step: int) -> Frame:
@@ -63,6 +63,8 @@ def test_frames_of_another_plan_than_the_runs_are_refused() -> None:
             run.shard.push(replace(frame, header=changed(frame.header, plan=version)))
     with pytest.raises(StaleError, match="frame of plan 0, this server is at plan 1"):
         run.shard.push(replace(frame, header=changed(frame.header, plan=0)))
+    with pytest.raises(FrameError, match="worker 0 sent a segment of a ring: expected gradients"):
+        run.shard.push(replace(frame, header=replace(frame.header, kind=RingSegment(1))))
     assert run.shard.plan.version == 1
     run.shard.push(frame)
     assert run.shard.plan.version == 2
