@@ -1,4 +1,4 @@
-"""Collective operations between workers: what arrives is taken to the operation that it belongs to."""
+"""Collective operations between workers: the life of a rank among its peers, and how to take part and wait."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Self
 import grpc
 from numpy.typing import NDArray
 
-from allreduce.fence import Fence
-from allreduce.parts.mesh import PartsMesh, PartsOperation, Transfer
+from allreduce.operations import AnyOperation, Operations
+from allreduce.parts.mesh import PartsOperation, Transfer
 from allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
 from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.schedule import Broadcast, Ring, Segment, buffer_layout, cut_chunks
+from allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks
 from allreduce.same_host.agreement import share_with_all
 from allreduce.same_host.path import SameHostPath
 from allreduce.sparse.exchange import SparseExchange
-from allreduce.sparse.mesh import SparseMesh, SparseOperation
-from taihu.errors import ConfigError, ExchangeError, MemberLostError, StaleError, TaihuError
+from allreduce.sparse.mesh import SparseOperation
+from taihu.errors import ConfigError, ExchangeError, StaleError, TaihuError
 from taihu.planner.groups import Group
 from taihu.settings import Transport
 from taihu.wire.direct_connection import DirectListener
@@ -30,12 +30,8 @@ from taihu.wire.headers import (
     At,
     Encoding,
     Farewell,
-    Frame,
     FrameHeader,
-    Part,
-    RingSegment,
     Sender,
-    SparseMessage,
     ValueType,
 )
 from taihu.wire.identity import WorkerIdentity
@@ -66,30 +62,21 @@ class Communicator:
         self.size = size
         self._identity = identity
         self._timeout_s = timeout_s
-        sink = Sink(
-            (RingSegment, Part, SparseMessage), places=self._places, take=self._take, take_frame=self._take_frame
-        )
-        events = PeerEvents(self.fail, self._sender_left)
-        listener = listener or DirectListener()
-        self._servicer = PeerServicer(identity, size, sink=sink, events=events, listener=listener)
-        self._right: FrameLink | None = None
         self._links: dict[int, FrameLink] = {}
-        self._sparse = SparseMesh(identity, self._send_to)
-        self._parts = PartsMesh(identity, self._send_to, self._after_sent_to)
+        self._operations = Operations(
+            identity, size, self._links, is_failed=lambda: self._failure is not None, on_end=self._ended
+        )
+        self._servicer = PeerServicer(
+            identity,
+            size,
+            sink=self._operations.sink,
+            events=PeerEvents(self.fail, self._left),
+            listener=listener or DirectListener(),
+        )
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
         self._told_of_failure: list[Callable[[BaseException], None]] = []
-        # Guards the operations and their buffers, but not `finished`.
-        self._lock = threading.RLock()
-        self._fence = Fence()
-        # Frames that are being received into buffers, and operations whose end is being told.
-        self._writing = 0
-        self._quiet = threading.Condition(self._lock)
-        self._running: dict[OperationKey, Operation] = {}
-        self._early: dict[OperationKey, list[tuple[FrameHeader, NDArray[Any]]]] = {}
         self._calls = 0
-        self._incomplete = False
-        self._same_host: SameHostPath | None = None
 
     @property
     def sent_bytes(self) -> int:
@@ -125,13 +112,12 @@ class Communicator:
         for rank in range(self.size):
             if rank != self.rank and (mesh or rank == right):
                 self._links[rank] = self._open_link(rank, addresses[rank])
-        self._right = self._links.get(right)
         self.prepare(carrier)
         self.carry(carrier)
 
     def _open_link(self, rank: int, address: str) -> FrameLink:
         origin = Origin(f"worker {rank} at {address}", Sender(self._identity.job, 0, rank))
-        events = LinkEvents(self.fail, self._receiver_left)
+        events = LinkEvents(self.fail, lambda: self._left(None))
         link = FrameLink(LinkEnd(PEER_SERVICE, address, origin), self._identity, _NOTHING, events)
         link.open()
         return link
@@ -148,14 +134,12 @@ class Communicator:
 
     def carry(self, carrier: Carrier) -> None:
         """Send frames by `carrier` from now on; what is under way arrives as it was sent."""
-        with self._lock:
-            for link in self._links.values():
-                link.carry(carrier)
+        self._operations.carry(carrier)
 
     @property
     def path(self) -> str:
         """`same-host` where shared values are summed in place, else what they take (`FrameLink.path`)."""
-        if self._same_host is not None:
+        if self._operations.same_host is not None:
             return "same-host"
         return " and ".join(sorted({link.path for link in self._links.values()})) or "none"
 
@@ -183,42 +167,23 @@ class Communicator:
             if buffer is not None:
                 buffer.unlink()
         if opened is not None:
-            self._same_host = SameHostPath(
+            self._operations.same_host = SameHostPath(
                 self.rank,
                 opened,
                 is_failed=lambda: self._failure,
-                is_left=lambda: _neighbour_left() if self._incomplete else None,
-                on_finished=self._finish,
+                is_left=lambda: self._operations.left,
+                on_finished=self._operations.finish,
                 on_failed=self.fail,
             )
-        return self._same_host is not None
+        return opened is not None
 
     def start(self, operation: Operation) -> None:
         """Take part in an operation; `wait` returns when it is finished. After a failure nothing is started."""
-        if self._failure is not None:
-            return
-        try:
-            with self._lock:
-                if self._same_host is not None and self._same_host.takes(operation):
-                    self._admit(operation.key)
-                    self._same_host.start(operation)
-                    return
-                self._start(operation)
-        except TaihuError as error:
-            self.fail(error)
+        self._begin(partial(self._operations.start, operation))
 
     def start_sparse(self, operation: SparseOperation, exchange: SparseExchange) -> None:
         """Take part in a sparse operation, between workers that `connect` has joined to a mesh; see `start`."""
-        if self._failure is not None:
-            return
-        try:
-            with self._lock:
-                self._admit(operation.key)
-                done = self._sparse.begin(operation, exchange)
-            if done:
-                self._finish(operation)
-        except TaihuError as error:
-            self.fail(error)
+        self._begin(partial(self._operations.start_sparse, operation, exchange))
 
     def start_parts(
         self,
@@ -234,18 +199,10 @@ class Communicator:
         overtake others. Until it is finished, its arrays belong to it.
         """
         operation = PartsOperation(transfer, value_type, urgent, on_finished)
-        if self._failure is not None:
-            return operation
-        try:
-            with self._lock:
-                self._admit(None)
-                self._parts.begin(operation, self._parts_sent)
-                self._end_parts(operation)
-        except TaihuError as error:
-            self.fail(error)
+        self._begin(partial(self._operations.start_parts, operation))
         return operation
 
-    def wait(self, operation: Operation | SparseOperation | PartsOperation, timeout_s: float | None = None) -> None:
+    def wait(self, operation: AnyOperation, timeout_s: float | None = None) -> None:
         """Return when the result is in the buffer, which then belongs to the caller again.
 
         Raises:
@@ -253,7 +210,7 @@ class Communicator:
             TaihuError: what `fail` was told.
         """
         at, group, _ = operation.key
-        if at.attempt < self._fence.attempt and not operation.finished:
+        if at.attempt < self._operations.attempt and not operation.finished:
             raise StaleError(f"operation {group} of step {at.step}, attempt {at.attempt}, was given up")
         self.wait_until(lambda: operation.finished, lambda: f"operation {group} of step {at.step}", timeout_s)
 
@@ -266,12 +223,12 @@ class Communicator:
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
-            attempt = self._fence.attempt
-            self._changed.wait_for(lambda: predicate() or self._failure or self._fence.attempt != attempt, timeout_s)
+            operations, attempt = self._operations, self._operations.attempt
+            self._changed.wait_for(lambda: predicate() or self._failure or operations.attempt != attempt, timeout_s)
             if self._failure is not None:
                 raise self._failure
-            if self._fence.attempt != attempt:
-                raise StaleError(f"{what()} was given up: the run goes back, attempt {self._fence.attempt}")
+            if self._operations.attempt != attempt:
+                raise StaleError(f"{what()} was given up: the run goes back, attempt {self._operations.attempt}")
             if not predicate():
                 raise ExchangeError(
                     f"{what()} did not end within {timeout_s:g} s; another worker is slow or stuck, or raise "
@@ -306,8 +263,7 @@ class Communicator:
                 return
             self._failure = error if isinstance(error, TaihuError) else ExchangeError(str(error) or repr(error))
             self._changed.notify_all()
-        with self._quiet:
-            self._quiet.notify_all()
+        self._operations.wake()
         for tell in self._told_of_failure:
             tell(self._failure)
         self._servicer.end(self._failure)
@@ -334,19 +290,13 @@ class Communicator:
             StaleError: the attempt is not a higher one.
             TaihuError: what `fail` was told.
         """
-        with self._lock:
-            self._fence.abort(attempt)
-            self._calls = 0
-            self._running.clear()
-            self._early = {key: frames for key, frames in self._early.items() if key.at.attempt >= attempt}
-            self._sparse.abort(attempt)
-            self._parts.abort(attempt)
+        self._operations.abort(attempt)
         with self._changed:
+            self._calls = 0
             self._changed.notify_all()
-        if self._same_host is not None:
-            self._same_host.abort(attempt)
-        with self._quiet:
-            self._quiet.wait_for(lambda: not self._writing or self._failure is not None)
+        if self._operations.same_host is not None:
+            self._operations.same_host.abort(attempt)
+        self._operations.wait_until_quiet()
         for link in self._links.values():
             read = threading.Event()
             link.after(read.set)
@@ -357,8 +307,8 @@ class Communicator:
 
     def close(self) -> None:
         """Leave in good order; nothing may be under way."""
-        if self._same_host is not None:
-            self._same_host.close()
+        if self._operations.same_host is not None:
+            self._operations.same_host.close()
         for link in self._links.values():
             link.close(self._farewell())
         self._servicer.close()
@@ -369,152 +319,30 @@ class Communicator:
 
     def _next_key(self) -> OperationKey:
         self._calls += 1
-        return OperationKey(At(0, 0, self._fence.attempt), self._calls)
+        return OperationKey(At(0, 0, self._operations.attempt), self._calls)
 
-    def _receiver_left(self) -> None:
-        """Someone sent to has left in good order: it has all it needs, and nothing new can begin."""
-        self._incomplete = True
-
-    def _sender_left(self, rank: int) -> None:
-        """Someone who sends to this rank has left in good order: nothing may wait for it."""
-        with self._lock:
-            self._incomplete = True
-            is_left = rank == (self.rank - 1) % self.size
-            waiting = (is_left and bool(self._running)) or self._sparse.awaits(rank) or self._parts.awaits(rank)
-        if waiting:
-            self.fail(_neighbour_left())
-
-    def _admit(self, key: OperationKey | None) -> None:
-        """Raise unless an operation can begin; one without a key belongs to the present attempt."""
-        if self._incomplete:
-            raise _neighbour_left()
-        if key is not None:
-            self._fence.begin(key)
-
-    def _start(self, operation: Operation) -> None:
-        self._admit(operation.key)
-        self._running[operation.key] = operation
-        segments = operation.schedule.first_segments()
-        if self._right is None:
-            operation.finish_alone([segment.frame for segment in segments])
-        else:
-            for segment in segments:
-                self._send(operation, segment)
-        self._end_if_arrived(operation)
-        for header, values in self._early.pop(operation.key, ()):
-            self._advance(operation, header, values, in_place=False)
-
-    def _places(self, header: FrameHeader) -> Sequence[NDArray[Any]] | None:
-        with self._lock:
-            if not self._fence.admits(header):
-                return None
-            if isinstance(header.kind, Part):
-                places = self._parts.places(header)
-            else:
-                operation = self._running.get(OperationKey.of(header))
-                places = operation.places(header) if operation is not None else None
-            self._writing += places is not None
-        return places
-
-    def _take(self, header: FrameHeader, received: Sequence[NDArray[Any]], in_place: bool) -> None:
-        with self._lock:
-            if in_place:
-                self._written()
-            if self._failure is not None or not self._fence.admits(header):
-                return
-            if isinstance(header.kind, Part):
-                self._take_part(header, None if in_place else received[0])
-                return
-            key, values = OperationKey.of(header), received[0]
-            operation = self._running.get(key)
-            if operation is None:
-                self._early.setdefault(key, []).append((header, values.copy()))
-            else:
-                self._advance(operation, header, values, in_place=in_place)
-
-    def _take_part(self, header: FrameHeader, values: NDArray[Any] | None) -> None:
-        operation = self._parts.take(header, values)
-        if operation is not None:
-            self._end_parts(operation)
-
-    def _written(self) -> None:
-        self._writing -= 1
-        self._quiet.notify_all()
-
-    def _parts_sent(self, operation: PartsOperation) -> None:
-        """Everything for one rank has been read; called by the thread that sends to it."""
-        with self._lock:
-            operation.unsent -= 1
-            self._end_parts(operation)
-
-    def _end_parts(self, operation: PartsOperation) -> None:
-        if self._parts.end(operation):
-            self._finish(operation)
-
-    def _take_frame(self, frame: Frame) -> None:
-        with self._lock:
-            taken = self._failure is None and self._fence.admits(frame.header)
-            operation = self._sparse.take(frame) if taken else None
-        if operation is not None:
-            self._finish(operation)
-
-    def _send_to(
-        self, rank: int, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False
-    ) -> None:
-        self._links[rank].send(header, pieces, urgent=urgent)
-
-    def _after_sent_to(self, rank: int, callback: Callable[[], None], *, urgent: bool) -> None:
-        self._links[rank].after(callback, urgent=urgent)
-
-    def _advance(self, operation: Operation, header: FrameHeader, values: NDArray[Any], *, in_place: bool) -> None:
-        forward = operation.take(header, values, in_place=in_place)
-        if forward is not None:
-            self._send(operation, forward)
-        self._end_if_arrived(operation)
-
-    def _end_if_arrived(self, operation: Operation) -> None:
-        if not operation.schedule.done:
+    def _begin(self, start: Callable[[], None]) -> None:
+        if self._failure is not None:
             return
-        del self._running[operation.key]
-        if self._right is None:
-            self._finish(operation)
-        else:
-            self._right.after(partial(self._finish, operation))
-
-    def _send(self, operation: Operation, segment: Segment) -> None:
-        assert self._right is not None  # noqa: S101
-        values = operation.views(segment)
-        operation.sent_bytes += sum(view.nbytes for view in values)
-        key, frame = operation.key, segment.frame
-        kind = RingSegment(segment.hop, key.number)
-        address = key.range(frame.offset, frame.count)
-        self._right.send(FrameHeader(self._identity.sender, address, kind, value_type=operation.value_type), values)
-
-    def _finish(self, operation: Operation | SparseOperation | PartsOperation) -> None:
-        with self._lock:
-            if operation.key.at.attempt != self._fence.attempt:
-                return
-            self._writing += 1
         try:
-            if isinstance(operation, SparseOperation):
-                operation.on_finished(operation)
-            else:
-                operation.on_finished()
-        finally:
-            with self._lock:
-                self._written()
+            start()
+        except TaihuError as error:
+            self.fail(error)
+
+    def _ended(self, operation: AnyOperation) -> None:
         with self._changed:
             operation.finished = True
             self._changed.notify_all()
 
+    def _left(self, sender: int | None) -> None:
+        """Someone has left in good order: nobody may wait for it."""
+        if self._operations.leave(sender) and (left := self._operations.left) is not None:
+            self.fail(left)
+
     def _farewell(self, failure: str = "") -> FrameHeader:
-        nowhere = Address(At(0, 0, self._fence.attempt), 0, 0, 0)
+        nowhere = Address(At(0, 0, self._operations.attempt), 0, 0, 0)
         return FrameHeader(self._identity.sender, nowhere, Farewell(failure), Encoding.NONE)
 
 
 _NOTHING = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
 """Between workers nothing is answered."""
-
-
-def _neighbour_left() -> MemberLostError:
-    return MemberLostError("a neighbour on the ring has left the run while this worker goes on")

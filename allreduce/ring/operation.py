@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.ring.reduction import add_values, scale_values
 from allreduce.ring.schedule import Action, Arrival, Segment
+from kernels.half import add_half, scale_half
+from kernels.shared_reduce import ReduceKind
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec
 from taihu.wire.headers import Address, At, FrameHeader, RingSegment, SparseMessage, ValueType
 
-__all__ = ["Operation", "OperationKey", "Schedule"]
+__all__ = ["Operation", "OperationKey", "Schedule", "reduce_kind"]
 
 Values = NDArray[Any]
 
@@ -149,15 +150,44 @@ class Operation:
             if arrival.action is Action.REPLACE:
                 np.copyto(own, part)
             else:
-                add_values(part, own, self.value_type)
+                _add_values(part, own, self.value_type)
             if arrival.action is Action.COMPLETE and self.scale != 1.0:
-                scale_values(own, self.scale, self.value_type)
+                _scale_values(own, self.scale, self.value_type)
 
     def finish_alone(self, frames: Sequence[FrameSpec]) -> None:
         """The only rank's own values are the result."""
         for frame in frames:
             for piece in frame.pieces:
                 if self.scale != 1.0:
-                    scale_values(self.values[piece.start : piece.stop], self.scale, self.value_type)
+                    _scale_values(self.values[piece.start : piece.stop], self.scale, self.value_type)
             self.on_complete(frame)
             self.on_final(frame)
+
+
+def _add_values(values: NDArray[Any], out: NDArray[Any], value_type: ValueType) -> None:
+    """Add `values` to `out`, both of shape (n,) and of the type's dtype; 16-bit sums are rounded from fp32."""
+    kind = value_type.half_kind
+    if kind is None:
+        np.add(out, values, out=out)
+    else:
+        add_half(values, kind, out)
+
+
+def _scale_values(values: NDArray[Any], factor: float, value_type: ValueType) -> None:
+    """Multiply `values` (shape (n,), the type's dtype) by `factor` in place."""
+    kind = value_type.half_kind
+    if kind is None:
+        np.multiply(values, values.dtype.type(factor), out=values)
+    else:
+        scale_half(values, kind, factor)
+
+
+def reduce_kind(value_type: ValueType) -> ReduceKind:
+    """The type's name in `kernels.shared_reduce`."""
+    kinds: dict[ValueType, ReduceKind] = {
+        ValueType.FP32: "fp32",
+        ValueType.FP64: "fp64",
+        ValueType.FP16: "fp16",
+        ValueType.BF16: "bf16",
+    }
+    return kinds[value_type]

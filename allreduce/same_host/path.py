@@ -13,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.ring.operation import Operation
-from allreduce.ring.reduction import reduce_kind
+from allreduce.ring.operation import Operation, reduce_kind
 from allreduce.ring.schedule import Ring
 from allreduce.same_host.allreduce import IsFailed, SharedAllreduce
 from taihu.errors import SharedMemoryError, StaleError, TaihuError

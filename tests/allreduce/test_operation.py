@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.reduction import reduce_kind
+from allreduce.ring.operation import Operation, OperationKey, reduce_kind
 from allreduce.ring.schedule import (
     Broadcast,
     Phase,

@@ -159,7 +159,6 @@ WAYS: dict[str, tuple[Way, Callable[[], set[str]], set[str]]] = {
             "worker/exchange/ring/dense.py",
             "worker/exchange/ring/sharded.py",
             "allreduce/ring/schedule.py",
-            "allreduce/ring/reduction.py",
         },
     ),
     "stage 3": (Way("server", 3, transport="grpc"), lambda: listed(DENSE) | listed(FETCH), {DIRECT}),

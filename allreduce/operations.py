@@ -1,0 +1,276 @@
+"""The operations under way on one rank: frames find the one that they belong to, and what it sends on goes out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
+
+from allreduce.fence import Fence
+from allreduce.parts.mesh import PartsMesh, PartsOperation
+from allreduce.ring.operation import Operation, OperationKey
+from allreduce.ring.schedule import Segment
+from allreduce.same_host.path import SameHostPath
+from allreduce.sparse.exchange import SparseExchange
+from allreduce.sparse.mesh import SparseMesh, SparseOperation
+from taihu.errors import MemberLostError
+from taihu.wire.frame_link import Carrier, FrameLink
+from taihu.wire.headers import Frame, FrameHeader, Part, RingSegment, SparseMessage
+from taihu.wire.identity import WorkerIdentity
+from taihu.wire.sink import Sink
+
+__all__ = ["AnyOperation", "Operations"]
+
+AnyOperation = Operation | SparseOperation | PartsOperation
+
+
+class Operations:
+    """Operations that have been started and not finished, and early frames of others; any thread may call.
+
+    Args:
+        identity: of this worker.
+        size: number of workers.
+        links: the ways to others by rank, the right neighbour's among them; filled before anything is started.
+        is_failed: whether all operations have ended by a failure: nothing is taken in then.
+        on_end: called with every operation that is finished.
+
+    Attributes:
+        same_host: sums what lies in shared memory, once there is such.
+    """
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        size: int,
+        links: Mapping[int, FrameLink],
+        *,
+        is_failed: Callable[[], bool],
+        on_end: Callable[[AnyOperation], None],
+    ) -> None:
+        self._identity = identity
+        self._left_neighbour, self._right_neighbour = (identity.rank - 1) % size, (identity.rank + 1) % size
+        self._links = links
+        self._is_failed = is_failed
+        self._on_end = on_end
+        self._sparse = SparseMesh(identity, self._send_to)
+        self._parts = PartsMesh(identity, self._send_to, self._after_sent_to)
+        # Guards the operations and their buffers, but not `finished`.
+        self._lock = threading.RLock()
+        self._fence = Fence()
+        # Frames that are being received into buffers, and operations whose end is being told.
+        self._writing = 0
+        self._quiet = threading.Condition(self._lock)
+        self._running: dict[OperationKey, Operation] = {}
+        self._early: dict[OperationKey, list[tuple[FrameHeader, NDArray[Any]]]] = {}
+        self._incomplete = False
+        self.same_host: SameHostPath | None = None
+        self.sink = Sink(
+            (RingSegment, Part, SparseMessage), places=self._places, take=self._take, take_frame=self._take_frame
+        )
+        """Takes the frames of others."""
+
+    @property
+    def attempt(self) -> int:
+        """The present attempt, see `Fence`."""
+        return self._fence.attempt
+
+    def start(self, operation: Operation) -> None:
+        """Begin, or hand to the thread that sums in shared memory.
+
+        Raises:
+            MemberLostError: a worker has left the run.
+            StaleError: it is of another attempt.
+            FrameError: an early frame does not belong to it.
+        """
+        with self._lock:
+            self._admit(operation.key)
+            if self.same_host is not None and self.same_host.takes(operation):
+                self.same_host.start(operation)
+            else:
+                self._start(operation)
+
+    def start_sparse(self, operation: SparseOperation, exchange: SparseExchange) -> None:
+        """Begin; raises as `start` does."""
+        with self._lock:
+            self._admit(operation.key)
+            done = self._sparse.begin(operation, exchange)
+        if done:
+            self.finish(operation)
+
+    def start_parts(self, operation: PartsOperation) -> None:
+        """Begin, in the present attempt; raises as `start` does."""
+        with self._lock:
+            self._admit(None)
+            self._parts.begin(operation, self._parts_sent)
+            self._end_parts(operation)
+
+    def carry(self, carrier: Carrier) -> None:
+        """Send frames by `carrier` from now on; what is under way arrives as it was sent."""
+        with self._lock:
+            for link in self._links.values():
+                link.carry(carrier)
+
+    def leave(self, rank: int | None) -> bool:
+        """Someone has left in good order, so that nothing new can begin; returns whether something waits for it.
+
+        `rank` is that of one who sends to this rank; one who was sent to has all it needs.
+        """
+        with self._lock:
+            self._incomplete = True
+            if rank is None:
+                return False
+            is_left = rank == self._left_neighbour
+            return (is_left and bool(self._running)) or self._sparse.awaits(rank) or self._parts.awaits(rank)
+
+    @property
+    def left(self) -> MemberLostError | None:
+        """The error of what begins after someone has left."""
+        if not self._incomplete:
+            return None
+        return MemberLostError("a neighbour on the ring has left the run while this worker goes on")
+
+    def abort(self, attempt: int) -> None:
+        """Forget everything of attempts before this one; raises StaleError unless it is a higher one."""
+        with self._lock:
+            self._fence.abort(attempt)
+            self._running.clear()
+            self._early = {key: frames for key, frames in self._early.items() if key.at.attempt >= attempt}
+            self._sparse.abort(attempt)
+            self._parts.abort(attempt)
+
+    def wait_until_quiet(self) -> None:
+        """Return when nothing is being received into buffers, and no end told, or all has failed."""
+        with self._quiet:
+            self._quiet.wait_for(lambda: not self._writing or self._is_failed())
+
+    def wake(self) -> None:
+        """All has failed: let `wait_until_quiet` see it."""
+        with self._quiet:
+            self._quiet.notify_all()
+
+    def finish(self, operation: AnyOperation) -> None:
+        """Tell the end of an operation, unless it has been given up."""
+        with self._lock:
+            if operation.key.at.attempt != self._fence.attempt:
+                return
+            self._writing += 1
+        try:
+            if isinstance(operation, SparseOperation):
+                operation.on_finished(operation)
+            else:
+                operation.on_finished()
+        finally:
+            with self._lock:
+                self._written()
+        self._on_end(operation)
+
+    def _admit(self, key: OperationKey | None) -> None:
+        """Raise unless an operation can begin; one without a key belongs to the present attempt."""
+        if (left := self.left) is not None:
+            raise left
+        if key is not None:
+            self._fence.begin(key)
+
+    def _start(self, operation: Operation) -> None:
+        self._running[operation.key] = operation
+        segments = operation.schedule.first_segments()
+        if self._right is None:
+            operation.finish_alone([segment.frame for segment in segments])
+        else:
+            for segment in segments:
+                self._send(self._right, operation, segment)
+        self._end_if_arrived(operation)
+        for header, values in self._early.pop(operation.key, ()):
+            self._advance(operation, header, values, in_place=False)
+
+    @property
+    def _right(self) -> FrameLink | None:
+        return self._links.get(self._right_neighbour)
+
+    def _places(self, header: FrameHeader) -> Sequence[NDArray[Any]] | None:
+        with self._lock:
+            if not self._fence.admits(header):
+                return None
+            if isinstance(header.kind, Part):
+                places = self._parts.places(header)
+            else:
+                operation = self._running.get(OperationKey.of(header))
+                places = operation.places(header) if operation is not None else None
+            self._writing += places is not None
+        return places
+
+    def _take(self, header: FrameHeader, received: Sequence[NDArray[Any]], in_place: bool) -> None:
+        with self._lock:
+            if in_place:
+                self._written()
+            if self._is_failed() or not self._fence.admits(header):
+                return
+            if isinstance(header.kind, Part):
+                self._take_part(header, None if in_place else received[0])
+                return
+            key, values = OperationKey.of(header), received[0]
+            operation = self._running.get(key)
+            if operation is None:
+                self._early.setdefault(key, []).append((header, values.copy()))
+            else:
+                self._advance(operation, header, values, in_place=in_place)
+
+    def _take_part(self, header: FrameHeader, values: NDArray[Any] | None) -> None:
+        operation = self._parts.take(header, values)
+        if operation is not None:
+            self._end_parts(operation)
+
+    def _take_frame(self, frame: Frame) -> None:
+        with self._lock:
+            taken = not self._is_failed() and self._fence.admits(frame.header)
+            operation = self._sparse.take(frame) if taken else None
+        if operation is not None:
+            self.finish(operation)
+
+    def _written(self) -> None:
+        self._writing -= 1
+        self._quiet.notify_all()
+
+    def _parts_sent(self, operation: PartsOperation) -> None:
+        """Everything for one rank has been read; called by the thread that sends to it."""
+        with self._lock:
+            operation.unsent -= 1
+            self._end_parts(operation)
+
+    def _end_parts(self, operation: PartsOperation) -> None:
+        if self._parts.end(operation):
+            self.finish(operation)
+
+    def _advance(self, operation: Operation, header: FrameHeader, values: NDArray[Any], *, in_place: bool) -> None:
+        forward = operation.take(header, values, in_place=in_place)
+        if forward is not None and self._right is not None:
+            self._send(self._right, operation, forward)
+        self._end_if_arrived(operation)
+
+    def _end_if_arrived(self, operation: Operation) -> None:
+        if not operation.schedule.done:
+            return
+        del self._running[operation.key]
+        if self._right is None:
+            self.finish(operation)
+        else:
+            self._right.after(partial(self.finish, operation))
+
+    def _send(self, right: FrameLink, operation: Operation, segment: Segment) -> None:
+        values = operation.views(segment)
+        operation.sent_bytes += sum(view.nbytes for view in values)
+        key, frame = operation.key, segment.frame
+        kind = RingSegment(segment.hop, key.number)
+        address = key.range(frame.offset, frame.count)
+        right.send(FrameHeader(self._identity.sender, address, kind, value_type=operation.value_type), values)
+
+    def _send_to(
+        self, rank: int, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False
+    ) -> None:
+        self._links[rank].send(header, pieces, urgent=urgent)
+
+    def _after_sent_to(self, rank: int, callback: Callable[[], None], *, urgent: bool) -> None:
+        self._links[rank].after(callback, urgent=urgent)
