@@ -56,7 +56,7 @@ COMMANDS = dict(commands(make_app()))
 
 
 def imported_by(*statements: str) -> list[set[str]]:
-    """What is imported until the end of each statement, in one process."""
+    """The modules imported until the end of each statement, in one process."""
     done = subprocess.run(
         [sys.executable, "-c", LISTING, json.dumps(statements)],
         env=without_settings(os.environ),
@@ -69,7 +69,7 @@ def imported_by(*statements: str) -> list[set[str]]:
 
 
 def imported_by_commands(*lines: str) -> list[set[str]]:
-    """What is imported until the end of each command, in one process."""
+    """The modules imported until the end of each command, in one process."""
     return imported_by(*(f"sys.argv[:] = ['taihu', *{line.split()!r}]; main()" for line in lines))
 
 

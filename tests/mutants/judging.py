@@ -51,7 +51,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant, and `by` which test, as pytest names it: the last that ran; "" where none did."""
+    """The fate of a mutant, and `by` which test, as pytest names it: the last that ran; "" where none did."""
 
     fate: Fate
     by: str

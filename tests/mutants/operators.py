@@ -133,7 +133,7 @@ def _originals(module: cst.Module) -> dict[cst.CSTNode, str]:
 
 
 def _place(node: cst.CSTNode, parents: Mapping[cst.CSTNode, cst.CSTNode]) -> _Place | None:
-    """Where a node belongs; None where it is left alone."""
+    """The place of a node; None where it is left alone."""
     chain = [node, *_ancestors(node, parents)]
     if any(isinstance(each, _LEFT_ALONE) or _is_for_types(each) for each in chain):
         return None

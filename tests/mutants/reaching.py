@@ -18,7 +18,7 @@ __all__ = ["Recording", "Seen"]
 
 @dataclass(frozen=True)
 class Seen:
-    """What one test ran: `lines` by file of the core, and the CPU time of all of it."""
+    """The code that one test ran: `lines` by file of the core, and the CPU time of all of it."""
 
     seconds: float
     lines: dict[str, list[int]]

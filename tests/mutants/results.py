@@ -34,7 +34,7 @@ class Results:
                 self._take(json.loads(line))
 
     def known(self, key: str) -> Verdict | None:
-        """What became of the mutant in an earlier run, or None if that says nothing of the files as they are."""
+        """The fate of the mutant in an earlier run, or None if that says nothing of the files as they are."""
         return self._known.get(key)
 
     def add(self, key: str, verdict: Verdict) -> None:

@@ -455,7 +455,7 @@ def test_what_both_ways_hold_counts_once(overlaps: tuple[float, ...]) -> None:
 
 
 def test_where_some_groups_went_whole_they_tell_the_start_up() -> None:
-    """What they say needs no guess of how long both ways were busy."""
+    """Their samples need no guess of how long both ways were busy."""
     up, down = np.array([1e4, 2e5, 4e5, 9e5, 6e5]), np.array([5e5, 1e5, 7e5, 3e5, 2e5])
     guessed = np.array([0.0, 0.001, 0.001, 0.001, 0.0])
     up_s, down_s = LINK.up_seconds_per_byte * up, 3e-3 + LINK.down_seconds_per_byte * down
