@@ -27,6 +27,7 @@ class Patcher:
     def __init__(self) -> None:
         self._functions: dict[str, list[FunctionType]] = defaultdict(list)
         self._caches: list[functools._lru_cache_wrapper[object]] = []
+        gc.unfreeze()  # what somebody froze would not be found
         for each in gc.get_objects():
             if isinstance(each, FunctionType):
                 self._functions[each.__code__.co_filename].append(each)

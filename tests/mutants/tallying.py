@@ -93,8 +93,8 @@ def tally(core: str, sample: int | None, seed: int, at: str = "", *, afresh: boo
         counting.say_what_is_gone(every)
 
     def tell(mutant: Mutant, verdict: Verdict) -> None:
-        results.add(mutant.key, verdict)
         counting.take(mutant, verdict)
+        results.add(mutant.key, verdict)
 
     if rest:
         recording = Recording(_KEPT / f"{core}.lines.json", ROOT, files, scenarios, tests)
@@ -115,6 +115,8 @@ class _Counting:
         self.excused = 0
 
     def take(self, mutant: Mutant, verdict: Verdict) -> None:
+        if verdict.fate is Fate.NO_MUTANT:
+            raise RuntimeError(f"{mutant.path}:{mutant.first_line} {mutant.place} cannot be changed; mend the runner")
         self.fates[verdict.fate] += 1
         listed = self.is_listed(mutant)
         if verdict.fate in (Fate.SURVIVED, Fate.UNREACHED):
