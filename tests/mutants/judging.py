@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -215,4 +216,4 @@ def _run(item: pytest.Item, following: pytest.Item | None) -> None:
 
 
 def _with_following(items: Sequence[pytest.Item]) -> list[tuple[pytest.Item, pytest.Item | None]]:
-    return list(zip(items, [*items[1:], None], strict=True))
+    return list(zip_longest(items, items[1:]))
