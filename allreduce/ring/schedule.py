@@ -227,7 +227,7 @@ def cut_chunks(layout: Layout, group: Group, size: int, itemsize: int) -> tuple[
     elements = layout.offsets[group.last_layer + 1] - layout.offsets[group.first_layer]
     chunk_bytes = elements * itemsize / size
     size_bytes = min(max(chunk_bytes / _SEGMENTS_PER_CHUNK, _SMALLEST_SEGMENT_BYTES), _LARGEST_SEGMENT_BYTES)
-    segment = max(1, int(size_bytes) // itemsize)
+    segment = int(size_bytes) // itemsize
     return tuple(Shard(layout, size, rank).frames((group,), segment) for rank in range(size))
 
 

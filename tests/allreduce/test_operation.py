@@ -30,7 +30,7 @@ from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, Shard, slice_bounds
-from taihu.wire.headers import At, FrameHeader, RingSegment, Sender, ValueType
+from taihu.wire.headers import At, FrameHeader, Parameters, RingSegment, Sender, ValueType
 
 Values = NDArray[Any]
 KEY = OperationKey(At(3, 7, 1), 2)
@@ -137,7 +137,7 @@ def expected_sum(arenas: Sequence[Values], sizes: Sequence[int], scale: float, k
     ranks=st.integers(2, 5),
     sizes=st.lists(st.integers(0, 20), min_size=1, max_size=3),
     segment=st.integers(1, 9),
-    scale=st.sampled_from([1.0, 0.25]),
+    scale=st.sampled_from([1.0, 0.25, 2.0]),
     in_place=st.booleans(),
     random=st.randoms(use_true_random=False),
 )
@@ -220,7 +220,7 @@ def test_the_two_phases_apart_do_what_both_do() -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_single_rank_scales_its_own_values(kind: ValueType) -> None:
     values = encoded(np.arange(1, 8, dtype=np.float32), kind)
-    for scale in (1.0, 0.5):
+    for scale in (1.0, 0.5, 2.0):
         told = Told()
         operation = Operation(KEY, values.copy(), kind, Ring(0, chunks_of([3, 4], 1, 3)), scale=scale)
         pieces(operation, told)
@@ -263,6 +263,10 @@ def test_a_frame_of_another_type_changes_nothing() -> None:
 def test_the_key_of_a_frame_is_that_of_its_operation() -> None:
     (frame,) = chunks_of([4], 1, 9)[0]
     assert OperationKey.of(header_of(Segment(0, frame), ValueType.FP32)) == KEY
+    address = KEY.range(frame.offset, frame.count)
+    assert OperationKey.of(FrameHeader(Sender("job", 1, 0), address, Parameters())) == OperationKey(
+        KEY.at, KEY.group, 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -285,6 +289,16 @@ def test_segments_are_an_eighth_of_a_chunk_within_bounds(elements: int, itemsize
     for chunk in chunks:
         assert sum(frame.count for frame in chunk) == elements // 2
         assert max(frame.count for frame in chunk) - min(frame.count for frame in chunk) <= 1
+
+
+def test_segments_follow_from_the_size_of_the_group() -> None:
+    layout = Layout(
+        tuple(LayerSpec(f"l{n}", (TensorSpec("w", (size,)),)) for n, size in enumerate((9 << 20, 64 << 20, 5)))
+    )
+    (own, _), (alone, _) = (
+        cut_chunks(of, group, 2, 4) for of, group in ((layout, Group(1, 1)), (buffer_layout(64 << 20), Group(0, 0)))
+    )
+    assert [frame.count for frame in own] == [frame.count for frame in alone]
 
 
 def test_types_have_names_in_shared_memory() -> None:
