@@ -97,7 +97,7 @@ class Exchange:
         self._own = OwnThread(self.fail)
         is_compressed = job.compression.method != "none"
         self._compressor = GroupCompressor(job, plan, arenas) if is_compressed else None
-        self._route = make_route(_Events(self))
+        self._route = make_route(_Events(self._updated, self._arrived, self.fail))
         self._rules = rules_of(job, arenas, self._route)
         train = job.train
         scale = LossScale(train.loss_scale, train.loss_scale_growth_steps) if self._rules.holds else None
@@ -414,9 +414,15 @@ class Exchange:
 class _Events:
     """The route's events for an exchange; news of attempts that were given up are dropped here."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self.failed = exchange.fail
+    def __init__(
+        self,
+        take_update: Callable[[int, At, int, int, float | None, bool], None],
+        take_parameters: Callable[[int, int, int, int], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._take_update = take_update
+        self._take_parameters = take_parameters
+        self.failed = failed
 
     def updated(
         self,
@@ -430,12 +436,12 @@ class _Events:
     ) -> None:
         """Take in that a part has been summed and updated; the arguments are those of `RouteEvents.updated`."""
         with suppress(StaleError):
-            self._exchange._updated(group, at, sent_bytes, received_bytes, completed_s, skipped)
+            self._take_update(group, at, sent_bytes, received_bytes, completed_s, skipped)
 
     def arrived(self, group: int, attempt: int, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
         """Take in that a part of the parameters has come."""
         with suppress(StaleError):
-            self._exchange._arrived(group, attempt, sent_bytes, received_bytes)
+            self._take_parameters(group, attempt, sent_bytes, received_bytes)
 
 
 def rules_of(job: Job, arenas: Arenas, route: Route) -> Rules:
