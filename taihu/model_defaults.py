@@ -55,7 +55,7 @@ MODEL_DEFAULTS: Mapping[str, ModelDefaults] = MappingProxyType(
         "alexnet_lrn": ModelDefaults(0.002, 55, 227, 1000),
         "vgg16": ModelDefaults(0.002, 32, 224, 1000),
         "googlenet": ModelDefaults(0.002, 79, 224, 1000),
-        "resnet50": ModelDefaults(0.05, 1, 224, 1000),
+        "resnet50": ModelDefaults(0.002, 1, 224, 1000),
         "mlp": ModelDefaults(0.05, 0),
         "small_gpt": ModelDefaults(0.05, 0, takes_text=True),
     }

@@ -18,10 +18,11 @@ from taihu.local.display import human_bytes
 from taihu.model_defaults import usual_input
 from taihu.process.options import JsonOption
 from taihu.results import check_writable, write_json
+from worker.bench.engine import step_flops
 from worker.engine.loading import build_model
 from worker.sw26010.times import layer_times
 
-__all__ = ["sw26010"]
+__all__ = ["shares_of", "sw26010"]
 
 _COLUMNS = ("kernel", "configuration", "GFLOP/s", "of peak", "ms", "DMA", "limited by")
 
@@ -74,7 +75,9 @@ def sw26010(
         kernels = KERNELS if kernel == "all" else (kernel,)
         rows = [row for name in kernels for row in rows_of(name, grid, loop)]
     _tell(rows)
-    if model is None and kernel in ("all", "conv"):
+    if model is not None:
+        typer.echo(shares_of(model))
+    elif kernel in ("all", "conv"):
         _summarize(rows, grid)
     if json_file is not None:
         write_json(json_file, {"rows": [row.to_json() for row in rows]})
@@ -92,6 +95,19 @@ def _model_rows(name: str, batch: int, core_groups: int) -> Iterator[Row]:
             total = total.then(ledger)
             yield Row(layer.kind, f"{layer.name} {direction}", ledger)
     yield Row(name, f"forward and backward, batch {batch}", total)
+
+
+def shares_of(name: str) -> str:
+    """The shares of convolutions and fully connected layers in a model's products and in its parameters, as text."""
+    model = build_model(name, *usual_input(name))
+    products = sum(step_flops(layer, 1) for layer in model.leaves)
+    told = []
+    for kind, called in (("conv", "convolutions"), ("fc", "fully connected layers")):
+        layers = [layer for layer in model.parameter_layers if layer.kind == kind]
+        elements = sum(tensor.elements for layer in layers for tensor in layer.tensors)
+        flops = sum(step_flops(layer, 1) for layer in layers)
+        told.append(f"{called} {flops / products:.1%} of its products, {elements / model.layout.elements:.1%}")
+    return f"{name}: {told[0]} of its parameters; {told[1]}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:

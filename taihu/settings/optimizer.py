@@ -30,7 +30,8 @@ class OptimizerSettings(Section):
     learning_rate: Rate = Field(
         default=0.05,
         description="the full learning rate, before the schedule lowers it; by default the model's own: "
-        "cifar10_quick and vgg16_cifar 0.01, alexnet, vgg16 and googlenet 0.002, and 0.001 with adam and adamw",
+        "cifar10_quick and vgg16_cifar 0.01, alexnet, vgg16, googlenet and resnet50 0.002, and 0.001 with adam "
+        "and adamw",
     )
     momentum: Fraction = Field(default=0.9, description="sgd: the share of the last update that goes on")
     nesterov: bool = Field(default=False, description="sgd: Nesterov's momentum")
