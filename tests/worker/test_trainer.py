@@ -45,6 +45,7 @@ class SlowExchange:
     prepare_s: float = 0.0
     loss_scale: float = 1.0
     skipped_steps: int = 0
+    path: str = "grpc"
     asked: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
