@@ -10,8 +10,6 @@ from typing import Final
 
 from taihu.names import TEXT_DATA, OwnData, built_in_data, own_data
 from taihu.settings import DataSettings
-from worker.data.own_text import count_own_text
-from worker.data.python_source import count_python_source
 from worker.data.sources import (
     CIFAR10_RECORD_BYTES,
     CIFAR10_TRAIN,
@@ -56,6 +54,8 @@ def _count_built_in(settings: DataSettings) -> int | None:
         folder = cifar10_folder(settings.path)
         return sum((folder / name).stat().st_size // CIFAR10_RECORD_BYTES for name in CIFAR10_TRAIN) or None
     if settings.name == TEXT_DATA:
+        from worker.data.python_source import count_python_source  # noqa: PLC0415 - other data need no arrays here
+
         return count_python_source(settings.sequence)
     data = built_in_data(settings.name)
     return None if data is None else data.samples
@@ -78,6 +78,8 @@ def _count_own(own: OwnData, sequence: int) -> tuple[int, bool] | None:
 
         return count_own_arrays(own)
     if kind == "text":
+        from worker.data.own_text import count_own_text  # noqa: PLC0415 - other data need no arrays here
+
         return count_own_text(own, sequence)
     if kind == "images":
         from worker.data.own_images import count_own_images  # noqa: PLC0415
