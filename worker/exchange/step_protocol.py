@@ -416,10 +416,17 @@ class StepProtocol:
         return leading_groups(fetched, self._sizes, self._live - self._sizes[group])
 
     def _needed_after(self, group: int) -> Iterator[int]:
-        """The groups in the order in which backward and the next forward need them, while `group` is used."""
-        yield from range(group + 1, len(self._groups))
+        """The groups in the order in which backward and the next forward need them, while `group` is used.
+
+        Gradients may come in any order: what has been pushed, or is held back, is not needed before it is updated.
+        """
+        for later in range(group + 1, len(self._groups)):
+            if self._groups[later].phase is Phase.AWAITED:
+                yield later
         if self._rules.ahead_of_forward:
-            yield from reversed(range(group))
+            for earlier in reversed(range(group)):
+                if self._groups[earlier].phase not in {Phase.AWAITED, Phase.HELD}:
+                    yield earlier
 
     def _check_quiet(self, what: str) -> None:
         busy = [group for group, known in enumerate(self._groups) if known.phase is not Phase.UPDATED]
