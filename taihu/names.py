@@ -23,6 +23,7 @@ __all__ = [
     "MODEL_NAMES",
     "OWN_DATA",
     "TEXT_DATA",
+    "TOKENS",
     "OwnData",
     "SyntheticData",
     "built_in_data",
@@ -52,6 +53,8 @@ MODEL_NAMES: Final = (
 DEFAULT_MODEL: Final = "small_cnn"
 _SYNTHETIC: Final = "synthetic"
 TEXT_DATA: Final = "python-source"
+# Text is read byte by byte.
+TOKENS: Final = 256
 DATA_NAMES: Final = ("digits", "fashion-mnist", "cifar10", TEXT_DATA, f"{_SYNTHETIC}:CxHxW")
 _OWN_MODEL: Final = "path/to/file.py:function"
 _FORM: Final = "synthetic:CxHxW[:classes=K][:samples=N], for example synthetic:3x32x32:classes=10:samples=2048"

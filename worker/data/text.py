@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.errors import DataError
+from taihu.names import TOKENS
 from worker.data.dataset import Dataset, Rows, Targets
 from worker.data.statistics import no_statistics
 
-__all__ = ["TOKENS", "TextExamples", "sequences", "sequences_of", "text_dataset"]
-
-TOKENS: Final = 256
+__all__ = ["TextExamples", "sequences", "sequences_of", "text_dataset"]
 
 
 @dataclass(frozen=True, eq=False)
