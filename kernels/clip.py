@@ -1,16 +1,21 @@
-"""Clipping of gradients: by the norm of a range, in place, or element by element into another array.
+"""Clipping of gradients: by the norm of a range, in place, element by element into another array; and whole norms.
 
 All arrays are contiguous fp32 of shape (n,). The kernels allocate nothing and release the GIL.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.jit import kernel, kernel_reassociating
 
-__all__ = ["clip_norm", "clip_values"]
+__all__ = ["add_squares", "clip_norm", "clip_values"]
+
+_LANE: Final = 2.0**30
+_TOP: Final = 2.0**120
 
 Values = NDArray[np.float32]
 
@@ -53,3 +58,33 @@ def _squared(values: Values) -> float:
 def _scale(values: Values, factor: np.float32) -> None:
     for i in range(len(values)):
         values[i] *= factor
+
+
+@kernel
+def add_squares(values: Values, unit: float, lanes: NDArray[np.int64]) -> None:
+    """Add the squares of `values`, in units of `unit` and rounded to whole ones, to `lanes`.
+
+    The sum is exact, so that it does not depend on the order in which ranges are added, or on how they are cut.
+
+    Args:
+        values: summed.
+        unit: a power of two.
+        lanes: shape (5,), int64; lane k below 4 counts 2^(30 k) units, the last one values whose square is no number
+            below 2^120 units. Of up to 2^33 values none overflows.
+    """
+    per_unit = 1.0 / unit
+    for i in range(len(values)):
+        value = np.float64(values[i])
+        rest = value * value * per_unit
+        if not rest < _TOP:
+            lanes[4] += 1
+            continue
+        if rest >= _LANE:
+            # From the top, where there is something to take: most squares are small.
+            for lane in range(3, 0, -1):
+                size = _LANE**lane
+                if rest >= size:
+                    part = np.floor(rest / size)
+                    lanes[lane] += np.int64(part)
+                    rest -= part * size
+        lanes[0] += np.int64(np.rint(rest))

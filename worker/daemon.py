@@ -374,7 +374,9 @@ class WorkerDaemon:
 
     def _clipping(self, replica: Replica) -> LayerClipping | None:
         largest, exchanged = self._job.optimizer.clip_norm, replica.exchanged
-        return None if largest is None else LayerClipping(exchanged.layout, exchanged.arenas.gradients, largest)
+        if largest is None or self._job.clips_whole:
+            return None
+        return LayerClipping(exchanged.layout, exchanged.arenas.gradients, largest)
 
     def _make_batches(self, stack: ExitStack) -> BatchSource:
         batches = Batches(

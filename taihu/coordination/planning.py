@@ -156,7 +156,7 @@ class Planning:
         carriage = self._next_carriage(reports)
         if self.plan.carriage == "trial" and carriage != "trial":
             reports = steps_by(carriage, reports)
-        if self._job.holds_gradients:
+        if self._job.updates_together:
             # No step exchanges one group at a time, so that there is nothing to tell the costs of links from.
             self._change(step, carriage=carriage)
             return

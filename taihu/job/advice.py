@@ -53,6 +53,7 @@ RULES: Final = (
         lambda job: job.optimizer.schedule != "cosine",
         "is for optimizer.schedule cosine",
     ),
+    Rule("optimizer.clip", lambda job: job.optimizer.clip_norm is None, "needs an optimizer.clip_norm"),
     Rule("train.epochs", lambda job: job.train.steps is not None, "gives way to train.steps"),
     Rule("train.recompute_segments", lambda job: job.train.recompute == "none", "needs a train.recompute"),
     Rule(

@@ -121,6 +121,11 @@ class Job(Section):
             )
         if self.exchange.fc != "data":
             raise ValueError(f"optimizer.{key} clips gradients of whole layers: set exchange.fc = 'data'")
+        if self.clips_whole and self.servers and self.zero:
+            raise ValueError(
+                "optimizer.clip 'whole' needs all sums before the first update, and each server has a part of them: "
+                "set exchange.zero = 0, or exchange.kind = 'ring'"
+            )
         return self
 
     @model_validator(mode="after")
@@ -153,6 +158,21 @@ class Job(Section):
         return 1 if self.servers else 0
 
     @property
+    def whole_norm(self) -> float | None:
+        """The largest norm of the whole mean gradient, where that is clipped."""
+        return self.optimizer.clip_norm if self.optimizer.clip == "whole" else None
+
+    @property
+    def clips_whole(self) -> bool:
+        """Whether no group is updated before all have been summed, for the norm of the whole gradient."""
+        return self.whole_norm is not None
+
+    @property
+    def updates_together(self) -> bool:
+        """Whether the groups of a step wait for each other, so that none is updated before all are there."""
+        return self.holds_gradients or self.clips_whole
+
+    @property
     def holds_gradients(self) -> bool:
         """Whether a step's gradients are sent when all are there: only then fp16 knows whether to skip the step."""
         return self.train.precision == "fp16"
@@ -164,7 +184,7 @@ class Job(Section):
         It knows one exchange for each group and step that begins within backward: not what stage 3 of ZeRO fetches,
         and not what begins after backward.
         """
-        return self.zero < 3 and not self.holds_gradients
+        return self.zero < 3 and not self.updates_together
 
     @property
     def servers(self) -> int:

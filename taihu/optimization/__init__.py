@@ -3,6 +3,7 @@
 from taihu.optimization.loss_scale import LossScale
 from taihu.optimization.shard import OptimizerShard, OptimizerState
 from taihu.optimization.sums import SumShard
+from taihu.optimization.whole_norm import WholeNorm
 from taihu.schedule import in_steps, learning_rate
 
-__all__ = ["LossScale", "OptimizerShard", "OptimizerState", "SumShard", "in_steps", "learning_rate"]
+__all__ = ["LossScale", "OptimizerShard", "OptimizerState", "SumShard", "WholeNorm", "in_steps", "learning_rate"]

@@ -45,7 +45,8 @@ class MemoryJob:
         optimizer_arrays: fp32 values of optimizer state per parameter: 0 for plain SGD, 1 with momentum, 2 for Adam.
         value_bytes: of a parameter or gradient that is exchanged: 4, or 2 in mixed precision, where the owner keeps
             an fp32 master of the parameters beside its optimizer state; in stages 2 and 3 only.
-        holds_gradients: whether workers keep all gradients of a step until it is known that they fit (fp16).
+        holds_gradients: whether workers keep all gradients of a step until it is known that they fit (fp16), or
+            what their norm is.
         bucket_bytes: fp32 bytes that a group of several layers has at most.
         live_bytes: fp32 bytes of parameters that stage 3 may hold at once, where two groups are fewer.
         residual_arrays: fp32 values per parameter that a worker's compression keeps: the residual, and the velocity

@@ -21,9 +21,9 @@ class OptimizerSettings(Section):
 
     A schedule in epochs, or to the run's end, takes the run's length from the workers' data when the run starts.
 
-    `clip_norm` bounds the norm of one layer's gradient at a time, on each worker for itself: when the norm of the
-    whole gradient is known, most of it has been exchanged already. `clip_norm` and `clip_value` do not go with
-    sharded layers; compressed gradients have `compression.clip_norm`.
+    `clip_norm` bounds the norm of one layer's gradient at a time, on each worker for itself; with `clip` whole that
+    of the mean gradient of all layers, which is known when the last of them has been summed: no update begins before.
+    `clip_norm` and `clip_value` do not go with sharded layers; compressed gradients have `compression.clip_norm`.
     """
 
     name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="the update rule")
@@ -45,7 +45,12 @@ class OptimizerSettings(Section):
     )
     clip_norm: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
         default=None,
-        description="the largest norm of each layer's gradient, as each worker computes it, before it is exchanged",
+        description="the largest norm of each layer's gradient, as each worker computes it, before it is "
+        "exchanged; or what optimizer.clip says",
+    )
+    clip: Literal["layer", "whole"] = Field(
+        default="layer",
+        description="what clip_norm bounds: each layer's gradient, or the mean gradient of all layers together",
     )
     clip_value: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
         default=None, description="the largest magnitude of each element of the mean gradient, where it is applied"

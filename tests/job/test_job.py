@@ -91,6 +91,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "beta2": FRACTION,
         "epsilon": st.floats(1e-30, 1),
         "clip_norm": st.floats(0, 1e9, exclude_min=True),
+        "clip": st.sampled_from(["layer", "whole"]),
         "clip_value": st.floats(0, 1e9, exclude_min=True),
         "schedule": st.sampled_from(["constant", "step", "cosine"]),
         "milestones": st.lists(COUNT, max_size=4),
@@ -176,6 +177,15 @@ def fits(job: Tables) -> bool:
         return False
     clips = of["optimizer.clip_norm"] is not None or of["optimizer.clip_value"] is not None
     if clips and (of["compression.method"] != "none" or of["exchange.fc"] != "data"):
+        return False
+    # Each server has a part of all sums.
+    whole_norm = of["optimizer.clip"] == "whole" and of["optimizer.clip_norm"] is not None
+    usual = 2 if of["train.precision"] != "fp32" else 1
+    if (
+        whole_norm
+        and of["exchange.kind"] == "server"
+        and (usual if of["exchange.zero"] is None else of["exchange.zero"])
+    ):
         return False
     return compression_fits(of) and zero_fits(of) and (whole or of["cluster.compute"] == "cpu")
 
@@ -529,6 +539,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "beta2": 0.7,
         "epsilon": 0.7,
         "clip_norm": 0.7,
+        "clip": "whole",
         "clip_value": 0.7,
         "schedule": "step",
         "milestones": [7],

@@ -64,6 +64,9 @@ class _Master:
 
     def update(self, mean: Exact, step: int) -> None:
         optimizer = self._job.optimizer
+        if optimizer.clip_norm is not None:
+            assert optimizer.clip == "whole"
+            mean = mean * min(1.0, optimizer.clip_norm / float(np.linalg.norm(mean)))
         if optimizer.name == "adam":
             self._first = 0.9 * self._first + 0.1 * mean
             self._second = 0.999 * self._second + 0.001 * mean**2

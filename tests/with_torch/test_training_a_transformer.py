@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from taihu.optimization import OptimizerShard
+from taihu.optimization import OptimizerShard, WholeNorm
 from taihu.settings import DataSettings, OptimizerSettings
 from worker.data.batches import Batches
 from worker.data.load import load_dataset
@@ -72,8 +72,8 @@ def _in_pytorch(model: Model) -> Net:
     return net
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_fifty_steps_have_pytorchs_losses(name: str) -> None:
+@pytest.mark.parametrize(("name", "largest"), [("adamw", None), ("sgd", None), ("sgd", 0.3)])
+def test_fifty_steps_have_pytorchs_losses(name: str, largest: float | None) -> None:
     settings = {
         "adamw": OptimizerSettings(name="adamw", learning_rate=_RATE, weight_decay=0.1, beta2=0.95),
         "sgd": OptimizerSettings(name="sgd", learning_rate=0.05, momentum=0.9),
@@ -95,11 +95,15 @@ def test_fifty_steps_have_pytorchs_losses(name: str) -> None:
     for step in range(1, _STEPS + 1):
         inputs, targets = batches.batch(step)
         ours.append(model.train(inputs, targets, StepContext(True, 3, step, 0), StepHooks()))
-        shard.update(0, len(parameters), gradients, step)
+        norm = WholeNorm(largest or 1e9, 1.0)
+        norm.add(gradients)
+        shard.update(0, len(parameters), gradients, step, norm.factor)
         made.zero_grad()
         logits = net(torch.from_numpy(inputs).long())
         loss = functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets).flatten())
         loss.backward()
+        if largest:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), largest)
         made.step()
         theirs.append(loss.item())
     assert ours[0] > 5.4

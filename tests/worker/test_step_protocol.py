@@ -20,6 +20,7 @@ from taihu.planner.groups import gradient_room, parameter_room
 from taihu.wire.headers import At
 from worker.exchange.step_actions import (
     Action,
+    Apply,
     Ask,
     Cancel,
     Done,
@@ -33,7 +34,7 @@ from worker.exchange.step_actions import (
 )
 from worker.exchange.step_protocol import StepProtocol, leading_groups
 
-_FLAGS = ("drops_gradients", "fetches", "widens", "keeps", "holds", "agrees", "asks_late", "not_ahead")
+_FLAGS = ("drops_gradients", "fetches", "widens", "keeps", "holds", "clips", "agrees", "asks_late", "not_ahead")
 
 
 class Interpreter:
@@ -79,6 +80,7 @@ class Interpreter:
             "forward": lambda group: self._protocol.turn(self._protocol.forward_reading(int(group))),
             "backward": self._backward,
             "updated": self._updated,
+            "applied": self._applied,
             "arrived": self._arrived,
             "widened": lambda group: self._protocol.widened(int(group)),
             "lost": self._protocol.lost,
@@ -99,6 +101,9 @@ class Interpreter:
     def _updated(self, group: str, *rest: str) -> Sequence[Action]:
         at = At(*map(int, rest[1:4])) if rest and rest[0] == "at" else self._protocol.at
         return self._protocol.updated(int(group), at, skipped="skipped" in rest)
+
+    def _applied(self, *at: str) -> Sequence[Action]:
+        return self._protocol.applied(At(*map(int, at)) if at else self._protocol.at)
 
     def _arrived(self, group: str, *attempt: str) -> Sequence[Action]:
         return self._protocol.arrived(int(group), int(attempt[-1]) if attempt else self._protocol.at.attempt)
@@ -182,6 +187,7 @@ class Training(RuleBasedStateMachine):
         self.gradients: set[int] = set()
         self.parameters: set[int] = set()
         self.sums: list[tuple[int, At]] = []
+        self.applying: list[At] = []
         self.fetches: list[tuple[int, int]] = []
         self.widening: list[int] = []
         self.asked: list[int] = []
@@ -192,11 +198,11 @@ class Training(RuleBasedStateMachine):
     @initialize(
         sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
         parts=st.integers(1, 3),
-        flags=st.tuples(*[st.booleans()] * 6),
+        flags=st.tuples(*[st.booleans()] * 7),
         rooms=st.tuples(st.integers(0, 9), st.integers(0, 30)),
     )
     def start(self, sizes: list[int], parts: int, flags: tuple[bool, ...], rooms: tuple[int, int]) -> None:
-        widens, holds, keeps, early, ahead, fetches = flags
+        widens, holds, keeps, early, ahead, fetches, clips = flags
         self.promised = Rules(
             drops_gradients=True,
             fetches=fetches or widens,
@@ -204,8 +210,10 @@ class Training(RuleBasedStateMachine):
             keeps=widens and keeps,
             holds=widens and holds,
             agrees=False,
-            asks_early=early,
-            ahead_of_forward=ahead,
+            clips=clips,
+            # Only a ring clips, and no backward waits for what all of it must come before.
+            asks_early=early and not clips,
+            ahead_of_forward=ahead and not clips,
             bucket_elements=rooms[0],
             live_elements=rooms[1],
         )
@@ -233,6 +241,9 @@ class Training(RuleBasedStateMachine):
                     self.fetches += [(group, self.protocol.at.attempt)] * self.parts
                 case Widen(group):
                     self.widening.append(group)
+                case Apply(at):
+                    assert not self.sums, "updated before all had been summed"
+                    self.applying.append(at)
                 case Drop(group):
                     assert self.current is None or not self.is_read(group), "dropped what is read"
                     self.parameters.discard(group)
@@ -246,10 +257,15 @@ class Training(RuleBasedStateMachine):
                     self.ended.add(group)
                 case Cancel():
                     self.sums.clear()
+                    self.applying.clear()
                     self.fetches.clear()
 
     def is_read(self, group: int) -> bool:
         return self.reading and self.current is not None and group == self.current.group
+
+    @property
+    def is_anything_under_way(self) -> bool:
+        return bool(self.sums or self.applying or self.fetches or self.widening)
 
     @property
     def reading(self) -> bool:
@@ -273,19 +289,19 @@ class Training(RuleBasedStateMachine):
     def _turn(self, reading: Reading) -> bool:
         if self.current is None or self.current.group != reading.group:
             if not self.protocol.may_turn(reading):
-                assert self.sums or self.fetches or self.widening, "waits for nothing"
+                assert self.is_anything_under_way, "waits for nothing"
                 return False
             self.current = None
             self.do(self.protocol.turn(reading))
             self.current = reading
         if not self.protocol.may_read(reading.group):
-            assert self.sums or self.fetches or self.widening, "waits for nothing"
+            assert self.is_anything_under_way, "waits for nothing"
             return False
         return True
 
     def _begin(self, _: int) -> bool:
         if not all(map(self.protocol.is_complete, range(len(self.sizes)))):
-            assert self.sums or self.fetches or self.widening, "waits for nothing"
+            assert self.is_anything_under_way, "waits for nothing"
             return False
         self.step += 1
         self.protocol.begin(self.step)
@@ -311,6 +327,11 @@ class Training(RuleBasedStateMachine):
     def sum(self, data: st.DataObject) -> None:
         group, at = self.sums.pop(data.draw(st.integers(0, len(self.sums) - 1)))
         self.do(self.protocol.updated(group, at))
+
+    @precondition(lambda self: self.applying)
+    @rule()
+    def apply(self) -> None:
+        self.do(self.protocol.applied(self.applying.pop()))
 
     @precondition(lambda self: self.arriving)
     @rule(data=st.data())
@@ -354,7 +375,7 @@ class Training(RuleBasedStateMachine):
             here = {group for group in groups if self.protocol.may_read(group)}
             assert here == self.parameters
             assert sum(self.sizes[group] for group in here) <= parameter_room(self.sizes, self.promised.live_elements)
-        if not self.promised.holds:
+        if not (self.promised.holds or self.promised.clips):
             held = sum(self.sizes[group] for group in self.gradients)
             assert held <= gradient_room(self.sizes, self.promised.bucket_elements)
 
@@ -366,6 +387,8 @@ class Training(RuleBasedStateMachine):
         for _ in range(400):
             while self.sums:
                 self.do(self.protocol.updated(*self.sums.pop()))
+            while self.applying:
+                self.apply()
             while self.arriving:
                 group, attempt = self.arriving[0]
                 self.fetches.remove((group, attempt))

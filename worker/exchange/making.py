@@ -72,7 +72,9 @@ def _ring_updates(
     optimizer = OptimizerShard(in_steps(job.server_optimizer, plan.length), arenas.parameters)
     checks = job.exchange.non_finite == "error"
     return Replicas(
-        communicator, arenas, ByEveryWorker(optimizer, arenas.gradients, communicator.size, checks=checks)
+        communicator,
+        arenas,
+        ByEveryWorker(optimizer, arenas.gradients, communicator.size, checks=checks, largest_norm=job.whole_norm),
     )
 
 

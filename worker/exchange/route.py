@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +41,12 @@ class RouteEvents(Protocol):
 
         `completed_s` is the instant of the complete sum in seconds of this worker's clock, if another than now.
         """
+
+    def applied(self, at: At) -> None:
+        """Updates by the sums of all groups, which `apply` asked for, are where they belong."""
+
+    def later(self, at: At, task: Callable[[], None]) -> None:
+        """Carry out `task` on the exchange's own thread, unless `at` has been given up by then."""
 
     def arrived(self, group: int, attempt: int, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
         """One part of the parameters that were fetched in `attempt` is where it belongs."""
@@ -87,6 +94,9 @@ class Route(Protocol):
 
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
         """Send the group's gradients; returns the bytes that this takes, as far as they are known."""
+
+    def apply(self, at: At, loss_scale: float) -> None:
+        """Update by the sums of all groups, clipped together, if none was updated on its way; `applied` follows."""
 
     def send_selected(self, group: int, selection: Selection, compressor: GroupCompressor) -> int:
         """Send what a compressor selected, which is valid until this returns."""

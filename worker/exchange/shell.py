@@ -30,6 +30,7 @@ from worker.exchange.route import ExchangeTotals, Route, RouteEvents
 from worker.exchange.step_actions import (
     Action,
     Agree,
+    Apply,
     Ask,
     Cancel,
     Done,
@@ -97,7 +98,7 @@ class Exchange:
         self._own = OwnThread(self.fail)
         is_compressed = job.compression.method != "none"
         self._compressor = GroupCompressor(job, plan, arenas) if is_compressed else None
-        self._route = make_route(_Events(self._updated, self._arrived, self.fail))
+        self._route = make_route(_Events(self._updated, self._arrived, self._applied, self._later, self.fail))
         self._rules = rules_of(job, arenas, self._route)
         train = job.train
         scale = LossScale(train.loss_scale, train.loss_scale_growth_steps) if self._rules.holds else None
@@ -312,6 +313,8 @@ class Exchange:
                 case Agree(overflowed):
                     skipped = self._route.agree_on_skipping(overflowed=overflowed)
                     self._do(self._told(partial(self._protocol.agreed, skipped=skipped)))
+                case Apply(at):
+                    self._later(at, partial(self._route.apply, at, self.loss_scale))
                 case Cancel(at):
                     self._own.drain()
                     self._route.cancel(at)
@@ -325,7 +328,9 @@ class Exchange:
         thread.
         """
         for action in actions:
-            if isinstance(action, (Ask, Widen)):
+            if isinstance(action, Apply):
+                self._later(action.at, partial(self._route.apply, action.at, self.loss_scale))
+            elif isinstance(action, (Ask, Widen)):
                 self._own.put(partial(self._do, (action,)))
             else:
                 self._keep_book(action)
@@ -399,6 +404,20 @@ class Exchange:
                 self._hand_on(actions)
                 self._changed.notify_all()
 
+    def _applied(self, at: At) -> None:
+        with self._changed:
+            self._hand_on(self._protocol.applied(at))
+            self._changed.notify_all()
+
+    def _later(self, at: At, task: Callable[[], None]) -> None:
+        self._own.put(partial(self._if_current, at, task))
+
+    def _if_current(self, at: At, task: Callable[[], None]) -> None:
+        with self._changed:
+            is_current = self._protocol.is_current(at)
+        if is_current:
+            task()
+
     def _arrived(self, group: int, attempt: int, sent_bytes: int, received_bytes: int) -> None:
         with self._changed:
             actions = self._protocol.arrived(group, attempt)
@@ -418,10 +437,14 @@ class _Events:
         self,
         take_update: Callable[[int, At, int, int, float | None, bool], None],
         take_parameters: Callable[[int, int, int, int], None],
+        take_updates: Callable[[At], None],
+        later: Callable[[At, Callable[[], None]], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._take_update = take_update
         self._take_parameters = take_parameters
+        self._take_updates = take_updates
+        self.later = later
         self.failed = failed
 
     def updated(
@@ -438,6 +461,11 @@ class _Events:
         with suppress(StaleError):
             self._take_update(group, at, sent_bytes, received_bytes, completed_s, skipped)
 
+    def applied(self, at: At) -> None:
+        """Take in that all groups have been updated."""
+        with suppress(StaleError):
+            self._take_updates(at)
+
     def arrived(self, group: int, attempt: int, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
         """Take in that a part of the parameters has come."""
         with suppress(StaleError):
@@ -453,10 +481,11 @@ def rules_of(job: Job, arenas: Arenas, route: Route) -> Rules:
         widens=half is not None,
         keeps=half is not None and half.keeps,
         holds=job.holds_gradients,
+        clips=job.clips_whole,
         agrees=route.agrees,
         asks_early=route.asks_early,
         # What is recomputed needs the room in an order of its own.
-        ahead_of_forward=not job.holds_gradients and job.train.recompute == "none",
+        ahead_of_forward=not job.updates_together and job.train.recompute == "none",
         bucket_elements=job.exchange.bucket_bytes // BYTES_PER_VALUE,
         live_elements=job.exchange.live_bytes // BYTES_PER_VALUE,
     )

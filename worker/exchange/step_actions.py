@@ -9,6 +9,7 @@ from taihu.wire.headers import At
 __all__ = [
     "Action",
     "Agree",
+    "Apply",
     "Ask",
     "Cancel",
     "Done",
@@ -32,6 +33,7 @@ class Rules:
         widens: what is exchanged has 16 bits; the parameters that are computed with are made of it.
         keeps: the 16-bit parameters stay, so that each group is fetched once.
         holds: nothing is pushed before all gradients of a step are there, for one that does not fit skips the step.
+        clips: nothing is updated before all groups of a step have been summed, for the norm of the whole gradient.
         agrees: workers agree on skipping before they push; else whoever sums is told, and tells everybody.
         asks_early: a group may be asked for while it is summed, and comes part by part as it is updated.
         ahead_of_forward: backward may ask for what it pushed in this step already, which the next forward reads.
@@ -43,6 +45,7 @@ class Rules:
     widens: bool = False
     keeps: bool = False
     holds: bool = False
+    clips: bool = False
     agrees: bool = False
     asks_early: bool = True
     ahead_of_forward: bool = True
@@ -63,6 +66,13 @@ class Agree:
     """Tell all workers whether a gradient of this worker does not fit; `agreed` follows."""
 
     overflowed: bool
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Update by the sums of all groups, clipped together; `applied` follows."""
+
+    at: At
 
 
 @dataclass(frozen=True)
@@ -114,7 +124,7 @@ class Cancel:
     at: At
 
 
-Action = Push | Agree | Ask | Widen | Drop | DropAll | Release | Done | Cancel
+Action = Push | Agree | Apply | Ask | Widen | Drop | DropAll | Release | Done | Cancel
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from taihu.wire.headers import At
 from worker.exchange.step_actions import (
     Action,
     Agree,
+    Apply,
     Ask,
     Cancel,
     Done,
@@ -38,6 +39,7 @@ class Phase(Enum):
     AWAITED = "not there"
     HELD = "held back"
     SUMMING = "being summed"
+    SUMMED = "summed"
     UPDATED = "updated"
 
 
@@ -52,6 +54,7 @@ class Place(Enum):
 
 
 _NO_ATTEMPT = -1
+_PUSHED = (Phase.SUMMING, Phase.SUMMED)
 _UNDER_WAY = (Place.WANTED, Place.ASKED, Place.CAME)
 
 
@@ -95,8 +98,8 @@ class StepProtocol:
     """One worker's part in the exchange, step by step; `adopt` comes first.
 
     Inputs of the training loop are `begin`, `write`, `ready`, `agreed`, `turn`, `abort` and `adopt`; those of the
-    network are `updated`, `arrived` and `lost`. `widened` is what comes of an action. Parts of groups are counted
-    here: a route says how many each group has. Only an input that is not refused changes anything.
+    network are `updated`, `applied`, `arrived` and `lost`. `widened` is what comes of an action. Parts of groups are
+    counted here: a route says how many each group has. Only an input that is not refused changes anything.
 
     Attributes:
         at: the present attempt.
@@ -127,7 +130,7 @@ class StepProtocol:
 
     def may_write(self, group: int) -> bool:
         """Whether there is room for the group's gradients, or they have been given some already."""
-        if self._rules.holds or self._groups[group].has_room:
+        if self._rules.holds or self._rules.clips or self._groups[group].has_room:
             return True
         return self._held_elements + self._sizes[group] <= self._room
 
@@ -145,7 +148,7 @@ class StepProtocol:
 
         Whether a group is asked for again must not depend on when it comes: workers that gather it do so together.
         """
-        if self._rules.keeps and self._groups[reading.group].phase is Phase.SUMMING:
+        if self._rules.keeps and self._groups[reading.group].phase in _PUSHED:
             return False
         return not any(
             known.place in _UNDER_WAY and group != reading.group and group not in reading.following
@@ -162,7 +165,8 @@ class StepProtocol:
         if known.phase is Phase.SUMMING and known.parts > 1:
             return f"{known.missing} answers for group {group} in step {self.at.step}"
         if known.phase is not Phase.UPDATED:
-            return f"the sum of group {group} in step {self.at.step}"
+            what = "norm of the whole gradient" if known.phase is Phase.SUMMED else f"sum of group {group}"
+            return f"the {what} in step {self.at.step}"
         if known.place in _UNDER_WAY:
             return f"the parameters of group {group}"
         strays = [str(each) for each, other in enumerate(self._groups) if other.place in _UNDER_WAY]
@@ -319,7 +323,24 @@ class StepProtocol:
             raise FrameError(f"group {group} of step {at.step} was updated; it is {known.phase.value}")
         known.missing -= 1
         self.skipped |= skipped
-        return () if known.missing else self._end(group)
+        return () if known.missing else self._summed(group)
+
+    def is_current(self, at: At) -> bool:
+        """Whether `at` is under way, and has not been given up."""
+        return at == self.at and not self._given_up
+
+    def applied(self, at: At) -> Sequence[Action]:
+        """All groups have been updated by whoever owns them.
+
+        Raises:
+            StaleError: `at` was given up.
+            FrameError: some were not summed.
+        """
+        if not self.is_current(at):
+            raise StaleError(f"updates of step {at.step}, attempt {at.attempt}, which was given up")
+        if any(known.phase is not Phase.SUMMED for known in self._groups):
+            raise FrameError(f"step {at.step} was updated before all of it had been summed")
+        return [action for group in reversed(range(len(self._groups))) for action in self._end(group)]
 
     def arrived(self, group: int, attempt: int = 0) -> Sequence[Action]:
         """One part of the parameters that were asked for in `attempt` is here.
@@ -368,16 +389,22 @@ class StepProtocol:
             known.place = Place.AWAY
             actions.append(Drop(group))
         actions.append(Push(group, skipped))
-        return actions if known.missing else [*actions, *self._end(group)]
+        return actions if known.missing else [*actions, *self._summed(group)]
 
     def _push_all(self, *, skipped: bool) -> list[Action]:
         # What the next forward reads first goes first.
         groups = reversed(range(len(self._groups)))
         return [action for group in groups for action in self._push(group, skipped=skipped)]
 
+    def _summed(self, group: int) -> list[Action]:
+        if not self._rules.clips:
+            return self._end(group)
+        self._groups[group].phase = Phase.SUMMED
+        return [Apply(self.at)] if all(known.phase is Phase.SUMMED for known in self._groups) else []
+
     def _end(self, group: int) -> list[Action]:
         known = self._groups[group]
-        was_pushed = known.phase is Phase.SUMMING
+        was_pushed = known.phase in _PUSHED
         known.phase = Phase.UPDATED
         known.updated_step = self.at.step
         known.is_kept |= self._rules.keeps
@@ -398,7 +425,7 @@ class StepProtocol:
         if known.is_kept:
             known.place = Place.CAME
             return [Widen(group)]
-        if known.phase is Phase.SUMMING and not self._rules.asks_early:
+        if known.phase in _PUSHED and not self._rules.asks_early:
             known.place = Place.WANTED
             return []
         return self._ask(group)
@@ -408,7 +435,7 @@ class StepProtocol:
         known.place = Place.ASKED
         known.unfetched = known.parts
         known.asked_attempt = self.at.attempt
-        return [Ask(group, self.at.step if known.phase is Phase.SUMMING else known.updated_step)]
+        return [Ask(group, self.at.step if known.phase in _PUSHED else known.updated_step)]
 
     def _beside(self, group: int, order: Iterable[int]) -> tuple[int, ...]:
         """The groups behind `group` in `order` that there is room for beside it."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kernels.reduce import all_finite
 from taihu.errors import FrameError
-from taihu.optimization import OptimizerShard
+from taihu.optimization import OptimizerShard, WholeNorm
 from taihu.planner.partition import FrameSpec
 
 __all__ = ["ByEveryWorker", "Updates", "check_finite"]
@@ -44,14 +44,25 @@ class ByEveryWorker:
         gradients: the arena, shape (elements,).
         workers: whose mean is applied.
         checks: whether sums that are not finite are an error.
+        largest_norm: of the whole mean gradient, where updates wait for `apply`.
     """
 
-    def __init__(self, optimizer: OptimizerShard, gradients: Values, workers: int, *, checks: bool) -> None:
+    def __init__(
+        self,
+        optimizer: OptimizerShard,
+        gradients: Values,
+        workers: int,
+        *,
+        checks: bool,
+        largest_norm: float | None = None,
+    ) -> None:
         self.optimizer = optimizer
         optimizer.warm_up()
         self._gradients = gradients
         self._scale = 1.0 / workers
         self._checks = checks
+        self._largest_norm = largest_norm
+        self._applied_step = 0
         self._updated: dict[int, int] = {}
 
     def places(self, frame: FrameSpec) -> list[NDArray[Any]]:
@@ -71,8 +82,20 @@ class ByEveryWorker:
         taken = 0
         for piece in frame.ranges:
             count = piece.stop - piece.start
+            if self._largest_norm is not None:
+                np.copyto(self._gradients[piece.start : piece.stop], values[taken : taken + count])
             self._update(frame.group, piece.start, values[taken : taken + count], step)
             taken += count
+
+    def apply(self, step: int) -> None:
+        """Update all parameters by the sums in the gradients, scaled down together where their mean is too large."""
+        assert self._largest_norm is not None  # noqa: S101
+        if step == self._applied_step:
+            return
+        self._applied_step = step
+        norm = WholeNorm(self._largest_norm, self._scale)
+        norm.add(self._gradients)
+        self.optimizer.update(0, len(self._gradients), self._gradients, step, self._scale * norm.factor)
 
     def _is_new(self, frame: FrameSpec, step: int) -> bool:
         first = frame.pieces[0].start
@@ -84,7 +107,8 @@ class ByEveryWorker:
     def _update(self, group: int, start: int, total: Values, step: int) -> None:
         if self._checks:
             check_finite(total, group, step)
-        self.optimizer.update(start, start + len(total), total, step, self._scale)
+        if self._largest_norm is None:
+            self.optimizer.update(start, start + len(total), total, step, self._scale)
 
 
 def check_finite(total: Values, group: int, step: int) -> None:

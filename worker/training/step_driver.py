@@ -31,7 +31,7 @@ class StepDriver:
     def __init__(
         self, job: Job, exchange: Exchange, timed: Callable[[Wait, int], None] = lambda wait, group: wait(group)
     ) -> None:
-        self._holds = job.holds_gradients
+        self._holds, self._together = job.holds_gradients, job.updates_together
         self._keeps_gradients = job.zero < 2
         self._exchange = exchange
         self._timed = timed
@@ -54,7 +54,7 @@ class StepDriver:
     def begin(self, step: int, *, attempt: int = 0, one_by_one: bool = False) -> None:
         """All parameters of `step` have been read; its groups may be exchanged `one_by_one`, to measure them."""
         self._step = step
-        self._one_by_one = one_by_one and not self._holds
+        self._one_by_one = one_by_one and not self._together
         self._exchange.begin(step, attempt)
         self._missing = [0] * len(self._missing)
         for group, tensors in zip(self._group_of, self._tensors, strict=True):

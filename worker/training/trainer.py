@@ -69,7 +69,7 @@ class Trainer:
 
     def step(self, step: int) -> None:
         """Run one step; its last pulls end during the next step's forward, or in `finish`."""
-        serial = self._measuring.is_serial(step) and not self._job.holds_gradients
+        serial = self._measuring.is_serial(step) and not self._job.updates_together
         record = self._record = StepRecord(step, serial, self._measuring.is_steady(step), self._clock.now())
         images, labels = self._batches.batch(step)
         context = StepContext(

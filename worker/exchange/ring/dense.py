@@ -46,6 +46,9 @@ class RingUpdates(Protocol):
     def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
         """The allreduce of a group, or what there is in place of one, that also updates."""
 
+    def apply(self, at: At, loss_scale: float, events: RouteEvents) -> None:
+        """Update by the sums of all groups, as `Route.apply`; `events.applied` follows."""
+
     def fetch(self, group: int, step: int, events: RouteEvents) -> None:
         """Bring a group's parameters as they are after `step`, which do not stay, to all; they all do so as often."""
 
@@ -120,6 +123,10 @@ class RingRoute(Route):
         self._communicator.start(operation)
         return 0
 
+    @override
+    def apply(self, at: At, loss_scale: float) -> None:
+        self._updates.apply(at, loss_scale, self._events)
+
     def send_selected(self, group: int, selection: Selection, compressor: GroupCompressor) -> int:
         """Refuse: what is selected goes from each to each, see `ring.sparse`."""
         raise RunError("compressed gradients do not go around a ring")
@@ -191,6 +198,11 @@ class Replicas(RingUpdates):
 
         ring = Ring(self._communicator.rank, chunks)
         return Operation(key, self._arenas.gradients, self._arenas.value_type, ring, on_final=update)
+
+    @override
+    def apply(self, at: At, loss_scale: float, events: RouteEvents) -> None:
+        self._updates.apply(at.step)
+        events.applied(at)
 
     def fetch(self, group: int, step: int, events: RouteEvents) -> None:
         """Everything stays."""

@@ -3,13 +3,15 @@
 Gradients are summed by a reduce-scatter, and whoever completes a sum updates that part. In stages 1 and 2 the result
 goes on around the ring. In stage 3 nothing does until somebody needs it: an allgather brings it before forward and
 again before backward (docs/methods.md section 5). Sums have the order of a ring without ZeRO, and so have results its
-bits.
+bits. Where the whole gradient is clipped, a reduce-scatter of all groups comes first, then the squares of what each
+owns are summed, and then each updates, with the same factor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +19,12 @@ from typing_extensions import override
 
 from allreduce.communicator import Communicator
 from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.schedule import Chunks, Ring, summed_by
+from allreduce.ring.schedule import Chunks, Ring, buffer_layout, cut_chunks, summed_by
 from kernels.half import from_half, to_half
 from taihu.coordination.plan import Plan
 from taihu.job import Job
-from taihu.optimization import OptimizerState, in_steps
-from taihu.planner.groups import group_bounds
+from taihu.optimization import OptimizerState, WholeNorm, in_steps
+from taihu.planner.groups import Group, group_bounds
 from taihu.planner.partition import FrameSpec, Piece, Shard
 from taihu.wire.headers import At, ValueType
 from worker.exchange.ring.dense import RingUpdates
@@ -34,6 +36,9 @@ from worker.memory.initial_parameters import InitialParameters
 __all__ = ["Owners"]
 
 Values = NDArray[np.float32]
+
+# The number of the operation that sums squares, behind those of all gathers of a group.
+_SQUARES: Final = 1 << 30
 
 
 class Owners(RingUpdates):
@@ -56,6 +61,7 @@ class Owners(RingUpdates):
         self._checks = job.exchange.non_finite == "error"
         self._gathers_results = job.zero == 3
         self._fetches = arenas.parameter_pages is not None
+        self._largest_norm = job.whole_norm
         self.agrees = job.holds_gradients
         self.shares_sums = communicator.size
         self._plan = plan
@@ -105,15 +111,58 @@ class Owners(RingUpdates):
     @override
     def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
         """A reduce-scatter; in stages 1 and 2 results go on around the ring."""
-        gathered = self._gathers_results
+        scatters = self._gathers_results or self._largest_norm is not None
+        update = partial(self._update, key.at.step, 1.0 / (self._communicator.size * loss_scale))
         return Operation(
             key,
             self._arenas.sent,
             self._arenas.value_type,
-            Ring(self._communicator.rank, chunks, "reduce-scatter" if gathered else "both"),
-            results=None if gathered else self._arenas.received,
-            on_complete=partial(self._update, key, 1.0 / (self._communicator.size * loss_scale)),
+            Ring(self._communicator.rank, chunks, "reduce-scatter" if scatters else "both"),
+            results=None if scatters else self._arenas.received,
+            on_complete=update if self._largest_norm is None else partial(self._check, key.at.step),
         )
+
+    @override
+    def apply(self, at: At, loss_scale: float, events: RouteEvents) -> None:
+        """Sum the squares of all owners, then update and, in stages 1 and 2, bring the results to all."""
+        assert self._largest_norm is not None  # noqa: S101
+        norm = WholeNorm(self._largest_norm, 1.0 / (self._communicator.size * loss_scale))
+        for piece in self._owned():
+            norm.add(self._sum_of(piece))
+        pieces = norm.pieces()
+        chunks = cut_chunks(buffer_layout(len(pieces)), Group(0, 0), self._communicator.size, pieces.itemsize)
+        squares = Operation(
+            OperationKey(at, 0, _SQUARES), pieces, ValueType.FP32, Ring(self._communicator.rank, chunks)
+        )
+
+        def update() -> None:
+            norm.replace(pieces)
+            self._update_all(at, norm.factor / (self._communicator.size * loss_scale), events)
+
+        squares.on_finished = partial(events.later, at, update)
+        self._communicator.start(squares)
+
+    def _update_all(self, at: At, scale: float, events: RouteEvents) -> None:
+        """Update what this worker owns, and gather where everybody has all parameters."""
+        for chunks in self._chunks:
+            for frame in chunks[self._chunk]:
+                self._update(at.step, scale, frame)
+        if self._gathers_results:
+            events.applied(at)
+            return
+        missing = iter(range(len(self._chunks), -1, -1))
+        next(missing)
+
+        def gathered() -> None:
+            # Called by one thread at a time, as everything that comes of the left neighbour is.
+            if not next(missing):
+                events.applied(at)
+
+        for group, chunks in enumerate(self._chunks):
+            ring = Ring(self._communicator.rank, chunks, "allgather")
+            results = Operation(OperationKey(at, group, 1), self._arenas.received, self._arenas.value_type, ring)
+            results.on_finished = partial(events.later, at, gathered)
+            self._communicator.start(results)
 
     @override
     def fetch(self, group: int, step: int, events: RouteEvents) -> None:
@@ -140,21 +189,26 @@ class Owners(RingUpdates):
         self._gathers[group] = step, self._attempt, count
         return OperationKey(At(self._plan.version, step, self._attempt), group, count)
 
-    def _update(self, key: OperationKey, scale: float, frame: FrameSpec) -> None:
+    def _check(self, step: int, frame: FrameSpec) -> None:
+        """The sum of a part that this worker owns is complete; it is applied when all are."""
+        for piece in frame.pieces if self._checks else ():
+            check_finite(self._sum_of(piece), frame.group, step)
+
+    def _update(self, step: int, scale: float, frame: FrameSpec) -> None:
         """The sum of a part that this worker owns is complete: apply it."""
         first = frame.pieces[0].start
-        if self._updated.get(first) == key.at.step:
+        if self._updated.get(first) == step:
             return
-        self._updated[first] = key.at.step
+        self._updated[first] = step
         half = self._arenas.half
         taken = frame.offset
         for piece in frame.pieces:
             gradient = self._sum_of(piece)
             if self._checks:
-                check_finite(gradient, key.group, key.at.step)
+                check_finite(gradient, frame.group, step)
             parameters = self._own[taken:] if self._fetches else self._arenas.parameters[piece.start :]
             parameters = parameters[: len(gradient)]
-            self._state.update(taken, parameters, gradient, key.at.step, scale)
+            self._state.update(taken, parameters, gradient, step, scale)
             if half is not None and half.keeps:
                 to_half(parameters, half.kind, half.parameters[piece.start : piece.stop])
             taken += len(gradient)
@@ -169,6 +223,12 @@ class Owners(RingUpdates):
             self._total = np.empty(count, dtype=np.float32)
         from_half(half.gradients[piece.start : piece.stop], half.kind, self._total[:count])
         return self._total[:count]
+
+    def _owned(self) -> Iterator[Piece]:
+        """The ranges of all elements that this worker updates."""
+        for chunks in self._chunks:
+            for frame in chunks[self._chunk]:
+                yield from frame.pieces
 
     def _own_pieces(self, group: int) -> Iterator[tuple[Values, Piece]]:
         """The place of this worker's chunk of the group, and its range of all elements."""

@@ -103,6 +103,10 @@ class SparseRoute(Route):
         raise RunError("gradients that are not compressed go around a ring")
 
     @override
+    def apply(self, at: At, loss_scale: float) -> None:
+        """Refuse: what is selected has no whole norm."""
+        raise RunError("compressed gradients are not clipped together")
+
     def send_selected(self, group: int, selection: Selection, compressor: GroupCompressor) -> int:
         """Begin the allreduce of every part of the group."""
         at, start_s = self._at, self._clock.now()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from taihu.coordination.plan import Plan
-from taihu.errors import ConfigError
+from taihu.errors import ConfigError, RunError
 from taihu.job import Job
 from taihu.optimization import OptimizerShard, in_steps
 from taihu.trace import Tracer
@@ -51,7 +51,7 @@ class ServerRoute(Route):
         self._rank = identity.rank
         self._initial = initial
         self._events = events
-        updates = _updates(job, plan, arenas)
+        updates = self._updates = _updates(job, plan, arenas)
         self._links = [
             ServerLink(
                 job=job,
@@ -118,6 +118,14 @@ class ServerRoute(Route):
         return sent
 
     @override
+    def apply(self, at: At, loss_scale: float) -> None:
+        """Update, as every worker does."""
+        if not isinstance(self._updates, ByEveryWorker):
+            raise RunError("servers update group by group: optimizer.clip = 'whole' needs exchange.zero = 0")
+        self._updates.apply(at.step)
+        self._events.applied(at)
+
+    @override
     def fetch(self, group: int, step: int) -> None:
         for link in self._links:
             link.ask(group, step)
@@ -180,4 +188,4 @@ def _updates(job: Job, plan: Plan, arenas: Arenas) -> Updates:
         return ByServers(arenas.received)
     optimizer = OptimizerShard(in_steps(job.optimizer, plan.length), arenas.parameters)
     # What workers push has been checked by the servers.
-    return ByEveryWorker(optimizer, arenas.gradients, job.cluster.workers, checks=False)
+    return ByEveryWorker(optimizer, arenas.gradients, job.cluster.workers, checks=False, largest_norm=job.whole_norm)
