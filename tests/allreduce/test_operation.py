@@ -293,10 +293,10 @@ def test_segments_are_an_eighth_of_a_chunk_within_bounds(elements: int, itemsize
 
 def test_segments_follow_from_the_size_of_the_group() -> None:
     layout = Layout(
-        tuple(LayerSpec(f"l{n}", (TensorSpec("w", (size,)),)) for n, size in enumerate((9 << 20, 64 << 20, 5)))
+        tuple(LayerSpec(f"l{n}", (TensorSpec("w", (size,)),)) for n, size in enumerate((9 << 20, 3_145_728, 5)))
     )
     (own, _), (alone, _) = (
-        cut_chunks(of, group, 2, 4) for of, group in ((layout, Group(1, 1)), (buffer_layout(64 << 20), Group(0, 0)))
+        cut_chunks(of, group, 2, 4) for of, group in ((layout, Group(1, 1)), (buffer_layout(3_145_728), Group(0, 0)))
     )
     assert [frame.count for frame in own] == [frame.count for frame in alone]
 
