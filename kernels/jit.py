@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -12,10 +13,11 @@ import numba
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime.nrt import rtsys
 
-__all__ = ["kernel", "kernel_reassociating"]
+__all__ = ["kernel", "kernel_reassociating", "sources_stamp"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_PACKAGE = Path(__file__).parent
 _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 
@@ -36,6 +38,8 @@ def _compiled_once(dispatcher: Any) -> Any:
     index at once one is forgotten.
     """
     cache = dispatcher._cache
+    stored = cache._cache_file
+    stored._source_stamp = stored._source_stamp, sources_stamp(_PACKAGE)
     compile_or_load = dispatcher.compile
     calls: list[ExitStack] = []
 
@@ -58,6 +62,17 @@ def _compiled_once(dispatcher: Any) -> Any:
 
     dispatcher.compile, cache.load_overload = compile_alone, load_or_lock
     return dispatcher
+
+
+@lru_cache(maxsize=1)
+def sources_stamp(package: Path) -> tuple[int, int]:
+    """The latest change, in ns, and the size in bytes of all sources of `package`.
+
+    The machine code of a kernel holds that of others that it calls, and constants of other files: numba's own stamp,
+    of the kernel's file alone, would let it outlive them.
+    """
+    files = [path.stat() for path in package.rglob("*.py")]
+    return max(file.st_mtime_ns for file in files), sum(file.st_size for file in files)
 
 
 def _loaded(cache: Any, signature: Any, context: Any) -> Any:

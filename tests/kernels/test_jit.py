@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from numba.core.dispatcher import Dispatcher
 
 from kernels import reduce
+from kernels.jit import sources_stamp
 
 KERNELS = """
 from kernels.jit import kernel
@@ -90,3 +95,22 @@ def test_kernels_are_loaded_by_a_process_that_cannot_compile_yet() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 2
+
+
+def test_machine_code_does_not_outlive_what_it_was_made_from(tmp_path: Path) -> None:
+    """A kernel holds the code of those that it calls: a change of any file of the package makes all anew."""
+    (tmp_path / "nn").mkdir()
+    for name in ("blocks.py", "nn/products.py"):
+        (tmp_path / name).write_text("LANES = 8")
+        os.utime(tmp_path / name, ns=(10, 10))
+    before = sources_stamp.__wrapped__(tmp_path)
+    (tmp_path / "nn/products.py").write_text("LANES = 9")
+    os.utime(tmp_path / "nn/products.py", ns=(10, 11))
+    changed = sources_stamp.__wrapped__(tmp_path)
+    (tmp_path / "more.py").write_text("LANES = 8")
+    os.utime(tmp_path / "more.py", ns=(10, 5))
+    assert len({before, changed, sources_stamp.__wrapped__(tmp_path)}) == 3
+    of_package = sources_stamp(Path(reduce.__file__).parent)
+    kernels: list[Any] = [value for value in vars(reduce).values() if isinstance(value, Dispatcher)]
+    assert kernels
+    assert all(each._cache._cache_file._source_stamp[1] == of_package for each in kernels)
