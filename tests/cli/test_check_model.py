@@ -100,7 +100,7 @@ def test_every_wrong_layer_has_its_line(tmp_path: Path, capsys: pytest.CaptureFi
         ),
         (["small_cnn", "--input-shape", "20"], "model small_cnn: expected images of (height, width, channels), the"),
         (["alexnet"], "model alexnet: expected images of at least 55 x 55 pixels, seen 32 x 32; set data.resize"),
-        (["resnet"], "unknown model resnet; did you mean resnet20?"),
+        (["resnet21"], "unknown model resnet21; did you mean resnet20?"),
         (["none.py:build"], "model file none.py does not exist"),
     ],
 )
