@@ -107,13 +107,13 @@ def test_who_waits_gets_the_shard_or_is_told_why_not() -> None:
     with pytest.raises(PeerUnreachableError, match=r"worker 0 brought no initial parameters within 0.01 s"):
         holder.wait(0.01)
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(holder.wait, 3) for _ in range(2)]
+        waiting = [pool.submit(holder.wait, 60) for _ in range(2)]
         initial = holder.begin(LAYOUT)
         write_all(initial, np.zeros(LAYOUT.elements, np.float32), Shard(LAYOUT, 1, 0))
         shard = holder.adopt(initial)
         assert [each.result(timeout=30) for each in waiting] == [shard, shard]
         empty = make_holder()
-        failing = pool.submit(empty.wait, 3)
+        failing = pool.submit(empty.wait, 60)
         for reason in ("out of paper", "later"):
             empty.fail(RunError(reason))
         with pytest.raises(TaihuError, match=r"^out of paper$"):

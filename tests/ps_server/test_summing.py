@@ -124,3 +124,20 @@ def test_answers_with_changed_parameters_need_to_know_which_they_were() -> None:
         pytest.raises(TypeError, match="expected to know which they were"),
     ):
         answering.updated(SPEC, DenseSum(np.zeros(4, np.float32)), header, scratch)
+
+
+@pytest.mark.parametrize(("method", "places", "ages"), [("dlgs", {2: 6.0, 3: 9.0}, [1, 1]), ("lags", {3: 9.0}, [0])])
+def test_squeezed_sums_have_thresholds_of_layers_where_dlgs_has(
+    method: str, places: dict[int, float], ages: list[int]
+) -> None:
+    """They are used again in the second step of three; those of LAGS, here of the frame, are made anew."""
+    compression = {**KINDS["squeezed"]["compression"], "method": method}
+    summing = make_summing(shard_job({"compression": compression}), np.zeros(4, np.float32))
+    summing.adopt([SPEC])
+    right = of_each_kind()["SparseContribution"]
+    with ScratchPool([SPEC]).borrowed() as scratch:
+        total = summing.sum(SPEC, 1, [right] * 3, scratch)
+        assert isinstance(total, SparseSum)
+        assert dict(zip(total.indices.tolist(), total.values.tolist(), strict=True)) == places
+        summing.sum(SPEC, 2, [right] * 3, scratch)
+    assert summing.state()["ages"].tolist() == ages
