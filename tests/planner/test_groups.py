@@ -152,6 +152,7 @@ def test_what_is_no_plan_is_refused_in_one_line(plan: str) -> None:
     with pytest.raises(ConfigError, match="for example") as caught:
         plan_groups(layers_of(3), plan)
     assert len(str(caught.value).splitlines()) == 1
+    assert ("expected per-layer, single or bucket:SIZE" in str(caught.value)) != plan.startswith("bucket:")
 
 
 def test_every_bucket_begins_empty() -> None:
