@@ -386,3 +386,16 @@ def test_a_machine_is_shared_in_whole_bytes() -> None:
     for spare, more in ((0, 0), (2, 0), (3, 1), (5, 1)):
         live = most_live_bytes(replace(LARGE, zero=3), 10**9, machine_free=needed + spare)
         assert (live, type(live)) == (2800 + more, int)
+
+
+@given(memory_jobs(), st.lists(st.integers(1, 60), min_size=1, max_size=3), st.integers(0, 20))
+@quick
+def test_spread_layers_are_their_workers_own(job: MemoryJob, spread: list[int], copied: int) -> None:
+    """fp32 parameters and optimizer state, a bucket of one gradient, and copies of what is exchanged behind them."""
+    beside = replace(job, spread_elements=tuple(spread), copied_elements=copied)
+    without, use = worker_memory(job), worker_memory(beside)
+    assert use.parameters - without.parameters == 4 * (sum(spread) + copied)
+    assert use.gradients - without.gradients == min(job.bucket_bytes, 4 * max(spread)) + 4 * copied
+    assert use.optimizer - without.optimizer == 4 * job.optimizer_arrays * sum(spread)
+    assert (use.residuals, use.buffers) == (without.residuals, without.buffers)
+    assert server_memory(beside) == server_memory(job)
