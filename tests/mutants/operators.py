@@ -65,7 +65,8 @@ class Mutant:
         """`original` with the change."""
         changed = self._statement.deep_replace(self._node, self._other)
         above = len(self.original) - len(self.original.lstrip("\n"))
-        return "\n" * above + cst.Module([]).code_for_node(changed).lstrip("\n")
+        code: str = cst.Module([]).code_for_node(changed)
+        return "\n" * above + code.lstrip("\n")
 
     @property
     def change(self) -> Change:
