@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 __all__ = ["ShapedNetwork", "run_ranks", "run_together"]
 
@@ -108,9 +110,19 @@ def run_ranks(command: list[str], ranks: int, rate_bits: float, result: Path, fi
 
 
 def run_together(commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None) -> None:
-    """Run all commands at the same time, quietly, until the last one has ended; exits when one fails."""
+    """Run all commands at the same time until the last one has ended; exits with their last words if one fails."""
     quiet = subprocess.DEVNULL
-    processes = [subprocess.Popen(command, stdout=quiet, stderr=quiet, env=environment) for command in commands]
-    codes = [process.wait() for process in processes]
-    if any(codes):
-        raise SystemExit(f"error: a role failed: exit codes {codes}; run it by hand to see why")
+    with ExitStack() as files:
+        said = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        processes = [
+            subprocess.Popen(command, stdout=quiet, stderr=errors, env=environment)
+            for command, errors in zip(commands, said, strict=True)
+        ]
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise SystemExit(f"error: a role failed: exit codes {codes}\n" + "\n".join(map(_last_line, said)))
+
+
+def _last_line(errors: IO[str]) -> str:
+    errors.seek(0)
+    return (errors.read().strip().splitlines() or ["(said nothing)"])[-1]
