@@ -99,6 +99,8 @@ class _Bench:
         self._clock = SystemClock()
         self._gradients = DrawnGradients(self._exchange.plan.layout, (job.train.seed, rank))
         self._is_paged = arenas.gradient_pages is not None
+        # Sums of all workers come over a worker's own gradients.
+        self._gets_sums = not self._is_paged and (not job.servers or job.zero == 0)
         if not self._is_paged:
             arenas.gradients[:] = self._gradients.values
         self._step = 0
@@ -180,6 +182,9 @@ class _Bench:
         self._step += 1
         if self._job.compression.method != "none":
             self._gradients.draw(self._arenas.gradients)
+        elif self._gets_sums:
+            # They would grow beyond all numbers in some dozens of rounds.
+            self._arenas.gradients[:] = self._gradients.values
         driver, begin_s = self._driver, self._clock.now()
         driver.begin(self._step)
         for layer in self._layers:

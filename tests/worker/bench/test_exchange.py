@@ -80,6 +80,12 @@ def test_every_setting_is_measured(name: str) -> None:
     assert (results["selected_ratio"] == 1.0) == (results["compression"] == "none")
 
 
+def test_sums_over_a_workers_own_gradients_do_not_grow_from_round_to_round() -> None:
+    """Doubled by each of 150 rounds they would be infinite, which ends a run."""
+    results = measure(["exchange.kind=ring", "exchange.transport=grpc", "exchange.plan=single"], Rounds(150, 1))
+    assert len(results["all_seconds"]["own"]) == 150
+
+
 def test_carriers_take_turns() -> None:
     results = measure(["exchange.transport=grpc"], Rounds(6, 1, ("grpc", "tcp")))
     assert results["path"] == "grpc"
