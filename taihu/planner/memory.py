@@ -56,8 +56,8 @@ class MemoryJob:
         frame_bytes: of the largest frame.
         spread_elements: of every layer that is spread over the workers, the parameters of the worker with the most.
             They are its own in every stage: fp32, with their optimizer state, and a bucket of one's gradient.
-        copied_elements: parameters of layers behind spread ones that are not spread themselves, where stages 2 and 3
-            give their memory back: they and their gradients are copied for a step.
+        copied_elements: parameters of fully connected layers at the end that are not spread, beside some that are,
+            where stages 2 and 3 give their memory back: they and their gradients are copied for a step.
 
     Raises:
         ConfigError: a number is out of its range.

@@ -13,7 +13,7 @@ from worker.engine.layer import Layer, Shape
 from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 from worker.engine.response_norm import LocalResponseNorm
 
-__all__ = ["alexnet_lrn", "fully_connected", "googlenet", "resnet50", "vgg16"]
+__all__ = ["alexnet", "alexnet_lrn", "fully_connected", "googlenet", "resnet50", "vgg16"]
 
 
 def resnet50(input_shape: Shape, outputs: int) -> Layer:
@@ -63,20 +63,35 @@ def vgg16(input_shape: Shape, outputs: int) -> Layer:
     return Sequential([*layers, Flatten(), *fully_connected(outputs)])
 
 
+def alexnet(input_shape: Shape, outputs: int) -> Layer:
+    """AlexNet as CaffeNet has it, with grouped convolutions and without local response normalisation.
+
+    60,965,224 parameters for 227 x 227 x 3 (or 224 x 224 x 3) images and 1000 classes.
+    """
+    return _alexnet(outputs, normalised=False)
+
+
 def alexnet_lrn(input_shape: Shape, outputs: int) -> Layer:
     """AlexNet with local response normalisation behind its first two rectifiers (Krizhevsky et al. 2012; Caffe's).
 
     60,965,224 parameters for 227 x 227 x 3 (or 224 x 224 x 3) images and 1000 classes.
     """
+    return _alexnet(outputs, normalised=True)
+
+
+def _alexnet(outputs: int, *, normalised: bool) -> Layer:
+    def norm() -> list[Layer]:
+        return [LocalResponseNorm()] if normalised else []
+
     return Sequential(
         [
             Conv2d(96, 11, stride=4),
             ReLU(),
-            LocalResponseNorm(),
+            *norm(),
             MaxPool2d(3, 2, ceil_mode=True),
             Conv2d(256, 5, padding=2, groups=2),
             ReLU(),
-            LocalResponseNorm(),
+            *norm(),
             MaxPool2d(3, 2, ceil_mode=True),
             Conv2d(384, 3, padding=1),
             ReLU(),

@@ -9,7 +9,7 @@ from worker.engine.batch_norm import BatchNorm
 from worker.engine.containers import PaddedShortcut, Residual, Sequential
 from worker.engine.convolution import Conv2d
 from worker.engine.dense import Flatten, Linear, ReLU
-from worker.engine.imagenet import alexnet_lrn, fully_connected, googlenet, resnet50, vgg16
+from worker.engine.imagenet import alexnet, alexnet_lrn, googlenet, resnet50, vgg16
 from worker.engine.layer import Layer, Shape
 from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 from worker.engine.transformer import transformer
@@ -75,32 +75,6 @@ def vgg16_cifar(input_shape: Shape, outputs: int) -> Layer:
             layers += [*_norm_convolution(filters), ReLU()]
         layers.append(MaxPool2d(2))
     return Sequential([*layers, Flatten(), Linear(outputs, gain=1.0)])
-
-
-def alexnet(input_shape: Shape, outputs: int) -> Layer:
-    """AlexNet as CaffeNet has it, with grouped convolutions and without local response normalisation.
-
-    60,965,224 parameters for 227 x 227 x 3 (or 224 x 224 x 3) images and 1000 classes.
-    """
-    return Sequential(
-        [
-            Conv2d(96, 11, stride=4),
-            ReLU(),
-            MaxPool2d(3, 2, ceil_mode=True),
-            Conv2d(256, 5, padding=2, groups=2),
-            ReLU(),
-            MaxPool2d(3, 2, ceil_mode=True),
-            Conv2d(384, 3, padding=1),
-            ReLU(),
-            Conv2d(384, 3, padding=1, groups=2),
-            ReLU(),
-            Conv2d(256, 3, padding=1, groups=2),
-            ReLU(),
-            MaxPool2d(3, 2, ceil_mode=True),
-            Flatten(),
-            *fully_connected(outputs),
-        ]
-    )
 
 
 def mlp(input_shape: Shape, outputs: int) -> Layer:

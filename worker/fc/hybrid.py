@@ -106,8 +106,8 @@ class HybridModel:
     The shards are this object's own, with their optimizer state (ZeRO: nobody else has them); their gradients are
     there for `gradient_bytes` of one layer at a time, or a row.
 
-    Where arenas give memory back group by group (ZeRO stages 2 and 3), layers behind the first sharded one that are
-    not sharded themselves, which all passes read, are `copied` for the step.
+    Where arenas give memory back group by group (ZeRO stages 2 and 3), fully connected layers at the end that are not
+    sharded, which all passes read, are `copied` for the step.
 
     Raises:
         ConfigError: a name is none of the fully connected layers at the end, a layer has fewer columns than there are

@@ -87,7 +87,8 @@ class Tail:
         self._rank = mover.rank
         self._scheme: Scheme = scheme
         self._update_each_pass = update_each_pass
-        self._own_inputs = None if inputs == "all" else OwnInputs(spilled=inputs == "spilled")
+        self._inputs = inputs
+        self._own_inputs: OwnInputs | None = None
         self._on_gradient = on_gradient
         self._loss = loss
         self._tracer = tracer or Tracer.off()
@@ -154,6 +155,8 @@ class Tail:
         memory = self._memory
         if memory is None or batch != memory.batch or memory.logits.dtype != features.dtype:
             self._passes = plan_passes(self._scheme, self._mover.size, batch)
+            # With the memory: another number of examples has other places in its file.
+            self._own_inputs = None if self._inputs == "all" else OwnInputs(spilled=self._inputs == "spilled")
             memory = self._memory = TailMemory(
                 self._stages,
                 self._passes,
