@@ -70,7 +70,7 @@ class OptimizerState:
     def warm_up(self) -> None:
         """Compile the kernels that updates will use, or load them from the disk cache; changes nothing."""
         one = np.zeros(1, dtype=np.float32)
-        OptimizerState(self._settings, 1).update(0, one.copy(), one, step=1)
+        OptimizerShard(self._settings, one.copy()).update(0, 1, one, step=1)
 
 
 class OptimizerShard:

@@ -13,8 +13,6 @@ import signal
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -26,36 +24,13 @@ from mutants.cores import ROOT, Core
 from mutants.operators import Mutant
 from mutants.patching import Patcher, PatchError
 from mutants.reaching import Recording, Seen
+from mutants.results import Fate, Verdict
 
-__all__ = ["Fate", "Verdict", "judge"]
+__all__ = ["judge"]
 
 _FAILED, _NOT_PATCHED = 1, 3
 _MOST_MEMORY = 2 << 30
 _INDEX = struct.Struct("<q")
-
-
-class Fate(Enum):
-    """The tests' verdict on a mutant: only SURVIVED and UNREACHED are bad; NO_MUTANT could not be made."""
-
-    NOTICED = "noticed"
-    ENDLESS = "endless"
-    WAITING = "waiting"
-    SURVIVED = "survived"
-    UNREACHED = "unreached"
-    NO_MUTANT = "no mutant"
-
-    @property
-    def is_noticed(self) -> bool:
-        """Whether a test failed or did not end."""
-        return self in (Fate.NOTICED, Fate.ENDLESS, Fate.WAITING)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The fate of a mutant, and `by` which test, as pytest names it: the last that ran; "" where none did."""
-
-    fate: Fate
-    by: str
 
 
 class _Judge:

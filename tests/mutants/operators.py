@@ -172,8 +172,14 @@ def _short_string(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 def _keyword_left_out(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     if isinstance(node, cst.Call):
         for at, argument in enumerate(node.args):
-            if argument.keyword is not None:
+            if argument.keyword is not None and not _is_default(argument):
                 yield node.with_changes(args=[*node.args[:at], *node.args[at + 1 :]])
+
+
+def _is_default(argument: cst.Arg) -> bool:
+    """Whether it says what would be without it: that `zip` is not strict, which the linter wants said."""
+    named, value = argument.keyword, argument.value
+    return named is not None and named.value == "strict" and isinstance(value, cst.Name) and value.value == "False"
 
 
 def _opposite(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

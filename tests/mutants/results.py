@@ -5,11 +5,35 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
-from mutants.judging import Fate, Verdict
+__all__ = ["Fate", "Results", "Verdict"]
 
-__all__ = ["Results"]
+
+class Fate(Enum):
+    """The tests' verdict on a mutant: only SURVIVED and UNREACHED are bad; NO_MUTANT could not be made."""
+
+    NOTICED = "noticed"
+    ENDLESS = "endless"
+    WAITING = "waiting"
+    SURVIVED = "survived"
+    UNREACHED = "unreached"
+    NO_MUTANT = "no mutant"
+
+    @property
+    def is_noticed(self) -> bool:
+        """Whether a test failed or did not end."""
+        return self in (Fate.NOTICED, Fate.ENDLESS, Fate.WAITING)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The fate of a mutant, and `by` which test, as pytest names it: the last that ran; "" where none did."""
+
+    fate: Fate
+    by: str
 
 
 class Results:

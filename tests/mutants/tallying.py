@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mutants.cores import CORES, ROOT
-from mutants.judging import Fate, Verdict, judge
+from mutants.judging import judge
 from mutants.operators import Change, Mutant, mutants_of
 from mutants.reaching import Recording
-from mutants.results import Results
+from mutants.results import Fate, Results, Verdict
 
 __all__ = ["Survivor", "Tally", "say", "tally"]
 

@@ -236,6 +236,16 @@ def test_foreign_state_is_refused_and_changes_nothing(
     assert snapshot(shard, parameters) == before
 
 
+@pytest.mark.parametrize(("names", "words"), [([], "none"), (["momentum", "exp_avg"], "exp_avg, momentum")])
+def test_foreign_state_is_told_by_its_names(names: list[str], words: str) -> None:
+    adam, plain = (OptimizerShard(rule, normal(12, 1)) for rule in (RULES[4], RULES[0]))
+    arrays = {name: np.zeros(12, dtype=np.float32) for name in names}
+    with pytest.raises(ConfigError, match=rf"has {words}, optimizer 'adam' needs exp_avg, exp_avg_sq; continue"):
+        adam.load_state(arrays)
+    with pytest.raises(ConfigError, match=r"state has exp_avg, optimizer 'sgd' needs none; continue"):
+        plain.load_state({"exp_avg": np.zeros(12, dtype=np.float32)})
+
+
 @pytest.mark.parametrize(
     "parameters",
     [

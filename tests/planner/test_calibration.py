@@ -538,4 +538,4 @@ def test_without_groups_bytes_are_those_expected() -> None:
     reports = [[StepMeasurement(1, False, 0.5, (0.1, 0.2, 0.0, 0.3), ())]]
     profile = replace(calibrate(NAMES, ELEMENTS, reports, servers=1), sparse_up_ratio=7.0, sparse_down_ratio=9.0)
     after = with_measured_bytes(profile, Compression("dlgs", 0.05, downlink="exact"), [], reports)
-    assert (after.sparse_up_ratio, after.sparse_down_ratio) == (1.0, 1.0)
+    assert (after.sparse_up_ratio, after.sparse_down_ratio, after.refresh_ratio) == (1.0, 1.0, 0.0)

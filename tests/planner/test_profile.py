@@ -218,7 +218,7 @@ def test_a_bad_compression_is_refused(values: dict[str, Any], words: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("servers", "old", "new", "ratio"), [(1, 3, 6, 2), (4, 4, 8, 2), (4, 2, 4, 1), (4, 8, 2, 0.5)]
+    ("servers", "old", "new", "ratio"), [(1, 3, 6, 2), (4, 4, 8, 2), (4, 2, 4, 1), (4, 8, 2, 0.5), (0, 3, 6, 1)]
 )
 def test_more_workers_share_the_servers_links(servers: int, old: int, new: int, ratio: float) -> None:
     before = profile_of([5], workers=old, servers=servers)

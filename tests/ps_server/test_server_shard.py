@@ -13,7 +13,7 @@ from support.shards import GROUPS, KINDS, LAYOUT, Driven, Step, all_told, bits, 
 from kernels.half import from_half, to_half
 from kernels.pack import packed_bound
 from ps_server.aggregator import Outcome
-from taihu.errors import FrameError, ModelError, SharedMemoryError, StaleError
+from taihu.errors import FrameError, MemberLostError, ModelError, SharedMemoryError, StaleError
 from taihu.wire.codec import read_frame
 from taihu.wire.headers import At, Encoding, Frame, FrameHeader, Parameters, Sender, Summed, ValueType
 from taihu.wire.shared_memory import SharedBuffer
@@ -340,6 +340,17 @@ def test_memory_is_shared_with_workers_of_the_same_model_alone() -> None:
         run.shard.stop_sharing()
         with pytest.raises(SharedMemoryError):
             run.shard.share(own.descriptor)
+
+
+def test_nobody_waits_for_a_worker_that_has_left() -> None:
+    run = driven("sgd")
+    spec = run.frames[0]
+    values = np.ones(spec.count, np.float32)
+    run.shard.push(run.frame(spec, 0, 1, values))
+    with pytest.raises(MemberLostError, match="worker 1 has left the run while worker 0 goes on"):
+        run.shard.leave(1)
+    with pytest.raises(MemberLostError, match="worker 1 has left the run while worker 0 goes on"):
+        run.shard.push(run.frame(run.frames[1], 0, 1, np.ones(run.frames[1].count, np.float32)))
 
 
 @pytest.mark.parametrize("kind", ["zero 3", "bf16", "fp16"])

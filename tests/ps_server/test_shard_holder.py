@@ -16,7 +16,7 @@ from ps_server.shard_holder import ShardHolder
 from taihu.errors import FrameError, ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
 from taihu.planner.partition import FrameSpec, Shard
 from taihu.wire.codec import read_frame
-from taihu.wire.headers import FrameHeader, Gradients
+from taihu.wire.headers import FrameHeader, Gradients, Summed
 
 
 def make_holder(index: int = 0, servers: int = 1, transport: str = "tcp") -> ShardHolder:
@@ -63,6 +63,18 @@ def test_of_two_initializations_at_once_the_first_complete_one_counts() -> None:
         holder.begin(LAYOUT)
     assert holder.shard is shard
     assert all((read_frame(message).values == 1.0).all() for message in shard.read())
+
+
+def test_the_shard_has_the_life_and_the_clock_of_its_holder() -> None:
+    holder = make_holder()
+    initial = holder.begin(LAYOUT)
+    write_all(initial, np.ones(LAYOUT.elements, np.float32), Shard(LAYOUT, 1, 0))
+    workers = Driven(shard_job({}))
+    workers.shard = holder.adopt(initial)
+    for rank in range(2):
+        workers.shard.admit(rank, 70 + rank)
+    headers = [answer.header for answer in workers.step(1).values()]
+    assert {(header.sender.incarnation, header.expect(Summed).completed_s) for header in headers} == {(7, 5.0)}
 
 
 def test_parameters_of_another_model_are_refused() -> None:
