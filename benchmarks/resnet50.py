@@ -21,7 +21,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from kernels.nn.peak import multiply_add_rate
-from taihu.cli.torch_twin import TorchStep, import_torch, torch_twin
+from taihu.cli.bench.torch_twin import TorchStep, import_torch, torch_twin
 from taihu.results import write_json
 from worker.bench.engine import EngineStep
 from worker.engine import Array, Model, StepContext, StepHooks, build_model

@@ -20,7 +20,7 @@ from kernels.sw26010.grids import PUBLISHED_SWDNN, ConvolutionShape, paper_grid,
 from kernels.sw26010.ledger import Ledger
 from kernels.sw26010.machine import PEAK_FLOPS_PER_CPE_CLUSTER
 from kernels.sw26010.product import plan_product
-from worker.engine.loading import build_model
+from worker.engine.models.loading import build_model
 from worker.sw26010.times import layer_times, step_seconds
 
 __all__ = ["draw"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worker.engine import Layer, Linear, ReLU, Sequential
-from worker.engine.imagenet import alexnet
+from worker.engine.models.imagenet import alexnet
 
 __all__ = ["build", "build_narrow"]
 

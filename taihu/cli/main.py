@@ -72,32 +72,32 @@ _COMMANDS: Final = (
 _BENCHES: Final = (
     (
         "exchange",
-        "taihu.cli.bench_exchange:exchange",
+        "taihu.cli.bench.exchange:exchange",
         "Time the exchange of steps with a model's true layer shapes between real processes; nothing is computed.",
     ),
     (
         "allreduce",
-        "taihu.cli.bench_allreduce:allreduce",
+        "taihu.cli.bench.allreduce:allreduce",
         "Time allreduce of fp32 buffers between real processes: all on this machine, or one rank per host.",
     ),
     (
         "fc",
-        "taihu.cli.bench_fc:fc",
+        "taihu.cli.bench.fc:fc",
         "Time the communication of fully connected layers: gradients around a ring against activations of shards.",
     ),
     (
         "select",
-        "taihu.cli.bench_select:select",
+        "taihu.cli.bench.select:select",
         "Time the selection of sparse gradients: with a reused threshold, with an exact one, and as torch.topk.",
     ),
     (
         "engine",
-        "taihu.cli.bench_engine:engine",
+        "taihu.cli.bench.engine:engine",
         "Time whole training steps of models on this machine's processor, and the same in PyTorch.",
     ),
     (
         "sw26010",
-        "taihu.cli.bench_sw26010:sw26010",
+        "taihu.cli.bench.sw26010:sw26010",
         "Model kernels on the SW26010 processor of the Sunway TaihuLight: nothing is timed here.",
     ),
 )

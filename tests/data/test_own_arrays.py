@@ -17,8 +17,8 @@ from taihu.errors import DataError
 from taihu.settings import DataSettings
 from worker.data.batches import Batches
 from worker.data.dataset import Dataset
-from worker.data.inputs import ArrayInputs
 from worker.data.load import load_dataset
+from worker.data.own.inputs import ArrayInputs
 from worker.data.sources import check_sources
 
 SHAPES = st.sampled_from([(5,), (4, 3), (4, 3, 2), ()])

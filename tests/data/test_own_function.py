@@ -16,7 +16,7 @@ from taihu.settings import DataSettings
 from worker.data.batches import Batches
 from worker.data.dataset import Dataset, evaluation_batches
 from worker.data.load import load_dataset
-from worker.data.own_function import dataset_of
+from worker.data.own.function import dataset_of
 from worker.data.sources import check_sources
 
 HERE = Path(__file__)

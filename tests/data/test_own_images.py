@@ -16,8 +16,8 @@ from taihu.errors import DataError
 from taihu.settings import DataSettings
 from worker.data.batches import Batches
 from worker.data.dataset import Dataset
-from worker.data.images import read_image
 from worker.data.load import load_dataset
+from worker.data.own.images import read_image
 from worker.data.sources import check_sources
 
 CLASSES = ("ant", "bee", "cow")

@@ -9,7 +9,7 @@ import pytest
 from conftest import Taihu
 
 from kernels.nn.peak import multiply_add_rate
-from taihu.cli.bench_engine import engine
+from taihu.cli.bench.engine import engine
 from taihu.errors import ConfigError
 from worker.bench.engine import EngineStep
 

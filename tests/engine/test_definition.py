@@ -35,7 +35,7 @@ from worker.engine import (
     StepContext,
     build_from_definition,
 )
-from worker.engine.definition import BUILT_IN
+from worker.engine.models.definition import BUILT_IN
 
 
 def through_json(layer: Layer) -> Layer:

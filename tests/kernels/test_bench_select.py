@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from taihu.cli.bench_select import select
+from taihu.cli.bench.select import select
 from taihu.errors import ConfigError
 
 

@@ -33,7 +33,7 @@ from worker.engine import (
     StepContext,
     StepHooks,
 )
-from worker.engine.loading import build_model
+from worker.engine.models.loading import build_model
 from worker.sw26010 import ProcessorModel, layer_times, modelled_step, step_seconds
 
 _SHAPE = (32, 32, 3)

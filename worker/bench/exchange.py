@@ -50,7 +50,7 @@ def exchange_rounds(
     take turns with what the job takes, a few rounds each, of which the first does not count.
 
     Args:
-        job: a bench's, see `taihu.cli.bench_exchange`.
+        job: a bench's, see `taihu.cli.bench.exchange`.
         rank: of this worker.
         layout: of the model.
         rounds: how many.

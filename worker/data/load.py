@@ -10,17 +10,17 @@ from taihu.errors import DataError
 from taihu.model_defaults import smallest_size
 from taihu.names import TEXT_DATA, OwnData, own_data
 from taihu.settings import DataSettings
-from worker.data.cifar10 import load_cifar10
+from worker.data.built_in.cifar10 import load_cifar10
+from worker.data.built_in.digits import load_digits
+from worker.data.built_in.fashion_mnist import load_fashion_mnist
+from worker.data.built_in.python_source import load_python_source
+from worker.data.built_in.synthetic import load_synthetic
 from worker.data.dataset import Dataset
-from worker.data.digits import load_digits
-from worker.data.fashion_mnist import load_fashion_mnist
-from worker.data.own_arrays import load_own_arrays
-from worker.data.own_function import load_own_function
-from worker.data.own_text import load_own_text
-from worker.data.python_source import load_python_source
+from worker.data.own.arrays import load_own_arrays
+from worker.data.own.function import load_own_function
+from worker.data.own.text_files import load_own_text
 from worker.data.resize import ResizedExamples
 from worker.data.sources import folder_kind, missing_package
-from worker.data.synthetic import load_synthetic
 
 __all__ = ["load_dataset"]
 
@@ -69,10 +69,10 @@ def _load_own(settings: DataSettings, own: OwnData) -> Dataset:
     try:
         # Their packages are extras.
         if kind == "images":
-            from worker.data.own_images import load_own_images  # noqa: PLC0415
+            from worker.data.own.image_folder import load_own_images  # noqa: PLC0415
 
             return load_own_images(settings, own)
-        from worker.data.own_table import load_own_table  # noqa: PLC0415
+        from worker.data.own.table import load_own_table  # noqa: PLC0415
 
         return load_own_table(settings, own)
     except ImportError:

@@ -1,19 +1,19 @@
 """The CPU training engine: layers over NHWC activations, rows and sequences, losses, models, and the zoo."""
 
 from taihu.layout import Layout, TensorSpec
-from worker.engine.attention import CausalAttention
-from worker.engine.batch_norm import BatchNorm
-from worker.engine.branches import Auxiliary, Concat
-from worker.engine.containers import PaddedShortcut, Residual, Sequential
-from worker.engine.convolution import Conv2d
-from worker.engine.definition import build_from_definition
-from worker.engine.dense import Dropout, Flatten, Linear, ReLU
-from worker.engine.embedding import Embedding, PositionEmbedding, TiedLinear
-from worker.engine.gelu import GELU
 from worker.engine.gradient_check import CheckOptions, check_gradients
 from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, fill_normal, shape_error
-from worker.engine.layer_norm import LayerNorm
-from worker.engine.loading import build_layers, build_model
+from worker.engine.layers.attention import CausalAttention
+from worker.engine.layers.batch_norm import BatchNorm
+from worker.engine.layers.branches import Auxiliary, Concat
+from worker.engine.layers.containers import PaddedShortcut, Residual, Sequential
+from worker.engine.layers.convolution import Conv2d
+from worker.engine.layers.dense import Dropout, Flatten, Linear, ReLU
+from worker.engine.layers.embedding import Embedding, PositionEmbedding, TiedLinear
+from worker.engine.layers.gelu import GELU
+from worker.engine.layers.layer_norm import LayerNorm
+from worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from worker.engine.layers.response_norm import LocalResponseNorm
 from worker.engine.loss import (
     BinaryCrossEntropy,
     CrossEntropy,
@@ -25,11 +25,11 @@ from worker.engine.loss import (
     softmax_cross_entropy,
 )
 from worker.engine.model import Model, StepHooks
-from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
-from worker.engine.response_norm import LocalResponseNorm
-from worker.engine.transformer import transformer
+from worker.engine.models.definition import build_from_definition
+from worker.engine.models.loading import build_layers, build_model
+from worker.engine.models.transformer import transformer
+from worker.engine.models.zoo import MODELS
 from worker.engine.workspace import Workspace
-from worker.engine.zoo import MODELS
 
 __all__ = [
     "GELU",

@@ -10,11 +10,11 @@ import numpy as np
 
 from taihu.errors import ModelError
 from taihu.layout import LayerSpec, Layout
-from worker.engine.branches import Auxiliary
-from worker.engine.containers import Sequential
 from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, ignore_layer
+from worker.engine.layers.branches import Auxiliary
+from worker.engine.layers.containers import Sequential
 from worker.engine.loss import CrossEntropy, Loss, TokenCrossEntropy
-from worker.engine.recompute import SegmentedChain, segmented
+from worker.engine.recompute.chain import SegmentedChain, segmented
 from worker.engine.team import SOLO, Team
 from worker.engine.workspace import Workspace
 

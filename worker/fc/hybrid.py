@@ -18,8 +18,8 @@ from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.partition import all_bounds
 from taihu.trace import Tracer
 from worker.engine import Model, StepContext
-from worker.engine.dense import Dropout, Linear, ReLU
 from worker.engine.layer import Array, Layer, ParameterLayer, Run
+from worker.engine.layers.dense import Dropout, Linear, ReLU
 from worker.engine.model import StepHooks
 from worker.fc.own_inputs import InputsKept
 from worker.fc.passes import Scheme

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from worker.engine.layer import Array
-from worker.engine.temporary_file import TemporaryFile
+from worker.engine.recompute.temporary_file import TemporaryFile
 from worker.engine.workspace import Workspace
 
 __all__ = ["InputsKept", "OwnInputs"]

@@ -53,7 +53,7 @@ def read_samples(files: Sequence[Path], saved: SavedModel, batch: int) -> Iterat
 
 def _images(files: Sequence[Path], saved: SavedModel) -> Samples:
     try:
-        from worker.data.images import read_image  # noqa: PLC0415 - an extra
+        from worker.data.own.images import read_image  # noqa: PLC0415 - an extra
     except ImportError:
         raise missing_package(files[0], "images") from None
     if len(saved.input_shape) != 3:
@@ -119,7 +119,7 @@ def _shaped(array: NDArray[Any], saved: SavedModel, file: Path) -> NDArray[Any]:
 
 def _table(file: Path, saved: SavedModel) -> NDArray[Any]:
     try:
-        from worker.data.own_table import read_features  # noqa: PLC0415 - an extra
+        from worker.data.own.table import read_features  # noqa: PLC0415 - an extra
     except ImportError:
         raise missing_package(file, "table") from None
     if not saved.columns:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from kernels.nn.window import Window
 from taihu.errors import ModelError
-from worker.engine.batch_norm import BatchNorm
-from worker.engine.branches import Auxiliary, Concat
-from worker.engine.containers import PaddedShortcut, Residual, Sequential
-from worker.engine.convolution import Conv2d
-from worker.engine.dense import Dropout, Flatten, Linear, ReLU
 from worker.engine.layer import Layer, Shape
-from worker.engine.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
-from worker.engine.response_norm import LocalResponseNorm
+from worker.engine.layers.batch_norm import BatchNorm
+from worker.engine.layers.branches import Auxiliary, Concat
+from worker.engine.layers.containers import PaddedShortcut, Residual, Sequential
+from worker.engine.layers.convolution import Conv2d
+from worker.engine.layers.dense import Dropout, Flatten, Linear, ReLU
+from worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from worker.engine.layers.response_norm import LocalResponseNorm
 
 __all__ = [
     "Branches",

@@ -12,8 +12,8 @@ from kernels.sw26010 import passes
 from kernels.sw26010.ledger import Ledger
 from kernels.sw26010.pieces import pool, pool_gradient
 from kernels.sw26010.streams import Pass, plan_stream
-from worker.engine.branches import Auxiliary
 from worker.engine.layer import Array, Layer, ParameterLayer, Run
+from worker.engine.layers.branches import Auxiliary
 from worker.sw26010.describe import (
     Branches,
     Chain,

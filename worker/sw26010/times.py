@@ -20,8 +20,8 @@ from kernels.sw26010.layer_costs import (
 )
 from kernels.sw26010.ledger import Ledger
 from kernels.sw26010.machine import CORE_GROUPS
-from worker.engine.containers import Sequential
 from worker.engine.layer import Layer, ParameterLayer, Shape
+from worker.engine.layers.containers import Sequential
 from worker.engine.model import Model
 from worker.sw26010.describe import (
     Branches,

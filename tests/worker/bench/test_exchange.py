@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.cluster import Cluster, layout_of
 
-from taihu.cli.bench_exchange import bench_job
+from taihu.cli.bench.exchange import bench_job
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.wire.codec import BYTES_PER_VALUE

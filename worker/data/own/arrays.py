@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from taihu.errors import DataError
 from taihu.names import OwnData
 from taihu.settings import DataSettings
-from worker.data.assemble import Part, assemble
 from worker.data.dataset import Dataset
-from worker.data.inputs import array_inputs
+from worker.data.own.assemble import Part, assemble
+from worker.data.own.inputs import array_inputs
 
 __all__ = ["count_own_arrays", "load_own_arrays"]
 

@@ -12,7 +12,7 @@ import typer
 from threadpoolctl import threadpool_limits
 
 from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
-from taihu.cli.ranks import measure_here
+from taihu.cli.bench.ranks import measure_here
 from taihu.errors import ConfigError
 from taihu.job.environment import rank_from_environment, resolve_job
 from taihu.layout import LayerSpec, Layout, TensorSpec

@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 
 from taihu.errors import ModelError
-from worker.engine.containers import Sequential
-from worker.engine.kept_inputs import KeptInputs, SpilledInputs
 from worker.engine.layer import Array, Layer, Run
-from worker.engine.segments import cut, usual_segments
+from worker.engine.layers.containers import Sequential
+from worker.engine.recompute.kept_inputs import KeptInputs, SpilledInputs
+from worker.engine.recompute.segments import cut, usual_segments
 from worker.engine.workspace import BufferPool
 
 __all__ = ["SegmentedChain", "segmented"]

@@ -11,7 +11,7 @@ from kernels.nn.embedding import add_rows, first_stranger, take_rows
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
 from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, fill_normal, shape_error
-from worker.engine.products import multiply, multiply_rows
+from worker.engine.layers.products import multiply, multiply_rows
 from worker.engine.workspace import Workspace
 
 __all__ = ["Embedding", "PositionEmbedding", "TiedLinear"]

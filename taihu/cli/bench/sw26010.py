@@ -19,7 +19,7 @@ from taihu.model_defaults import usual_input
 from taihu.process.options import JsonOption
 from taihu.results import check_writable, write_json
 from worker.bench.engine import step_flops
-from worker.engine.loading import build_model
+from worker.engine.models.loading import build_model
 from worker.sw26010.times import layer_times
 
 __all__ = ["shares_of", "sw26010"]

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from taihu.errors import DataError
 from taihu.names import OwnData
 from taihu.settings import DataSettings
-from worker.data.assemble import split_rows
 from worker.data.dataset import Dataset
 from worker.data.files import check_readable, read_file
+from worker.data.own.assemble import split_rows
 from worker.data.text import TextExamples, sequences, sequences_of, text_dataset
 
 __all__ = ["count_own_text", "load_own_text"]

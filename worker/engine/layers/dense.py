@@ -11,7 +11,7 @@ from kernels.nn.elementwise import add_bias, column_sums, dropout, dropout_key, 
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
 from worker.engine.layer import Array, Layer, ParameterLayer, Rectification, Run, Shape, fill_normal, shape_error
-from worker.engine.products import multiply, multiply_rows
+from worker.engine.layers.products import multiply, multiply_rows
 
 __all__ = ["Dropout", "Flatten", "Linear", "ReLU"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from worker.engine.layer import Array, Shape
-from worker.engine.temporary_file import TemporaryFile
+from worker.engine.recompute.temporary_file import TemporaryFile
 from worker.engine.workspace import Workspace
 
 __all__ = ["KeptInputs", "SpilledInputs"]

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from taihu.errors import DataError
 from taihu.names import OwnData
 from taihu.settings import DataSettings
-from worker.data.assemble import Part, assemble
 from worker.data.dataset import Dataset
-from worker.data.inputs import ArrayInputs
+from worker.data.own.assemble import Part, assemble
+from worker.data.own.inputs import ArrayInputs
+from worker.data.own.table_files import TableFile, count_rows, open_table
 from worker.data.sources import table_files
-from worker.data.tables import TableFile, count_rows, open_table
 
 __all__ = ["count_own_table", "load_own_table", "read_features"]
 

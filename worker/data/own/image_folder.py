@@ -12,9 +12,9 @@ import numpy as np
 from taihu.errors import DataError
 from taihu.names import OwnData
 from taihu.settings import DataSettings
-from worker.data.assemble import Part, assemble
 from worker.data.dataset import Dataset
-from worker.data.images import IMAGE_SUFFIXES, ImageInputs, common_shape
+from worker.data.own.assemble import Part, assemble
+from worker.data.own.images import IMAGE_SUFFIXES, ImageInputs, common_shape
 
 __all__ = ["count_own_images", "load_own_images"]
 

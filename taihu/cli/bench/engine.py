@@ -15,7 +15,7 @@ import typer
 from threadpoolctl import threadpool_limits
 
 from kernels.nn.peak import multiply_add_rate
-from taihu.cli.torch_twin import TorchLayout, TorchStep, import_torch
+from taihu.cli.bench.torch_twin import TorchLayout, TorchStep, import_torch
 from taihu.errors import ConfigError, RunError
 from taihu.local.display import waiting
 from taihu.local.processes import LocalProcesses

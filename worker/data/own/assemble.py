@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from taihu.errors import DataError
 from taihu.settings import DataSettings
 from worker.data.dataset import Dataset, Rows
-from worker.data.inputs import Inputs, Paired
+from worker.data.own.inputs import Inputs, Paired
+from worker.data.own.targets import understand
 from worker.data.statistics import no_statistics
-from worker.data.targets import understand
 
 __all__ = ["Part", "assemble", "split_rows"]
 

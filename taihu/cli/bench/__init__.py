@@ -1,0 +1,1 @@
+"""`taihu bench`: a file for each of its commands."""

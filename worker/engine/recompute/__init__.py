@@ -1,0 +1,1 @@
+"""Training with little memory: activations are computed again when backward needs them."""
