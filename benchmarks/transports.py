@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import exchange
+from benchmarks.rows import in_page
 
-__all__ = ["in_page", "table"]
+__all__ = ["table"]
 
 _ROUNDS: Final = {"100mbit": 12, "1gbit": 8, "2.5gbit": 16, "10gbit": 32}
 _WAYS: Final = {"1+3": (1, 3), "2+2": (2, 2), "ring of 4": (0, 4)}
 _HEAD: Final = """\
 | links | model | servers + workers | gRPC s | direct s | gRPC / direct | auto took | auto s | auto / better |
 |---|---|---|---|---|---|---|---|---|"""
-_BEGIN, _END = "<!-- measured by benchmarks.transports -->", "<!-- end -->"
+_PAGE: Final = "measured by benchmarks.transports"
 
 
 def compare(ways: str, rate: str, rounds: int, starts: int) -> dict[str, Any]:
@@ -79,14 +79,6 @@ def _shown(quartiles: Sequence[float]) -> str:
     return f"{median} ({low} to {high})"
 
 
-def in_page(page: str, rows: Sequence[dict[str, Any]]) -> str:
-    """`page` with the table of `rows` between its markers."""
-    place = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
-    if not place.search(page):
-        raise SystemExit(f"error: the page has no lines {_BEGIN} and {_END}")
-    return place.sub(lambda _: f"{_BEGIN}\n{table(rows)}\n{_END}", page)
-
-
 def _measure_all(rates: Sequence[str], ways: Sequence[str], *, quick: bool) -> Iterator[dict[str, Any]]:
     for rate in rates:
         for way in ways:
@@ -112,7 +104,7 @@ def main() -> None:
         if options.json is not None:
             options.json.write_text(json.dumps(rows, indent=1) + "\n")
         if options.docs is not None:
-            options.docs.write_text(in_page(options.docs.read_text(), rows))
+            options.docs.write_text(in_page(options.docs.read_text(), _PAGE, table(rows)))
 
 
 if __name__ == "__main__":

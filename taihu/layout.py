@@ -65,6 +65,11 @@ class Layout:
         """Number of values in the arena."""
         return self.offsets[-1]
 
+    def by_tensor(self) -> Layout:
+        """The same arena with each tensor as a layer of its own, named LAYER.TENSOR."""
+        tensors = ((f"{layer.name}.{tensor.name}", tensor) for layer in self.layers for tensor in layer.tensors)
+        return Layout(tuple(LayerSpec(name, (tensor,)) for name, tensor in tensors))
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 over names and shapes: equal digests mean interchangeable arenas."""

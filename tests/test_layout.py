@@ -34,6 +34,16 @@ def test_sizes_and_offsets_are_those_of_real_arrays(layout: Layout) -> None:
 
 
 @quick
+@given(LAYOUTS)
+def test_tensors_that_are_layers_lie_where_they_lay(layout: Layout) -> None:
+    cut = layout.by_tensor()
+    tensors = [tensor for layer in layout.layers for tensor in layer.tensors]
+    assert [layer.tensors for layer in cut.layers] == [(tensor,) for tensor in tensors]
+    assert cut.elements == layout.elements
+    assert set(layout.offsets) <= set(cut.offsets)
+
+
+@quick
 @given(LAYOUTS, LAYOUTS)
 def test_equal_digests_mean_equal_layouts(left: Layout, right: Layout) -> None:
     assert (left.digest == right.digest) == (left == right)

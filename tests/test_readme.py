@@ -9,11 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.command_lines import parse
 from support.readme import README, Command, commands, files, taihu_arguments
-from typer.core import TyperGroup
 
-from taihu.cli.lazy import LazyCommand
-from taihu.cli.main import make_app
 from taihu.job import load_job
 from taihu.job.reading import parse_assignments
 
@@ -35,21 +33,6 @@ BROUGHT = {
 
 def program(command: Command) -> str:
     return next(word for word in shlex.split(command.text) if not re.fullmatch(r"[A-Z_]+=.*", word))
-
-
-def parse(arguments: list[str]) -> None:
-    """Parse a command line of `taihu` without running it; raises what Typer raises."""
-    group, path, rest = make_app(), ["taihu"], list(arguments)
-    while isinstance(group, TyperGroup) and rest and rest[0] in group.commands:
-        path.append(rest.pop(0))
-        found = group.commands[path[-1]]
-        if isinstance(found, LazyCommand):
-            found.make_context(" ".join(path), rest)
-            return
-        assert isinstance(found, TyperGroup)
-        group = found
-    assert rest, "taihu alone"
-    assert set(rest) <= {"--help", "--version", "-h"}, f"{arguments}: no command of taihu"
 
 
 def test_there_are_commands_and_both_kinds_of_files() -> None:

@@ -1,4 +1,4 @@
-"""The table of transports in docs/exchange.md: it shows what docs/transports.json holds."""
+"""The table of transports: it follows from what docs/transports.json holds."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.transports import in_page, table
+from benchmarks.transports import table
 
 DOCS = Path(__file__).parent.parent / "docs"
-
-
-def test_the_page_shows_what_was_measured() -> None:
-    page, rows = (DOCS / "exchange.md").read_text(), json.loads((DOCS / "transports.json").read_text())
-    assert in_page(page, rows) == page
 
 
 def test_rows_follow_from_all_their_rounds() -> None:

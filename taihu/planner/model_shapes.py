@@ -30,6 +30,8 @@ _INCEPTION = {
     "5a": (256, 160, 320, 32, 128, 128),
     "5b": (384, 192, 384, 48, 128, 128),
 }
+# Section 5 there: the modules behind which an auxiliary classifier stands in training.
+_CLASSIFIED = ("4a", "4d")
 # Simonyan and Zisserman, table 1, configuration D: the filters of the 3x3 convolutions between two poolings.
 _VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -99,7 +101,7 @@ def _vgg16_cifar() -> Iterator[LayerSpec]:
 
 
 def _googlenet() -> Iterator[LayerSpec]:
-    """GoogLeNet (Inception v1) without its auxiliary classifiers, with biases, for 224x224 images."""
+    """GoogLeNet (Inception v1) with its two auxiliary classifiers and with biases, for 224x224 images."""
     yield _conv("conv1", 7, 3, 64)
     yield _conv("conv2_reduce", 1, 64, 64)
     yield _conv("conv2", 3, 64, 192)
@@ -112,6 +114,10 @@ def _googlenet() -> Iterator[LayerSpec]:
         yield _conv(f"inception_{module}_5x5", 5, reduce5, five)
         yield _conv(f"inception_{module}_pool_projection", 1, inputs, projection)
         inputs = one + three + five + projection
+        if module in _CLASSIFIED:
+            yield _conv(f"auxiliary_{module}_1x1", 1, inputs, 128)
+            yield _fc(f"auxiliary_{module}_fc1", 4 * 4 * 128, 1024)
+            yield _fc(f"auxiliary_{module}_fc2", 1024, 1000)
     yield _fc("fc", inputs, 1000)
 
 
@@ -167,4 +173,4 @@ TABLES: Final[Mapping[str, Layout]] = MappingProxyType(
         "vgg16_cifar": _backward(_vgg16_cifar()),
     }
 )
-"""Layouts by model name: parameters 60,965,224; 138,357,544; 6,998,552; 269,722; 25,557,032; 145,578; 14,724,042."""
+"""Layouts by model name: parameters 60,965,224; 138,357,544; 13,378,280; 269,722; 25,557,032; 145,578; 14,724,042."""

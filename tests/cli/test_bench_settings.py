@@ -52,4 +52,6 @@ def test_every_process_gets_all_that_was_set(assignments: list[str]) -> None:
 def test_a_bench_merges_layers_by_4_mb_unless_it_cannot() -> None:
     assert bench_job([], CLUSTER).exchange.plan == "bucket:4MB"
     assert bench_job(["exchange.plan=single"], CLUSTER).exchange.plan == "single"
+    assert bench_job([], CLUSTER, plan="per-layer").exchange.plan == "per-layer"
+    assert bench_job(["exchange.plan=single"], CLUSTER, plan="per-layer").exchange.plan == "single"
     assert bench_job(["compression.method=topk"], CLUSTER).exchange.plan == "auto"

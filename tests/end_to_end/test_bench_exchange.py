@@ -24,7 +24,19 @@ def test_rounds_are_timed_and_their_bytes_counted(taihu: Taihu, tmp_path: Path) 
         "optimizer.name=adam",
     )
     done = taihu(
-        *("bench", "exchange", "--model", "resnet20", "--workers", "2", "--rounds", "3", "--json", "r.json"),
+        *(
+            "bench",
+            "exchange",
+            "--model",
+            "resnet20",
+            "--workers",
+            "2",
+            "--rounds",
+            "3",
+            "--blobs",
+            "--json",
+            "r.json",
+        ),
         *(word for item in asked for word in ("--set", item)),
     )
     assert done.returncode == 0, done.stderr
@@ -32,6 +44,8 @@ def test_rounds_are_timed_and_their_bytes_counted(taihu: Taihu, tmp_path: Path) 
     seconds = results["seconds_per_round"]
     assert 0 < seconds["min"] <= seconds["median"] <= seconds["max"] < time.monotonic() - begin_s
     assert (results["compression"], results["density"], results["path"]) == ("lags", 0.05, "tcp")
+    # A message for each of 19 convolutions, scales and shifts, of a weight and a bias.
+    assert results["groups"] == 3 * 19 + 2
     # ResNet-20 for CIFAR-10 has about 0.27 million parameters: all come down, one of twenty goes up with its place.
     size = 270_000 * BYTES_PER_VALUE
     assert results["bytes_received_per_round"] == pytest.approx(size, rel=0.03)

@@ -17,7 +17,7 @@ from taihu.planner.model_shapes import TABLES, layer_table
     [
         ("alexnet", 60_965_224, 8),
         ("vgg16", 138_357_544, 16),
-        ("googlenet", 6_998_552, 3 + 9 * 6 + 1),
+        ("googlenet", 13_378_280, 3 + 9 * 6 + 1 + 2 * 3),
         ("resnet20", 269_722, 19 * 2 + 1),
         ("resnet50", 25_557_032, 53 * 2 + 1),
         ("cifar10_quick", 145_578, 5),
@@ -140,7 +140,24 @@ def test_googlenet_by_the_papers_rows() -> None:
 def test_googlenet_has_a_bias_for_every_output_channel() -> None:
     outputs = 256 + 480 + 512 + 512 + 512 + 528 + 832 + 832 + 1024
     reductions = 112 + 160 + 112 + 136 + 152 + 176 + 192 + 192 + 240
-    assert vectors(TABLES["googlenet"]) == 64 + 64 + 192 + outputs + reductions + 1000
+    auxiliary = 2 * (128 + 1024 + 1000)
+    assert vectors(TABLES["googlenet"]) == 64 + 64 + 192 + outputs + reductions + auxiliary + 1000
+
+
+def test_googlenet_with_and_without_its_auxiliary_classifiers() -> None:
+    """53.5 MB in 128 blobs with them, 28.0 MB without; each has a convolution and two fully connected layers."""
+    table = TABLES["googlenet"]
+    sizes = {layer.name: layer.elements for layer in table.layers if layer.name.startswith("auxiliary_")}
+    assert sizes == {
+        "auxiliary_4d_fc2": 1024 * 1000 + 1000,
+        "auxiliary_4d_fc1": 4 * 4 * 128 * 1024 + 1024,
+        "auxiliary_4d_1x1": 528 * 128 + 128,
+        "auxiliary_4a_fc2": 1024 * 1000 + 1000,
+        "auxiliary_4a_fc1": 4 * 4 * 128 * 1024 + 1024,
+        "auxiliary_4a_1x1": 512 * 128 + 128,
+    }
+    assert table.elements - sum(sizes.values()) == 6_998_552
+    assert len(table.by_tensor().layers) == 128
 
 
 def test_the_mapping_is_read_only() -> None:

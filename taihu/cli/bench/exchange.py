@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["bench_job", "exchange"]
 
-_PLAN: Final = "exchange.plan=bucket:4MB"
 _RATE: Final = ("optimizer.momentum=0.0", "optimizer.learning_rate=1e-3")
 # Compute, data and schedules have no part in it: nothing is trained.
 _USED: Final = {
@@ -66,6 +65,7 @@ def exchange(
     against: Annotated[
         str, typer.Option(metavar="grpc|tcp|grpc,tcp", help="Time these carriers in turns with what the job takes.")
     ] = "",
+    blobs: Annotated[bool, typer.Option("--blobs", help="A message for each tensor, none merged.")] = False,
     rate: Annotated[str | None, typer.Option(help="Link rate of every host, for the floor: 100mbit, 1gbit.")] = None,
     role: Annotated[
         str, typer.Option(metavar="all|server|worker", help="Start everything here, or one role.")
@@ -83,9 +83,10 @@ def exchange(
 
     It is the exchange that --set asks for: compressed, in 16 bits, of any stage of ZeRO, through servers or around a
     ring; a setting that has no part in it is refused. Layers are merged into groups of 4 MB, as there is no backward
-    pass that smaller ones could overlap with; another --set exchange.plan=... wins. Gradients are drawn, double
-    exponential in every layer; where they are compressed, anew in every round. What is held back of them settles
-    within some 1 / density rounds, which --warmup can be.
+    pass that smaller ones could overlap with; another --set exchange.plan=... wins. With --blobs each tensor is a
+    layer of its own, and none are merged, as in Caffe: the difference is what merging gains. Gradients are drawn,
+    double exponential in every layer; where they are compressed, anew in every round. What is held back of them
+    settles within some 1 / density rounds, which --warmup can be.
 
     \b
     Examples:
@@ -96,7 +97,7 @@ def exchange(
       taihu bench exchange --role worker --rank 0 --coordinator 10.0.0.1:7070     (on each worker's host)
     """  # noqa: D301
     cluster: dict[str, object] = {"servers": servers, "workers": workers, "coordinator": coordinator}
-    job = bench_job(assignments or (), cluster, launched=role != "all")
+    job = bench_job(assignments or (), cluster, launched=role != "all", plan="per-layer" if blobs else "bucket:4MB")
     wanted = Rounds(rounds, warmup, _carriers(against))
     if wanted.against and role == "all" and job.shares_memory:
         raise ConfigError(f"--against {against}: values lie in shared memory here; add --set exchange.transport=tcp")
@@ -107,7 +108,7 @@ def exchange(
         stop_with_stdin(interrupts)
     if rank is None:
         rank = rank_from_environment(os.environ, role) or 0
-    layout = layer_table(model)
+    layout = layer_table(model).by_tensor() if blobs else layer_table(model)
     link_rate = None if rate is None else parse_rate(rate)
     if role == "server":
         _serve(job, ServerOptions(index=rank, bind=bind, direct_port=direct_port))
@@ -119,7 +120,7 @@ def exchange(
             typer.echo(f"listening on {listener.address}")
         measured = exchange_rounds(job, rank, layout, wanted, listener)
     elif role == "all":
-        measured = _measure_here(job, model, wanted)
+        measured = _measure_here(job, ["--model", model, *(["--blobs"] if blobs else [])], wanted)
     else:
         raise ConfigError(f"--role {role}: expected all, server or worker")
     results = {
@@ -134,8 +135,10 @@ def exchange(
         write_json(json_file, results)
 
 
-def bench_job(assignments: Iterable[str], cluster: dict[str, object], *, launched: bool = False) -> Job:
-    """The job whose exchange is measured, with plain SGD and groups of 4 MB if nothing else is said.
+def bench_job(
+    assignments: Iterable[str], cluster: dict[str, object], *, launched: bool = False, plan: str = "bucket:4MB"
+) -> Job:
+    """The job whose exchange is measured, with plain SGD and groups by `plan` if nothing else is said.
 
     Raises:
         ConfigError: something is set that has no part in the exchange, or that cannot be.
@@ -143,7 +146,7 @@ def bench_job(assignments: Iterable[str], cluster: dict[str, object], *, launche
     given = [*_RATE, *assignments]
     job = resolve_job(None, given, {"cluster": cluster}, launched=launched)
     if "plan" not in job.exchange.model_fields_set and job.compression.method != "topk":
-        job = resolve_job(None, [_PLAN, *given], {"cluster": cluster}, launched=launched)
+        job = resolve_job(None, [f"exchange.plan={plan}", *given], {"cluster": cluster}, launched=launched)
     check_used(job, "exchange", _USED)
     if is_computed(job.exchange.plan) and job.compression.method != "topk":
         raise ConfigError(
@@ -168,10 +171,10 @@ def _serve(job: Job, options: ServerOptions) -> None:
         daemon.run()
 
 
-def _measure_here(job: Job, model: str, rounds: Rounds) -> dict[str, Any]:
+def _measure_here(job: Job, of_model: list[str], rounds: Rounds) -> dict[str, Any]:
     """Start all roles as processes on this machine; worker 0's times count."""
     cluster = job.cluster
-    common = ["bench", "exchange", "--model", model, "--rounds", str(rounds.counted), "--warmup", str(rounds.warmup)]
+    common = ["bench", "exchange", *of_model, "--rounds", str(rounds.counted), "--warmup", str(rounds.warmup)]
     common += ["--servers", str(cluster.servers), "--workers", str(cluster.workers)]
     common += [f"--against={','.join(rounds.against)}", *assignments_of(job)]
     bind = ["--bind", "127.0.0.1:0"]
