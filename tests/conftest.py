@@ -1,31 +1,46 @@
-"""Fixtures of several test folders."""
+"""Fixtures of several test folders.
+
+The process that hands tests to others imports this too, and they begin once it has: heavy imports stand in functions.
+"""
 
 from __future__ import annotations
 
 import gc
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import structlog
-import typer
-from hypothesis import settings
-from support.commands import end_fork_server, run_command
-from support.daemons import Start, daemons
-from support.wheel import build_wheel
 
-from taihu.cli.plan import plan
-from taihu.process.entry import run_app
+if TYPE_CHECKING:
+    from support.daemons import Start
 
 # Collecting thousands of tests leaves no garbage, and looking for it takes a quarter of that time.
 gc.disable()
 
-# How long an example takes depends on what else this machine does.
-settings.register_profile("taihu", deadline=None)
-settings.load_profile("taihu")
-
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Before the first test is imported, have Hypothesis not mind how long an example takes.
+
+    That depends on what else this machine does.
+    """
+    if isinstance(collector, pytest.Session):
+        from hypothesis import settings
+
+        settings.register_profile("taihu", deadline=None)
+        settings.load_profile("taihu")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the tests' names
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a file run in one process: what they import, load and make for all of them is there once."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_collection_finish() -> None:
@@ -34,23 +49,29 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(autouse=True)
-def _own_logs() -> Iterator[None]:
-    """A command that runs in the test's process sets up logs that write to what pytest closes after the test."""
-    yield
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """A command that ran in the test's process has set up logs that write to what pytest closes after the test."""
+    if "structlog" in sys.modules:
+        import structlog
+
+        structlog.reset_defaults()
+        structlog.contextvars.clear_contextvars()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_fork_server_stays() -> Iterator[None]:
     yield
-    end_fork_server()
+    if "support.commands" in sys.modules:
+        from support.commands import end_fork_server
+
+        end_fork_server()
 
 
 @pytest.fixture
 def taihu(tmp_path: Path) -> Taihu:
     """Run the command line in an empty folder: `taihu("train", "--steps", "5")`."""
+    from support.commands import run_command
 
     def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return run_command("taihu", *arguments, folder=tmp_path, environment=environment)
@@ -61,12 +82,16 @@ def taihu(tmp_path: Path) -> Taihu:
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout; tests that use it are of the group "wheel"."""
+    from support.wheel import build_wheel
+
     return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start daemons in the test's folder."""
+    from support.daemons import daemons
+
     with daemons(tmp_path) as launch:
         yield launch
 
@@ -74,6 +99,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 def start_by_hand(tmp_path: Path) -> Iterator[Start]:
     """Start daemons in the test's folder as a person or a launcher does."""
+    from support.daemons import daemons
+
     with daemons(tmp_path, by_hand=True) as launch:
         yield launch
 
@@ -81,6 +108,11 @@ def start_by_hand(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 def run_plan(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """`taihu plan` in this process; returns exit code, stdout, stderr."""
+    import typer
+
+    from taihu.cli.plan import plan
+    from taihu.process.entry import run_app
+
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(plan)
 

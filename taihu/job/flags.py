@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, fields
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
@@ -245,9 +246,15 @@ def _place(key: str) -> tuple[str, str]:
     return section or _TOP, name
 
 
+@cache
+def _hints() -> Mapping[str, Any]:
+    """The types of the flags with their notes; resolving their names takes as long as parsing a command line."""
+    return MappingProxyType(get_type_hints(JobFlags, include_extras=True))
+
+
 def _flags() -> Iterator[tuple[str, Sets]]:
     """Every flag that sets a key, and which one."""
-    for name, hint in get_type_hints(JobFlags, include_extras=True).items():
+    for name, hint in _hints().items():
         for note in get_args(hint)[1:]:
             if isinstance(note, Sets):
                 yield name, note
@@ -255,9 +262,8 @@ def _flags() -> Iterator[tuple[str, Sets]]:
 
 def _parameters() -> Iterator[inspect.Parameter]:
     """The fields of `JobFlags` as parameters of a command."""
-    hints = get_type_hints(JobFlags, include_extras=True)
     for field in fields(JobFlags):
-        hint = _with_default(hints[field.name], panel=_PANEL)
+        hint = _with_default(_hints()[field.name], panel=_PANEL)
         yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
 
 

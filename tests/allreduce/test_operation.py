@@ -188,7 +188,7 @@ def test_results_may_lie_elsewhere() -> None:
 
     for operation, place in zip(operations, results, strict=True):
         own_part(operation, place)
-    exchange(operations, Random(3), in_place=True)  # noqa: S311
+    exchange(operations, Random(3), in_place=True)
     for place in results:
         np.testing.assert_array_equal(place, 100.0 - total)
 
@@ -209,7 +209,7 @@ def test_the_two_phases_apart_do_what_both_do() -> None:
         operations = [
             Operation(KEY, arena, ValueType.FP32, schedule) for arena, schedule in zip(arenas, schedules, strict=True)
         ]
-        exchange(operations, Random(5), in_place=False)  # noqa: S311
+        exchange(operations, Random(5), in_place=False)
         for rank, arena in enumerate(arenas):
             held = range(ranks) if phase == "allgather" else [summed_by(rank, ranks)]
             for frame in (frame for chunk in held for frame in chunks[chunk]):

@@ -70,7 +70,7 @@ def worlds(draw: st.DrawFn, *, integers: bool = False) -> World:
 def run(world: World, algorithm: str, seed: int) -> Network:
     """All messages delivered, in an order that `seed` decides."""
     network = world.network(algorithm)
-    network.run(random.Random(seed).randrange, ranks=range(world.size))  # noqa: S311 - an order of events
+    network.run(random.Random(seed).randrange, ranks=range(world.size))
     for exchange in network.exchanges:
         assert exchange.done
         assert exchange.awaited == ()
@@ -242,7 +242,7 @@ def test_defects_are_refused_and_change_nothing(algorithm: str, world: World, se
     network = world.network(algorithm)
     for rank in range(world.size):
         network.begin(rank)
-    shuffle = random.Random(seed)  # noqa: S311 - an order of events
+    shuffle = random.Random(seed)
     while network.pairs():
         pair = shuffle.choice(network.pairs())
         message, receiver = network.oldest(*pair), network.exchanges[pair[1]]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import typer
 from PIL import Image
@@ -144,6 +143,8 @@ def test_arrays_and_images_of_the_models_size(command: Command, pictures: Path, 
 
 
 def test_export_writes_what_onnxruntime_computes(command: Command, tmp_path: Path) -> None:
+    import onnxruntime  # noqa: PLC0415 - not in every process that collects this test
+
     model = saved(tmp_path / "m", {"name": "synthetic:1x4x5:classes=3:samples=8"}, "small_cnn")
     code, out, _ = command("export", tmp_path / "m", "--to", "onnx", "--out", tmp_path / "m.onnx")
     assert (code, out) == (0, f"written: {tmp_path}/m.onnx\n")

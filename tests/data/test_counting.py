@@ -11,8 +11,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,6 +98,9 @@ def test_images_by_class(tmp_path: Path, parted: bool) -> None:
 def write_table(path: Path, rows: int) -> None:
     numbers = np.arange(rows) / 2
     if path.suffix == ".parquet":
+        import pyarrow as pa  # noqa: PLC0415 - not in every process that collects this test
+        import pyarrow.parquet as pq  # noqa: PLC0415
+
         pq.write_table(pa.table({"a": numbers, "b": numbers}), path)
         return
     with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:

@@ -11,8 +11,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,6 +55,9 @@ def text_of(rows: Rows, delimiter: str = ",") -> str:
 
 def write(path: Path, rows: Rows) -> Path:
     if path.suffix == ".parquet":
+        import pyarrow as pa  # noqa: PLC0415 - not in every process that collects this test
+        import pyarrow.parquet as pq  # noqa: PLC0415
+
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
     elif path.suffix == ".gz":
         path.write_bytes(gzip.compress(text_of(rows).encode()))
@@ -258,6 +259,9 @@ def test_vectors_have_no_size(tmp_path: Path) -> None:
 
 
 def test_texts_in_a_dictionary_and_decimals(tmp_path: Path) -> None:
+    import pyarrow as pa  # noqa: PLC0415 - not in every process that collects this test
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     table = pa.table(
         {
             "kind": pa.array(["x", "y", "x"]).dictionary_encode(),
@@ -272,6 +276,9 @@ def test_texts_in_a_dictionary_and_decimals(tmp_path: Path) -> None:
 
 
 def test_whole_numbers_beyond_those_of_an_int64(tmp_path: Path) -> None:
+    import pyarrow as pa  # noqa: PLC0415 - not in every process that collects this test
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     table = pa.table({"a": [1.0, 2.0], "y": pa.array([2**63 + 1, 1], pa.uint64())})
     pq.write_table(table, tmp_path / "t.parquet")
     assert failure(tmp_path / "t.parquet").startswith(f"{tmp_path / 't.parquet'}: column y: Integer value 9223372036")

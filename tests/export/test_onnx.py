@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.saved import loaded, raw
 
 from taihu.errors import ModelError
-from taihu.export.to_onnx import onnx_model, write_onnx
 from worker.engine import (
     GELU,
     MODELS,
@@ -44,6 +41,11 @@ from worker.saved.prediction import LoadedModel
 
 def computed(model: LoadedModel, x: np.ndarray) -> dict[str, np.ndarray]:
     """All outputs of the exported graph, by onnxruntime."""
+    import onnx  # noqa: PLC0415 - not in every process that collects this test
+    import onnxruntime  # noqa: PLC0415
+
+    from taihu.export.to_onnx import onnx_model  # noqa: PLC0415
+
     made = onnx_model(model)
     onnx.checker.check_model(made, full_check=True)
     options = onnxruntime.SessionOptions()
@@ -174,12 +176,18 @@ class Mine(ReLU):
 
 
 def test_a_layer_of_the_users_own_is_named() -> None:
+    from taihu.export.to_onnx import onnx_model  # noqa: PLC0415 - not in every process that collects this test
+
     model = loaded(Sequential([Linear(2), Mine()]), (4,), 2)
     with pytest.raises(ModelError, match=r"mine1 \(Mine\) is a layer of your own, which cannot be exported"):
         onnx_model(model)
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    import onnx  # noqa: PLC0415 - not in every process that collects this test
+
+    from taihu.export.to_onnx import write_onnx  # noqa: PLC0415
+
     model = loaded(Linear(2), (4,), 2)
     assert write_onnx(model, tmp_path / "a.onnx") == (tmp_path / "a.onnx",)
     onnx.checker.check_model(str(tmp_path / "a.onnx"))

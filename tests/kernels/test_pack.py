@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -440,6 +441,7 @@ def test_arrays_have_their_dtypes_and_shapes() -> None:
             unpack(octets, bounds, count, indices)
 
 
+@cache
 def interpreted(function: Any) -> Callable[..., Any]:
     """The Python code of a kernel and of all kernels it calls, which checks what it reads and writes."""
     python = function.py_func

@@ -74,7 +74,7 @@ def tally(core: str, sample: int | None, seed: int, at: str = "", *, afresh: boo
     ]
     if not every:
         raise RuntimeError(f"{at or core}: nothing to change there; name FILE or FILE:LINE of core {core}")
-    chosen = every if sample is None or sample >= len(every) else random.Random(seed).sample(every, sample)  # noqa: S311
+    chosen = every if sample is None or sample >= len(every) else random.Random(seed).sample(every, sample)
     files, tests, scenarios = CORES[core].files, CORES[core].test_files, CORES[core].scenario_files
     results = Results(_KEPT / f"{core}.jsonl", ROOT, tests, scenarios, afresh=afresh)
     counting = _Counting(core, len(chosen))

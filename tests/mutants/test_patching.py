@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 
@@ -30,55 +31,81 @@ class Counter:
 '''
 
 
-@pytest.fixture
-def module(tmp_path: Path) -> Iterator[ModuleType]:
-    file = tmp_path / "under_test.py"
-    file.write_text(TEXT)
-    spec = importlib.util.spec_from_file_location("under_test", file)
-    assert spec
-    assert spec.loader
-    made = importlib.util.module_from_spec(spec)
-    sys.modules["under_test"] = made
-    spec.loader.exec_module(made)
-    yield made
-    del sys.modules["under_test"]
+NAMES = ("functions", "constants", "absent", "kept")
 
 
-def test_who_holds_a_function_runs_its_new_code(module: ModuleType) -> None:
+def text_of(name: str) -> str:
+    """The text of a module whose constant no other module has: it is given a new value wherever it is found."""
+    return TEXT.replace("LIMIT", f"LIMIT_OF_{name.upper()}")
+
+
+class Parts(NamedTuple):
+    """A module for each test, and a patcher that was made after them: it looks at every object of this process."""
+
+    modules: dict[str, ModuleType]
+    results: Callable[[], object]
+    patcher: Patcher
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
+    folder = tmp_path_factory.mktemp("under_test")
+    modules: dict[str, ModuleType] = {}
+    for name in NAMES:
+        file = folder / f"{name}.py"
+        file.write_text(text_of(name))
+        spec = importlib.util.spec_from_file_location(f"under_test_{name}", file)
+        assert spec
+        assert spec.loader
+        modules[name] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(modules[name])
+    results = functools.cache(object)
+    results.__module__ = "support.commands"
+    yield Parts(modules, results, Patcher())
+    for made in modules.values():
+        del sys.modules[made.__name__]
+    gc.freeze()  # as the collection of the tests left it
+
+
+def test_who_holds_a_function_runs_its_new_code(parts: Parts) -> None:
+    module = parts.modules["functions"]
     counter = module.Counter()
     below = counter.below
     assert (counter.half, below(3)) == (1, [])
-    path = str(module.__file__)
-    Patcher().patch_function(path, "Counter.half", TEXT, TEXT.replace("// 2", "* 2"))
+    path, text = str(module.__file__), text_of("functions")
+    parts.patcher.patch_function(path, "Counter.half", text, text.replace("// 2", "* 2"))
     assert counter.half == 6
-    Patcher().patch_function(path, "Counter.below", TEXT, TEXT.replace("each <", "each <="))
+    parts.patcher.patch_function(path, "Counter.below", text, text.replace("each <", "each <="))
     assert below(3) == [3]
 
 
-def test_a_constant_changes_wherever_it_was_imported(module: ModuleType) -> None:
+def test_a_constant_changes_wherever_it_was_imported(parts: Parts) -> None:
+    module, name = parts.modules["constants"], "LIMIT_OF_CONSTANTS"
     counter = module.Counter()
     assert counter.below(3) == []
     importer = ModuleType("importer")
-    vars(importer)["LIMIT"] = module.LIMIT
+    vars(importer)[name] = vars(module)[name]
     sys.modules["importer"] = importer
     try:
-        Patcher().patch_constant(str(module.__file__), "LIMIT", TEXT.replace("LIMIT = 3", "LIMIT = 4"))
-        assert (module.LIMIT, vars(importer)["LIMIT"], counter.below(3)) == (4, 4, [3])
+        changed = text_of("constants").replace(f"{name} = 3", f"{name} = 4")
+        parts.patcher.patch_constant(str(module.__file__), name, changed)
+        assert (vars(module)[name], vars(importer)[name], counter.below(3)) == (4, 4, [3])
     finally:
         del sys.modules["importer"]
 
 
-def test_what_is_not_there_cannot_be_patched(module: ModuleType) -> None:
-    path = str(module.__file__)
+def test_what_is_not_there_cannot_be_patched(parts: Parts) -> None:
+    path, text = str(parts.modules["absent"].__file__), text_of("absent")
     with pytest.raises(PatchError, match=r"no function Counter\.third to patch"):
-        Patcher().patch_function(path, "Counter.third", TEXT, TEXT)
+        parts.patcher.patch_function(path, "Counter.third", text, text)
     with pytest.raises(PatchError, match="no constant MOST to patch"):
-        Patcher().patch_constant(path, "MOST", TEXT)
+        parts.patcher.patch_constant(path, "MOST", text)
 
 
-def test_what_helpers_of_the_tests_keep_stays(module: ModuleType) -> None:
-    kept = functools.cache(object)
-    kept.__module__ = "support.commands"
-    before = kept()
-    Patcher().patch_constant(str(module.__file__), "LIMIT", TEXT.replace("LIMIT = 3", "LIMIT = 4"))
-    assert kept() is before
+def test_what_helpers_of_the_tests_keep_stays(parts: Parts) -> None:
+    before = parts.results()
+    module, name = parts.modules["kept"], "LIMIT_OF_KEPT"
+    changed = text_of("kept").replace(f"{name} = 3", f"{name} = 4")
+    parts.patcher.patch_constant(str(module.__file__), name, changed)
+    assert vars(module)[name] == 4
+    assert parts.results() is before

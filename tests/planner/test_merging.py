@@ -95,9 +95,11 @@ def test_no_grouping_of_twelve_layers_ends_before_the_exact_one(inline: bool) ->
 def small_numbers(draw: st.DrawFn) -> Pipeline:
     """Small whole times in no order at all, which have many ties."""
     layers, stages = draw(st.integers(1, 7)), draw(st.integers(1, 3))
-    times = draw(st.lists(st.integers(0, 4), min_size=stages * layers**2, max_size=stages * layers**2))
-    own = draw(st.lists(st.integers(0, 4), min_size=layers, max_size=layers))
-    seconds = np.array(times, dtype=np.float64).reshape(stages, layers, layers)
+    # One number for up to 154 small ones, each of which would take a draw of its own.
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    most = draw(st.integers(1, 4))
+    seconds = rng.integers(0, most, (stages, layers, layers), endpoint=True).astype(np.float64)
+    own = rng.integers(0, most, layers, endpoint=True)
     return Pipeline(seconds, np.cumsum([0.0, *own]), draw(st.booleans()), float(draw(st.integers(0, 3))))
 
 

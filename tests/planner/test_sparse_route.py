@@ -100,7 +100,7 @@ def spent(workload: SparseWorkload, algorithm: str) -> tuple[float, float]:
             for rank, own in enumerate(slices)
         ]
     )
-    network.run(random.Random(0).randrange, ranks=range(workload.ranks))  # noqa: S311 - an order of events
+    network.run(random.Random(0).randrange, ranks=range(workload.ranks))
     # The rounds in which ranks send what they have brought; everything later is sums.
     own_rounds = 1 if algorithm == "gtopk" else workload.ranks - 1
     rounds: dict[int, list[int]] = {}

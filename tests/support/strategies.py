@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-__all__ = ["weighted"]
+__all__ = ["one_of_each", "weighted"]
 
 T = TypeVar("T")
+
+
+def one_of_each(*choices: Sequence[Any]) -> SearchStrategy[tuple[Any, ...]]:
+    """A tuple of one of each of the choices, all in one draw: a draw for each takes as many times as long."""
+    combinations = math.prod(map(len, choices))
+    assert combinations < 1 << 24, "larger numbers are not drawn evenly"
+
+    def with_number(number: int) -> tuple[Any, ...]:
+        chosen = []
+        for choice in choices:
+            number, place = divmod(number, len(choice))
+            chosen.append(choice[place])
+        return tuple(chosen)
+
+    return st.integers(0, combinations - 1).map(with_number)
 
 
 def weighted(*choices: tuple[int, SearchStrategy[T]]) -> SearchStrategy[T]:

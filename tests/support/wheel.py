@@ -30,16 +30,17 @@ def build_wheel(folder: Path) -> Path:
 def install_wheel(wheel: Path, site: Path) -> dict[str, str]:
     """Unpack `wheel` into `site`; returns the environment that finds it there, before this checkout.
 
-    What numba has compiled in this checkout serves the same sources there: their times are made equal.
+    What Python and numba have compiled in this checkout serves the same sources there: their times are made equal.
     """
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(site)
-    for source in (ROOT / "kernels").rglob("*.py"):
-        installed = site / source.relative_to(ROOT)
-        times = source.stat()
-        os.utime(installed, ns=(times.st_atime_ns, times.st_mtime_ns))
-    for compiled in (ROOT / "kernels").rglob("*.nb[ic]"):
-        place = site / compiled.relative_to(ROOT)
-        place.parent.mkdir(exist_ok=True)
-        shutil.copy2(compiled, place)
+    for installed in site.rglob("*.py"):
+        source = ROOT / installed.relative_to(site)
+        if source.is_file():
+            times = source.stat()
+            os.utime(installed, ns=(times.st_atime_ns, times.st_mtime_ns))
+            for compiled in (source.parent / "__pycache__").glob(f"{source.stem}.*"):
+                place = installed.parent / "__pycache__" / compiled.name
+                place.parent.mkdir(exist_ok=True)
+                shutil.copy2(compiled, place)
     return {**os.environ, "PYTHONPATH": str(site)}

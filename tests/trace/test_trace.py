@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.strategies import one_of_each
 
 from taihu.errors import ConfigError, RunError
 from taihu.trace import Tracer, busy_seconds, merge_parts, overlap_seconds
@@ -48,22 +49,19 @@ class Process(NamedTuple):
     events: list[Event]
 
 
-SMALL = st.one_of(st.none(), st.integers(0, 2))
-EVENTS = st.builds(
-    Event,
-    st.sampled_from(["compute", "push server 0", "push server 1", "a (2)"]),
-    st.sampled_from(["push", "pull", "update", "forward"]),
-    st.integers(0, 30),
-    st.integers(0, 12),
+SMALL = (None, 0, 1, 2)
+EVENTS = one_of_each(
+    ("compute", "push server 0", "push server 1", "a (2)"),
+    ("push", "pull", "update", "forward"),
+    range(31),
+    range(13),
     SMALL,
     SMALL,
     SMALL,
-)
+).map(lambda fields: Event(*fields))
 PROCESSES = st.builds(
-    Process,
-    st.sampled_from(["worker 0", "worker 1", "server 0", "server 1"]),
-    st.integers(-1, 1),
-    st.integers(-20, 20),
+    lambda own, events: Process(own[0], own[1], own[2], events),
+    one_of_each(("worker 0", "worker 1", "server 0", "server 1"), range(-1, 2), range(-20, 21)),
     st.lists(EVENTS, max_size=15),
 )
 
