@@ -1,7 +1,8 @@
 """One process, data-parallel and hybrid workers on the same job: `python -m benchmarks.convergence --help`.
 
 Trains a model with the same global batch by one worker, by several that exchange all gradients, and by several whose
-fully connected layers are spread over them, and draws the curves. Needs the data set (docs/fashion_mnist.md).
+fully connected layers are spread over them, with one update a step and with one after every pass, and draws the
+curves. Ways that the file holds are not trained again. Needs the data set (docs/fashion_mnist.md).
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from matplotlib import pyplot as plt
 
 __all__ = ["WAYS", "draw", "train"]
 
+_BY_PASS = ("--exchange", "ring", "--fc", "shard", "--set", "exchange.fc_update=pass")
 WAYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "one worker": ("--servers", "1"),
         "data-parallel": ("--exchange", "ring"),
         "hybrid, gather": ("--exchange", "ring", "--fc", "shard"),
         "hybrid, slices, servers": ("--servers", "2", "--fc", "shard", "--set", "exchange.fc_scheme=slices"),
+        "turns, updates by pass": (*_BY_PASS, "--set", "exchange.fc_scheme=turns"),
+        "slices, updates by pass": (*_BY_PASS, "--set", "exchange.fc_scheme=slices"),
     }
 )
 
@@ -53,7 +57,7 @@ def draw(curves: Mapping[str, list[dict[str, Any]]], picture: Path, title: str) 
     figure, (losses, accuracies) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for number, (way, evaluations) in enumerate(curves.items()):
         epochs = [evaluation["epoch"] for evaluation in evaluations]
-        style = {"marker": "osv^"[number % 4], "label": way, "alpha": 0.7, "markersize": 9 - 2 * number}
+        style = {"marker": "osv^xD"[number % 6], "label": way, "alpha": 0.7, "markersize": 9 - number}
         losses.plot(epochs, [e["train_loss"] for e in evaluations], **style)
         accuracies.plot(epochs, [100 * e["test_accuracy"] for e in evaluations], **style)
     losses.set(xlabel="epoch", ylabel="training loss", ylim=(0, None))

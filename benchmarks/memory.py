@@ -18,10 +18,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.network import last_line
 from benchmarks.rows import load_rows, save_rows
 from taihu.cli.plan_memory import memory_job
 from taihu.job import load_job, parse_assignments
@@ -29,7 +30,7 @@ from taihu.planner.memory import MemoryJob, server_memory, worker_memory
 from worker.engine import build_model
 from worker.fc.hybrid import fully_connected_layers
 
-__all__ = ["measure"]
+__all__ = ["measure", "options_of", "planned"]
 
 _MODELS = Path(__file__).parent / "models"
 _CLASSES = 10
@@ -41,20 +42,16 @@ _MB = 1e6
 def measure(
     zero: int, servers: int, options: argparse.Namespace, bases: dict[int, tuple[float, float]]
 ) -> dict[str, Any]:
-    """One row; `bases` keeps what processes hold without parameters, by number of servers."""
+    """One row; `bases` keeps what processes hold beside what is planned, by number of servers."""
     if servers not in bases:
         # The first run of a checkout compiles kernels, and the compiler stays in memory.
         for _ in range(2):
             narrow = _run(_settings(zero, servers, "build_narrow", options), options, limited=False)
-        bases[servers] = (narrow["worker"], narrow["server"])
-    assignments = _settings(zero, servers, "build", options)
-    whole = _planned(assignments, options)
-    few = _planned(_settings(zero, servers, "build_narrow", options), options)
-    predicted = {
-        "worker": worker_memory(whole).total - worker_memory(few).total,
-        "server": server_memory(whole).total - server_memory(few).total,
-    }
-    measured = _run(assignments, options, limited=True)
+        few = planned(zero, servers, "build_narrow", options)
+        bases[servers] = (narrow["worker"] - worker_memory(few).total, narrow["server"] - server_memory(few).total)
+    whole = planned(zero, servers, "build", options)
+    of_role = {"worker": worker_memory(whole).total, "server": server_memory(whole).total}
+    measured = _run(_settings(zero, servers, "build", options), options, limited=True)
     row: dict[str, Any] = {
         "zero": zero,
         "servers": servers,
@@ -64,9 +61,10 @@ def measure(
     for role, base in zip(("worker", "server"), bases[servers], strict=True):
         if not measured[role]:
             continue
-        expected = base + predicted[role]
+        expected = base + of_role[role]
         row[role] = {
             "base": base,
+            "planned": of_role[role],
             "predicted": expected,
             "measured": measured[role],
             "error": expected / measured[role] - 1,
@@ -75,9 +73,12 @@ def measure(
     return {**row, **{key: measured[key] for key in ("seconds_per_step", "final_loss", "parameters_sha256")}}
 
 
-def _planned(assignments: Sequence[str], options: argparse.Namespace) -> MemoryJob:
-    job = load_job(None, parse_assignments(assignments))
-    model = build_model(job.model.name, options.image, _CLASSES)
+def planned(
+    zero: int, servers: int, builder: str, options: argparse.Namespace, image: tuple[int, ...] | None = None
+) -> MemoryJob:
+    """The facts that the planner counts by, of the model that `builder` builds for images of this size."""
+    job = load_job(None, parse_assignments(_settings(zero, servers, builder, options)))
+    model = build_model(job.model.name, image or options.image, _CLASSES)
     return memory_job(job, model.layout, [layer.name for layer in fully_connected_layers(model)])
 
 
@@ -94,11 +95,12 @@ def _settings(zero: int, servers: int, builder: str, options: argparse.Namespace
         "exchange.zero": zero,
         "exchange.transport": "tcp",
         "exchange.plan": options.plan,
-        "exchange.bucket_bytes": options.bucket_bytes,
         "cluster.servers": servers,
         "cluster.workers": options.workers,
         "cluster.threads": 1,
     }
+    if options.bucket_bytes is not None:
+        settings["exchange.bucket_bytes"] = options.bucket_bytes
     return [*(f"{key}={value}" for key, value in settings.items()), *options.set]
 
 
@@ -115,16 +117,7 @@ def _run(assignments: Sequence[str], options: argparse.Namespace, *, limited: bo
         for rank in range(job.cluster.workers):
             extra = ["--json", str(result)] if rank == 0 else []
             commands.append([sys.executable, "-P", "-m", "worker", *common, "--rank", str(rank), *extra])
-        with _limits(len(commands), options.limit_mb if limited else None) as prefixes:
-            quiet = subprocess.DEVNULL
-            processes = [
-                subprocess.Popen([*prefix, *command], stdout=quiet, stderr=quiet)
-                for prefix, command in zip(prefixes, commands, strict=True)
-            ]
-            samples = _sample(processes)
-        codes = [process.wait() for process in processes]
-        if any(codes):
-            raise SystemExit(f"error: a role failed: exit codes {codes}; run it by hand to see why")
+        samples = _run_all(commands, options.limit_mb if limited else None)
         results = json.loads(result.read_text())
     of_role = {"server": samples[: job.servers], "worker": samples[job.servers :]}
     steady = {role: max((max(_second_half(each)) for each in own), default=0.0) for role, own in of_role.items()}
@@ -132,6 +125,22 @@ def _run(assignments: Sequence[str], options: argparse.Namespace, *, limited: bo
     step = results["seconds_per_step"]["median"]
     said = {key: results[key] for key in ("final_loss", "parameters_sha256")}
     return {**steady, **growth, **said, "seconds_per_step": step}
+
+
+def _run_all(commands: Sequence[Sequence[str]], limit_mb: float | None) -> list[list[float]]:
+    """Resident bytes of every command, time after time; exits with their last words if one fails."""
+    with ExitStack() as stack:
+        prefixes = stack.enter_context(_limits(len(commands), limit_mb))
+        said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        processes = [
+            subprocess.Popen([*prefix, *command], stdout=subprocess.DEVNULL, stderr=errors)
+            for prefix, command, errors in zip(prefixes, commands, said, strict=True)
+        ]
+        samples = _sample(processes)
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise SystemExit(f"error: a role failed: exit codes {codes}\n" + "\n".join(map(last_line, said)))
+    return samples
 
 
 def _sample(processes: Sequence[subprocess.Popen[bytes]]) -> list[list[float]]:
@@ -213,8 +222,8 @@ def _image(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
-def main() -> None:
-    """Measure what the command line names."""
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of a command line, by default of this one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", default="0,1,2,3", help="comma-separated stages of ZeRO")
     parser.add_argument("--servers", default="1,2,4", help="comma-separated numbers of servers")
@@ -225,11 +234,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4, help="samples per worker and step")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--plan", default="per-layer", help="merging of layers")
-    parser.add_argument("--bucket-bytes", type=int, default=16 << 20, help="largest merged group from stage 2 on")
+    parser.add_argument("--bucket-bytes", type=int, help="largest merged group from stage 2 on")
     parser.add_argument("--limit-mb", type=float, help="memory limit of every process")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every process")
     parser.add_argument("--json", type=Path, help="write the rows, after those that the file holds already")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Measure what the command line names."""
+    options = options_of()
     rows = load_rows(options.json)
     bases: dict[int, tuple[float, float]] = {}
     stages, servers = (list(map(int, text.split(","))) for text in (options.stages, options.servers))

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-__all__ = ["ShapedNetwork", "run_ranks", "run_together"]
+__all__ = ["ShapedNetwork", "last_line", "run_ranks", "run_together"]
 
 _PORT = 7072
 
@@ -120,9 +120,10 @@ def run_together(commands: Sequence[Sequence[str]], environment: Mapping[str, st
         ]
         codes = [process.wait() for process in processes]
         if any(codes):
-            raise SystemExit(f"error: a role failed: exit codes {codes}\n" + "\n".join(map(_last_line, said)))
+            raise SystemExit(f"error: a role failed: exit codes {codes}\n" + "\n".join(map(last_line, said)))
 
 
-def _last_line(errors: IO[str]) -> str:
+def last_line(errors: IO[str]) -> str:
+    """The last words of a process that wrote to `errors`."""
     errors.seek(0)
     return (errors.read().strip().splitlines() or ["(said nothing)"])[-1]

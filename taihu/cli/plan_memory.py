@@ -81,17 +81,18 @@ def memory_job(job: Job, layout: Layout, connected: Sequence[str] = ()) -> Memor
     spread = [layer for layer in layout.layers if layer.name in _spread(job, layout, connected)]
     exchanged = Layout(tuple(layer for layer in layout.layers if layer not in spread))
     copied = [layer for layer in exchanged.layers if layer.name in connected] if spread and job.zero >= 2 else []
+    bucket_bytes = job.bucket_bytes(exchanged.elements)
     strategy = "single" if is_computed(exchange.plan) else exchange.plan
     return MemoryJob(
         layer_elements=tuple(layer.elements for layer in exchanged.layers),
-        groups=cap_groups(plan_groups(exchanged, strategy), exchanged, exchange.bucket_bytes // BYTES_PER_VALUE),
+        groups=cap_groups(plan_groups(exchanged, strategy), exchanged, bucket_bytes // BYTES_PER_VALUE),
         workers=workers,
         servers=job.servers,
         zero=job.zero,
         optimizer_arrays=OptimizerState(job.server_optimizer, 1).state_bytes // BYTES_PER_VALUE,
         value_bytes=ValueType.named(job.train.precision).dtype.itemsize,
         holds_gradients=job.updates_together,
-        bucket_bytes=exchange.bucket_bytes,
+        bucket_bytes=bucket_bytes,
         live_bytes=exchange.live_bytes,
         residual_arrays=_residual_arrays(job),
         # The residual, and the sums that it belongs to.

@@ -70,7 +70,7 @@ def _capped(job: Job, layout: Layout, groups: tuple[Group, ...]) -> tuple[Group,
     """No group is larger than a bucket where its memory is given back."""
     if job.zero < 2:
         return groups
-    return cap_groups(groups, layout, job.exchange.bucket_bytes // BYTES_PER_VALUE)
+    return cap_groups(groups, layout, job.bucket_bytes(layout.elements) // BYTES_PER_VALUE)
 
 
 def sparse_routes(job: Job, layout: Layout, groups: Sequence[Group], link: LinkCost) -> tuple[Route, ...]:

@@ -78,7 +78,11 @@ RULES: Final = (
         "is for text",
     ),
     Rule("exchange.live_bytes", lambda job: job.zero < 3, "is for exchange.zero 3"),
-    Rule("exchange.bucket_bytes", lambda job: job.zero < 2, "is for exchange.zero 2 and 3"),
+    Rule(
+        "exchange.bucket_bytes",
+        lambda job: job.zero < 2 and job.exchange.fc == "data",
+        "is for exchange.zero 2 and 3, and for layers that are spread",
+    ),
     Rule(
         "exchange.fc_scheme exchange.fc_update exchange.fc_inputs",
         lambda job: job.exchange.fc == "data",

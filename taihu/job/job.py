@@ -31,6 +31,10 @@ _NAME: Final = Form(
     "at most 100 letters, digits, dots, dashes and underscores that begin with a letter or a digit",
     "fashion-2",
 )
+_FP32_BYTES: Final = 4
+_BUCKET_BYTES: Final = 16 << 20
+_LEAST_USUAL_BUCKET_BYTES: Final = 1 << 20
+_BUCKETS: Final = 8
 
 
 class Job(Section):
@@ -176,6 +180,18 @@ class Job(Section):
     def holds_gradients(self) -> bool:
         """Whether a step's gradients are sent when all are there: only then fp16 knows whether to skip the step."""
         return self.train.precision == "fp16"
+
+    def bucket_bytes(self, exchanged: int) -> int:
+        """The most fp32 bytes of a merged group from stage 2 on, where so many parameters are exchanged.
+
+        Beside layers that are spread over the workers the rest of a model may be less than a usual bucket: one group
+        would be all of it, and nothing would be divided.
+        """
+        if self.exchange.bucket_bytes is not None:
+            return self.exchange.bucket_bytes
+        if self.exchange.fc == "data":
+            return _BUCKET_BYTES
+        return min(_BUCKET_BYTES, max(_LEAST_USUAL_BUCKET_BYTES, _FP32_BYTES * exchanged // _BUCKETS))
 
     @property
     def plans_by_measuring(self) -> bool:

@@ -303,6 +303,22 @@ def test_spread_layers_take_what_their_arrays_take(zero: int, optimizer: str, ar
     assert use.gradients - extra.gradients == min(4096, 4 * 513 * -(-64 // workers)) + copied
 
 
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_alexnet_takes_less_with_spread_layers_and_zero_than_with_either(workers: int) -> None:
+    """The usual bucket is larger than all of its convolutions: there it follows what is left to exchange."""
+    model = build_model("alexnet", (227, 227, 3), 1000)
+    connected = [layer.name for layer in fully_connected_layers(model)]
+
+    def planned(*settings: str) -> int:
+        job = load_job(None, parse_assignments([f"cluster.workers={workers}", "optimizer.name=sgd", *settings]))
+        return worker_memory(memory_job(job, model.layout, connected)).total
+
+    spread, divided = ("exchange.fc=shard",), ("exchange.zero=3", "train.precision=bf16")
+    usual = "exchange.bucket_bytes=16777216"
+    assert planned(*spread, *divided) < planned(*spread) < planned(*divided)
+    assert planned(*spread) < planned(*spread, usual) < planned(*spread, *divided, usual)
+
+
 @pytest.mark.parametrize(
     ("strategy", "groups"),
     [

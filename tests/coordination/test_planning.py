@@ -182,6 +182,17 @@ def test_groups_whose_memory_is_given_back_are_no_larger_than_a_bucket(zero: int
         assert all(left + right.elements > 20_000 for left, right in following_layers(planning.plan.groups, sizes))
 
 
+def test_beside_spread_layers_groups_are_an_eighth_of_what_is_exchanged() -> None:
+    layout = layout_of(*[400_000] * 12)
+    settings = {"zero": 3, "plan": "single", "kind": "ring"}
+    sizes = {}
+    for fc in ("data", "shard"):
+        job = make_job(1, 2, exchange={**settings, "fc": fc}, compression={"method": "none"})
+        groups = first_plan(job, layout, one_host=False).groups
+        sizes[fc] = [stop - start for start, stop in group_bounds(layout, groups)]
+    assert sizes == {"data": [4_000_000, 800_000], "shard": [400_000] * 12}
+
+
 def following_layers(groups: tuple[Group, ...], sizes: list[int]) -> list[tuple[int, LayerSpec]]:
     """Each group's size, and the layer behind it."""
     return [(size, TWELVE.layers[group.first_layer]) for size, group in zip(sizes, groups[1:], strict=False)]

@@ -32,13 +32,14 @@ def test_exchanges_of_layers_are_timed_and_counted(taihu: Taihu, tmp_path: Path)
         assert f"{row['inputs']}x{row['outputs']}" in done.stdout.replace(" ", "")
 
 
-def test_schemes_are_compared_with_compute_and_traced(taihu: Taihu, tmp_path: Path) -> None:
+def test_schemes_are_compared_with_modelled_products_and_traced(taihu: Taihu, tmp_path: Path) -> None:
     sizes = ("--layers", "300x60", "--batches", "8")
-    done = taihu("bench", "fc", *sizes, "--compute", "--rounds", "1", "--json", "fc.json", "--trace", "trace.json")
+    model = ("--compute", "--gflops", "0.1", "--rounds", "1")
+    done = taihu("bench", "fc", *sizes, *model, "--json", "fc.json", "--trace", "trace.json")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "fc.json").read_text())["rows"]
     assert [row["scheme"] for row in rows] == ["gather", "turns", "slices"]
-    assert all(0 <= row["hidden_ratio"] <= 1 for row in rows)
+    assert all(row["gflops"] == 0.1 and row["products_seconds"] > 0 for row in rows)
     names = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"gather", "regather", "scatter", "pass 0", "pass 1", "weight gradients"} <= names
 
@@ -48,6 +49,7 @@ def test_schemes_are_compared_with_compute_and_traced(taihu: Taihu, tmp_path: Pa
     [
         (("--layers", "big"), "--layers big: expected inputs and outputs"),
         (("--batches", "0"), "--batches 0: expected numbers of examples"),
+        (("--gflops", "5"), "--gflops is of products: give --compute too"),
     ],
 )
 def test_a_mistake_is_one_line(taihu: Taihu, arguments: tuple[str, ...], words: str) -> None:

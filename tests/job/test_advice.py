@@ -72,7 +72,7 @@ CASES: list[tuple[list[str], list[str]]] = [
     (["data.name=mine.txt"], ["data.name=mine.csv"]),
     (["data.name=mine.npz"], ["data.name=python-source"]),
     (["exchange.zero=2"], ["exchange.zero=3"]),
-    (["exchange.zero=1"], ["exchange.zero=2"]),
+    (["exchange.zero=1"], ["exchange.fc=shard"]),
     ([], ["exchange.fc=shard"]),
     (["exchange.plan=single"], ["exchange.plan=greedy"]),
     (["exchange.kind=ring"], []),

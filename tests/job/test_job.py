@@ -739,3 +739,19 @@ def test_a_name_with_a_line_break_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match="unknown model ; known are") as caught:
         load_job(None, {"model": {"name": "\r"}})
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("exchange", "exchanged", "expected"),
+    [
+        ({}, 1000, 16 << 20),
+        ({"fc": "shard"}, 1000, 1 << 20),
+        ({"fc": "shard"}, 4 << 20, 2 << 20),
+        ({"fc": "auto"}, (4 << 20) + 7, (2 << 20) + 3),
+        ({"fc": "shard"}, 100 << 20, 16 << 20),
+        ({"fc": "shard", "bucket_bytes": 5000}, 4 << 20, 5000),
+        ({"bucket_bytes": 5000}, 4 << 20, 5000),
+    ],
+)
+def test_a_bucket_follows_what_spread_layers_leave(exchange: dict[str, Any], exchanged: int, expected: int) -> None:
+    assert load_job(None, {"exchange": exchange}).bucket_bytes(exchanged) == expected

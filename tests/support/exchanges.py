@@ -227,6 +227,6 @@ def regrouped(job: Job, plan: Plan, strategy: str) -> Plan:
     """The plan behind `plan`, with the groups of `strategy`; where gradients are compressed all go the same way."""
     groups = plan_groups(plan.layout, strategy)
     if job.zero >= 2:
-        groups = cap_groups(groups, plan.layout, job.exchange.bucket_bytes // BYTES_PER_VALUE)
+        groups = cap_groups(groups, plan.layout, job.bucket_bytes(plan.layout.elements) // BYTES_PER_VALUE)
     routes = plan.routes[:1] * len(groups)
     return replace(plan, version=plan.version + 1, groups=groups, routes=routes)

@@ -486,6 +486,6 @@ def rules_of(job: Job, arenas: Arenas, route: Route) -> Rules:
         asks_early=route.asks_early,
         # What is recomputed needs the room in an order of its own.
         ahead_of_forward=not job.updates_together and job.train.recompute == "none",
-        bucket_elements=job.exchange.bucket_bytes // BYTES_PER_VALUE,
+        bucket_elements=job.bucket_bytes(len(arenas.parameters)) // BYTES_PER_VALUE,
         live_elements=job.exchange.live_bytes // BYTES_PER_VALUE,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,13 +17,13 @@ from taihu.planner.partition import all_bounds
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from worker.engine import Array, Run, StepContext
-from worker.fc.mover import PeerMover
+from worker.fc.mover import Background, PeerMover
 from worker.fc.passes import Scheme
 from worker.fc.probe import probe_links
-from worker.fc.stage import FcWeights, Stage
+from worker.fc.stage import FcWeights, Stage, product
 from worker.fc.tail import Tail
 
-__all__ = ["time_exchanges", "time_schemes"]
+__all__ = ["ModelledProducts", "time_exchanges", "time_schemes"]
 
 _WARMUP_ROUNDS = 1
 
@@ -54,42 +55,125 @@ def time_schemes(
     schemes: Sequence[Scheme],
     *,
     rounds: int,
+    flops: float | None = None,
     tracer: Tracer | None = None,
 ) -> list[dict[str, Any]]:
     """Forward, backward and transfers of a sharded layer by every scheme, in turns; all ranks call this.
 
-    `hidden_ratio` is the share of the time of the feature transfers, to the layer and back, that nobody waited for.
+    With `flops` products take as long as on a processor of so many operations a second, see `ModelledProducts`; then
+    `products_seconds` are theirs, and `transfers_seconds` what the same steps take without products.
+
+    `hidden_ratio` is the share of the time of the feature transfers that no rank waited for, `hidden_in_ratio` of
+    those to the layer, `hidden_back_ratio` of those back; `saved_ratio` the share of `transfers_seconds` by which a
+    step is shorter than products and transfers one after the other.
     """
     clock = SystemClock()
-    movers = {scheme: PeerMover(communicator, clock, tracer) for scheme in schemes}
-    tails = {scheme: _tail(movers[scheme], layer, scheme) for scheme in schemes}
     rng = np.random.default_rng(communicator.rank)
     features = rng.standard_normal((batch, layer.inputs), dtype=np.float32)
-    seconds: dict[Scheme, list[float]] = {scheme: [] for scheme in schemes}
+    make = partial(_SchemeSteps, communicator, clock, layer)
+    timed = [make(scheme, flops, tracer) for scheme in schemes]
+    alone = [] if flops is None else [make(scheme, np.inf, None) for scheme in schemes]
     for number in range(_WARMUP_ROUNDS + rounds):
+        for steps in (*timed, *alone):
+            steps.step(features, number)
+    sizes = {"inputs": layer.inputs, "outputs": layer.outputs, "batch": batch, "ranks": communicator.size}
+    rows: list[dict[str, Any]] = []
+    for steps in timed:
+        own = steps.gathered()
+        rows.append({**sizes, "scheme": steps.scheme, "seconds": spread(own.seconds), **own.hidden_ratios()})
+        if flops is not None:
+            rows[-1] |= {"gflops": flops / 1e9, "products_seconds": own.products_s / rounds}
+    for row, steps in zip(rows, alone, strict=flops is not None):
+        transfers = spread(steps.gathered().seconds)
+        saved_s = row["products_seconds"] + transfers["median"] - row["seconds"]["median"]
+        row.update(transfers_seconds=transfers, saved_ratio=saved_s / transfers["median"])
+    return rows
+
+
+class ModelledProducts:
+    """Products that are not computed: they take as long as on a processor of `flops` operations a second.
+
+    The thread sleeps, so that ranks of one machine do not share that processor.
+    """
+
+    def __init__(self, flops: float, clock: Clock) -> None:
+        self.seconds = 0.0
+        """Of all products so far."""
+        self._flops = flops
+        self._clock = clock
+
+    def __call__(self, a: Array, b: Array, out: Array) -> None:
+        """Take the time of a b; `out` stays as it is."""
+        seconds = 2.0 * a.size * b.shape[1] / self._flops
+        self.seconds += seconds
+        if seconds:
+            self._clock.sleep(seconds)
+
+
+@dataclass(frozen=True)
+class _OfAllRanks:
+    """Steps that count: seconds until the last rank had ended each, means over the ranks of the rest."""
+
+    seconds: list[float]
+    products_s: float
+    inward: Background
+    back: Background
+
+    def hidden_ratios(self) -> dict[str, float]:
+        """The shares of the time of feature transfers that nobody waited for."""
+        took_s = self.inward.took_s + self.back.took_s
+        both = Background(took_s, self.inward.waited_s + self.back.waited_s)
+        names = {"hidden_ratio": both, "hidden_in_ratio": self.inward, "hidden_back_ratio": self.back}
+        # A thread that waits wakes up later than the transfer ends.
+        return {name: max(0.0, 1.0 - times.waited_s / times.took_s) for name, times in names.items()}
+
+
+class _SchemeSteps:
+    """One scheme's steps, of which those of the first rounds do not count."""
+
+    def __init__(  # noqa: PLR0917 - what a step is made of
+        self,
+        communicator: Communicator,
+        clock: Clock,
+        layer: FcLayer,
+        scheme: Scheme,
+        flops: float | None,
+        tracer: Tracer | None,
+    ) -> None:
+        self.scheme = scheme
+        self._communicator, self._clock = communicator, clock
+        self._mover = PeerMover(communicator, clock, tracer)
+        self._products = None if flops is None else ModelledProducts(flops, clock)
+        self._tail = _tail(self._mover, layer, scheme, self._products)
+        self._seconds: list[float] = []
+
+    def step(self, features: Array, number: int) -> None:
+        """Take step `number`."""
+        if number == _WARMUP_ROUNDS:
+            self._mover.background.clear()
+            if self._products is not None:
+                self._products.seconds = 0.0
         run = Run(StepContext(training=True, seed=0, step=number, first_sample=0))
-        for scheme in schemes:
-            movers[scheme].step = number
-            step = partial(tails[scheme].train, features, features[:, 0], run)
-            took = _once(communicator, step, clock)
-            if tracer is not None and number >= _WARMUP_ROUNDS:
-                stop = clock.now()
-                tracer.add("step", scheme, stop - took, stop, step=number)
-            if number >= _WARMUP_ROUNDS:
-                seconds[scheme].append(took)
-    return [
-        {
-            "inputs": layer.inputs,
-            "outputs": layer.outputs,
-            "batch": batch,
-            "ranks": communicator.size,
-            "scheme": scheme,
-            "seconds": spread(values),
-            # A thread that waits wakes up later than the transfer ends.
-            "hidden_ratio": max(0.0, 1.0 - movers[scheme].waited_s / movers[scheme].background_s),
-        }
-        for scheme, values in seconds.items()
-    ]
+        self._mover.step = number
+        took = _once(self._communicator, partial(self._tail.train, features, features[:, 0], run), self._clock)
+        if number >= _WARMUP_ROUNDS:
+            stop = self._clock.now()
+            self._mover.tracer.add("step", self.scheme, stop - took, stop, step=number)
+            self._seconds.append(took)
+
+    def gathered(self) -> _OfAllRanks:
+        """The times of all ranks; they all call this."""
+        size, rank = self._communicator.size, self._communicator.rank
+        inward, back = (self._mover.background[name] for name in ("gather", "scatter"))
+        products_s = 0.0 if self._products is None else self._products.seconds
+        own = [products_s, inward.took_s, inward.waited_s, back.took_s, back.waited_s, *self._seconds]
+        everybody = np.zeros((size, len(own)), dtype=np.float32)
+        everybody[rank] = own
+        self._communicator.allreduce(everybody.reshape(-1))
+        mean_products, *times = everybody[:, :5].mean(axis=0).tolist()
+        return _OfAllRanks(
+            everybody[:, 5:].max(axis=0).tolist(), mean_products, Background(*times[:2]), Background(*times[2:])
+        )
 
 
 class _Exchange:
@@ -152,14 +236,16 @@ def _row(  # noqa: PLR0917 - what a row is made of
     }
 
 
-def _tail(mover: PeerMover, layer: FcLayer, scheme: Scheme) -> Tail:
+def _tail(mover: PeerMover, layer: FcLayer, scheme: Scheme, products: ModelledProducts | None) -> Tail:
     columns = all_bounds(layer.outputs, mover.size)
     width = columns[mover.rank + 1] - columns[mover.rank]
     arena = np.zeros(2 * (layer.inputs + 1) * width, dtype=np.float32)
     weight, weight_gradient = arena[: 2 * layer.inputs * width].reshape(2, layer.inputs, width)
     bias, bias_gradient = arena[2 * layer.inputs * width :].reshape(2, width)
-    weight[...] = np.random.default_rng(mover.rank).standard_normal(weight.shape, dtype=np.float32)
-    stage = Stage("fc", FcWeights(weight, bias, weight_gradient, bias_gradient), columns, ())
+    if products is None:
+        weight[...] = np.random.default_rng(mover.rank).standard_normal(weight.shape, dtype=np.float32)
+    weights = FcWeights(weight, bias, weight_gradient, bias_gradient)
+    stage = Stage("fc", weights, columns, (), product if products is None else products)
     return Tail([stage], mover, _no_loss, scheme=scheme, tracer=mover.tracer)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from allreduce.communicator import Communicator
 from allreduce.parts.mesh import Transfer, value_type_of
@@ -10,7 +11,15 @@ from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from taihu.wire.headers import ValueType
 
-__all__ = ["PeerMover"]
+__all__ = ["Background", "PeerMover"]
+
+
+@dataclass
+class Background:
+    """Seconds that transfers in the background took, and those of them in which this rank waited for their end."""
+
+    took_s: float = 0.0
+    waited_s: float = 0.0
 
 
 class PeerMover:
@@ -22,8 +31,8 @@ class PeerMover:
         self.step = 0
         self.sent_bytes = 0
         """Bytes of values sent so far."""
-        self.background_s = self.waited_s = 0.0
-        """Seconds of the transfers that are not urgent so far, and those of them in which somebody waited."""
+        self.background: dict[str, Background] = {}
+        """By name, the transfers so far that are not urgent."""
         self._communicator = communicator
         self._clock = clock
         self.tracer = tracer or Tracer.off()
@@ -32,10 +41,10 @@ class PeerMover:
         """Start a transfer between all ranks; returns what waits for its end."""
         start_s, step = self._clock.now(), self.step
         self.sent_bytes += transfer.sent_bytes
+        times = Background() if urgent else self.background.setdefault(name, Background())
 
         def finished() -> None:
-            if not urgent:
-                self.background_s += self._clock.now() - start_s
+            times.took_s += self._clock.now() - start_s
             self.tracer.add(f"fc {name}", name, start_s, self._clock.now(), step=step)
 
         arrays = [piece for pieces in (*transfer.sends, *transfer.receives) for piece in pieces[:1]]
@@ -45,7 +54,6 @@ class PeerMover:
         def wait() -> None:
             wait_start_s = self._clock.now()
             self._communicator.wait(operation)
-            if not urgent:
-                self.waited_s += self._clock.now() - wait_start_s
+            times.waited_s += self._clock.now() - wait_start_s
 
         return wait

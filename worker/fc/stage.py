@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -11,11 +12,24 @@ from kernels.nn.elementwise import add_bias, column_sums
 from worker.engine.layer import Array, Layer, Run
 from worker.fc.passes import Pass
 
-__all__ = ["FcWeights", "Stage", "StageMemory", "TailMemory"]
+__all__ = ["FcWeights", "Multiply", "Stage", "StageMemory", "TailMemory", "product"]
 
 
 def ignore_gradient(start: int, gradient: Array) -> None:
     """The gradient stays where it was written."""
+
+
+class Multiply(Protocol):
+    """A product of matrices."""
+
+    def __call__(self, a: Array, b: Array, out: Array) -> None:
+        """`out` = a b."""
+        ...
+
+
+def product(a: Array, b: Array, out: Array) -> None:
+    """`out` = a b."""
+    np.matmul(a, b, out=out)
 
 
 @dataclass(frozen=True)
@@ -37,13 +51,14 @@ class Stage:
 
     `columns` are the bounds of every rank's columns, N at the end, where the layer is sharded, else None. `behind`
     are its elementwise layers: they see all columns of the own rows or, behind a sharded layer, the own columns of
-    all rows of a pass.
+    all rows of a pass. `multiply` makes its three products.
     """
 
     name: str
     weights: FcWeights
     columns: tuple[int, ...] | None
     behind: Sequence[Layer]
+    multiply: Multiply = product
 
     @property
     def inputs(self) -> int:
@@ -59,7 +74,7 @@ class Stage:
         """`y` = x W + b, then the elementwise layers; returns what they made of it."""
         if not len(x):
             return y
-        np.matmul(x, self.weights.weight, out=y)
+        self.multiply(x, self.weights.weight, y)
         if self.weights.bias is not None:
             add_bias(y, self.weights.bias)
         for layer in self.behind:
@@ -78,7 +93,7 @@ class Stage:
 
     def input_gradient(self, dy: Array, dx: Array) -> None:
         """`dx` = dy W^T."""
-        np.matmul(dy, self.weights.weight.T, out=dx)
+        self.multiply(dy, self.weights.weight.T, dx)
 
     def weight_gradients(self, x: Array, dy: Array, take: Callable[[int, Array], None] = ignore_gradient) -> None:
         """Overwrite the gradients by x^T dy and the column sums of dy, part by part.
@@ -89,7 +104,7 @@ class Stage:
         room = self.weights.weight_gradient
         for first in range(0, self.inputs, len(room)):
             rows = room[: self.inputs - first]
-            np.matmul(x[:, first : first + len(rows)].T, dy, out=rows)
+            self.multiply(x[:, first : first + len(rows)].T, dy, rows)
             take(first * self.width, rows.reshape(-1))
         if self.weights.bias_gradient is not None:
             sums = np.zeros(self.width, dtype=np.float64)

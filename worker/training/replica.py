@@ -167,13 +167,14 @@ class HybridReplica(Replica):
     ) -> None:
         self.uses = uses
         sharded = [choice.layer.name for choice in choices if choice.choice == "shard"]
+        exchanged = sum(layer.elements for layer in model.layout.layers if layer.name not in sharded)
         self._hybrid = HybridModel(
             model,
             sharded,
             rank=mover.rank,
             size=mover.size,
             copied=job.zero >= 2,
-            gradient_bytes=job.exchange.bucket_bytes,
+            gradient_bytes=job.bucket_bytes(exchanged),
         )
         recompute(model, job, self._hybrid.front)
         self._mover = mover

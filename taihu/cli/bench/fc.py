@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -48,6 +49,12 @@ def fc(
     compute: Annotated[
         bool, typer.Option("--compute", help="Compute too, and compare the schemes gather, turns and slices.")
     ] = False,
+    gflops: Annotated[
+        float | None,
+        typer.Option(
+            metavar="G", help="With --compute: products take as long as at this speed, and are not computed."
+        ),
+    ] = None,
     rank: Annotated[int | None, typer.Option(help="Run this rank only, others on other hosts.")] = None,
     coordinator: CoordinatorOption = None,
     bind: BindOption = "",
@@ -66,6 +73,7 @@ def fc(
       taihu bench fc
       taihu bench fc --layers 4096x1000 --batches 1,128 --ranks 4 --json fc.json
       taihu bench fc --compute --layers 4096x4096 --batches 64 --trace fc-trace.json
+      taihu bench fc --compute --layers 4096x4096 --batches 64 --ranks 8 --gflops 5
       taihu bench fc --ranks 2 --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
     """  # noqa: D301
     flags: dict[str, dict[str, object]] = {
@@ -75,6 +83,7 @@ def fc(
     rank = rank if rank is not None else rank_from_environment(os.environ, "worker")
     job = resolve_job(None, assignments or (), flags, launched=rank is not None)
     shapes, sizes = _parse_layers(layers), _parse_batches(batches)
+    _check_speed(gflops, compute=compute)
     check_writable(json_file, trace)
     interrupts = Interrupts()
     interrupts.install()
@@ -83,6 +92,7 @@ def fc(
     if rank is None:
         arguments = ["--layers", layers, "--batches", batches, "--ranks", str(ranks), "--rounds", str(rounds)]
         arguments += ["--compute"] if compute else []
+        arguments += [] if gflops is None else ["--gflops", str(gflops)]
         arguments += [f"--set={item}" for item in assignments or ()]
         rows = measure_here("fc", ranks, arguments, trace=trace)["rows"]
     else:
@@ -94,12 +104,9 @@ def fc(
         with meet(job, rank, layout, listener) as meeting, threadpool_limits(threads):
             if compute:
                 schemes: tuple[Scheme, ...] = get_args(Scheme)
-                rows = [
-                    row
-                    for shape in shapes
-                    for size in sizes
-                    for row in time_schemes(meeting.communicator, shape, size, schemes, rounds=rounds, tracer=tracer)
-                ]
+                flops = None if gflops is None else gflops * 1e9
+                timed = partial(time_schemes, meeting.communicator, rounds=rounds, flops=flops, tracer=tracer)
+                rows = [row for shape in shapes for size in sizes for row in timed(shape, size, schemes)]
             else:
                 rows = time_exchanges(meeting.communicator, shapes, sizes, rounds=rounds)
             meeting.client.finish()
@@ -124,6 +131,15 @@ def _parse_batches(text: str) -> list[int]:
     return sizes
 
 
+def _check_speed(gflops: float | None, *, compute: bool) -> None:
+    if gflops is None:
+        return
+    if not compute:
+        raise ConfigError("--gflops is of products: give --compute too")
+    if not 0 < gflops < float("inf"):
+        raise ConfigError(f"--gflops {gflops:g}: expected more than 0 billion operations a second, for example 0.5")
+
+
 def _write_trace(tracer: Tracer, trace: Path | None) -> None:
     if trace is not None:
         part = trace.with_name(f".{trace.name}.part")
@@ -136,7 +152,8 @@ def _tell(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         name = f"{row['inputs']:>6}x{row['outputs']:<5} batch {row['batch']:>3}, {counted(row['ranks'], 'rank')}"
         if "scheme" in row:
-            typer.echo(f"{name}, {row['scheme']:<6}: {row['seconds']['median'] * 1e3:9.2f} ms")
+            hidden = f"hidden {row['hidden_in_ratio']:.0%} in, {row['hidden_back_ratio']:.0%} back"
+            typer.echo(f"{name}, {row['scheme']:<6}: {row['seconds']['median'] * 1e3:9.2f} ms, {hidden}")
             continue
         data, shard = row["data_seconds"]["median"], row["shard_seconds"]["median"]
         typer.echo(
