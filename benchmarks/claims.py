@@ -18,7 +18,7 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks import lags_and_topk, ps_and_ring, three_ways
+from benchmarks import fc_batch, fc_schemes, lags_and_topk, ps_and_ring, three_ways
 from benchmarks.compression import settings_of
 from benchmarks.rows import in_page
 
@@ -213,11 +213,29 @@ def _convergence(measured: Measured) -> str:
 
 def _hidden(measured: Measured) -> str:
     told = [
-        f"{row['hidden_ratio']:.2f} of it at {row['rate']} with K = {row['ranks']} ({1 - 1 / row['ranks']:.2f})"
-        for row in measured["fc_schemes"]
-        if row["scheme"] == "turns"
+        f"{row['hidden_in_ratio']:.2f} with K = {row['ranks']} ({1 - 1 / row['ranks']:.2f})"
+        for row in _modelled(measured, "turns")
     ]
     return "; ".join(told) or _MISSING
+
+
+def _constant(measured: Measured) -> str:
+    told = [
+        f"{fc_schemes.transfers_over_products(row):.2f} with K = {row['ranks']}"
+        for row in _modelled(measured, "slices")
+    ]
+    return ", ".join(told) or _MISSING
+
+
+def _modelled(measured: Measured, scheme: str) -> Rows:
+    """The rows of a scheme with modelled products, at the lowest speed."""
+    rows = [row for row in measured["fc_schemes"] if row["scheme"] == scheme and row.get("gflops")]
+    return [row for row in rows if row["gflops"] == min(each["gflops"] for each in rows)]
+
+
+def _minima(measured: Measured) -> str:
+    best = fc_batch.by_batch(measured["fc_batch"])
+    return ", ".join(f"{mean:.2f} % by {size} examples" for size, mean in best.items()) or _MISSING
 
 
 def _zero_volume(measured: Measured) -> str:
@@ -304,8 +322,8 @@ CLAIMS: Sequence[Claim] = (
         "`python -m benchmarks.convergence --json docs/fc_convergence.json --draw docs/fc_convergence.png`",
     ),
     Claim("3", 5, "equal", _told("to rounding, every scheme, 1 to 4 workers"), "`tests/worker/test_fc_hybrid.py`"),
-    Claim("4", 1, "(K - 1)/K", _hidden, "`python -m benchmarks.fc --compute --json docs/fc_schemes.json`"),
-    Claim("4", 2, "better minima", _told(_MISSING), "`python -m benchmarks.convergence --help`"),
+    Claim("4", 1, "(K - 1)/K", _hidden, "`python -m benchmarks.fc_schemes --json docs/fc_schemes.json`"),
+    Claim("4", 2, "better minima", _minima, "`python -m benchmarks.fc_batch --help`"),
     Claim(
         "4",
         3,
@@ -313,7 +331,7 @@ CLAIMS: Sequence[Claim] = (
         _told("AlexNet 91.5 % of the products and 3.8 % of the parameters, VGG-16 99.2 % and 10.6 %"),
         "`taihu bench sw26010 --model alexnet`, `taihu bench sw26010 --model vgg16`",
     ),
-    Claim("4", 4, "constant", _told(_MISSING), "`python -m benchmarks.fc --compute --ranks 2,4,8`"),
+    Claim("4", 4, "constant", _constant, "`python -m benchmarks.fc_schemes --json docs/fc_schemes.json`"),
     Claim(
         "5",
         1,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from worker.engine import Array, Model
     from worker.fc.stage import Stage
 
-__all__ = ["SOURCE", "Cell", "InOneProcess", "cells", "rows_by_pass", "table", "train"]
+__all__ = ["SOURCE", "Cell", "InOneProcess", "by_batch", "cells", "rows_by_pass", "table", "train"]
 
 SOURCE: Final = "measured by benchmarks.fc_batch"
 _BATCH: Final = 96
@@ -236,6 +236,16 @@ def _best(rows: Sequence[dict[str, Any]], setting: tuple[str, int], rates: Seque
     return max((fmean(each) for each in found if each), default=None)
 
 
+def by_batch(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
+    """By the batch of an update the mean accuracy, in percent, of the better scheme at its best rate."""
+    rates = sorted({row["learning_rate"] for row in rows})
+    best: dict[int, float] = {}
+    for size, *setting in sorted({(row["fc_batch"], row["scheme"], row["workers"]) for row in rows}, reverse=True):
+        mean = _best(rows, (setting[0], setting[1]), rates)
+        best[size] = max(best.get(size, 0.0), mean or 0.0)
+    return best
+
+
 def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
     """Accuracy against the batch, a line for each scheme and rate; and accuracy over the epochs, by batch."""
     import matplotlib as mpl  # noqa: PLC0415 - only drawing needs it
@@ -247,15 +257,15 @@ def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
     rates = sorted({row["learning_rate"] for row in rows})
     for scheme, (number, rate) in itertools.product(("turns", "slices"), enumerate(rates)):
         chosen = [row for row in rows if row["scheme"] in (scheme, "gather") and row["learning_rate"] == rate]
-        by_batch = {
+        of_size = {
             size: [100 * row["test_accuracy"] for row in chosen if row["fc_batch"] == size]
             for size in sorted({row["fc_batch"] for row in chosen})
         }
-        means = [fmean(values) for values in by_batch.values()]
+        means = [fmean(values) for values in of_size.values()]
         line = "-" if scheme == "turns" else "--"
-        ends.plot(list(by_batch), means, line, color=f"C{number}", marker="o", label=f"{scheme}, rate {rate:g}")
-        low, high = ([pick(values) for values in by_batch.values()] for pick in (min, max))
-        ends.fill_between(list(by_batch), low, high, color=f"C{number}", alpha=0.1)
+        ends.plot(list(of_size), means, line, color=f"C{number}", marker="o", label=f"{scheme}, rate {rate:g}")
+        low, high = ([pick(values) for values in of_size.values()] for pick in (min, max))
+        ends.fill_between(list(of_size), low, high, color=f"C{number}", alpha=0.1)
     sizes = sorted({row["fc_batch"] for row in rows}, reverse=True)
     for number, size in enumerate(sizes):
         best = max(rates, key=lambda rate: fmean(_of_batch(rows, size, rate) or [0.0]))

@@ -28,7 +28,7 @@ from benchmarks.network import run_ranks
 from benchmarks.rows import in_page, load_rows, save_rows
 from taihu.cli.link_rate import parse_rate
 
-__all__ = ["SOURCE", "Setting", "growth", "measure", "table"]
+__all__ = ["SOURCE", "Setting", "growth", "measure", "table", "transfers_over_products"]
 
 SOURCE: Final = "measured by benchmarks.fc_schemes"
 _HEAD: Final = (
@@ -81,7 +81,7 @@ def growth(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for rate, gflops, scheme in dict.fromkeys((row["rate"], row["gflops"], row["scheme"]) for row in modelled):
         own = [row for row in modelled if (row["rate"], row["gflops"], row["scheme"]) == (rate, gflops, scheme)]
-        ratios = ", ".join(f"{_transfers_over_products(row):.2f}" for row in own)
+        ratios = ", ".join(f"{transfers_over_products(row):.2f}" for row in own)
         workers = ", ".join(str(row["ranks"]) for row in own)
         lines.append(f"{scheme} at {gflops:g} GFLOP/s, {rate}: transfers / products {ratios} with {workers} workers")
     return "\n".join(lines)
@@ -91,7 +91,8 @@ def _key(row: dict[str, Any]) -> tuple[object, ...]:
     return tuple(row.get(name) for name in Setting.__dataclass_fields__)
 
 
-def _transfers_over_products(row: dict[str, Any]) -> float:
+def transfers_over_products(row: dict[str, Any]) -> float:
+    """The time of a step without products over that of its products, which are modelled."""
     return float(row["transfers_seconds"]["median"] / row["products_seconds"])
 
 
@@ -102,7 +103,7 @@ def _row(row: dict[str, Any], gather: float) -> str:
     cells.append(f"{seconds['median'] / gather:.3f}")
     if row.get("gflops"):
         cells += [f"{row['transfers_seconds']['median'] * 1e3:.0f}", f"{row['products_seconds'] * 1e3:.0f}"]
-        cells.append(f"{_transfers_over_products(row):.2f}")
+        cells.append(f"{transfers_over_products(row):.2f}")
     else:
         cells += ["-", "-", "-"]
     claimed = "-" if row["scheme"] == "gather" else f"{(ranks - 1) / ranks:.3f}"
