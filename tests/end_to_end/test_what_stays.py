@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
+from support.commands import run_command
 
 from taihu.job import load_job
-from taihu.job.environment import without_settings
+
+# One run for all of them.
+pytestmark = pytest.mark.xdist_group("what stays")
 
 JOB = "name = 'kept'\n# As it was given.\n[optimizer]\nschedule = 'cosine'\ndecay_steps = 40\nwarmup_steps = 5\n"
 STEPS = 20
@@ -44,15 +44,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     home = tmp_path_factory.mktemp("home")
     (home / "job.toml").write_text(JOB)
     size = ("--servers", "1", "--workers", "2", "--steps", str(STEPS))
-    done = subprocess.run(
-        [sys.executable, "-m", "taihu", "train", "job.toml", *size, "--json", "mine.json"],
-        cwd=home,
-        env=without_settings(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = run_command("taihu", "train", "job.toml", *size, "--json", "mine.json", folder=home)
+    assert done.returncode == 0, done.stderr
     (folder,) = (home / "runs").iterdir()
     return Run(done.stdout, folder, home)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from support.frames import changed, header_of, question
 
@@ -52,9 +50,17 @@ quick = settings(deadline=None)
 
 UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
-SPECIAL = st.sampled_from([0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x80000000, 1])
-BITS = arrays(np.uint32, st.integers(0, 40), elements=UINT32 | SPECIAL)
-PIECES = st.lists(BITS.map(lambda bits: bits.view(np.float32)), max_size=6)
+SPECIAL = np.array([0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x80000000, 1], dtype=np.uint32)
+
+
+@st.composite
+def values(draw: st.DrawFn) -> list[Values]:
+    """Pieces of any bits, of which every fourth is of a special value."""
+    sizes, seed = draw(st.lists(st.integers(0, 40), max_size=6)), draw(UINT32)
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 2**32, sum(sizes), dtype=np.uint32)
+    bits = np.where(rng.random(len(bits)) < 0.25, rng.choice(SPECIAL, len(bits)), bits)
+    return np.split(bits.view(np.float32), np.cumsum(sizes)[:-1]) if sizes else []
 
 
 KINDS: dict[type[Kind], st.SearchStrategy[Kind]] = {
@@ -69,30 +75,26 @@ KINDS: dict[type[Kind], st.SearchStrategy[Kind]] = {
 }
 
 
-def headers(
-    kinds: Iterable[type[Kind]], encoding: Encoding, elements: int, **fields: Any
-) -> st.SearchStrategy[FrameHeader]:
-    address = st.builds(
-        Address,
-        st.builds(At, UINT32, UINT64, UINT32),
-        UINT32,
-        st.integers(0, 2**63 - 1 - elements),
-        st.just(elements),
-    )
-    return st.builds(
-        FrameHeader,
-        st.builds(Sender, st.text(max_size=150), UINT64, st.none() | UINT32),
-        address,
-        st.one_of([KINDS[kind] for kind in kinds if encoding in kind.encodings]),
-        st.just(encoding),
-        **fields,
-    )
+JOBS = st.text(max_size=12) | st.characters().map(lambda each: 150 * each)
+# The sender's incarnation and rank; plan, step, attempt, group and offset.
+NUMBERS = st.tuples(UINT64, st.none() | UINT32, UINT32, UINT64, UINT32, UINT32, st.integers(0, 2**63 - 1))
+ENCODINGS = {kind: sorted(kind.encodings, key=lambda each: each.value) for kind in KINDS}
+DENSE_KINDS = st.one_of([KINDS[kind] for kind in KINDS if Encoding.DENSE in kind.encodings])
+
+
+def header_by(
+    draw: st.DrawFn, kind: Kind, encoding: Encoding, elements: int, value_type: ValueType, *, selected: int = 0
+) -> FrameHeader:
+    """A header of any sender and address."""
+    incarnation, rank, plan, step, attempt, group, offset = draw(NUMBERS)
+    address = Address(At(plan, step, attempt), group, min(offset, 2**63 - 1 - elements), elements)
+    return FrameHeader(Sender(draw(JOBS), incarnation, rank), address, kind, encoding, value_type, selected)
 
 
 @st.composite
 def frames(draw: st.DrawFn) -> tuple[FrameHeader, list[Values]]:
-    pieces = draw(PIECES)
-    return draw(headers(KINDS, Encoding.DENSE, sum(map(len, pieces)))), pieces
+    pieces = draw(values())
+    return header_by(draw, draw(DENSE_KINDS), Encoding.DENSE, sum(map(len, pieces)), ValueType.FP32), pieces
 
 
 def small_frame() -> bytes:
@@ -360,11 +362,10 @@ def test_a_question_has_no_values() -> None:
 def any_headers(draw: st.DrawFn) -> tuple[FrameHeader, bytes]:
     """A header of any kind in any encoding that the kind may have, and a payload that fits it."""
     kind = draw(st.sampled_from(list(KINDS)))
-    encoding = draw(st.sampled_from(sorted(kind.encodings, key=lambda each: each.value)))
+    encoding = draw(st.sampled_from(ENCODINGS[kind]))
     value_type, elements = draw(st.sampled_from(list(ValueType))), draw(st.integers(0, 40))
     selected = draw(st.integers(0, elements)) if encoding is Encoding.SPARSE else 0
-    fields = {"value_type": st.just(value_type), "selected": st.just(selected)}
-    header = draw(headers([kind], encoding, elements, **fields))
+    header = header_by(draw, draw(KINDS[kind]), encoding, elements, value_type, selected=selected)
     sections = draw(st.binary(max_size=9)) if encoding is Encoding.SPARSE else b""
     held = elements if encoding is Encoding.DENSE else selected
     return header, b"v" * (held * value_type.dtype.itemsize) + sections

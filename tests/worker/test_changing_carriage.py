@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -51,16 +52,32 @@ def ends_of(job: Job, carriages: tuple[Carriage, Carriage]) -> tuple[set[bytes],
     return {values for values, _ in results}, {path for _, paths in results for path in paths}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_trial_and_its_outcome_change_no_bit(kind: str) -> None:
-    job = make_job(2, 3, exchange=KINDS[kind], optimizer={"learning_rate": 0.1, "momentum": 0.9})
-    plain, paths = ends_of(job, ("grpc", "grpc"))
+def job_of(kind: str) -> Job:
+    return make_job(2, 3, exchange=KINDS[kind], optimizer={"learning_rate": 0.1, "momentum": 0.9})
+
+
+@cache
+def plain_ends(kind: str) -> set[bytes]:
+    """The end of a run that gRPC carries alone."""
+    plain, paths = ends_of(job_of(kind), ("grpc", "grpc"))
     assert (len(plain), paths) == (1, {"grpc"})
+    return plain
+
+
+# Runs of a kind are compared with one that is made once, in one process.
+kinds = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.xdist_group(f"carriage of {kind}")) for kind in KINDS]
+)
+
+
+@kinds
+def test_a_trial_and_its_outcome_change_no_bit(kind: str) -> None:
+    job, plain = job_of(kind), plain_ends(kind)
     assert ends_of(job, ("trial", "tcp")) == (plain, {"grpc", "tcp"})
     assert ends_of(job, ("trial", "grpc")) == (plain, {"grpc", "tcp"})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@kinds
 def test_a_trial_goes_on_by_grpc_until_there_is_a_connection(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # So long as a firewall drops what asks for a connection.
     passable = threading.Event()
@@ -70,7 +87,6 @@ def test_a_trial_goes_on_by_grpc_until_there_is_a_connection(kind: str, monkeypa
         return open_connection(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr("taihu.wire.frame_link.open_connection", open_late)
-    job = make_job(2, 3, exchange=KINDS[kind], optimizer={"learning_rate": 0.1, "momentum": 0.9})
 
     def work(worker: Worker) -> tuple[bytes, list[str]]:
         exchange, paths = worker.exchange, []
@@ -84,8 +100,8 @@ def test_a_trial_goes_on_by_grpc_until_there_is_a_connection(kind: str, monkeypa
             paths.append(exchange.path)
         return values.tobytes(), paths
 
-    results = run_workers(job, LAYOUT, work)
-    assert {values for values, _ in results} == ends_of(job, ("grpc", "grpc"))[0]
+    results = run_workers(job_of(kind), LAYOUT, work)
+    assert {values for values, _ in results} == plain_ends(kind)
     assert [paths for _, paths in results] == [["grpc", "grpc", "grpc", "tcp", "grpc", "tcp"]] * 3
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.cluster import Cluster, make_job
+from support.cluster import make_job
 from support.daemons import wait_for
+from support.whole_run import hosted
 
-from allreduce.rendezvous import Listener, ListenOptions, listen_for_peers
+from allreduce.rendezvous import Listener
 from taihu.coordination.membership import RunState
 from taihu.coordination.status import fetch_status, stop_run
 from taihu.errors import ModelError
@@ -49,25 +49,6 @@ def job_of(name: str, steps: int, batch: int = 4) -> Job:
     # Kernels may have to be compiled.
     cluster = job.cluster.model_copy(update={"lost_after_s": 60.0, "connect_timeout_s": 60.0})
     return job.model_copy(update={"cluster": cluster})
-
-
-@contextmanager
-def hosted(job: Job) -> Iterator[tuple[Job, list[Listener | None]]]:
-    """Servers, or a place where workers meet: the job with its coordinator's address, and a listener each."""
-    if job.servers:
-        with Cluster(job) as cluster:
-            meets = cluster.job.workers_meet
-            yield cluster.job, [listener_of(cluster.job, rank) if meets else None for rank in range(WORKERS)]
-            cluster.join()
-            assert not any(cluster.outcomes.values())
-        return
-    first = listener_of(job, 0)
-    job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"coordinator": first.address})})
-    yield job, [first, *(listener_of(job, rank) for rank in range(1, WORKERS))]
-
-
-def listener_of(job: Job, rank: int) -> Listener:
-    return listen_for_peers(job, rank, ListenOptions("127.0.0.1:0"))
 
 
 class Trial:

@@ -28,6 +28,7 @@ from worker.sw26010.describe import (
     Chain,
     Classifier,
     Convolution,
+    Description,
     Drop,
     FullyConnected,
     Norm,
@@ -162,6 +163,8 @@ class _Walk:
 
     def __init__(self, batch: int, core_groups: int) -> None:
         self._batch, self._core_groups = batch, core_groups
+        # Layers that are alike cost the same, and what one costs takes long to find.
+        self._known: dict[tuple[Description, Shape, bool], LayerCost | None] = {}
         self.times: list[LayerTime] = []
 
     def chain(self, layers: Sequence[Layer], shape: Shape, first: int, *, differentiated: bool) -> Shape:
@@ -185,7 +188,10 @@ class _Walk:
             self.layer(layer.children[0], shape, differentiated=differentiated)
             self._note(layer, LayerCost(Ledger(), self._addition(shape)), differentiated)
             return shape
-        own = layer_cost(layer, shape, self._batch, self._core_groups)
+        key = description, shape, layer.needs_input_gradient
+        if key not in self._known:
+            self._known[key] = layer_cost(layer, shape, self._batch, self._core_groups)
+        own = self._known[key]
         if own is not None:
             self._note(layer, own, differentiated)
         return output_shape(description, shape)

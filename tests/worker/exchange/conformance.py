@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
-from functools import cache
 from random import Random
 
 import numpy as np
@@ -12,57 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cluster import layout_of
-from support.exchanges import Run, exchange_steps, regrouped, run_workers
+from support.exchanges import exchange_steps, run_workers
 from support.oracle import expected_parameters
+from support.undisturbed import (
+    LAYOUT,
+    family_of,
+    gradients,
+    job_of,
+    parametrized,
+    plan_of,
+    run_of,
+    strategies_of,
+)
 from support.ways import DENSE, WAYS, Way
 from support.worker import Values, Worker
 
-from taihu.coordination.plan import Plan
-from taihu.coordination.planning import first_plan
 from taihu.job import Job
 from taihu.layout import Layout
 
-LAYOUT = layout_of(1, 700, 3, 4096, 2500, 2, 3000)
-STEPS = 5
-CHANGE = 2
-"""After this step the plan changes, where it can: from a group for every layer to as few as possible."""
 IN_MEMORY = Way("ring", 0, transport="same-host")
 """Sums of a ring in shared memory do not count as sent or received."""
 
-ways = pytest.mark.parametrize("way", WAYS, ids=str)
-
-
-def gradients(rank: int, step: int) -> Values:
-    return np.random.default_rng([rank, step]).standard_normal(LAYOUT.elements, dtype=np.float32)
-
-
-def job_of(way: Way) -> Job:
-    return way.job(1 if way.downlink == "doublesqueeze" else 2)
-
-
-def plan_of(way: Way) -> Plan | None:
-    """The first plan of a ring: with every layer by itself, where it can."""
-    job = job_of(way)
-    if way.kind != "ring":
-        return None
-    plan = first_plan(job, LAYOUT, one_host=False)
-    routes = (way.route,) * len(plan.groups) if way.route else ()
-    plan = replace(plan, routes=routes)
-    return regrouped(job, plan, "per-layer") if way.is_planned else plan
-
-
-@cache
-def run_of(way: Way) -> Run:
-    """Some steps of three workers, and a change of the plan between two of them."""
-    job = job_of(way)
-    plans = {CHANGE: "single"} if way.is_planned else {}
-    return exchange_steps(job, LAYOUT, gradients, steps=STEPS, plan=plan_of(way), plans=plans)
-
-
-def strategies_of(way: Way) -> list[str]:
-    """The groups of layers in each step of `run_of`."""
-    first = "single" if way.method == "topk" else "per-layer"
-    return [first if step <= CHANGE or not way.is_planned else "single" for step in range(1, STEPS + 1)]
+ways = parametrized(WAYS)
 
 
 @ways
@@ -109,22 +78,18 @@ def test_every_group_is_accounted_for(way: Way) -> None:
     assert (run.groups[-1] < run.groups[0]) == way.is_planned
 
 
-def families() -> dict[str, list[Way]]:
-    """Ways that have to end with the same bits: sums differ between servers and rings, if they are dense."""
-    found: dict[str, list[Way]] = {}
-    for way in WAYS:
-        name = f"{way.kind} {way.precision}" if way.is_dense else f"{way.method} {way.downlink} {way.threshold}"
-        found.setdefault(name, []).append(way)
-    return found
+FAMILIES = {family_of(way) for way in WAYS}
 
 
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(FAMILIES)]
+)
 def test_neither_transport_nor_stage_nor_route_changes_a_bit(family: str) -> None:
-    ends = {end: way for way in families()[family] for end in run_of(way).ends}
+    ends = {end: way for way in WAYS if family_of(way) == family for end in run_of(way).ends}
     assert len(ends) == 1, f"different ends: {', '.join(map(str, ends.values()))}"
 
 
-@pytest.mark.parametrize("way", [way for way in DENSE if way.kind == "server" and way.precision != "fp32"], ids=str)
+@parametrized([way for way in DENSE if way.kind == "server" and way.precision != "fp32"])
 def test_servers_keep_a_master_of_16_bit_parameters(way: Way) -> None:
     """Sums of servers are exact, so what workers see is the oracle's to the last bit, but where that is a tie."""
     exact = expected_parameters(job_of(way), LAYOUT, gradients, strategies_of(way))[-1]
@@ -162,7 +127,7 @@ def test_any_shape_pushed_in_any_order_follows_the_oracle(drawn: tuple[Job, Layo
     np.testing.assert_allclose(run.parameters[-1][0], exact, rtol=2**-7, atol=loose)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way.precision != "fp16"], ids=str)
+@parametrized([way for way in WAYS if way.precision != "fp16"])
 def test_groups_come_back_while_others_have_not_been_pushed(way: Way) -> None:
     """With fp16 nothing is sent before it is known whether all of a step fits."""
 
@@ -182,7 +147,7 @@ def test_groups_come_back_while_others_have_not_been_pushed(way: Way) -> None:
     run_workers(job_of(way), LAYOUT, work, plan=plan_of(way))
 
 
-@pytest.mark.parametrize("way", DENSE, ids=str)
+@parametrized(DENSE)
 def test_groups_are_recalled_in_any_order_between_steps(way: Way) -> None:
     """A test between steps reads forward several times; who asks for what must not depend on when it comes."""
 
@@ -201,7 +166,7 @@ def test_groups_are_recalled_in_any_order_between_steps(way: Way) -> None:
     assert set(run_workers(job_of(way), LAYOUT, work)) == {run_of(way).parameters[0][0].tobytes()}
 
 
-@pytest.mark.parametrize("way", DENSE, ids=str)
+@parametrized(DENSE)
 def test_flags_are_those_of_worker_0_where_workers_gather_parameters_together(way: Way) -> None:
     over = threading.Barrier(2)
 

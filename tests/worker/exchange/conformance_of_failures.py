@@ -52,27 +52,31 @@ def with_value(at_rank: int, at_step: int, value: float, place: int = -5) -> Cal
     return given_by
 
 
-@pytest.mark.parametrize(("value", "place"), [(1e30, 0), (np.inf, -5), (np.nan, -5)])
+DO_NOT_FIT = {2: (1e30, 0), 3: (np.inf, -5), 4: (np.nan, -5), 6: (1e30, -5)}
+"""By step, the value that does not fit into fp16, and its place: in the group that is pushed first, or last."""
+
+
 @pytest.mark.parametrize("way", FP16, ids=str)
-def test_a_step_that_does_not_fit_into_fp16_on_one_worker_is_skipped_by_all(
-    way: Way, value: float, place: int
-) -> None:
-    """Wherever the value is: in the group that is pushed first, or last."""
-    job, given_by = way.job(), with_value(1, 2, value, place)
-    run = exchange_steps(job, LAYOUT, given_by, steps=3, plans={2: "single"} if way.is_planned else {})
-    exact = expected_parameters(job, LAYOUT, given_by, ["single"] * 3)
-    assert run.parameters[0][0].tobytes() == run.parameters[1][0].tobytes()
-    for seen, expected in zip(run.parameters, exact, strict=True):
+def test_steps_that_do_not_fit_into_fp16_on_one_worker_are_skipped_by_all(way: Way) -> None:
+    """One after another, before a change of the plan and after it, and the last one, which changes nothing more."""
+
+    def given_by(rank: int, step: int) -> Values:
+        given = gradients(rank, step)
+        value, place = DO_NOT_FIT.get(step, (given[0], 0))
+        if rank == step % 2:
+            given[place] = np.float32(value)
+        return given
+
+    job = way.job()
+    run = exchange_steps(job, LAYOUT, given_by, steps=6, plans={3: "single"} if way.is_planned else {})
+    exact = expected_parameters(job, LAYOUT, given_by, ["single"] * 6)
+    for step, (seen, expected) in enumerate(zip(run.parameters, exact, strict=True), 1):
         assert len({values.tobytes() for values in seen}) == 1
         np.testing.assert_allclose(seen[0], expected, rtol=2**-10, atol=1e-6 if way.kind == "server" else 0.01)
-    assert run.scales == [(128.0, 1)] * 3
-
-
-@pytest.mark.parametrize("way", FP16, ids=str)
-def test_a_step_that_is_skipped_at_the_end_changes_nothing(way: Way) -> None:
-    run = exchange_steps(way.job(), LAYOUT, with_value(0, 2, 1e30), steps=2)
-    assert run.ends == {run.parameters[0][0].tobytes()}
-    assert run.scales == [(256.0, 1)] * 3
+        if step in DO_NOT_FIT:
+            assert seen[0].tobytes() == run.parameters[step - 2][0].tobytes()
+    # The next step would have halved the scale once more.
+    assert run.scales == [(32.0, 4)] * 3
 
 
 @pytest.mark.parametrize("way", FP16, ids=str)

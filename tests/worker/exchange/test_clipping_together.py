@@ -25,7 +25,14 @@ WAYS = (
     Way("ring", 1),
     *(Way("ring", zero, precision) for zero in (2, 3) for precision in ("fp32", "bf16", "fp16")),
 )
-ways = pytest.mark.parametrize("way", WAYS, ids=str)
+
+
+def group_of(way: Way) -> pytest.MarkDecorator:
+    """Tests of ways that have to end alike run in one process, so that each run is made once."""
+    return pytest.mark.xdist_group(f"clipping {way.kind} {way.precision}")
+
+
+ways = pytest.mark.parametrize("way", [pytest.param(way, id=str(way), marks=group_of(way)) for way in WAYS])
 
 
 def gradients(rank: int, step: int) -> Values:
@@ -60,7 +67,12 @@ def test_updates_are_those_of_a_gradient_clipped_as_a_whole(way: Way) -> None:
         )
 
 
-@pytest.mark.parametrize("family", sorted({(way.kind, way.precision) for way in WAYS}))
+FIRST_OF_FAMILIES = {(way.kind, way.precision): way for way in reversed(WAYS)}
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=group_of(way)) for family, way in FIRST_OF_FAMILIES.items()]
+)
 def test_neither_transport_nor_stage_nor_groups_change_a_bit(family: tuple[str, str]) -> None:
     members = [way for way in WAYS if (way.kind, way.precision) == family]
     ends = {end for way in members for end in run_of(way).ends}
@@ -72,14 +84,14 @@ def test_neither_transport_nor_stage_nor_groups_change_a_bit(family: tuple[str, 
 
 # Servers count what they have summed as done, and would have to go back.
 REPLAYED = [
-    (way, whole)
+    pytest.param(way, whole, id=f"{way}-{whole}", marks=group_of(way))
     for way in WAYS
     for whole in ((False,) if way.kind == "server" else (False, True))
     if way.zero < 3 and way.precision != "fp16"
 ]
 
 
-@pytest.mark.parametrize(("way", "whole"), REPLAYED, ids=str)
+@pytest.mark.parametrize(("way", "whole"), REPLAYED)
 def test_an_attempt_that_was_given_up_is_replayed(way: Way, whole: bool) -> None:
     """Some groups have been summed when all give up; or all have, and those that were updated stay so."""
     ended = threading.Event()

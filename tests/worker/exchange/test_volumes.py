@@ -15,8 +15,8 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.wire.codec import BYTES_PER_VALUE
 
-SERVERS = layout_of(*[8000] * 80)
-RING = layout_of(*[30000] * 40)
+SERVERS = layout_of(*[8000] * 40)
+RING = layout_of(*[12000] * 40)
 
 
 def moved_in_a_step(job: Job, layout: Layout) -> float:
