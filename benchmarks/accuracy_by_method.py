@@ -7,7 +7,7 @@ what they selected is summed in the order of their ranks, and all parameters are
 processes (`--check` trains an epoch both ways). Cells that the file holds are not trained again, so that this may be
 ended and started again.
 
-The jobs are scaled down to what a core does in 15 to 30 seconds: Cifar10-quick on 6,000 images of Fashion-MNIST, 2
+The jobs are scaled down to what a core does in 15 to 30 seconds: Cifar10-quick on 8,000 images of Fashion-MNIST, 2
 epochs, and ResNet-20 on 768 of them at 8 x 8 points by the paper's schedule divided by ten, 14 epochs with rates of
 0.1, 0.01 and 0.001 from the epochs 9 and 13 on. Both are tested on 2,000 images.
 """
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rows import load_rows, save_rows
+from benchmarks.rows import in_page, load_rows, save_rows
 from taihu.job import Job
 from taihu.job.reading import load_job, parse_assignments
 
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from worker.data.dataset import Dataset
     from worker.engine import Model
 
-__all__ = ["Cell", "cells", "train"]
+__all__ = ["Cell", "cells", "told", "train"]
 
+_PAGE = "measured by benchmarks.accuracy_by_method"
 _WORKERS = 3
 _BATCH = 16
 _TESTED = 2000
@@ -72,6 +73,8 @@ _JOBS: Mapping[str, tuple[int, dict[str, Any]]] = MappingProxyType(
 )
 """By model: the number of images to train on, and the job."""
 
+_DENSITIES = (0.1, 0.01)
+_SEEDS = 3
 _METHODS = (("topk", "layer"), ("lags", "layer"), ("dlgs", "layer"), ("dlgs", "group"))
 
 
@@ -250,6 +253,12 @@ class _Workers:
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
+def told(rows: Sequence[dict[str, Any]]) -> str:
+    """The number of cells and their table, as the page has them."""
+    total = sum(1 for _ in cells(list(_JOBS), _DENSITIES, _SEEDS))
+    return f"{len(rows)} of {total} cells have been trained; `-` is what has not.\n\n{table(rows)}"
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Final accuracies as Markdown: means over the seeds, and by how much they differ from what everything gives."""
     lines = [
@@ -376,10 +385,13 @@ def main() -> None:
     """Train the cells that are missing, or draw those that are there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(_JOBS), help="comma-separated")
-    parser.add_argument("--densities", default="0.1,0.01", help="comma-separated")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--densities", default=",".join(map(str, _DENSITIES)), help="comma-separated")
+    parser.add_argument("--seeds", type=int, default=_SEEDS)
     parser.add_argument("--json", type=Path, help="cells that the file holds are not trained again")
     parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw the cells of --json, train nothing")
+    parser.add_argument(
+        "--docs", type=Path, metavar="PAGE", help="with --draw: put the table between its marks there"
+    )
     parser.add_argument("--path", type=Path, help="the folder of Fashion-MNIST")
     parser.add_argument("--cell", help="train this one, an object of JSON, and print its row")
     parser.add_argument("--check", action="store_true", help="compare the bits of an epoch with `taihu train`")
@@ -393,6 +405,8 @@ def main() -> None:
     rows = load_rows(options.json)
     if options.draw is not None:
         draw(rows, options.draw)
+        if options.docs is not None:
+            options.docs.write_text(in_page(options.docs.read_text(), _PAGE, told(rows)))
         print(f"{table(rows)}\n\n{drifts(rows)}")
         return
     done = [Cell(**{name: row[name] for name in Cell.__dataclass_fields__}) for row in rows]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.command_lines import parse
 
-from benchmarks import claims, ps_and_ring, three_ways, transports
+from benchmarks import accuracy_by_method, claims, ps_and_ring, three_ways, transports
 from benchmarks.rows import in_page
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +66,12 @@ def check_benchmark(module: str, arguments: list[str]) -> None:
 PAGES: list[tuple[str, str, str, Callable[[Any], str]]] = [
     ("exchange.md", "measured by benchmarks.transports", "transports", transports.table),
     ("allreduce.md", "measured by benchmarks.ps_and_ring", "ps_and_ring", ps_and_ring.table),
+    (
+        "compression.md",
+        "measured by benchmarks.accuracy_by_method",
+        "accuracy_by_method",
+        accuracy_by_method.told,
+    ),
     ("allreduce.md", "measured by benchmarks.three_ways", "three_ways", three_ways.table),
 ]
 
