@@ -56,7 +56,7 @@ class FrameSpec:
     @cached_property
     def shard_bounds(self) -> NDArray[np.int64]:
         """Shape (pieces, 2): the same pieces in the server's arena."""
-        sizes = np.diff(self.arena_bounds, axis=1).ravel()
+        sizes = np.diff(self.arena_bounds).ravel()
         stops = self.offset + np.cumsum(sizes)
         return np.stack([stops - sizes, stops], axis=1)
 

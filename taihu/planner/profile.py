@@ -129,8 +129,7 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object of numbers, texts, lists and objects under the names of the fields."""
-        fields = asdict(self)
-        return {**fields, "layers": list(fields["layers"]), "fc_layers": list(fields["fc_layers"])}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: object) -> Profile:
@@ -213,7 +212,7 @@ class Compression:
 
     def sizes(self, profile: Profile, first: NDArray[np.int64], last: NDArray[np.int64]) -> GroupSizes:
         """Sizes of the groups of layers `first` to `last`, both included; the arrays have one shape."""
-        layer_elements = np.array([layer.elements for layer in profile.layers], dtype=np.float64)
+        layer_elements = np.array([layer.elements for layer in profile.layers])
         elements = _range_sums(layer_elements, first, last)
         layers = (last - first + 1).astype(np.float64)
         if self.method == "none":

@@ -148,7 +148,7 @@ def judge(
     )
     settings.load_profile("mutants")
     options = ["-qq", "-s", "--no-summary", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    options += ["-o", "timeout=0"]
+    options += ["-p", "no:faulthandler", "-o", "timeout=0"]
     options += [f"--deselect={test}" for test in core.without]
     end = pytest.main(
         [*options, "--rootdir", str(ROOT), *core.test_files], plugins=[_Judge(recording, mutants, tell)]

@@ -109,6 +109,16 @@ def test_of_ties_the_exact_one_has_the_fewest_groups(costs: Pipeline) -> None:
     holds_against_all(costs)
 
 
+def test_one_group_may_cost_less_than_its_last_layers_alone() -> None:
+    """Layers 0 and 1 take 1 s together, layer 2 takes 1 s, all together hardly more; other groups 100 s."""
+    seconds = np.full((1, 3, 3), 100.0)
+    seconds[0, 0, 1] = seconds[0, 2, 2] = 1.0
+    seconds[0, 0, 2] = 2.01
+    costs = Pipeline(seconds, np.zeros(4), False, 0.0)
+    assert merge_exact(costs) == (Group(0, 1), Group(2, 2))
+    assert merge_exact(costs, 0.02) == (Group(0, 2),)
+
+
 @quick
 @given(small_numbers())
 def test_greedy_is_the_papers_scan(costs: Pipeline) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group, plan_groups
-from taihu.planner.partition import FrameSpec, Framing, Shard, slice_bounds
+from taihu.planner.partition import FrameSpec, Framing, Shard, all_bounds, slice_bounds
 
 quick = settings(deadline=None)
 
@@ -56,6 +56,7 @@ def owned_positions(layout: Layout, servers: int, index: int) -> list[int]:
 def test_ranges_follow_one_another_and_differ_by_one_at_most(elements: int, parts: int) -> None:
     bounds = [slice_bounds(elements, parts, index) for index in range(parts)]
     assert (bounds[0][0], bounds[-1][1]) == (0, elements)
+    assert all_bounds(elements, parts) == (*(start for start, _ in bounds), elements)
     assert all(left[1] == right[0] for left, right in pairwise(bounds))
     assert {stop - start for start, stop in bounds} <= {elements // parts, -(-elements // parts)}
 
