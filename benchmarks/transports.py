@@ -4,25 +4,26 @@ A model's gradients and parameters, between hosts that are network namespaces (s
 server, through two, and around a ring. Root and iproute2 are needed. ResNet-50, of which a round would take half a
 minute at 100 Mbit/s: there it is ResNet-20. In each of a few starts `auto` chooses first, as in a training; then its
 rounds and those by gRPC and by connections take turns, so that all meet the same disturbances. Prints one row for
-each link rate and way; --json writes what was measured, and --docs puts the table into a page, between its markers.
---quick is one rate with few rounds, to see that everything runs.
+each link rate and way, which takes about four minutes; --json writes what was measured, and rows that it holds are
+not measured again; --docs puts the table into a page, between its markers. --quick is one rate with few rounds, to
+see that everything runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import exchange
-from benchmarks.rows import in_page
+from benchmarks.rows import in_page, load_rows, save_rows
 
 __all__ = ["table"]
 
-_ROUNDS: Final = {"100mbit": 12, "1gbit": 8, "2.5gbit": 16, "10gbit": 32}
+_ROUNDS: Final = {"100mbit": 12, "1gbit": 8, "2.5gbit": 32, "10gbit": 32}
 _WAYS: Final = {"1+3": (1, 3), "2+2": (2, 2), "ring of 4": (0, 4)}
 _HEAD: Final = """\
 | links | model | servers + workers | gRPC s | direct s | gRPC / direct | auto took | auto s | auto / better |
@@ -79,9 +80,13 @@ def _shown(quartiles: Sequence[float]) -> str:
     return f"{median} ({low} to {high})"
 
 
-def _measure_all(rates: Sequence[str], ways: Sequence[str], *, quick: bool) -> Iterator[dict[str, Any]]:
-    for rate in rates:
-        for way in ways:
+def _measure_missing(
+    rates: Sequence[str], ways: Sequence[str], rows: Sequence[dict[str, Any]], *, quick: bool
+) -> Iterator[dict[str, Any]]:
+    """The rows of all rates and ways that are not among `rows`."""
+    known = {(row["rate"], row["ways"]) for row in rows}
+    for rate, way in itertools.product(rates, ways):
+        if (rate, way) not in known:
             rounds, starts = (4, 1) if quick else (_ROUNDS.get(rate, 8), 2)
             yield compare(way, rate, rounds, starts)
 
@@ -95,14 +100,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--docs", type=Path)
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    print(_HEAD, flush=True)
+    rows = load_rows(options.json)
+    print(table(rows), flush=True)
     rates = ["1gbit"] if options.quick else options.rates.split(",")
-    for row in _measure_all(rates, options.ways.split(","), quick=options.quick):
+    for row in _measure_missing(rates, options.ways.split(","), list(rows), quick=options.quick):
         rows.append(row)
         print(_row(row), flush=True)
-        if options.json is not None:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        save_rows(options.json, rows)
         if options.docs is not None:
             options.docs.write_text(in_page(options.docs.read_text(), _PAGE, table(rows)))
 

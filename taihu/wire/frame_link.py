@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Literal, Protocol
 
 import grpc
@@ -65,7 +65,7 @@ class StreamSender:
     def __init__(self) -> None:
         self.sent_bytes = 0
         """Bytes of all frames so far, headers included."""
-        self._stopped = False
+        self._stopped = self._unread = False
         self._queue: SimpleQueue[Item] = SimpleQueue()
 
     def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
@@ -73,8 +73,21 @@ class StreamSender:
         self._queue.put((header, pieces))
 
     def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
-        """Call `callback`, from the stream's thread, when all frames queued so far have been taken by the stream."""
+        """Call `callback`, from the stream's thread, when all frames queued so far have been taken by the stream.
+
+        Once the other side has ended the stream, this thread or that of `give_up` calls it.
+        """
         self._queue.put(callback)
+        if self._unread:
+            self._empty()
+
+    def give_up(self) -> None:
+        """The other side has ended the stream: nothing that is queued is read any more, and nobody waits for it.
+
+        gRPC asks for nothing more then, not even for what is queued behind the last frame that it sent.
+        """
+        self._unread = True
+        self._empty()
 
     def end(self) -> None:
         """End the stream after what is queued."""
@@ -94,6 +107,17 @@ class StreamSender:
             message = encode_frame(*item)
             self.sent_bytes += len(message)
             yield message
+
+    def _empty(self) -> None:
+        with suppress(Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if item is None:
+                    # `messages` may wait for it.
+                    self._queue.put(None)
+                    return
+                if callable(item):
+                    item()
 
 
 def _untold() -> None:
@@ -348,6 +372,7 @@ class FrameLink:
         else:
             if not self._closed:
                 self._events.ended()
+            self._stream.give_up()
 
     def _connection_lost(self, error: TaihuError) -> None:
         """The connection broke, or brought what it must not."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,7 +79,7 @@ def exchange_rounds(
 
 @dataclass
 class _Sums:
-    """Sums over the rounds that were counted of the job's own way."""
+    """Sums over the rounds of one way that were counted."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -105,7 +106,7 @@ class _Bench:
             arenas.gradients[:] = self._gradients.values
         self._step = 0
         self._path = ""
-        self._sums = _Sums()
+        self._sums: dict[str, _Sums] = defaultdict(_Sums)
         self._trial: list[tuple[str, float]] = []
         self._seconds: dict[str, list[float]] = {"": []}
         for layer in reversed(self._layers):
@@ -129,8 +130,9 @@ class _Bench:
         ways: dict[str, Carriage] = {"": self._exchange.plan.carriage, **{name: name for name in rounds.against}}
         self._seconds = {name: [] for name in ways}
         turn = _TURN if rounds.against else rounds.counted
-        for first in range(0, rounds.counted, turn):
-            names = _rotated(list(ways), first // turn)
+        # Every way comes behind every other one.
+        orders = itertools.cycle(itertools.permutations(ways))
+        for first, names in zip(range(0, rounds.counted, turn), orders, strict=False):
             for name in names:
                 if rounds.against:
                     self._driver.adopt(replace(self._exchange.plan, carriage=ways[name]))
@@ -141,12 +143,13 @@ class _Bench:
     def _count(self, name: str, rounds: int) -> None:
         for _ in range(rounds):
             self._seconds[name].append(self._round())
-            if not name:
-                self._path = self._exchange.path
-                self._add_up()
+            # Whoever adds up makes the others wait for its next round: all ways do.
+            self._add_up(self._sums[name])
+        if not name:
+            self._path = self._exchange.path
 
-    def _add_up(self) -> None:
-        groups, sums = self._exchange.group_times(), self._sums
+    def _add_up(self, sums: _Sums) -> None:
+        groups = self._exchange.group_times()
         sums.sent_bytes += sum(times.bytes_up + times.fetch_bytes_up for times in groups)
         sums.received_bytes += sum(times.bytes_down + times.fetch_bytes_down for times in groups)
         sums.selected += sum(times.selected for times in groups)
@@ -154,7 +157,7 @@ class _Bench:
 
     def results(self) -> dict[str, Any]:
         """Everything measured, and what it was measured of."""
-        job, sums, own = self._job, self._sums, self._seconds[""]
+        job, sums, own = self._job, self._sums[""], self._seconds[""]
         compresses = job.compression.method != "none"
         elements = self._exchange.plan.layout.elements
         return {
@@ -208,9 +211,3 @@ class _Bench:
         groups = tuple(map(group_measurement, self._exchange.group_times()))
         nothing = (0.0,) * len(self._layers)
         return StepMeasurement(self._step, False, 0.0, nothing, groups, seconds, self._exchange.path)
-
-
-def _rotated(names: Sequence[str], by: int) -> list[str]:
-    """Every way is the first one in some turn."""
-    by %= len(names)
-    return [*names[by:], *names[:by]]

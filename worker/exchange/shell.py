@@ -369,6 +369,9 @@ class Exchange:
         outcome = selection.outcome
         times.refreshed = bool(2 * outcome.elements[outcome.refreshed].sum() > outcome.elements.sum())
         times.selected += len(selection.indices)
+        # All that others send may be here before this thread goes on: the step has ended then.
+        times.submitted_s = self._clock.now()
+        times.compress_s = times.submitted_s - start
         sent_bytes = self._route.send_selected(group, selection, compressor)
         if sent_bytes:
             times.bytes_up += sent_bytes

@@ -1,0 +1,61 @@
+"""A link's stream against a service of plain gRPC."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+import numpy as np
+
+from taihu.errors import TaihuError
+from taihu.wire.frame_link import FrameLink, LinkEnd, LinkEvents
+from taihu.wire.headers import Address, At, FrameHeader, RingSegment, Sender
+from taihu.wire.identity import WorkerIdentity
+from taihu.wire.sink import Origin, Sink
+
+_FRAME = FrameHeader(Sender("job", 0, 0), Address(At(1, 1), 0, 0, 3), RingSegment(0))
+_VALUES = [np.ones(3, dtype=np.float32)]
+
+
+class _OneFrame(grpc.GenericRpcHandler):
+    """Reads one frame of a stream, and ends it well."""
+
+    def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        def exchange(messages: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
+            next(messages)
+            return iter(())
+
+        return grpc.stream_stream_rpc_method_handler(exchange)
+
+
+@contextmanager
+def _service() -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(1), handlers=(_OneFrame(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+def test_who_waits_for_frames_that_are_never_read_hears_when_the_other_side_ends_well() -> None:
+    """A neighbour that has all it needs may leave before gRPC asks for what is queued behind the last frame."""
+    lost: list[TaihuError] = []
+    ended, first, late = threading.Event(), threading.Event(), threading.Event()
+    with _service() as address:
+        end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender("job", 0, 1)))
+        nothing = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
+        link = FrameLink(end, WorkerIdentity("job", 0, 1), nothing, LinkEvents(lost.append, ended.set))
+        link.open()
+        link.send(_FRAME, _VALUES)
+        link.after(lambda: bool(ended.wait(20)))
+        link.send(_FRAME, _VALUES)
+        link.after(first.set)
+        assert first.wait(20)
+        assert ended.wait(20)
+        link.after(late.set)
+        assert late.wait(20)
+        link.close()
+    assert not lost
