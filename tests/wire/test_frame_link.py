@@ -33,7 +33,7 @@ class _OneFrame(grpc.GenericRpcHandler):
 
 @contextmanager
 def _service() -> Iterator[str]:
-    server = grpc.server(ThreadPoolExecutor(1), handlers=(_OneFrame(),))
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[_OneFrame()])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"
@@ -44,13 +44,17 @@ def test_who_waits_for_frames_that_are_never_read_hears_when_the_other_side_ends
     """A neighbour that has all it needs may leave before gRPC asks for what is queued behind the last frame."""
     lost: list[TaihuError] = []
     ended, first, late = threading.Event(), threading.Event(), threading.Event()
+
+    def until_it_ends() -> None:
+        ended.wait(20)
+
     with _service() as address:
         end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender("job", 0, 1)))
         nothing = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
         link = FrameLink(end, WorkerIdentity("job", 0, 1), nothing, LinkEvents(lost.append, ended.set))
         link.open()
         link.send(_FRAME, _VALUES)
-        link.after(lambda: bool(ended.wait(20)))
+        link.after(until_it_ends)
         link.send(_FRAME, _VALUES)
         link.after(first.set)
         assert first.wait(20)
