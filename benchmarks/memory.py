@@ -24,9 +24,10 @@ from typing import Any
 
 from benchmarks.network import last_line
 from benchmarks.rows import load_rows, save_rows
-from taihu.cli.plan_memory import memory_job
+from taihu.cli.job_memory import JobMemory, memory_job
 from taihu.job import load_job, parse_assignments
 from taihu.planner.memory import MemoryJob, server_memory, worker_memory
+from worker.data.load import load_dataset
 from worker.engine import build_model
 from worker.fc.hybrid import fully_connected_layers
 
@@ -47,12 +48,16 @@ def measure(
         # The first run of a checkout compiles kernels, and the compiler stays in memory.
         for _ in range(2):
             narrow = _run(_settings(zero, servers, "build_narrow", options), options, limited=False)
-        few = planned(zero, servers, "build_narrow", options)
+        few = _with_steps(zero, servers, "build_narrow", options)
         bases[servers] = (narrow["worker"] - worker_memory(few).total, narrow["server"] - server_memory(few).total)
-    whole = planned(zero, servers, "build", options)
+    whole = _with_steps(zero, servers, "build", options)
     of_role = {"worker": worker_memory(whole).total, "server": server_memory(whole).total}
+    steps = {"worker": whole.activation_bytes + whole.data_bytes, "server": 0}
     measured = _run(_settings(zero, servers, "build", options), options, limited=True)
     row: dict[str, Any] = {
+        "model": options.model.stem,
+        "batch": options.batch,
+        "settings": options.set,
         "zero": zero,
         "servers": servers,
         "workers": options.workers,
@@ -64,7 +69,8 @@ def measure(
         expected = base + of_role[role]
         row[role] = {
             "base": base,
-            "planned": of_role[role],
+            "planned": of_role[role] - steps[role],
+            "activations_and_data": steps[role],
             "predicted": expected,
             "measured": measured[role],
             "error": expected / measured[role] - 1,
@@ -76,16 +82,22 @@ def measure(
 def planned(
     zero: int, servers: int, builder: str, options: argparse.Namespace, image: tuple[int, ...] | None = None
 ) -> MemoryJob:
-    """The facts that the planner counts by, of the model that `builder` builds for images of this size."""
+    """The facts that the planner counts states by, of the model that `builder` builds for images of this size."""
     job = load_job(None, parse_assignments(_settings(zero, servers, builder, options)))
     model = build_model(job.model.name, image or options.image, _CLASSES)
     return memory_job(job, model.layout, [layer.name for layer in fully_connected_layers(model)])
 
 
+def _with_steps(zero: int, servers: int, builder: str, options: argparse.Namespace) -> MemoryJob:
+    """The facts that the planner counts by, with activations and data."""
+    job = load_job(None, parse_assignments(_settings(zero, servers, builder, options)))
+    return JobMemory(job, load_dataset(job.data, job.model.name)).of_job(job)
+
+
 def _settings(zero: int, servers: int, builder: str, options: argparse.Namespace) -> list[str]:
     settings = {
         "model.name": f"{options.model}:{builder}",
-        "data.name": "synthetic:{2}x{0}x{1}".format(*options.image),
+        "data.name": options.data or "synthetic:{2}x{0}x{1}".format(*options.image),
         "train.batch": options.batch,
         "train.steps": options.steps,
         "train.evaluate": "false",
@@ -230,6 +242,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", type=Path, default=_MODELS / "deep_mlp.py", help="has build and build_narrow")
     parser.add_argument("--image", type=_image, default=(8, 8, 1), metavar="HxWxC", help="of the model's inputs")
+    parser.add_argument("--data", help="a data set in the place of synthetic images, as `data.name`")
     parser.add_argument("--exchange", choices=("server", "ring"), default="server")
     parser.add_argument("--batch", type=int, default=4, help="samples per worker and step")
     parser.add_argument("--steps", type=int, default=12)

@@ -90,6 +90,13 @@ PANELS = (
         ),
     ),
     Panel(
+        "Threshold drift by layer",
+        "By how much each layer's threshold changed when it was last made anew, mean over the workers; of groups "
+        "where compression.threshold is group. A layer far above the others loses most to a threshold that is kept.",
+        "percentunit",
+        (Query(f"avg by (layer) (taihu_layer_threshold_drift_ratio{{{_WORKER}}})", "{{layer}}"),),
+    ),
+    Panel(
         "Loss",
         "Training loss of the last step's batch, mean over the workers.",
         "short",

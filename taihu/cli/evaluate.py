@@ -21,7 +21,7 @@ from worker.data.dataset import Dataset
 from worker.data.load import load_dataset
 from worker.saved.metadata import SavedModel
 from worker.saved.reading import load_model
-from worker.training.evaluation import evaluate, test_batch
+from worker.training.evaluation import evaluate, samples_at_once
 from worker.training.hashing import parameters_sha256
 
 __all__ = ["evaluate_file"]
@@ -50,7 +50,7 @@ def evaluate_file(
     saved = loaded.saved
     settings = _data_settings(saved, data or _known_data(saved, file), data_path)
     dataset = _as_trained(load_dataset(settings, saved.model), saved, file)
-    tested = evaluate(loaded.model, dataset, loaded.batch(test_batch(loaded.model)))
+    tested = evaluate(loaded.model, dataset, loaded.batch(samples_at_once(loaded.model)))
     digest = parameters_sha256(loaded.parameters)
     scores = ", ".join(" ".join(line) for line in score_lines(tested.metrics))
     typer.echo(f"{saved.model} after {counted(saved.steps, 'step')} on {dataset.name}: {scores}")

@@ -49,6 +49,9 @@ def plan(
         ),
     ] = "overlapped",
     memory: Annotated[bool, typer.Option("--memory", help="Plan the memory of a job instead of its time.")] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="With --memory: tables 1 and 2 of the ZeRO paper, by the same formulas.")
+    ] = False,
     job_file: Annotated[
         Path | None,
         typer.Option("--job", metavar="JOB.toml", help="With --memory: the job; by default, the demo job."),
@@ -67,7 +70,8 @@ def plan(
     Results of `taihu train --json` say how the run compressed, which is what is predicted unless options ask for
     something else; a bare profile and a running job are predicted without compression.
 
-    With --memory: what every process of a job takes, by kind of state, and whether so much is free.
+    With --memory: what every process of a job takes, by kind of state, with activations; whether so much is free; and
+    the largest batch for each stage of ZeRO, with and without activations that are computed again.
 
     \b
     Examples:
@@ -76,6 +80,8 @@ def plan(
       taihu plan result.json --compression dlgs --timeline paper --plan greedy
       taihu plan --coordinator 10.0.0.1:7070 --plan bucket:4MB --json plan.json
       taihu plan --memory --job job.toml --set exchange.zero=2 --free-worker 4GB
+      taihu plan --memory --model resnet50 --data synthetic:3x224x224 --exchange ring --free-worker 16GB
+      taihu plan --memory --table
     """  # noqa: D301
     of_time = {
         "PROFILE.json": profile_file,
@@ -84,9 +90,14 @@ def plan(
         "--timeline": timeline != "overlapped",
     }
     job_alone = {name: value for name, value in flags.given().items() if name not in _OF_BOTH}
-    of_memory = {"--job": job_file, **job_alone, "--free-worker": free_worker, "--free-server": free_server}
-    _check_mode(memory, of_memory=of_memory, of_time=of_time)
-    if memory:
+    of_job = {"--job": job_file, "--free-worker": free_worker, "--free-server": free_server}
+    _check_mode(memory, of_memory={**of_job, **job_alone, "--table": table}, of_time=of_time)
+    if table:
+        from taihu.cli.plan_tables import plan_tables
+
+        _check_table({**of_job, **flags.given()})
+        plan_tables(json_file)
+    elif memory:
         from taihu.cli.plan_memory import plan_memory
         from taihu.job.advice import advice
 
@@ -110,3 +121,9 @@ def _check_mode(memory: bool, *, of_memory: Mapping[str, object], of_time: Mappi
         raise ConfigError(f"{name}: --memory plans no measured costs; give the job by --job JOB.toml and --set")
     if name is not None:
         raise ConfigError(f"{name}: belongs to the plan of a job's memory; give --memory as well")
+
+
+def _check_table(of_job: Mapping[str, object]) -> None:
+    """Raise ConfigError for an option of a job: the tables are of models of their own."""
+    if name := next((name for name, value in of_job.items() if value), None):
+        raise ConfigError(f"{name}: --table is of a paper's models, not of a job; leave one of the two out")

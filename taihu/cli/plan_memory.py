@@ -1,24 +1,21 @@
-"""`taihu plan --memory`: what a job takes in every process, and whether so much is free."""
+"""`taihu plan --memory`: what a job takes in every process, whether so much is free, and how large batches may be."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import typer
 
-from taihu.compression import make_compressor
-from taihu.coordination.planning import FRAME_BYTES, is_computed
+from taihu.cli.free_memory import free_bytes
+from taihu.cli.job_memory import JobMemory
 from taihu.errors import ConfigError
-from taihu.job import Job, load_job
-from taihu.layout import Layout, TensorSpec
+from taihu.job import Job, Overrides, load_job
 from taihu.local.display import human_bytes
-from taihu.optimization import OptimizerState
-from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
-from taihu.planner.groups import cap_groups, plan_groups
+from taihu.planner.largest_batch import largest_batch
 from taihu.planner.memory import (
     MemoryJob,
     MemoryUse,
@@ -29,20 +26,13 @@ from taihu.planner.memory import (
     worker_memory,
 )
 from taihu.results import check_writable, write_json
-from taihu.wire.codec import BYTES_PER_VALUE
-from taihu.wire.headers import ValueType
-from taihu.words import counted, parse_bytes
+from taihu.words import aligned, counted, parse_bytes
 from worker.data.load import load_dataset
-from worker.engine import Model, build_model
-from worker.fc.hybrid import fully_connected_layers
 
-__all__ = [
-    "free_bytes",
-    "memory_job",
-    "plan_memory",
-]
+__all__ = ["plan_memory"]
 
-_NOT_COUNTED: Final = "activations, the data set and Python itself are not counted"
+_NOT_COUNTED: Final = "Python and its libraries are not counted: about 200 MB in each process"
+_STAGES: Final = (0, 1, 2, 3)
 
 
 def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json_file: Path | None) -> None:
@@ -54,86 +44,25 @@ def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json
     """
     check_writable(json_file)
     room = _room(job, free_worker, free_server)
-    model = _model(job)
-    memory = memory_job(job, model.layout, [layer.name for layer in fully_connected_layers(model)])
+    data = load_dataset(job.data, job.model.name)
+    found = JobMemory(job, data)
+    memory = found.of_job(job)
     rows = list(_rows(memory, room))
+    most = len(data.train) // job.cluster.workers
+    batches = _Batches(tuple(_largest(job, found, room, most)), most)
     short = next((row for row in rows if row.use.total > row.free), None)
-    remedy = None if short is None else _remedy(job, memory, room)
+    remedy = None if short is None else _remedy(job, memory, room) or batches.remedy(job)
     live_bytes = None
     if memory.zero == 3 and short is None:
         live_bytes = most_live_bytes(memory, room.worker, machine_free=room.machine)
-    for line in (_title(job, memory), *_table(rows), _NOT_COUNTED, *_advice(memory, live_bytes)):
+    lines = (_title(job, memory), *_table(rows), _NOT_COUNTED, "", *batches.table(job), *_advice(memory, live_bytes))
+    for line in lines:
         typer.echo(line)
     if json_file is not None:
-        found = {"fits": short is None, "remedy": remedy, "most_live_bytes": live_bytes}
-        write_json(json_file, {**_as_json(job, memory, rows), **found})
+        facts = {"fits": short is None, "remedy": remedy, "most_live_bytes": live_bytes}
+        write_json(json_file, {**_as_json(job, memory, rows), **facts, "largest_batches": batches.to_json()})
     if short is not None:
         raise ConfigError(_complaint(short, remedy))
-
-
-def memory_job(job: Job, layout: Layout, connected: Sequence[str] = ()) -> MemoryJob:
-    """The facts that the memory of `job` depends on, with a model of `layout`, which ends with `connected` layers.
-
-    Computed plans are not known before the job has been measured: their groups are taken to be full buckets. Neither
-    is known what `exchange.fc` = 'auto' spreads over the workers: it is counted as if it were exchanged.
-    """
-    exchange, workers = job.exchange, job.cluster.workers
-    spread = [layer for layer in layout.layers if layer.name in _spread(job, layout, connected)]
-    exchanged = Layout(tuple(layer for layer in layout.layers if layer not in spread))
-    copied = [layer for layer in exchanged.layers if layer.name in connected] if spread and job.zero >= 2 else []
-    bucket_bytes = job.bucket_bytes(exchanged.elements)
-    strategy = "single" if is_computed(exchange.plan) else exchange.plan
-    return MemoryJob(
-        layer_elements=tuple(layer.elements for layer in exchanged.layers),
-        groups=cap_groups(plan_groups(exchanged, strategy), exchanged, bucket_bytes // BYTES_PER_VALUE),
-        workers=workers,
-        servers=job.servers,
-        zero=job.zero,
-        optimizer_arrays=OptimizerState(job.server_optimizer, 1).state_bytes // BYTES_PER_VALUE,
-        value_bytes=ValueType.named(job.train.precision).dtype.itemsize,
-        holds_gradients=job.updates_together,
-        bucket_bytes=bucket_bytes,
-        live_bytes=exchange.live_bytes,
-        residual_arrays=_residual_arrays(job),
-        # The residual, and the sums that it belongs to.
-        server_residual_arrays=2 if job.downlink == "doublesqueeze" else 0,
-        window_frames=exchange.window_frames,
-        frame_bytes=exchange.frame_bytes or FRAME_BYTES,
-        spread_elements=tuple(sum(_columns(tensor, workers) for tensor in layer.tensors) for layer in spread),
-        copied_elements=sum(layer.elements for layer in copied),
-    )
-
-
-def _spread(job: Job, layout: Layout, connected: Sequence[str]) -> set[str]:
-    """The layers that are spread over the workers whatever the links are like."""
-    if job.exchange.fc != "shard":
-        return set()
-    shapes = {layer.name: layer.tensors[0].shape for layer in layout.layers}
-    layers = [FcLayer(name, *shapes[name]) for name in connected]
-    facts = FcJob(job.train.batch, job.cluster.workers, job.servers)
-    everything = len(layers) == len(layout.layers)
-    choices = choose_fc(layers, facts, FcLinks(0.0, 0.0, 0.0), insist=True, leave_one=everything)
-    return {choice.layer.name for choice in choices if choice.choice == "shard"}
-
-
-def _columns(tensor: TensorSpec, workers: int) -> int:
-    """Values of the columns of the worker that has the most."""
-    columns = tensor.shape[-1]
-    return tensor.elements // columns * -(-columns // workers)
-
-
-def free_bytes(root: Path = Path("/")) -> int:
-    """Bytes that this process can still take: of the machine, and of its memory cgroups, version 1 or 2.
-
-    Page cache that can be dropped counts as free. `root` is where `proc` and `sys` are found.
-
-    Raises:
-        ConfigError: the system does not tell.
-    """
-    found = re.search(r"^MemAvailable: *(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE)
-    if found is None:
-        raise ConfigError("/proc/meminfo does not tell what is free; give --free-worker and --free-server")
-    return min((int(found[1]) * 1024, *_left_by_cgroups(root)))
 
 
 @dataclass(frozen=True)
@@ -160,20 +89,66 @@ class _Row:
         return {f"bytes_{kind}": count for kind, count in kinds.items()}
 
 
-def _model(job: Job) -> Model:
-    data = load_dataset(job.data, job.model.name)
-    return build_model(job.model.name, data.input_shape, data.outputs)
+@dataclass(frozen=True)
+class _Batch:
+    """The largest batch with one stage of ZeRO, and activations that are computed again or not; 0: none fits."""
+
+    zero: int
+    recompute: str
+    samples: int
+
+    def is_of(self, job: Job) -> bool:
+        """Whether stage and recomputation are the job's."""
+        return (self.zero, self.recompute) == (job.zero, job.train.recompute)
 
 
-def _residual_arrays(job: Job) -> int:
-    """fp32 values that a worker's compression keeps of every parameter."""
-    if job.compression.method == "none":
-        return 0
-    compressor = make_compressor(
-        job.compression, job.optimizer, workers=job.cluster.workers, momentum_here=job.momentum_on_workers
-    )
-    state = compressor.init(1, ())
-    return len(state.residual) + len(state.velocity)
+@dataclass(frozen=True)
+class _Batches:
+    """The largest batches that the job's other settings allow; with `most` a worker has all its samples at once."""
+
+    found: tuple[_Batch, ...]
+    most: int
+
+    def table(self, job: Job) -> Iterator[str]:
+        """A line for each stage, a column for each way to compute."""
+        ways = list(dict.fromkeys(batch.recompute for batch in self.found))
+        by_place = {(batch.zero, batch.recompute): f"{batch.samples:,}" for batch in self.found}
+        rows = [["largest batch of a worker", *(f"recompute {way}" for way in ways)]]
+        for zero in dict.fromkeys(batch.zero for batch in self.found):
+            own = ", as it is" if zero == job.zero else ""
+            rows.append([f"exchange.zero = {zero}{own}", *(by_place.get((zero, way), "-") for way in ways)])
+        yield from aligned(rows, left=1)
+        if any(batch.samples == self.most for batch in self.found):
+            yield f"{self.most:,} are all the samples that there are for one of so many workers"
+
+    def remedy(self, job: Job) -> str | None:
+        """The settings of the largest batch, of the job's own stage and way where one fits there."""
+        own = [batch for batch in self.found if batch.is_of(job) and batch.samples]
+        best = max(own or self.found, key=lambda batch: batch.samples, default=None)
+        if best is None or not best.samples:
+            return None
+        settings = [f"train.batch = {best.samples}"]
+        settings += [f"exchange.zero = {best.zero}"] if best.zero != job.zero else []
+        settings += [f"train.recompute = '{best.recompute}'"] if best.recompute != job.train.recompute else []
+        return " and ".join(settings)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The rows of the results."""
+        return [{"zero": of.zero, "recompute": of.recompute, "batch": of.samples} for of in self.found]
+
+
+def _largest(job: Job, memory: JobMemory, room: _Room, most: int) -> Iterator[_Batch]:
+    """The largest batch for every stage and way to compute that go with the job's other settings."""
+    ways = list(dict.fromkeys(("none", "memory", job.train.recompute)))
+    for zero in _STAGES:
+        for way in ways:
+            changed = _changed(job, {"exchange": {"zero": zero}, "train": {"recompute": way}})
+            if changed is None:
+                continue
+            of_batch = partial(memory.of_batch, changed)
+            facts = memory.of_job(changed)
+            samples = largest_batch(facts, of_batch, most, room.worker, room.server, machine_free=room.machine)
+            yield _Batch(zero, way, samples)
 
 
 def _room(job: Job, free_worker: str | None, free_server: str | None) -> _Room:
@@ -211,7 +186,8 @@ def _title(job: Job, memory: MemoryJob) -> str:
     )
     servers = counted(memory.servers, "server") if memory.servers else "no servers"
     members = f"{servers}, {counted(memory.workers, 'worker')}"
-    return f"{job.model.name}: {memory.elements:,} parameters{spread}, {members}, exchange.zero = {memory.zero}"
+    settings = f"batch {job.train.batch}, exchange.zero = {memory.zero}"
+    return f"{job.model.name}: {memory.elements:,} parameters{spread}, {members}, {settings}"
 
 
 def _table(rows: Iterable[_Row]) -> Iterator[str]:
@@ -221,7 +197,7 @@ def _table(rows: Iterable[_Row]) -> Iterator[str]:
 
 
 def _line(name: str, cells: Iterable[str]) -> str:
-    return f"{name:<10}" + "".join(f"{cell:>12}" for cell in cells)
+    return f"{name:<9}" + "".join(f"{cell:>12}" for cell in cells)
 
 
 def _as_json(job: Job, memory: MemoryJob, rows: Iterable[_Row]) -> dict[str, Any]:
@@ -232,6 +208,8 @@ def _as_json(job: Job, memory: MemoryJob, rows: Iterable[_Row]) -> dict[str, Any
         "servers": memory.servers,
         "workers": memory.workers,
         "zero": memory.zero,
+        "batch": job.train.batch,
+        "recompute": job.train.recompute,
         **{key: named.get(key) for key in ("worker", "server", "all")},
     }
 
@@ -252,50 +230,23 @@ def _remedy(job: Job, memory: MemoryJob, room: _Room) -> str | None:
 
 def _allows(job: Job, stage: int) -> bool:
     """Whether the job's other settings go with this stage of ZeRO."""
+    return _changed(job, {"exchange": {"zero": stage}}) is not None
+
+
+def _changed(job: Job, settings: Overrides) -> Job | None:
+    """The job with other settings; None where its own do not go with them."""
     try:
-        load_job(None, job.model_dump(exclude={"name"}), {"exchange": {"zero": stage}})
+        return load_job(None, job.model_dump(exclude={"name"}), settings)
     except ConfigError:
-        return False
-    return True
+        return None
 
 
 def _complaint(row: _Row, remedy: str | None) -> str:
     who = f"{row.name} processes together take" if row.key == "all" else f"a {row.name} takes"
     needed = f"{who} {human_bytes(row.use.total)} where {human_bytes(row.free)} are free"
     if remedy is None:
-        return f"{needed}; no exchange.zero or cluster.servers that the job allows helps: take larger machines"
+        return (
+            f"{needed}; no exchange.zero, train.recompute, train.batch or cluster.servers that the job allows helps: "
+            "take larger machines"
+        )
     return f"{needed}; set {remedy}"
-
-
-def _left_by_cgroups(root: Path) -> Iterator[int]:
-    """Bytes that the memory cgroups of this process leave, each limit on its own."""
-    mount = root / "sys/fs/cgroup"
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            yield from _left_below(mount, path, ("memory.max", "memory.current", "inactive_file"))
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            yield from _left_below(mount / "memory", path, names)
-
-
-def _left_below(mount: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
-    """Bytes that are left by the group at `path` and by those that it belongs to.
-
-    In a container `path` may be one of the host, of which only `mount` itself can be seen.
-    """
-    group = PurePosixPath(path.lstrip("/"))
-    limit_file, used_file, cache = names
-    for part in (group, *group.parents):
-        limit, used = _read(mount / part / limit_file).strip(), _read(mount / part / used_file).strip()
-        if limit.isdecimal() and used.isdecimal():
-            dropped = re.search(rf"^{cache} (\d+)$", _read(mount / part / "memory.stat"), re.MULTILINE)
-            yield max(0, int(limit) - int(used) + (int(dropped[1]) if dropped else 0))
-
-
-def _read(path: Path) -> str:
-    """The text of the file; nothing where there is none."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

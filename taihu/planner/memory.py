@@ -1,7 +1,8 @@
 """Memory of a job in every process, by stage of ZeRO, and the change that makes it fit (docs/methods.md section 5).
 
 Stage 0 divides nothing, 1 the optimizer state, 2 the gradients too, 3 the parameters too (Rajbhandari et al. 2020).
-The owners are the servers, or in a ring the workers. Activations and data are not counted.
+The owners are the servers, or in a ring the workers. Activations and data are given: they depend on the model's
+layers and on the batch, the largest of which `taihu.planner.largest_batch` finds.
 
 Layers are numbered in backward order (0 is the output side), as in `taihu.layout`.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
+from itertools import product
 from typing import Final
 
 from taihu.errors import ConfigError
@@ -58,6 +60,9 @@ class MemoryJob:
             They are its own in every stage: fp32, with their optimizer state, and a bucket of one's gradient.
         copied_elements: parameters of fully connected layers at the end that are not spread, beside some that are,
             where stages 2 and 3 give their memory back: they and their gradients are copied for a step.
+        activation_bytes: of a worker's activations, their gradients and what layers compute with.
+        recomputed_bytes: the same where activations are computed again; None where they are, or cannot be.
+        data_bytes: of the examples that a worker keeps, and of its batches.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -79,6 +84,9 @@ class MemoryJob:
     holds_gradients: bool = False
     spread_elements: tuple[int, ...] = ()
     copied_elements: int = 0
+    activation_bytes: int = 0
+    recomputed_bytes: int | None = None
+    data_bytes: int = 0
 
     def __post_init__(self) -> None:
         _check_stage(self.zero)
@@ -141,7 +149,7 @@ class MemoryUse:
 
     `gradients` of a server are the sums of stage 0; `residuals` are those of error feedback, which ZeRO does not
     divide; `buffers` are frames under way, and in mixed precision the fp32 values that are computed with and the
-    16-bit ones that are being fetched.
+    16-bit ones that are being fetched; `data` are examples and batches. Servers have no activations and no data.
     """
 
     parameters: int = 0
@@ -149,11 +157,13 @@ class MemoryUse:
     optimizer: int = 0
     residuals: int = 0
     buffers: int = 0
+    activations: int = 0
+    data: int = 0
 
     @property
     def total(self) -> int:
         """The sum."""
-        return self.parameters + self.gradients + self.optimizer + self.residuals + self.buffers
+        return sum(astuple(self))
 
 
 def worker_memory(job: MemoryJob) -> MemoryUse:
@@ -178,6 +188,8 @@ def worker_memory(job: MemoryJob) -> MemoryUse:
         optimizer=job.owner_bytes_per_parameter * owned + job.optimizer_arrays * spread,
         residuals=_FP32_BYTES * job.residual_arrays * whole,
         buffers=job.largest_group_bytes + beside_computed if job.mixed else 0,
+        activations=job.activation_bytes,
+        data=job.data_bytes,
     )
 
 
@@ -259,8 +271,8 @@ def cheapest_fit(
 ) -> str | None:
     """The least change of settings with which `job`, which does not fit, does.
 
-    Fewer parameters that stay come first, then higher stages, in the order of their traffic; then more servers, a
-    power of two up to 64.
+    Fewer parameters that stay come first, then higher stages, in the order of their traffic; then activations that
+    are computed again, with the stages again; then more servers, a power of two up to 64.
 
     Args:
         job: as it is now; not tried.
@@ -289,11 +301,18 @@ def _changes(job: MemoryJob, stages: Sequence[int]) -> Iterator[MemoryJob]:
     if job.zero == 3 and job.live_bytes:
         yield replace(job, live_bytes=0)
     more = [count for count in _SERVER_COUNTS if count > job.servers > 0]
-    higher = [stage for stage in stages if stage > job.zero]
-    for servers in (job.servers, *more):
-        for zero in (job.zero, *higher):
-            if (servers, zero) != (job.servers, job.zero):
-                yield replace(job, servers=servers, zero=zero)
+    stages = [stage for stage in stages if stage > job.zero]
+    for servers, of_job, zero in product((job.servers, *more), _ways_to_compute(job), (job.zero, *stages)):
+        changed = replace(of_job, servers=servers, zero=zero)
+        if changed != job:
+            yield changed
+
+
+def _ways_to_compute(job: MemoryJob) -> Iterator[MemoryJob]:
+    """The job as it is, and with recomputation."""
+    yield job
+    if job.recomputed_bytes is not None:
+        yield replace(job, activation_bytes=job.recomputed_bytes, recomputed_bytes=None)
 
 
 def _named(job: MemoryJob, changed: MemoryJob) -> str:
@@ -302,6 +321,8 @@ def _named(job: MemoryJob, changed: MemoryJob) -> str:
         settings.append(f"exchange.live_bytes = {changed.live_bytes}")
     if changed.zero != job.zero:
         settings.append(f"exchange.zero = {changed.zero}")
+    if changed.recomputed_bytes != job.recomputed_bytes:
+        settings.append("train.recompute = 'memory'")
     if changed.servers != job.servers:
         settings.append(f"cluster.servers = {changed.servers}")
     return " and ".join(settings)

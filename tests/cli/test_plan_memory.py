@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.cli.plan_memory import free_bytes, memory_job
+from taihu.cli.free_memory import free_bytes
+from taihu.cli.job_memory import memory_job
 from taihu.errors import ConfigError
 from taihu.job import load_job, parse_assignments
 from taihu.layout import LayerSpec, Layout, TensorSpec
@@ -33,9 +34,12 @@ DATA = "data.name=synthetic:1x8x8:classes=10:samples=32"
 # Two convolutions and two fully connected layers on 8 x 8 x 1, in backward order.
 SMALL_CNN = (64 * 10 + 10, 512 * 64 + 64, 9 * 16 * 32 + 32, 9 * 16 + 16)
 P = sum(SMALL_CNN)
-TINY = ("exchange.bucket_bytes=4096", "exchange.window_frames=1", "exchange.frame_bytes=4096")
-"""Each layer is a group, so that stages 2 and 3 hold two of the four; frames hardly count."""
-KINDS = ("parameters", "gradients", "optimizer", "residuals", "buffers")
+TINY = (
+    *("exchange.bucket_bytes=4096", "exchange.window_frames=1", "exchange.frame_bytes=4096"),
+    *("train.batch=1", "train.evaluate=false", "train.recompute=memory"),
+)
+"""Each layer is a group, so that stages 2 and 3 hold two of the four; frames and activations hardly count."""
+KINDS = ("parameters", "gradients", "optimizer", "residuals", "buffers", "activations", "data")
 
 
 @pytest.fixture
@@ -57,8 +61,13 @@ Memory = Callable[..., tuple[int, dict[str, Any], str]]
 
 
 def bytes_of(row: dict[str, int]) -> list[int]:
-    """In the order of `KINDS`."""
-    return [row[f"bytes_{kind}"] for kind in KINDS]
+    """States and buffers, in the order of `KINDS`."""
+    return [row[f"bytes_{kind}"] for kind in KINDS[:5]]
+
+
+def beside(written: dict[str, Any]) -> int:
+    """Bytes of a worker beside them: activations and data."""
+    return int(written["worker"]["bytes_activations"] + written["worker"]["bytes_data"])
 
 
 def test_the_demo_job_in_bytes(memory: Memory) -> None:
@@ -72,16 +81,18 @@ def test_the_demo_job_in_bytes(memory: Memory) -> None:
     assert bytes_of(written["server"]) == [2 * P, 0, 2 * P, 0, frames]
     assert bytes_of(written["all"]) == [3 * 4 * P + 4 * P, 3 * 4 * P, 4 * P, 0, 2 * frames]
     for row in (written["worker"], written["server"], written["all"]):
-        assert row["bytes_total"] == sum(bytes_of(row)) < row["bytes_free"]
+        assert row["bytes_total"] == sum(row[f"bytes_{kind}"] for kind in KINDS) < row["bytes_free"]
+    assert written["worker"]["bytes_activations"] > 32 * 4 * 8 * 8 * (16 + 32)
+    assert written["all"]["bytes_data"] == 3 * written["worker"]["bytes_data"]
     assert (written["fits"], written["remedy"]) == (True, None)
 
 
 def test_what_is_printed_is_what_is_written(run_plan: Run, tmp_path: Path) -> None:
     code, out, _ = run_plan("--memory", "--set", DATA, "--json", tmp_path / "memory.json")
     written = json.loads((tmp_path / "memory.json").read_text())
-    title, header, *rows, note = out.splitlines()
+    title, header, *rows, note = out.partition("\n\n")[0].splitlines()
     assert code == 0
-    assert title == f"small_cnn: {P:,} parameters, 2 servers, 3 workers, exchange.zero = 1"
+    assert title == f"small_cnn: {P:,} parameters, 2 servers, 3 workers, batch 32, exchange.zero = 1"
     assert header.split() == ["process", *KINDS, "total", "free"]
     for line, (name, key) in zip(rows, [("worker",) * 2, ("server",) * 2, ("all 5", "all")], strict=True):
         assert len(line) == len(header)
@@ -89,6 +100,14 @@ def test_what_is_printed_is_what_is_written(run_plan: Run, tmp_path: Path) -> No
         shown = [human_bytes(written[key][f"bytes_{kind}"]) for kind in (*KINDS, "total", "free")]
         assert line.removeprefix(name).split() == " ".join(shown).split()
     assert "not counted" in note
+    columns, *stages, note = out.partition("\n\n")[2].splitlines()
+    assert columns.split() == ["largest", "batch", "of", "a", "worker", "recompute", "none", "recompute", "memory"]
+    by_place = {(row["zero"], row["recompute"]): row["batch"] for row in written["largest_batches"]}
+    assert [line.split()[-2:] for line in stages] == [
+        [str(by_place[zero, "none"]), str(by_place[zero, "memory"])] for zero in range(4)
+    ]
+    assert "as it is" in stages[1]
+    assert note.startswith("10 are all the samples")
 
 
 def test_a_ring_has_workers_only(memory: Memory) -> None:
@@ -146,18 +165,19 @@ def test_stages_2_and_3_hold_two_groups(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("worker_free", "server_free", "remedy"),
+    ("worker_states", "server_free", "remedy"),
     [
-        ("305kB", "1MB", "exchange.zero = 2"),
-        ("0.301MB", "0.001GB", "exchange.zero = 3"),
-        ("1MB", "90kB", "cluster.servers = 4"),
-        ("300000B", "90kB", "exchange.zero = 3 and cluster.servers = 4"),
+        (305_000, "1MB", "exchange.zero = 2"),
+        (301_000, "0.001GB", "exchange.zero = 3"),
+        (1_000_000, "90kB", "cluster.servers = 4"),
+        (300_000, "90kB", "exchange.zero = 3 and cluster.servers = 4"),
     ],
 )
 def test_the_cheapest_remedy_is_named_and_works(
-    memory: Memory, worker_free: str, server_free: str, remedy: str
+    memory: Memory, worker_states: int, server_free: str, remedy: str
 ) -> None:
-    free = ("--free-worker", worker_free, "--free-server", server_free)
+    room = worker_states + beside(memory(of=TINY)[1])
+    free = ("--free-worker", f"{room}B", "--free-server", server_free)
     code, written, errors = memory(*free, of=TINY)
     assert code == 2
     assert errors.startswith("error: a ")
@@ -169,16 +189,72 @@ def test_the_cheapest_remedy_is_named_and_works(
     assert (written["fits"], written["remedy"]) == (True, None)
 
 
+def test_computing_again_and_smaller_batches_are_remedies_too(memory: Memory) -> None:
+    """States of stage 3 cannot be less; of cifar10_quick a batch of eight takes less when computed again."""
+    of = ("model.name=cifar10_quick", "train.batch=8", "train.evaluate=false", "exchange.zero=3")
+    plain, again = (memory(of=(*of, f"train.recompute={way}"))[1] for way in ("none", "memory"))
+    states = sum(bytes_of(plain["worker"]))
+    assert beside(again) < beside(plain)
+    room = states + beside(again)
+    free = ("--free-worker", f"{room}B", "--free-server", "1GB")
+    code, written, errors = memory(*free, of=of)
+    assert (code, written["remedy"]) == (2, "train.recompute = 'memory'")
+    assert errors.endswith("; set train.recompute = 'memory'\n")
+    assert memory(*free, of=(*of, "train.recompute='memory'"))[0] == 0
+    free = ("--free-worker", f"{room - 100_000}B", "--free-server", "1GB")
+    code, written, errors = memory(*free, of=of)
+    batch = max(row["batch"] for row in written["largest_batches"] if (row["zero"], row["recompute"]) == (3, "none"))
+    assert (code, written["remedy"]) == (2, f"train.batch = {batch}")
+    assert 0 < batch < 8
+    assert memory(*free, of=(*of, f"train.batch={batch}"))[0] == 0
+    assert memory(*free, of=(*of, f"train.batch={batch + 1}"))[0] == 2
+
+
+def test_the_largest_batches_fit_and_no_larger_ones(memory: Memory) -> None:
+    states = memory(of=("train.evaluate=false",))[1]["worker"]["bytes_total"]
+    free = ("--free-worker", f"{states}B", "--free-server", "20MB")
+    samples = "data.name=synthetic:1x8x8:classes=10:samples=4096"
+    rows = memory(*free, of=("train.evaluate=false", samples))[1]["largest_batches"]
+    assert [(row["zero"], row["recompute"]) for row in rows] == [
+        (zero, way) for zero in range(4) for way in ("none", "memory")
+    ]
+    for row in (rows[0], rows[-1]):
+        of = ("train.evaluate=false", samples, f"exchange.zero={row['zero']}", f"train.recompute={row['recompute']}")
+        for batch, code in ((row["batch"], 0), (row["batch"] + 1, 2)):
+            assert memory(*free, of=(*of, f"train.batch={batch}"))[0] == code
+
+
+def test_only_what_the_job_allows_is_in_the_table(memory: Memory) -> None:
+    rows = memory(of=("train.precision=bf16",))[1]["largest_batches"]
+    assert {row["zero"] for row in rows} == {2, 3}
+    rows = memory(of=("train.recompute=spill", "exchange.kind=ring"))[1]["largest_batches"]
+    assert {row["recompute"] for row in rows} == {"none", "memory", "spill"}
+    rows = memory(of=("cluster.compute=sw26010", "model.name=cifar10_quick"))[1]["largest_batches"]
+    assert {row["recompute"] for row in rows} == {"none"}
+
+
+def test_the_papers_tables(run_plan: Run, tmp_path: Path) -> None:
+    code, out, _ = run_plan("--memory", "--table", "--json", tmp_path / "tables.json")
+    assert code == 0
+    first, second = (part.splitlines() for part in out.strip().split("\n\n"))
+    assert first[0].startswith("table 1: GB")
+    assert first[2].split() == ["1", *["120"] * 3, *["2048"] * 3, *["16000"] * 3]
+    assert second[-1].split() == ["16", "1024", "32B", "121.6B", "230.4B", "2T"]
+    written = json.loads((tmp_path / "tables.json").read_text())
+    assert [len(written[f"table_{number}"]) for number in (1, 2)] == [7, 6]
+
+
 @pytest.mark.parametrize(("size", "free"), [("700000B", 7e5), ("2.5MB", 2.5e6), ("4GB", 4e9), ("0.3TB", 3e11)])
 def test_units_are_decimal(memory: Memory, size: str, free: float) -> None:
     _, written, _ = memory("--free-worker", size, "--free-server", "1GB")
     assert written["worker"]["bytes_free"] == free
 
 
-def test_who_is_too_large_is_named(run_plan: Run) -> None:
+def test_who_is_too_large_is_named(run_plan: Run, memory: Memory) -> None:
     tiny = [f"--set={item}" for item in (DATA, *TINY)]
-    _, _, errors = run_plan("--memory", *tiny, "--free-worker", "305kB", "--free-server", "1MB")
-    assert "a worker takes 306 kB where 305 kB are free" in errors
+    takes = 8 * P + beside(memory(of=TINY)[1])
+    _, _, errors = run_plan("--memory", *tiny, "--free-worker", f"{takes - 1000}B", "--free-server", "1MB")
+    assert f"a worker takes {human_bytes(takes)} where {human_bytes(takes - 1000)} are free" in errors
     _, _, errors = run_plan("--memory", *tiny, "--free-worker", "1MB", "--free-server", "20kB")
     assert "a server takes 165 kB where 20 kB are free" in errors
 
@@ -186,7 +262,7 @@ def test_who_is_too_large_is_named(run_plan: Run) -> None:
 def test_nothing_helps(run_plan: Run) -> None:
     code, out, errors = run_plan("--memory", "--set", DATA, "--free-worker", "1kB", "--free-server", "1GB")
     assert code == 2
-    assert "no exchange.zero or cluster.servers that the job allows helps" in errors
+    assert "no exchange.zero, train.recompute, train.batch or cluster.servers that the job allows helps" in errors
     assert out.splitlines()[2].startswith("worker ")
 
 
@@ -200,7 +276,7 @@ def test_nothing_helps(run_plan: Run) -> None:
 )
 def test_no_remedy_is_named_that_the_job_does_not_allow(memory: Memory, of: tuple[str, ...]) -> None:
     """Whatever may be combined: each stage that would fit and is allowed is found, and no other."""
-    free = ("--free-worker", "300kB", "--free-server", "1GB")
+    free = ("--free-worker", f"{300_000 + beside(memory(of=(*TINY, *of))[1])}B", "--free-server", "1GB")
     code, written, _ = memory(*free, of=(*TINY, *of))
     assert code == 2
     allowed = []
@@ -209,22 +285,21 @@ def test_no_remedy_is_named_that_the_job_does_not_allow(memory: Memory, of: tupl
             load_job(None, parse_assignments((DATA, *TINY, *of, f"exchange.zero={zero}")))
         except ConfigError:
             continue
-        code, _, _ = memory(
-            "--free-worker", "300kB", "--free-server", "1GB", of=(*TINY, *of, f"exchange.zero={zero}")
-        )
+        code, _, _ = memory(*free, of=(*TINY, *of, f"exchange.zero={zero}"))
         allowed += [f"exchange.zero = {zero}"] if code == 0 else []
     assert written["remedy"] == (allowed[0] if allowed else None)
 
 
 def test_on_one_machine_all_processes_share_what_is_free(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    together = 3 * 8 * P + 2 * (4 * P + 3 * 4096)
+    together = 3 * (8 * P + beside(memory(of=TINY)[1])) + 2 * (4 * P + 3 * 4096)
     monkeypatch.setattr("taihu.cli.plan_memory.free_bytes", lambda: together)
     code, written, _ = memory(of=TINY)
     assert (code, written["all"]["bytes_total"], written["all"]["bytes_free"]) == (0, together, together)
     monkeypatch.setattr("taihu.cli.plan_memory.free_bytes", lambda: together - 1)
     code, written, errors = memory(of=TINY)
     assert code == 2
-    assert "all 5 processes together take 1.25 MB where 1.25 MB are free; set exchange.zero = 2" in errors
+    took = human_bytes(together)
+    assert f"all 5 processes together take {took} where {took} are free; set exchange.zero = 2" in errors
     # Whoever names a coordinator, or what is free, has other machines than this one in mind.
     elsewhere = "cluster.coordinator=10.0.0.1:7070"
     assert memory(of=(*TINY, elsewhere))[0] == 0
@@ -245,6 +320,9 @@ def test_on_one_machine_all_processes_share_what_is_free(memory: Memory, monkeyp
         (["--free-worker", "4GB"], ["--free-worker", "give --memory"]),
         (["--free-server", "4GB"], ["--free-server", "give --memory"]),
         (["--memory", "--job", "missing.toml"], ["missing.toml", "not found"]),
+        (["--table"], ["--table", "give --memory"]),
+        (["--memory", "--table", "--workers", "4"], ["--workers", "not of a job"]),
+        (["--memory", "--table", "--free-worker", "4GB"], ["--free-worker", "not of a job"]),
         (["--memory", "--free-worker", "lots"], ["--free-worker lots", "4GB"]),
         (["--memory", "--free-server", "4"], ["--free-server 4:", "4GB"]),
         (["--memory", "--set", DATA, "--set", "model.name=large_cnn"], ["large_cnn", "small_cnn"]),

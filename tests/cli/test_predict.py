@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from numpy.typing import NDArray
 from PIL import Image
 
 from taihu.cli.evaluate import evaluate_file
@@ -18,7 +20,8 @@ from taihu.cli.predict import predict
 from taihu.job import Job
 from taihu.process.entry import run_app
 from worker.data.load import load_dataset
-from worker.engine import Model, build_model
+from worker.engine import Model, StepContext, build_model, make_loss, transformer
+from worker.saved.continuation import Draw
 from worker.saved.prediction import LoadedModel, load_model_file
 from worker.saved.writing import describe_model, save_model
 
@@ -47,8 +50,6 @@ def saved(path: Path, data: dict[str, Any], model: str = "mlp") -> LoadedModel:
     dataset = load_dataset(job.data)
     made: Model = build_model(model, dataset.input_shape, dataset.outputs)
     if dataset.targets == "values":
-        from worker.engine.loss import make_loss  # noqa: PLC0415
-
         made.use_loss(make_loss("mse", "values", dataset.outputs))
     arena = np.zeros(made.layout.elements, np.float32)
     made.bind(arena, np.zeros_like(arena))
@@ -165,3 +166,102 @@ def test_evaluate_needs_to_be_told_of_own_data(command: Command, tmp_path: Path)
     assert (code, f"was trained on {tmp_path}/train.csv; give --data" in err) == (2, True)
     code, out, _ = command("evaluate", tmp_path / "m", "--data", f"{tmp_path}/train.csv")
     assert (code, "test rmse" in out) == (0, True)
+
+
+@pytest.fixture
+def gpt(tmp_path: Path) -> LoadedModel:
+    """A model of text with random parameters, large enough that its chances differ."""
+    (tmp_path / "text.txt").write_text("a text to learn from, of some length " * 20)
+    data = {"name": f"{tmp_path}/text.txt", "sequence": 12}
+    job = Job.model_validate({"model": {"name": "small_gpt"}, "data": data})
+    dataset = load_dataset(job.data)
+    made = Model(transformer(256, blocks=1, width=8, heads=2), dataset.input_shape, dataset.outputs)
+    made.use_loss(make_loss("auto", "tokens", 256))
+    arena = np.random.default_rng(2).standard_normal(made.layout.elements, np.float32)
+    made.bind(arena, np.zeros_like(arena))
+    save_model(tmp_path / "gpt", made, describe_model(job, dataset, made, 1))
+    return load_model_file(tmp_path / "gpt")
+
+
+def following(model: LoadedModel, text: bytes) -> NDArray[np.float64]:
+    """Chances of the next byte, by the network itself: of as many places as there are, so that none is filled up."""
+    seen = text[-12:]
+    tokens = np.frombuffer(seen.ljust(12, b"~"), np.uint8).astype(np.float32)[None]
+    outputs = model.network.forward(tokens, StepContext(training=False, seed=0, step=0, first_sample=0))
+    odds: NDArray[np.float64] = np.exp(outputs[0, len(seen) - 1].astype(np.float64))
+    chances: NDArray[np.float64] = odds / odds.sum()
+    return chances
+
+
+@pytest.mark.parametrize("prompt", [b"a", b"a text to l", b"a text to learn from, and on"])
+def test_text_goes_on_with_the_likeliest_bytes(
+    command: Command, gpt: LoadedModel, tmp_path: Path, prompt: bytes
+) -> None:
+    (tmp_path / "prompt.txt").write_bytes(prompt)
+    code, out, err = command(
+        "predict", tmp_path / "gpt", tmp_path / "prompt.txt", "--length", 9, "--json", tmp_path / "p"
+    )
+    assert (code, err) == (0, "")
+    text = prompt
+    for _ in range(9):
+        text += bytes([int(following(gpt, text).argmax())])
+    (row,) = json.loads((tmp_path / "p").read_text())["predictions"]
+    decoded = text[len(prompt) :].decode(errors="replace")
+    assert row["text"] == "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in decoded)
+    assert out == row["text"] + "\n"
+    best = np.argsort(-following(gpt, prompt))[:3]
+    assert [each["byte"] for each in row["next"]] == best.tolist()
+    assert [each["probability"] for each in row["next"]] == pytest.approx(following(gpt, prompt)[best], rel=1e-4)
+
+
+def test_chances_of_the_next_byte_from_stdin(
+    command: Command, gpt: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"learn")))
+    code, out, _ = command("predict", tmp_path / "gpt", "-", "--length", 0, "--top", 1)
+    chances = following(gpt, b"learn")
+    assert code == 0
+    assert out.startswith("-  ")
+    assert out.split()[-1] == f"{chances.max():.4f}"
+
+
+def test_what_is_drawn_follows_from_seed_and_temperature(command: Command, gpt: LoadedModel, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_bytes(b"some")
+
+    def drawn(*options: object) -> str:
+        code, out, _ = command("predict", tmp_path / "gpt", tmp_path / "prompt.txt", "--length", 40, *options)
+        assert code == 0
+        return out
+
+    hot = drawn("--temperature", 1, "--seed", 1)
+    assert hot == drawn("--temperature", 1, "--seed", 1) != drawn("--temperature", 1, "--seed", 2)
+    assert drawn("--temperature", 0) == drawn() == drawn("--temperature", 0.001, "--seed", 3)
+
+
+def test_draws_have_the_chances_of_the_model() -> None:
+    chances = np.array([0.5, 0.0, 0.3, 0.2], np.float32)
+    for temperature, weights in ((1.0, chances), (0.5, chances**2)):
+        draw = Draw(temperature, np.random.default_rng(4))
+        seen = np.bincount([draw.choose(chances) for _ in range(4000)], minlength=4) / 4000
+        assert np.abs(seen - weights / weights.sum()).max() < 0.03
+        assert seen[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"), [(None, "cannot be read (No such file or directory)"), (b"", "is empty; give it the text")]
+)
+def test_a_prompt_that_is_none(
+    command: Command, gpt: LoadedModel, tmp_path: Path, prompt: bytes | None, words: str
+) -> None:
+    if prompt is not None:
+        (tmp_path / "prompt.txt").write_bytes(prompt)
+    code, _, err = command("predict", tmp_path / "gpt", tmp_path / "prompt.txt")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert words in err
+
+
+def test_options_of_text_are_refused_for_other_models(command: Command, tmp_path: Path) -> None:
+    saved(tmp_path / "m", {"name": "synthetic:1x4x5:classes=3:samples=8"})
+    code, _, err = command("predict", tmp_path / "m", tmp_path / "x.npy", "--length", 3)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "--length: is for models of text" in err

@@ -41,7 +41,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
 
         def complete() -> bool:
             seen.update(_samples(page(port) + page(server_port)))
-            return {"taihu_threshold_drift_ratio_bucket", "taihu_member_step"} <= seen.keys()
+            return {
+                "taihu_layer_threshold_drift_ratio",
+                "taihu_threshold_drift_ratio_bucket",
+                "taihu_member_step",
+            } <= seen.keys()
 
         wait_for(complete, "the daemons did not train", timeout_s=120)
         yield seen
@@ -103,7 +107,7 @@ def test_the_panels_that_the_dashboard_is_for_are_there() -> None:
     titles = " ".join(
         panel["title"] for panel in json.loads((DEPLOY / "grafana" / "taihu.json").read_text())["panels"]
     )
-    for wanted in ("Step time", "Bytes", "Density", "drift", "Loss", "Skew", "aggregation"):
+    for wanted in ("Step time", "Bytes", "Density", "drift by layer", "Loss", "Skew", "aggregation"):
         assert wanted in titles
 
 

@@ -73,6 +73,9 @@ def memory_job_of(number: int) -> MemoryJob:
         server_residual_arrays=random.randint(0, 2),
         window_frames=random.randint(1, 4),
         frame_bytes=random.randint(1, 50),
+        activation_bytes=random.randint(0, 900),
+        recomputed_bytes=random.choice([None, random.randint(0, 900)]),
+        data_bytes=random.randint(0, 50),
     )
 
 
@@ -219,6 +222,14 @@ def test_no_more_parameters_can_stay_than_the_most(job: MemoryJob, spare: int, m
 
 @quick
 @given(JOBS)
+def test_activations_and_data_are_the_workers_alone(job: MemoryJob) -> None:
+    worker, server = worker_memory(job), server_memory(job)
+    assert (worker.activations, worker.data) == (job.activation_bytes, job.data_bytes)
+    assert (server.activations, server.data) == (0, 0)
+
+
+@quick
+@given(JOBS)
 def test_totals_are_sums(job: MemoryJob) -> None:
     worker, server, together = worker_memory(job), server_memory(job), job_memory(job)
     for use in (worker, server, together):
@@ -315,16 +326,34 @@ def test_only_stages_that_the_job_may_have_are_named() -> None:
 
 
 def settings_by_cost(job: MemoryJob) -> list[MemoryJob]:
-    """All that may be tried, cheapest first: servers are dearer than stages, and nothing but `live_bytes` falls."""
+    """All that may be tried, cheapest first: servers are dearer than computing again, and that dearer than stages.
+
+    Nothing but `live_bytes` falls.
+    """
     counts = {job.servers} | ({1, 2, 4, 8, 16, 32, 64} if job.servers else set())
-    pairs = product(sorted(count for count in counts if count >= job.servers), range(job.zero, 4))
-    changed = [replace(job, servers=servers, zero=zero) for servers, zero in pairs]
+    ways = [job.recomputed_bytes] if job.recomputed_bytes is None else [job.recomputed_bytes, None]
+    changed = [
+        replace(job, servers=servers, zero=zero, **({} if recomputed == job.recomputed_bytes else again(job)))
+        for servers, recomputed, zero in product(
+            sorted(count for count in counts if count >= job.servers), ways, range(job.zero, 4)
+        )
+    ]
     fewer = [replace(job, live_bytes=0)] if job.zero == 3 else []
     return [other for other in [*fewer, *changed] if other != job]
 
 
+def again(job: MemoryJob) -> dict[str, Any]:
+    """The changes of a job whose activations are computed again."""
+    return {"activation_bytes": job.recomputed_bytes, "recomputed_bytes": None}
+
+
 def applied(job: MemoryJob, text: str) -> MemoryJob:
     """`job` with the settings of a message."""
+    text, recomputes = re.subn(r"(?: and |^)train\.recompute = 'memory'", "", text)
+    text = text.removeprefix(" and ")
+    job = replace(job, **again(job)) if recomputes else job
+    if not text:
+        return job
     found = re.findall(r"([a-z_.]+) = ([0-9]+)", text)
     assert " and ".join(f"{key} = {value}" for key, value in found) == text
     own = {"exchange.zero": job.zero, "cluster.servers": job.servers, "exchange.live_bytes": job.live_bytes}

@@ -31,7 +31,8 @@ from worker.engine import (
     StepHooks,
 )
 from worker.engine.loss import BinaryCrossEntropy, CrossEntropy, Loss, MeanSquaredError
-from worker.fc.hybrid import HybridModel, fully_connected_layers
+from worker.fc.footprint import TailFootprint
+from worker.fc.hybrid import HybridModel, fully_connected_layers, tail_start
 from worker.fc.own_inputs import InputsKept
 from worker.fc.passes import Scheme, plan_passes
 
@@ -191,6 +192,15 @@ def test_the_gradients_are_those_of_one_process(case: Case) -> None:
                 np.testing.assert_allclose(seen, own, rtol=1e-9, atol=1e-12)
                 offset += own.size
         assert offset == len(recorder.whole)
+    # In float64 here, and planned in float32.
+    assert results[-1][1].tail_bytes == 2 * footprint(case).trained_bytes(case.batch)
+
+
+def footprint(case: Case) -> TailFootprint:
+    model = network(case.units, bias=case.bias)
+    return TailFootprint(
+        model.chain[tail_start(model) :], case.sharded, ranks=case.ranks, scheme=case.scheme, inputs=case.inputs
+    )
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

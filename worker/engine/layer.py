@@ -161,6 +161,11 @@ class Layer(ABC):
         return 0
 
     @property
+    def lasting_bytes(self) -> int:
+        """Bytes of buffers that it has beside its workspace, because they outlast others' use of that."""
+        return 0
+
+    @property
     def takes_tokens(self) -> int:
         """Inputs are whole numbers below this one; 0 where they are any numbers."""
         return 0

@@ -151,7 +151,11 @@ class Model:
 
     def use_threads(self, threads: int) -> None:
         """Compute with so many threads from now on, at least 1; results have the same bits with any number."""
-        self._team = SOLO if threads == 1 else Team(threads)
+        self.use_team(SOLO if threads == 1 else Team(threads))
+
+    def use_team(self, team: Team) -> None:
+        """Compute with these threads from now on."""
+        self._team = team
 
     @property
     def team(self) -> Team:
@@ -365,11 +369,17 @@ class Model:
         self._runner.backward(dy, run)
 
     @property
+    def activations(self) -> int:
+        """Activations of all layers, in values for a sample, with the weights of attention."""
+        return sum(layer.output_elements + layer.inner_elements for layer in self.tree())
+
+    @property
     def held_bytes(self) -> int:
         """Memory of the buffers that steps and evaluations have taken: activations, their gradients, scratch."""
+        beside = self._scratch.held_bytes + sum(layer.lasting_bytes for layer in self._root.tree())
         if isinstance(self._runner, SegmentedChain):
-            return self._runner.held_bytes + self._scratch.held_bytes
-        return sum(layer.workspace.held_bytes for layer in self._root.tree()) + self._scratch.held_bytes
+            return beside + self._runner.held_bytes
+        return beside + sum(layer.workspace.held_bytes for layer in self._root.tree())
 
     def buffers(self) -> dict[str, Array]:
         """Live views of the running statistics, "layer/buffer" -> array."""

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kernels.futex import publish, wait_awake_until
 
-__all__ = ["SOLO", "Team"]
+__all__ = ["SOLO", "IdleTeam", "Team"]
 
 Task = Callable[..., object]
 
@@ -94,6 +95,23 @@ class Team:
             orders.work = _rest
         if orders.failures:
             raise orders.failures.pop()
+
+
+class IdleTeam(Team):
+    """A team of `threads` that is asked and does nothing; it has none."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(1)
+        self._asked_for = threads
+
+    @property
+    @override
+    def threads(self) -> int:
+        return self._asked_for
+
+    @override
+    def run(self, task: Task, parts: int, *arguments: Any) -> None:
+        return
 
 
 def _serve(orders: _Orders, lane: int) -> None:

@@ -27,7 +27,7 @@ from worker.fc.stage import FcWeights, Stage
 from worker.fc.tail import Mover, Tail
 from worker.memory.pages import Pages
 
-__all__ = ["HybridModel", "fully_connected_layers"]
+__all__ = ["HybridModel", "fully_connected_layers", "tail_start"]
 
 Write = Callable[[Model, Callable[[int], None]], None]
 
@@ -39,10 +39,10 @@ def fully_connected_layers(model: Model) -> tuple[Linear, ...]:
     """
     if model.has_auxiliaries:
         return ()
-    return tuple(layer for layer in model.chain[_tail_start(model) :] if isinstance(layer, Linear))
+    return tuple(layer for layer in model.chain[tail_start(model) :] if isinstance(layer, Linear))
 
 
-def _tail_start(model: Model) -> int:
+def tail_start(model: Model) -> int:
     """The first layer of the longest end of the chain that is fully connected and elementwise layers only.
 
     Of sequences there is none: those layers compute every place for itself.
@@ -134,7 +134,7 @@ class HybridModel:
                 )
         self._model = model
         self._rank, self._size = rank, size
-        self._start = _tail_start(model)
+        self._start = tail_start(model)
         self._shards: dict[str, _Shard] = {}
         offset = 0
         for name, layer in known.items():
@@ -167,6 +167,13 @@ class HybridModel:
     def sharded(self) -> tuple[str, ...]:
         """Names of the sharded layers, in forward order."""
         return tuple(self._shards)
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of the activations that steps have taken behind `front`."""
+        if self._tail is None:
+            raise _no_way()
+        return self._tail.held_bytes
 
     def bind(self, parameters: Array, gradients: Array) -> None:
         """Use two arenas for what is not sharded, see `Model.bind`."""

@@ -33,6 +33,11 @@ class OwnInputs:
         self._offsets: dict[tuple[int, int], int] = {}
         self._end = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in memory."""
+        return self._buffers.held_bytes
+
     def keep(self, stage: int, first_row: int, own: Array) -> None:
         """Keep a copy of `own`, the part of the pass that begins with `first_row`."""
         key = stage, first_row

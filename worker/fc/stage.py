@@ -182,6 +182,12 @@ class StageMemory:
             self._received[key, *shape] = np.empty(shape, dtype=self._dtype)
         return self._received[key, *shape]
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of its own arrays, with those of `received` so far."""
+        own = [] if self.is_shared else [self._x]
+        return sum(array.nbytes for array in (*own, self.dy, self.y, self.dx, *self._received.values()))
+
 
 def all_rows(passes: Sequence[Pass]) -> int:
     """The examples of all ranks in all passes."""
@@ -211,6 +217,12 @@ class TailMemory:
             StageMemory(stage, passes, rank, batch, dtype, shared=shared if stage.columns is not None else None)
             for stage in stages
         ]
+        self._shared_bytes = 0 if shared is None else shared.nbytes
         last = stages[-1]
         classes = last.width if last.columns is None else last.columns[-1]
         self.logits = np.empty((batch, classes), dtype=dtype)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all its arrays."""
+        return self._shared_bytes + self.logits.nbytes + sum(stage.held_bytes for stage in self.stages)

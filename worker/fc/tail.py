@@ -96,6 +96,14 @@ class Tail:
         self._memory: TailMemory | None = None
         self._feature_gradient = np.empty((0, 0))
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of activations that steps have taken."""
+        memory = 0 if self._memory is None else self._memory.held_bytes
+        own = 0 if self._own_inputs is None else self._own_inputs.held_bytes
+        behind = sum(layer.workspace.held_bytes for stage in self._stages for layer in stage.behind)
+        return memory + own + behind + self._feature_gradient.nbytes
+
     def no_features(self, dtype: np.dtype[Any]) -> Array:
         """The features of a rank without examples."""
         return np.empty((0, self._stages[0].inputs), dtype=dtype)

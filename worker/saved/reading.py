@@ -62,7 +62,7 @@ class StoredModel:
 
     def batch(self, wished: int) -> int:
         """The samples in a batch: at most `wished`, and so few that their activations have room."""
-        return max(1, min(wished, _room() // max(1, _activations(self.model))))
+        return max(1, min(wished, _room() // max(1, self.model.activations)))
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def _network(file: ModelFile, own: str | None) -> Model:
     if own is not None:
         return build_model(own, saved.input_shape, saved.outputs)
     model = _told_network(file)
-    if (elements := max(_activations(model), _largest_padded(model))) > _room():
+    if (elements := max(model.activations, _largest_padded(model))) > _room():
         raise ModelError(
             f"{file.path}: its layers have {elements:.3g} activations for one sample, at most {_room():.3g} are half "
             "of the memory here; load it on a machine with more"
@@ -160,11 +160,6 @@ def _told_network(file: ModelFile) -> Model:
         return Model(build_from_definition(saved.definition), saved.input_shape, saved.outputs)
     except ModelError as error:
         raise ModelError(f"{file.path}: {error}") from None
-
-
-def _activations(model: Model) -> int:
-    """Activations of all layers, in values for a sample, with the weights of attention."""
-    return sum(layer.output_elements + layer.inner_elements for layer in model.tree())
 
 
 def _largest_padded(model: Model) -> int:

@@ -11,10 +11,12 @@ from worker.data.dataset import Dataset, evaluation_batches
 from worker.engine import Array, Model, StepContext
 from worker.engine.loss import Loss
 
-__all__ = ["TESTING", "Scores", "batch_sizes", "evaluate", "read_along", "scores", "test_batch"]
+__all__ = ["TESTING", "Scores", "batch_sizes", "evaluate", "read_along", "samples_at_once", "scores"]
 
 _SAMPLES: Final = 250
 _PLACES: Final = 2048
+# Activations that a test may hold where a step holds fewer, in values: 128 MiB.
+_ROOM: Final = 32 << 20
 TESTING: Final = StepContext(training=False, seed=0, step=0, first_sample=0)
 """The context of every evaluation."""
 
@@ -27,9 +29,14 @@ class Scores:
     metrics: Mapping[str, float]
 
 
-def test_batch(model: Model) -> int:
-    """Samples that are tested at once: 250, of sequences fewer, since each is many places."""
-    return max(1, _PLACES // model.output_shape[0]) if len(model.output_shape) > 1 else _SAMPLES
+def samples_at_once(model: Model, trained: int = _SAMPLES) -> int:
+    """Samples that are tested at once: 250, of sequences fewer, since each is many places.
+
+    Where their activations are many, it is no more than the `trained` ones of a step: testing must not take memory
+    that training did not.
+    """
+    most = max(1, _PLACES // model.output_shape[0]) if len(model.output_shape) > 1 else _SAMPLES
+    return min(most, max(trained, _ROOM // max(1, model.activations)))
 
 
 def evaluate(
@@ -38,12 +45,12 @@ def evaluate(
     batch: int | None = None,
     before_layer: Callable[[int], None] | None = None,
 ) -> Scores:
-    """Test `model` on the whole test set, by its loss, so many samples at a time, or `test_batch`.
+    """Test `model` on the whole test set, by its loss, so many samples at a time, or `samples_at_once`.
 
     Its arenas hold its parameters, at least those of a layer when `before_layer` has been called with its index.
     """
     outputs_of = partial(model.forward, context=TESTING, before_layer=before_layer)
-    return scores(outputs_of, model.loss, dataset, batch or test_batch(model))
+    return scores(outputs_of, model.loss, dataset, batch or samples_at_once(model))
 
 
 def scores(outputs_of: Callable[[Array], Array], loss: Loss, dataset: Dataset, batch: int = _SAMPLES) -> Scores:
@@ -61,8 +68,8 @@ def batch_sizes(examples: int, batch: int = _SAMPLES) -> list[int]:
     return [min(batch, examples - start) for start in range(0, examples, batch)]
 
 
-def read_along(samples: int, model: Model, read_layer: Callable[[int], None]) -> None:
-    """Call `read_layer` as an `evaluate` of `model` on so many samples does; computes nothing."""
-    for _ in batch_sizes(samples, test_batch(model)):
+def read_along(samples: int, batch: int, model: Model, read_layer: Callable[[int], None]) -> None:
+    """Call `read_layer` as an `evaluate` of `model` on so many samples does, `batch` at a time; computes nothing."""
+    for _ in batch_sizes(samples, batch):
         for layer in model.reading_order:
             read_layer(layer)

@@ -31,7 +31,7 @@ from worker.fc.mover import PeerMover
 from worker.fc.probe import agree_on_fc
 from worker.memory.arenas import arenas_of
 from worker.session import Exchanged
-from worker.training.evaluation import TESTING, Scores, batch_sizes, evaluate, read_along, scores
+from worker.training.evaluation import TESTING, Scores, batch_sizes, evaluate, read_along, samples_at_once, scores
 from worker.training.hashing import exchanged_sha256
 
 __all__ = ["HybridReplica", "Replica", "Uses", "WholeReplica", "prepare_hybrid"]
@@ -114,6 +114,7 @@ class WholeReplica(Replica):
         self._model = model
         self._rank = rank
         self._seed = job.train.seed
+        self._tested = samples_at_once(model, job.train.batch)
         self.reads_together = job.zero == 3 and not job.servers
         if rank == 0 and arenas.parameter_pages is None:
             model.initialize(self._seed)
@@ -137,9 +138,9 @@ class WholeReplica(Replica):
     @override
     def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Scores | None:
         if self._rank == 0:
-            return evaluate(self._model, dataset, before_layer=read_layer)
+            return evaluate(self._model, dataset, self._tested, before_layer=read_layer)
         if self.reads_together:
-            read_along(self.uses.test_images, self._model, read_layer)
+            read_along(self.uses.test_images, self._tested, self._model, read_layer)
         return None
 
     @override
@@ -177,6 +178,7 @@ class HybridReplica(Replica):
             gradient_bytes=job.bucket_bytes(exchanged),
         )
         recompute(model, job, self._hybrid.front)
+        self._tested_at_once = samples_at_once(model, job.train.batch)
         self._mover = mover
         self._choices = choices
         self._settings = job.exchange
@@ -216,8 +218,8 @@ class HybridReplica(Replica):
     def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Scores | None:
         read = self._reading(read_layer)
         if self._mover.rank == 0:
-            return scores(partial(self._tested, read), self._model.loss, dataset)
-        for examples in batch_sizes(self.uses.test_images):
+            return scores(partial(self._tested, read), self._model.loss, dataset, self._tested_at_once)
+        for examples in batch_sizes(self.uses.test_images, self._tested_at_once):
             self._hybrid.outputs(None, examples, TESTING, read)
         return None
 

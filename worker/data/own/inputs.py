@@ -16,7 +16,7 @@ from taihu.user_code import explained
 from worker.data.dataset import Rows, Targets
 from worker.data.statistics import Statistics, image_statistics, read_statistics, spread_rows
 
-__all__ = ["ArrayInputs", "Inputs", "ItemInputs", "Paired", "UserCode", "array_inputs", "item_inputs"]
+__all__ = ["ArrayInputs", "Inputs", "ItemInputs", "Paired", "UserCode", "array_inputs", "is_mapped", "item_inputs"]
 
 _MOST_SAMPLED = 2048
 _FORMS = "(n, height, width, channels), (n, height, width) or (n, features)"
@@ -84,7 +84,7 @@ class ArrayInputs:
     @property
     def in_memory(self) -> bool:
         """Whether the array is in memory; one that is mapped from a file is not."""
-        return not _is_mapped(self.array)
+        return not is_mapped(self.array)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -187,7 +187,7 @@ def array_inputs(array: NDArray[Any], where: str) -> ArrayInputs:
         raise DataError(f"{where}: inputs of shape {array.shape}; expected {_FORMS}, none of them empty")
     shaped = array[..., np.newaxis] if array.ndim in {1, 3} else array
     _check_channels(shaped.shape[1:], where)
-    if array.dtype.kind == "f" and not _is_mapped(array):
+    if array.dtype.kind == "f" and not is_mapped(array):
         _check_finite(array, where)
     return ArrayInputs(shaped, where)
 
@@ -206,7 +206,7 @@ def _item(get: Callable[[int], Any], row: int, code: UserCode) -> NDArray[Any]:
     return shaped
 
 
-def _is_mapped(array: NDArray[Any]) -> bool:
+def is_mapped(array: NDArray[Any]) -> bool:
     """Whether an array, or what it is a view of, lies in a file."""
     base: Any = array
     while base is not None:

@@ -120,6 +120,11 @@ class Auxiliary(Layer):
         """Never: it returns its input."""
         return False
 
+    @property
+    def lasting_bytes(self) -> int:
+        """Bytes of what the head said, and of its gradient."""
+        return self._kept.held_bytes
+
     def build(self, name: str, input_shape: Shape) -> Shape:
         """Any shape, unchanged."""
         self.name = name

@@ -48,6 +48,11 @@ class Embedding(ParameterLayer):
         """The number of different tokens."""
         return self._tokens
 
+    @property
+    def lasting_bytes(self) -> int:
+        """Bytes of the other layer's part of the gradient."""
+        return self._more.held_bytes
+
     def build(self, name: str, input_shape: Shape) -> Shape:
         """(time,) -> (time, width)."""
         self.name = name
