@@ -27,7 +27,7 @@ RING = "exchange.kind=ring"
 
 @dataclass(frozen=True)
 class Ended:
-    """What is left of a run: its results, and the file of its model."""
+    """The results of a run, and the file of its model."""
 
     results: dict[str, Any]
     saved: bytes
