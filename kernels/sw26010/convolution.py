@@ -13,6 +13,7 @@ it with the K taps (Ni, No) of the row. What of the filters stays in LDM is the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
@@ -94,14 +95,10 @@ class ConvolutionPlan:
 
     def cost(self) -> Ledger:
         """The ledger of the convolution, without computing it."""
-        ledgers = []
-        for rows in self.shares():
-            ledger = Ledger()
-            ledger.begin([self._pixel, *self._taps(1)])
-            for columns, count in cuts(self.width, self.columns):
-                self._cost_of_tile(columns, count * (rows.stop - rows.start), ledger)
-            ledgers.append(ledger)
-        return replace(Ledger.together(ledgers, self.compulsory_bytes), core_groups=self.core_groups)
+        shares = [rows.stop - rows.start for rows in self.shares()]
+        costs = {rows: self._cost_of_rows(rows) for rows in set(shares)}
+        together = Ledger.together([costs[rows] for rows in shares], self.compulsory_bytes)
+        return replace(together, core_groups=self.core_groups)
 
     @property
     def compulsory_bytes(self) -> int:
@@ -111,15 +108,25 @@ class ConvolutionPlan:
         results = self.batch * self.outputs * self.height * self.width
         return (images + results + self.size**2 * self.inputs * self.outputs) * self.itemsize
 
+    def _cost_of_rows(self, rows: int) -> Ledger:
+        """One core group that computes so many rows of the result."""
+        ledger = Ledger()
+        ledger.begin([self._pixel, *self._taps(1)])
+        for columns, count in cuts(self.width, self.columns):
+            self._cost_of_tile(columns, count * rows, ledger)
+        return ledger
+
     def _cost_of_tile(self, columns: int, times: int, ledger: Ledger) -> None:
         """Some columns of one row of the result, `times` times."""
-        size = self.size
-        ledger.alone(self.clear_work(columns), times=times)
-        for pixel in range(columns + size - 1):
+        alike: Counter[tuple[int, bool, bool, int]] = Counter()
+        for pixel in range(columns + self.size - 1):
             for used, taps in self.steps(pixel, columns):
                 first = taps.start == 0 or (self.filters == "needed" and taps.start == max(0, pixel - columns + 1))
-                transfers = self._transfers(pixel, taps, first)
-                ledger.step(self.step_work(used, first), transfers, times=size * times)
+                alike[used, first, pixel == 0, taps.stop - taps.start] += 1
+        ledger.alone(self.clear_work(columns), times=times)
+        for (used, first, begins, taps), count in alike.items():
+            transfers = self._transfers(taps, first=first, begins=begins)
+            ledger.step(self.step_work(used, first), transfers, times=count * self.size * times)
         ledger.alone(self.store_work(), [self._result], times=columns * times)
 
     def steps(self, pixel: int, columns: int) -> Iterator[tuple[int, slice]]:
@@ -137,10 +144,11 @@ class ConvolutionPlan:
         for tap in taps:
             yield int(first <= tap <= last), slice(tap, tap + 1)
 
-    def _transfers(self, pixel: int, taps: slice, first: bool) -> list[Transfer]:
+    def _transfers(self, taps: int, *, first: bool, begins: bool) -> list[Transfer]:
+        """What arrives in a step with `taps` taps, the `first` of a pixel, whose pixel `begins` a row of the tile."""
         if self.filters == "row":
-            return [self._pixel, *self._taps(self.size)] if pixel == 0 else [self._pixel]
-        return [self._pixel, *self._taps(1)] if first else self._taps(taps.stop - taps.start)
+            return [self._pixel, *self._taps(self.size)] if begins else [self._pixel]
+        return [self._pixel, *self._taps(1)] if first else self._taps(taps)
 
     def _taps(self, count: int) -> list[Transfer]:
         return [tile_transfer(self.inputs, self.outputs, self.itemsize, "F")] * count
