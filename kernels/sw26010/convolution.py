@@ -124,8 +124,8 @@ class ConvolutionPlan:
                 first = taps.start == 0 or (self.filters == "needed" and taps.start == max(0, pixel - columns + 1))
                 alike[used, first, pixel == 0, taps.stop - taps.start] += 1
         ledger.alone(self.clear_work(columns), times=times)
-        for (used, first, begins, taps), count in alike.items():
-            transfers = self._transfers(taps, first=first, begins=begins)
+        for (used, first, begins, passing), count in alike.items():
+            transfers = self._transfers(passing, first=first, begins=begins)
             ledger.step(self.step_work(used, first), transfers, times=count * self.size * times)
         ledger.alone(self.store_work(), [self._result], times=columns * times)
 
