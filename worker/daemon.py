@@ -336,7 +336,7 @@ class WorkerDaemon:
             replica.uses = replace(replica.uses, saves=True)
         if not replica.uses.saves:
             return None, ""
-        group_of = group_of_layer(session.exchange.groups)
+        group_of = group_of_layer(session.exchange.plan.groups)
 
         def read_layer(layer: int) -> None:
             session.exchange.recall(group_of[layer])

@@ -95,7 +95,7 @@ def exchange_steps(
             worker.complete()
             seen.times.append([replace(times) for times in worker.exchange.group_times()])
             seen.totals.append(worker.exchange.totals())
-            seen.groups.append(len(worker.exchange.groups))
+            seen.groups.append(len(worker.exchange.plan.groups))
             seen.scale = worker.exchange.loss_scale, worker.exchange.skipped_steps
             if plans is not None and step in plans:
                 worker.change_plan(step, plans[step])

@@ -35,7 +35,7 @@ class Worker:
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """Bounds of each group of the present plan."""
-        return tuple(group_bounds(self.exchange.plan.layout, self.exchange.groups))
+        return tuple(group_bounds(self.exchange.plan.layout, self.exchange.plan.groups))
 
     def read(self) -> Values:
         """A forward that reads all parameters; returns a copy."""

@@ -18,21 +18,10 @@ from taihu.errors import RunError
 from taihu.optimization import LossScale
 from taihu.planner.groups import gradient_room, parameter_room
 from taihu.wire.headers import At
-from worker.exchange.step_actions import (
-    Action,
-    Apply,
-    Ask,
-    Cancel,
-    Done,
-    Drop,
-    DropAll,
-    Push,
-    Reading,
-    Release,
-    Rules,
-    Widen,
-)
-from worker.exchange.step_protocol import StepProtocol, leading_groups
+from worker.exchange.step_actions import Action, Apply, Ask, Cancel, Done, Drop, DropAll, Push, Release, Widen
+from worker.exchange.step_parameters import Reading, leading_groups
+from worker.exchange.step_protocol import StepProtocol
+from worker.exchange.step_rules import Rules
 
 _FLAGS = ("drops_gradients", "fetches", "widens", "keeps", "holds", "clips", "agrees", "asks_late", "not_ahead")
 
@@ -77,12 +66,12 @@ class Interpreter:
             "ready": lambda group, *doubt: self._protocol.ready(int(group), fits=not doubt),
             "agreed": lambda on, what: self._protocol.agreed(skipped=what == "skipping"),
             "write": lambda group: self._protocol.write(int(group)),
-            "forward": lambda group: self._protocol.turn(self._protocol.forward_reading(int(group))),
+            "forward": self._forward,
             "backward": self._backward,
             "updated": self._updated,
             "applied": self._applied,
             "arrived": self._arrived,
-            "widened": lambda group: self._protocol.widened(int(group)),
+            "widened": lambda group: self._protocol.parameters.widened(int(group)),
             "lost": self._protocol.lost,
             "abort": lambda step: self._protocol.abort(int(step)),
         }
@@ -95,8 +84,13 @@ class Interpreter:
     def _begin(self, step: str, *attempt: str) -> Sequence[Action]:
         return self._protocol.begin(int(step), int(attempt[-1]) if attempt else 0)
 
+    def _forward(self, group: str) -> Sequence[Action]:
+        parameters = self._protocol.parameters
+        return parameters.turn(parameters.forward_reading(int(group)))
+
     def _backward(self, group: str, *alone: str) -> Sequence[Action]:
-        return self._protocol.turn(self._protocol.backward_reading(int(group), ahead=not alone))
+        parameters = self._protocol.parameters
+        return parameters.turn(parameters.backward_reading(int(group), ahead=not alone))
 
     def _updated(self, group: str, *rest: str) -> Sequence[Action]:
         at = At(*map(int, rest[1:4])) if rest and rest[0] == "at" else self._protocol.at
@@ -106,10 +100,11 @@ class Interpreter:
         return self._protocol.applied(At(*map(int, at)) if at else self._protocol.at)
 
     def _arrived(self, group: str, *attempt: str) -> Sequence[Action]:
-        return self._protocol.arrived(int(group), int(attempt[-1]) if attempt else self._protocol.at.attempt)
+        present = self._protocol.at.attempt
+        return self._protocol.parameters.arrived(int(group), int(attempt[-1]) if attempt else present)
 
     def _answer(self, words: Sequence[str]) -> str:
-        protocol = self._protocol
+        protocol, parameters = self._protocol, self._protocol.parameters
         match words:
             case ["scale?"]:
                 return f"loss scale {protocol.loss_scale:g}, skipped steps {protocol.skipped_steps}"
@@ -118,9 +113,9 @@ class Interpreter:
             case [group, question]:
                 known: dict[str, Callable[[int], bool]] = {
                     "written?": protocol.may_write,
-                    "read?": protocol.may_read,
+                    "read?": parameters.may_read,
                     "complete?": protocol.is_complete,
-                    "turned-to?": lambda number: protocol.may_turn(protocol.forward_reading(number)),
+                    "turned-to?": lambda number: parameters.may_turn(parameters.forward_reading(number)),
                 }
                 if question == "awaited?":
                     return protocol.awaited(int(group))
@@ -269,7 +264,7 @@ class Training(RuleBasedStateMachine):
 
     @property
     def reading(self) -> bool:
-        return self.current is not None and self.protocol.may_read(self.current.group)
+        return self.current is not None and self.protocol.parameters.may_read(self.current.group)
 
     @precondition(lambda self: self.todo)
     @rule()
@@ -284,17 +279,17 @@ class Training(RuleBasedStateMachine):
     def _read(self, group: int) -> bool:
         if not self.promised.fetches:
             return self.protocol.is_complete(group)
-        return self._turn(self.protocol.forward_reading(group))
+        return self._turn(self.protocol.parameters.forward_reading(group))
 
     def _turn(self, reading: Reading) -> bool:
         if self.current is None or self.current.group != reading.group:
-            if not self.protocol.may_turn(reading):
+            if not self.protocol.parameters.may_turn(reading):
                 assert self.is_anything_under_way, "waits for nothing"
                 return False
             self.current = None
-            self.do(self.protocol.turn(reading))
+            self.do(self.protocol.parameters.turn(reading))
             self.current = reading
-        if not self.protocol.may_read(reading.group):
+        if not self.protocol.parameters.may_read(reading.group):
             assert self.is_anything_under_way, "waits for nothing"
             return False
         return True
@@ -316,7 +311,7 @@ class Training(RuleBasedStateMachine):
             return False
         self.protocol.write(group)
         self.gradients.add(group)
-        if self.promised.fetches and not self._turn(self.protocol.backward_reading(group)):
+        if self.promised.fetches and not self._turn(self.protocol.parameters.backward_reading(group)):
             return False
         self.current = None
         self.do(self.protocol.ready(group))
@@ -338,7 +333,7 @@ class Training(RuleBasedStateMachine):
     def arrive(self, data: st.DataObject) -> None:
         group, attempt = data.draw(st.sampled_from(self.arriving))
         self.fetches.remove((group, attempt))
-        actions = self.protocol.arrived(group, attempt)
+        actions = self.protocol.parameters.arrived(group, attempt)
         if not self.promised.widens and group not in [each for each, _ in self.fetches]:
             self.parameters.add(group)
         self.do(actions)
@@ -353,7 +348,7 @@ class Training(RuleBasedStateMachine):
     def widen(self, data: st.DataObject) -> None:
         group = self.widening.pop(data.draw(st.integers(0, len(self.widening) - 1)))
         self.parameters.add(group)
-        self.do(self.protocol.widened(group))
+        self.do(self.protocol.parameters.widened(group))
 
     @precondition(lambda self: self.in_backward)
     @rule()
@@ -372,7 +367,7 @@ class Training(RuleBasedStateMachine):
             return
         groups = range(len(self.sizes))
         if self.promised.fetches:
-            here = {group for group in groups if self.protocol.may_read(group)}
+            here = {group for group in groups if self.protocol.parameters.may_read(group)}
             assert here == self.parameters
             assert sum(self.sizes[group] for group in here) <= parameter_room(self.sizes, self.promised.live_elements)
         if not (self.promised.holds or self.promised.clips):
@@ -392,14 +387,14 @@ class Training(RuleBasedStateMachine):
             while self.arriving:
                 group, attempt = self.arriving[0]
                 self.fetches.remove((group, attempt))
-                actions = self.protocol.arrived(group, attempt)
+                actions = self.protocol.parameters.arrived(group, attempt)
                 if not self.promised.widens and group not in [each for each, _ in self.fetches]:
                     self.parameters.add(group)
                 self.do(actions)
             while self.widening:
                 group = self.widening.pop()
                 self.parameters.add(group)
-                self.do(self.protocol.widened(group))
+                self.do(self.protocol.parameters.widened(group))
             if self.step >= last:
                 return
             self.train()

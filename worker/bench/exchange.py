@@ -167,7 +167,7 @@ class _Bench:
             "trial": self._trial,
             "bytes_sent_per_round": sums.sent_bytes // len(own),
             "bytes_received_per_round": sums.received_bytes // len(own),
-            "groups": len(self._exchange.groups),
+            "groups": len(self._exchange.plan.groups),
             "path": self._path,
             "kind": job.exchange.kind,
             "zero": job.zero,

@@ -13,7 +13,7 @@ from taihu.coordination.plan import Plan
 from taihu.wire.headers import At
 from worker.exchange.group_compressor import GroupCompressor, Selection
 
-__all__ = ["ExchangeTotals", "Route", "RouteEvents"]
+__all__ = ["ExchangeTotals", "Route", "RouteEvents", "RoutePath"]
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class ExchangeTotals:
     received_bytes: int
 
 
-class RouteEvents(Protocol):
-    """Events of a route, told by any thread."""
+class Updated(Protocol):
+    """One part of a group has been summed and updated, and is where it belongs."""
 
-    def updated(
+    def __call__(
         self,
         group: int,
         at: At,
@@ -37,30 +37,61 @@ class RouteEvents(Protocol):
         completed_s: float | None = None,
         skipped: bool = False,
     ) -> None:
-        """One part of a group has been summed and updated, and is where it belongs.
+        """`completed_s` is the instant of the complete sum in this worker's seconds, if another than now."""
 
-        `completed_s` is the instant of the complete sum in seconds of this worker's clock, if another than now.
-        """
 
-    def applied(self, at: At) -> None:
-        """Updates by the sums of all groups, which `apply` asked for, are where they belong."""
+class Arrived(Protocol):
+    """One part of the parameters that were fetched in `attempt` is where it belongs."""
 
-    def later(self, at: At, task: Callable[[], None]) -> None:
-        """Carry out `task` on the exchange's own thread, unless `at` has been given up by then."""
+    def __call__(self, group: int, attempt: int, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
+        """The bytes are those that the part took."""
 
-    def arrived(self, group: int, attempt: int, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
-        """One part of the parameters that were fetched in `attempt` is where it belongs."""
 
-    def failed(self, error: BaseException) -> None:
-        """The route has failed: nothing comes any more."""
+@dataclass(frozen=True)
+class RouteEvents:
+    """Events of a route, told by any thread.
+
+    `applied(at)`: updates by the sums of all groups, which `apply` asked for, are where they belong.
+    `later(at, task)` carries `task` out on the exchange's own thread, unless `at` has been given up by then.
+    `failed(error)`: nothing comes any more.
+    """
+
+    updated: Updated
+    arrived: Arrived
+    applied: Callable[[At], None]
+    later: Callable[[At, Callable[[], None]], None]
+    failed: Callable[[BaseException], None]
+
+
+class RoutePath(Protocol):
+    """The path of a route's values: what has crossed it, and its end. Any thread may call `fail`."""
+
+    @property
+    def name(self) -> str:
+        """`same-host`, `tcp` or `grpc`, or several of them; `none` of a worker alone."""
+
+    def totals(self) -> ExchangeTotals:
+        """Bytes so far."""
+
+    def cancel(self, at: At) -> None:
+        """Forget what is under way of `at`; when this returns, nothing of it touches memory any more."""
+
+    def fail(self, error: BaseException) -> None:
+        """Cut what is under way, and tell others why where nobody else does."""
+
+    def close(self) -> None:
+        """End in good order; nothing is under way."""
 
 
 class Route(Protocol):
-    """Sends, fetches, adopts and closes, and knows nothing of the state of a step.
+    """Sends and fetches, and knows nothing of the state of a step.
 
-    One thread calls all of these but `fetch` and `fail`, which any thread may call. Nothing but `start`, `agree`,
-    `agree_on_skipping`, `cancel` and `close` waits for others.
+    One thread calls all of these but `fetch`, which any thread may call. Nothing but `start`, `agree`,
+    `agree_on_skipping`, and of its path `cancel` and `close`, waits for others.
     """
+
+    path: RoutePath
+    """The path that values take; it is closed with the exchange."""
 
     asks_early: bool
     """Whether parts of a group that is being summed may be fetched, and come as soon as they have been updated."""
@@ -70,10 +101,6 @@ class Route(Protocol):
 
     shares_sums: int
     """The number of workers whose gradients are added up in what travels, so that each may be so much smaller."""
-
-    @property
-    def path(self) -> str:
-        """The way of values: `same-host`, `tcp` or `grpc`, or several of them; `none` of a worker alone."""
 
     def start(self) -> None:
         """Bring worker 0's parameters to all, and open what is needed.
@@ -109,15 +136,3 @@ class Route(Protocol):
 
     def agree_on_skipping(self, *, overflowed: bool) -> bool:
         """Whether a gradient of any worker does not fit; all workers call this together."""
-
-    def cancel(self, at: At) -> None:
-        """Forget what is under way of `at`; when this returns, nothing of it touches memory any more."""
-
-    def fail(self, error: BaseException) -> None:
-        """Cut what is under way, and tell others why where nobody else does."""
-
-    def totals(self) -> ExchangeTotals:
-        """Bytes so far."""
-
-    def close(self) -> None:
-        """End in good order; nothing is under way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -18,31 +19,17 @@ from taihu.coordination.plan import Plan
 from taihu.errors import ExchangeError, StaleError, TaihuError
 from taihu.job import Job
 from taihu.optimization import LossScale
-from taihu.planner.groups import Group
+from taihu.process.background import TaskThread
 from taihu.process.preparation import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.codec import BYTES_PER_VALUE
 from taihu.wire.headers import At
 from worker.exchange.group_compressor import GroupCompressor
-from worker.exchange.own_thread import OwnThread
 from worker.exchange.route import ExchangeTotals, Route, RouteEvents
-from worker.exchange.step_actions import (
-    Action,
-    Agree,
-    Apply,
-    Ask,
-    Cancel,
-    Done,
-    Drop,
-    DropAll,
-    Push,
-    Reading,
-    Release,
-    Rules,
-    Widen,
-)
+from worker.exchange.step_actions import Action, Agree, Apply, Ask, Cancel, Done, Drop, DropAll, Push, Release, Widen
+from worker.exchange.step_parameters import Reading
 from worker.exchange.step_protocol import StepProtocol
+from worker.exchange.step_rules import Rules
 from worker.exchange.times import GroupTimes
 from worker.memory.arenas import Arenas
 from worker.memory.group_memory import GroupMemory
@@ -70,6 +57,7 @@ class Exchange:
         job: the same for all workers.
         plan: the first one.
         arenas: those of the job.
+        rules: of its steps, but for those that are the route's.
         make_route: makes the route, which tells what happens to what it is given.
         on_compressed: called with what became of the units of each group that was compressed.
         clock: of `group_times`.
@@ -82,6 +70,7 @@ class Exchange:
         job: Job,
         plan: Plan,
         arenas: Arenas,
+        rules: Rules,
         make_route: Callable[[RouteEvents], Route],
         on_compressed: Callable[[Outcome], None] = lambda _: None,
         clock: Clock | None = None,
@@ -95,11 +84,12 @@ class Exchange:
         # The one lock: of the protocol, the times and the failure, and of memory that is given back.
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
-        self._own = OwnThread(self.fail)
+        self._own = TaskThread("exchange", self.fail)
         is_compressed = job.compression.method != "none"
         self._compressor = GroupCompressor(job, plan, arenas) if is_compressed else None
-        self._route = make_route(_Events(self._updated, self._arrived, self._applied, self._later, self.fail))
-        self._rules = rules_of(job, arenas, self._route)
+        events = RouteEvents(self._updated, self._arrived, self._applied, self._later, self.fail)
+        route = self._route = make_route(events)
+        self._rules = replace(rules, agrees=route.agrees, asks_early=route.asks_early)
         train = job.train
         scale = LossScale(train.loss_scale, train.loss_scale_growth_steps) if self._rules.holds else None
         self._protocol = StepProtocol(self._rules, scale)
@@ -108,14 +98,9 @@ class Exchange:
         self._take_over(plan)
 
     @property
-    def groups(self) -> tuple[Group, ...]:
-        """The groups of the present plan."""
-        return self.plan.groups
-
-    @property
     def path(self) -> str:
         """The way of values: `same-host`, `tcp` or `grpc`, or several of them; `none` of a worker alone."""
-        return self._route.path
+        return self._route.path.name
 
     @property
     def loss_scale(self) -> float:
@@ -199,7 +184,7 @@ class Exchange:
             ExchangeError, MemberLostError, RunError: as `complete`.
         """
         if self._rules.fetches:
-            self._read(self._protocol.forward_reading(group))
+            self._read(self._protocol.parameters.forward_reading(group))
         else:
             self.complete(group)
 
@@ -209,7 +194,7 @@ class Exchange:
         With `ahead` groups are recalled in backward order, so that it is known which come next.
         """
         if self._rules.fetches:
-            self._read(self._protocol.backward_reading(group, ahead=ahead))
+            self._read(self._protocol.parameters.backward_reading(group, ahead=ahead))
 
     def prepare(self, group: int) -> None:
         """Return when backward may read the group's parameters and write its gradients."""
@@ -239,11 +224,11 @@ class Exchange:
                 self._failure = error if isinstance(error, TaihuError) else ExchangeError(str(error) or repr(error))
                 self._protocol.lost("one of its members")
             self._changed.notify_all()
-        self._route.fail(error)
+        self._route.path.fail(error)
 
     def totals(self) -> ExchangeTotals:
         """Bytes so far."""
-        return self._route.totals()
+        return self._route.path.totals()
 
     def group_times(self) -> Sequence[GroupTimes]:
         """Times at which each group of the present step was sent and answered."""
@@ -252,7 +237,7 @@ class Exchange:
     def close(self) -> None:
         """End the exchange in good order; nothing may be under way."""
         self._own.close()
-        self._route.close()
+        self._route.path.close()
 
     def __enter__(self) -> Self:
         return self
@@ -277,9 +262,9 @@ class Exchange:
         self._do(actions)
 
     def _read(self, reading: Reading) -> None:
-        self._wait_until(lambda: self._protocol.may_turn(reading), reading.group)
-        self._do(self._told(partial(self._protocol.turn, reading)))
-        self._wait_until(lambda: self._protocol.may_read(reading.group), reading.group)
+        self._wait_until(lambda: self._protocol.parameters.may_turn(reading), reading.group)
+        self._do(self._told(partial(self._protocol.parameters.turn, reading)))
+        self._wait_until(lambda: self._protocol.parameters.may_read(reading.group), reading.group)
 
     def _wait_until(self, predicate: Callable[[], bool], group: int) -> None:
         with self._changed:
@@ -313,11 +298,9 @@ class Exchange:
                 case Agree(overflowed):
                     skipped = self._route.agree_on_skipping(overflowed=overflowed)
                     self._do(self._told(partial(self._protocol.agreed, skipped=skipped)))
-                case Apply(at):
-                    self._later(at, partial(self._route.apply, at, self.loss_scale))
                 case Cancel(at):
                     self._own.drain()
-                    self._route.cancel(at)
+                    self._route.path.cancel(at)
                 case _:
                     self._keep_book(action)
 
@@ -328,15 +311,15 @@ class Exchange:
         thread.
         """
         for action in actions:
-            if isinstance(action, Apply):
-                self._later(action.at, partial(self._route.apply, action.at, self.loss_scale))
-            elif isinstance(action, (Ask, Widen)):
+            if isinstance(action, (Ask, Widen)):
                 self._own.put(partial(self._do, (action,)))
             else:
                 self._keep_book(action)
 
     def _keep_book(self, action: Action) -> None:
         match action:
+            case Apply(at):
+                self._later(at, partial(self._route.apply, at, self.loss_scale))
             case Drop(group):
                 self._memory.drop(group)
             case DropAll():
@@ -344,45 +327,30 @@ class Exchange:
             case Release(group):
                 self._memory.release(group)
             case Done(group, skipped):
-                times = self._times[group]
-                times.answered_s = self._clock.now()
-                if skipped:
-                    times.selected = times.elements
-                    times.submitted_s = times.answered_s
-                if not times.completed_s:
-                    times.first_completed_s = times.completed_s = times.answered_s
+                self._times[group].done(self._clock.now(), skipped=skipped)
 
     def _push(self, group: int, *, skipped: bool) -> None:
         times = self._times[group]
         if self._compressor is not None:
             self._own.put(partial(self._compress, self._compressor, group, self._protocol.at.step, times))
             return
-        times.submitted_s = self._clock.now()
-        times.selected = times.elements
-        sent_bytes = self._route.send(group, loss_scale=self.loss_scale, skipped=skipped)
-        if sent_bytes:
-            times.bytes_up += sent_bytes
+        times.submitted(self._clock.now())
+        times.sent(self._route.send(group, loss_scale=self.loss_scale, skipped=skipped))
 
     def _compress(self, compressor: GroupCompressor, group: int, step: int, times: GroupTimes) -> None:
         start = self._clock.now()
         selection = compressor.compress(group, step)
-        outcome = selection.outcome
-        times.refreshed = bool(2 * outcome.elements[outcome.refreshed].sum() > outcome.elements.sum())
-        times.selected += len(selection.indices)
+        times.compressed(selection)
         # All that others send may be here before this thread goes on: the step has ended then.
-        times.submitted_s = self._clock.now()
-        times.compress_s = times.submitted_s - start
-        sent_bytes = self._route.send_selected(group, selection, compressor)
-        if sent_bytes:
-            times.bytes_up += sent_bytes
-        times.submitted_s = self._clock.now()
-        times.compress_s = times.submitted_s - start
+        times.packed(start, self._clock.now())
+        times.sent(self._route.send_selected(group, selection, compressor))
+        times.packed(start, self._clock.now())
         self._tracer.add("compress", "compress", start, times.submitted_s, step=step, group=group)
-        self._on_compressed(outcome)
+        self._on_compressed(selection.outcome)
 
     def _widen(self, group: int) -> None:
         self._memory.widen(group)
-        self._told(partial(self._protocol.widened, group))
+        self._told(partial(self._protocol.parameters.widened, group))
         self._trace_fetch(group)
 
     def _trace_fetch(self, group: int) -> None:
@@ -390,25 +358,25 @@ class Exchange:
         if step:
             self._tracer.add("fetch", "fetch", asked_s, self._clock.now(), step=step, group=group)
 
-    def _updated(  # noqa: PLR0917 - what is told of one part
-        self, group: int, at: At, sent_bytes: int, received_bytes: int, completed_s: float | None, skipped: bool
+    def _updated(
+        self,
+        group: int,
+        at: At,
+        *,
+        sent_bytes: int = 0,
+        received_bytes: int = 0,
+        completed_s: float | None = None,
+        skipped: bool = False,
     ) -> None:
-        with self._changed:
+        with suppress(StaleError), self._changed:
             actions = self._protocol.updated(group, at, skipped=skipped)
-            times = self._times[group]
-            # Whoever sends may count what it sent at the same time.
-            if sent_bytes:
-                times.bytes_up += sent_bytes
-            times.bytes_down += received_bytes
-            if completed_s is not None:
-                times.first_completed_s = min(times.first_completed_s, completed_s)
-                times.completed_s = max(times.completed_s, completed_s)
+            self._times[group].updated(sent_bytes, received_bytes, completed_s)
             if actions:
                 self._hand_on(actions)
                 self._changed.notify_all()
 
     def _applied(self, at: At) -> None:
-        with self._changed:
+        with suppress(StaleError), self._changed:
             self._hand_on(self._protocol.applied(at))
             self._changed.notify_all()
 
@@ -421,74 +389,11 @@ class Exchange:
         if is_current:
             task()
 
-    def _arrived(self, group: int, attempt: int, sent_bytes: int, received_bytes: int) -> None:
-        with self._changed:
-            actions = self._protocol.arrived(group, attempt)
-            times = self._times[group]
-            times.fetch_bytes_up += sent_bytes
-            times.fetch_bytes_down += received_bytes
+    def _arrived(self, group: int, attempt: int, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
+        with suppress(StaleError), self._changed:
+            actions = self._protocol.parameters.arrived(group, attempt)
+            self._times[group].fetched(sent_bytes, received_bytes)
             self._hand_on(actions)
-            if self._protocol.may_read(group):
+            if self._protocol.parameters.may_read(group):
                 self._trace_fetch(group)
                 self._changed.notify_all()
-
-
-class _Events:
-    """The route's events for an exchange; news of attempts that were given up are dropped here."""
-
-    def __init__(
-        self,
-        take_update: Callable[[int, At, int, int, float | None, bool], None],
-        take_parameters: Callable[[int, int, int, int], None],
-        take_updates: Callable[[At], None],
-        later: Callable[[At, Callable[[], None]], None],
-        failed: Callable[[BaseException], None],
-    ) -> None:
-        self._take_update = take_update
-        self._take_parameters = take_parameters
-        self._take_updates = take_updates
-        self.later = later
-        self.failed = failed
-
-    def updated(
-        self,
-        group: int,
-        at: At,
-        *,
-        sent_bytes: int = 0,
-        received_bytes: int = 0,
-        completed_s: float | None = None,
-        skipped: bool = False,
-    ) -> None:
-        """Take in that a part has been summed and updated; the arguments are those of `RouteEvents.updated`."""
-        with suppress(StaleError):
-            self._take_update(group, at, sent_bytes, received_bytes, completed_s, skipped)
-
-    def applied(self, at: At) -> None:
-        """Take in that all groups have been updated."""
-        with suppress(StaleError):
-            self._take_updates(at)
-
-    def arrived(self, group: int, attempt: int, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
-        """Take in that a part of the parameters has come."""
-        with suppress(StaleError):
-            self._take_parameters(group, attempt, sent_bytes, received_bytes)
-
-
-def rules_of(job: Job, arenas: Arenas, route: Route) -> Rules:
-    """The rules of a worker's steps, as job, arenas and route have them."""
-    half = arenas.half
-    return Rules(
-        drops_gradients=arenas.gradient_pages is not None,
-        fetches=arenas.parameter_pages is not None,
-        widens=half is not None,
-        keeps=half is not None and half.keeps,
-        holds=job.holds_gradients,
-        clips=job.clips_whole,
-        agrees=route.agrees,
-        asks_early=route.asks_early,
-        # What is recomputed needs the room in an order of its own.
-        ahead_of_forward=not job.updates_together and job.train.recompute == "none",
-        bucket_elements=job.bucket_bytes(len(arenas.parameters)) // BYTES_PER_VALUE,
-        live_elements=job.exchange.live_bytes // BYTES_PER_VALUE,
-    )

@@ -1,4 +1,4 @@
-"""The words of the step protocol: what it is keyed by, the rules it is given, and the actions it returns."""
+"""The actions that the step protocol returns, which whoever gave it an input carries out in their order."""
 
 from __future__ import annotations
 
@@ -16,41 +16,9 @@ __all__ = [
     "Drop",
     "DropAll",
     "Push",
-    "Reading",
     "Release",
-    "Rules",
     "Widen",
 ]
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Rules of all steps of a run; without any of them everything stays where it is.
-
-    Attributes:
-        drops_gradients: the memory of a group's gradients is given back when they have been summed.
-        fetches: parameters are fetched or widened when they are needed, and dropped after.
-        widens: what is exchanged has 16 bits; the parameters that are computed with are made of it.
-        keeps: the 16-bit parameters stay, so that each group is fetched once.
-        holds: nothing is pushed before all gradients of a step are there, for one that does not fit skips the step.
-        clips: nothing is updated before all groups of a step have been summed, for the norm of the whole gradient.
-        agrees: workers agree on skipping before they push; else whoever sums is told, and tells everybody.
-        asks_early: a group may be asked for while it is summed, and comes part by part as it is updated.
-        ahead_of_forward: backward may ask for what it pushed in this step already, which the next forward reads.
-        bucket_elements, live_elements: room for gradients and parameters, see `taihu.planner.groups`.
-    """
-
-    drops_gradients: bool = False
-    fetches: bool = False
-    widens: bool = False
-    keeps: bool = False
-    holds: bool = False
-    clips: bool = False
-    agrees: bool = False
-    asks_early: bool = True
-    ahead_of_forward: bool = True
-    bucket_elements: int = 0
-    live_elements: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,17 +93,3 @@ class Cancel:
 
 
 Action = Push | Agree | Apply | Ask | Widen | Drop | DropAll | Release | Done | Cancel
-
-
-@dataclass(frozen=True)
-class Reading:
-    """`group` is going to be read; those `following` are most likely next, those `staying` need not be dropped."""
-
-    group: int
-    following: tuple[int, ...] = ()
-    staying: tuple[int, ...] = ()
-
-    @property
-    def wanted(self) -> tuple[int, ...]:
-        """Groups that are to be here, first what is needed first."""
-        return tuple(dict.fromkeys((self.group, *self.following)))

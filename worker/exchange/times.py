@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from worker.exchange.group_compressor import Selection
+
 __all__ = ["GroupTimes"]
 
 
@@ -39,3 +41,45 @@ class GroupTimes:
     bytes_down: int = 0
     fetch_bytes_up: int = 0
     fetch_bytes_down: int = 0
+
+    def submitted(self, now_s: float) -> None:
+        """All of it goes."""
+        self.submitted_s = now_s
+        self.selected = self.elements
+
+    def compressed(self, selection: Selection) -> None:
+        """Some of it goes."""
+        outcome = selection.outcome
+        self.refreshed = bool(2 * outcome.elements[outcome.refreshed].sum() > outcome.elements.sum())
+        self.selected += len(selection.indices)
+
+    def packed(self, start_s: float, now_s: float) -> None:
+        """Its selection, which began at `start_s`, has been handed on."""
+        self.submitted_s = now_s
+        self.compress_s = now_s - start_s
+
+    def sent(self, count: int) -> None:
+        """Some bytes of it went up; whoever takes in answers may count others at the same time."""
+        if count:
+            self.bytes_up += count
+
+    def updated(self, sent_bytes: int, received_bytes: int, completed_s: float | None) -> None:
+        """One part has been summed, at `completed_s` if that is another instant than now, and updated."""
+        self.sent(sent_bytes)
+        self.bytes_down += received_bytes
+        if completed_s is not None:
+            self.first_completed_s = min(self.first_completed_s, completed_s)
+            self.completed_s = max(self.completed_s, completed_s)
+
+    def done(self, now_s: float, *, skipped: bool) -> None:
+        """All parts have been updated, or none of a step that is `skipped` before anything was sent."""
+        self.answered_s = now_s
+        if skipped:
+            self.submitted(now_s)
+        if not self.completed_s:
+            self.first_completed_s = self.completed_s = now_s
+
+    def fetched(self, sent_bytes: int, received_bytes: int) -> None:
+        """One part of its parameters has come."""
+        self.fetch_bytes_up += sent_bytes
+        self.fetch_bytes_down += received_bytes

@@ -21,7 +21,7 @@ def parameters_sha256(parameters: NDArray[np.float32]) -> str:
 def exchanged_sha256(exchange: Exchange, parameters: NDArray[np.float32]) -> str:
     """`parameters_sha256` of the arena of an exchange at rest, also where it is not all there at once."""
     digest = hashlib.sha256()
-    for group, (start, stop) in enumerate(group_bounds(exchange.plan.layout, exchange.groups)):
+    for group, (start, stop) in enumerate(group_bounds(exchange.plan.layout, exchange.plan.groups)):
         exchange.recall(group)
         digest.update(parameters[start:stop].data)
     return digest.hexdigest()

@@ -27,14 +27,14 @@ def moved_in_a_step(job: Job, layout: Layout) -> float:
     def work(worker: Worker) -> int:
         exchange, moved = worker.exchange, []
         for step in (1, 2, 3):
-            for group in reversed(range(len(exchange.groups))):
+            for group in reversed(range(len(exchange.plan.groups))):
                 exchange.wait(group)
             # What all have read has been sent and received; what is fetched ahead counts once.
             arrived.wait(20)
             totals = exchange.totals()
             moved.append(totals.sent_bytes + totals.received_bytes)
             exchange.begin(step)
-            for group in range(len(exchange.groups)):
+            for group in range(len(exchange.plan.groups)):
                 exchange.prepare(group)
                 exchange.push(group)
         worker.complete()

@@ -21,7 +21,7 @@ from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
 from worker.exchange.group_compressor import GroupCompressor, Selection
 from worker.exchange.ring.peer_path import PeerPath
-from worker.exchange.route import ExchangeTotals, Route, RouteEvents
+from worker.exchange.route import Route, RouteEvents
 from worker.exchange.updates import ByEveryWorker
 from worker.memory.arenas import Arenas
 
@@ -75,7 +75,7 @@ class RingRoute(Route):
         tracer: Tracer | None = None,
     ) -> None:
         self._communicator = communicator
-        self._path = PeerPath(communicator, job.exchange.transport, events)
+        self.path: PeerPath = PeerPath(communicator, job.exchange.transport, events)
         self._arenas = arenas
         self._updates = updates
         self._events = events
@@ -86,20 +86,15 @@ class RingRoute(Route):
         self.agrees = updates.agrees
         self.shares_sums = updates.shares_sums
 
-    @property
-    @override
-    def path(self) -> str:
-        return self._path.name
-
     @override
     def start(self) -> None:
         """Start, and find out whether all workers share memory."""
         self._updates.bring()
-        self._path.open(self._arenas.shared)
+        self.path.open(self._arenas.shared)
 
     @override
     def adopt(self, plan: Plan) -> None:
-        self._path.adopt(plan)
+        self.path.adopt(plan)
         size, value_bytes = self._communicator.size, self._arenas.value_type.dtype.itemsize
         self._chunks = [cut_chunks(plan.layout, group, size, value_bytes) for group in plan.groups]
         self._updates.adopt(plan, self._chunks)
@@ -112,7 +107,7 @@ class RingRoute(Route):
     @override
     def begin(self, at: At) -> None:
         self._at = at
-        self._path.begin(at)
+        self.path.begin(at)
         self._updates.begin(at)
 
     @override
@@ -144,22 +139,6 @@ class RingRoute(Route):
         anybody = np.array([overflowed], dtype=np.float32)
         self._communicator.allreduce(anybody)
         return bool(anybody[0])
-
-    @override
-    def cancel(self, at: At) -> None:
-        self._path.cancel(at)
-
-    @override
-    def fail(self, error: BaseException) -> None:
-        self._communicator.fail(error)
-
-    @override
-    def totals(self) -> ExchangeTotals:
-        return self._path.totals()
-
-    @override
-    def close(self) -> None:
-        pass
 
     def _finished(self, at: At, operation: Operation, start_s: float) -> None:
         # All of it counts as the way up: bytes go both ways at once.

@@ -1,6 +1,8 @@
-"""The path to other workers, as routes use it: what carries frames, by the plan, and which attempt they belong to."""
+"""The path to other workers: what carries frames, by the plan, and which attempt they belong to."""
 
 from __future__ import annotations
+
+from typing_extensions import override
 
 from allreduce.communicator import Communicator
 from taihu.coordination.plan import Plan
@@ -8,12 +10,12 @@ from taihu.planner.carriage import carrier_in
 from taihu.settings import Transport
 from taihu.wire.headers import At
 from taihu.wire.shared_memory import SharedBuffer
-from worker.exchange.route import ExchangeTotals, RouteEvents
+from worker.exchange.route import ExchangeTotals, RouteEvents, RoutePath
 
 __all__ = ["PeerPath"]
 
 
-class PeerPath:
+class PeerPath(RoutePath):
     """A communicator, which is not closed here; `adopt` comes first, and `events` hear of its failure."""
 
     def __init__(self, communicator: Communicator, transport: Transport, events: RouteEvents) -> None:
@@ -24,8 +26,8 @@ class PeerPath:
         communicator.on_failure(events.failed)
 
     @property
+    @override
     def name(self) -> str:
-        """The way of values, as `Route.path`."""
         return self._communicator.path
 
     def open(self, shared: SharedBuffer | None) -> None:
@@ -50,13 +52,20 @@ class PeerPath:
             self._give_up_before(at.attempt)
         self._communicator.carry(carrier_in(self._carriage, at.step))
 
+    @override
+    def totals(self) -> ExchangeTotals:
+        return ExchangeTotals(self._communicator.sent_bytes, self._communicator.received_bytes)
+
+    @override
     def cancel(self, at: At) -> None:
-        """Give up what is under way, as `Route.cancel`."""
         self._give_up_before(at.attempt + 1)
 
-    def totals(self) -> ExchangeTotals:
-        """Bytes of all operations so far, as `Route.totals`."""
-        return ExchangeTotals(self._communicator.sent_bytes, self._communicator.received_bytes)
+    @override
+    def fail(self, error: BaseException) -> None:
+        self._communicator.fail(error)
+
+    def close(self) -> None:
+        """Do nothing: whoever gave the communicator closes it."""
 
     def _prepare(self) -> None:
         if self._carriage != "grpc":

@@ -29,7 +29,7 @@ from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
 from worker.exchange.group_compressor import GroupCompressor, Selection
 from worker.exchange.ring.peer_path import PeerPath
-from worker.exchange.route import ExchangeTotals, Route, RouteEvents
+from worker.exchange.route import Route, RouteEvents
 from worker.exchange.updates import check_finite
 from worker.memory.arenas import Arenas
 
@@ -59,7 +59,7 @@ class SparseRoute(Route):
         self._is_dense = job.downlink == "dense"
         self._checks = job.exchange.non_finite == "error"
         self._communicator = communicator
-        self._path = PeerPath(communicator, job.exchange.transport, events)
+        self.path: PeerPath = PeerPath(communicator, job.exchange.transport, events)
         self._arenas = arenas
         self._events = events
         self._clock = clock or SystemClock()
@@ -72,20 +72,15 @@ class SparseRoute(Route):
         self._total = np.zeros(plan.layout.elements if self._is_dense else 0, dtype=np.float32)
         self._at = At(0, 0)
 
-    @property
-    @override
-    def path(self) -> str:
-        return self._path.name
-
     @override
     def start(self) -> None:
         self._communicator.broadcast(self._arenas.parameters)
-        self._path.open(self._arenas.shared)
+        self.path.open(self._arenas.shared)
 
     @override
     def adopt(self, plan: Plan) -> None:
         self._plan = plan
-        self._path.adopt(plan)
+        self.path.adopt(plan)
         self._framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
         self._numbers = {frame.offset: number for number, frame in enumerate(self._framing.frames)}
 
@@ -96,7 +91,7 @@ class SparseRoute(Route):
     @override
     def begin(self, at: At) -> None:
         self._at = at
-        self._path.begin(at)
+        self.path.begin(at)
 
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
         """All gradients go around a ring, see `ring.dense`."""
@@ -131,23 +126,6 @@ class SparseRoute(Route):
     def agree_on_skipping(self, *, overflowed: bool) -> bool:
         """Do nothing: no step is skipped."""
         return False
-
-    @override
-    def cancel(self, at: At) -> None:
-        """Give up what is under way; residuals stay as they are."""
-        self._path.cancel(at)
-
-    @override
-    def fail(self, error: BaseException) -> None:
-        self._communicator.fail(error)
-
-    @override
-    def totals(self) -> ExchangeTotals:
-        return self._path.totals()
-
-    @override
-    def close(self) -> None:
-        pass
 
     def _make_exchange(self, frame: FrameSpec, own: Slice, compressor: GroupCompressor) -> SparseExchange:
         rank, size = self._communicator.rank, self._communicator.size

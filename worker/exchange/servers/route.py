@@ -17,7 +17,7 @@ from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At, FrameHeader, Summed
 from taihu.wire.identity import WorkerIdentity
 from worker.exchange.group_compressor import GroupCompressor, Selection
-from worker.exchange.route import ExchangeTotals, Route, RouteEvents
+from worker.exchange.route import ExchangeTotals, Route, RouteEvents, RoutePath
 from worker.exchange.servers.answers import ByServers
 from worker.exchange.servers.link import LinkEvents, ServerLink
 from worker.exchange.updates import ByEveryWorker, Updates
@@ -25,6 +25,40 @@ from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
 
 __all__ = ["ServerRoute"]
+
+
+class ServersPath(RoutePath):
+    """Links to all servers, one as good as the other."""
+
+    def __init__(self, links: Sequence[ServerLink]) -> None:
+        self._links = links
+
+    @property
+    @override
+    def name(self) -> str:
+        return " and ".join(sorted({link.path for link in self._links}))
+
+    @override
+    def totals(self) -> ExchangeTotals:
+        return ExchangeTotals(
+            sum(link.sent_bytes for link in self._links), sum(link.received_bytes for link in self._links)
+        )
+
+    @override
+    def cancel(self, at: At) -> None:
+        for link in self._links:
+            link.cancel()
+
+    @override
+    def fail(self, error: BaseException) -> None:
+        """End with `error`; the coordinator tells the others."""
+        for link in self._links:
+            link.abandon()
+
+    @override
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
 
 
 class ServerRoute(Route):
@@ -67,11 +101,7 @@ class ServerRoute(Route):
             )
             for index, address in enumerate(addresses)
         ]
-
-    @property
-    @override
-    def path(self) -> str:
-        return " and ".join(sorted({link.path for link in self._links}))
+        self.path = ServersPath(self._links)
 
     @override
     def start(self) -> None:
@@ -137,28 +167,6 @@ class ServerRoute(Route):
         """Servers are told with the gradients."""
         return overflowed
 
-    @override
-    def cancel(self, at: At) -> None:
-        for link in self._links:
-            link.cancel()
-
-    @override
-    def fail(self, error: BaseException) -> None:
-        """End with `error`; the coordinator tells the others."""
-        for link in self._links:
-            link.abandon()
-
-    @override
-    def totals(self) -> ExchangeTotals:
-        return ExchangeTotals(
-            sum(link.sent_bytes for link in self._links), sum(link.received_bytes for link in self._links)
-        )
-
-    @override
-    def close(self) -> None:
-        for link in self._links:
-            link.close()
-
     def _share(self) -> None:
         """Exchange values in shared memory with the servers of this machine; the memory's name is gone after."""
         if self._shared is not None:
@@ -167,7 +175,7 @@ class ServerRoute(Route):
                     link.share(self._shared)
             finally:
                 self._shared.unlink()
-        if self._transport == "same-host" and self.path != "same-host":
+        if self._transport == "same-host" and self.path.name != "same-host":
             raise ConfigError(
                 "exchange.transport 'same-host': this worker and a server do not share one machine's /dev/shm, or it "
                 "is too small; use auto or tcp"

@@ -1,0 +1,52 @@
+"""The rules that the step protocol is given, and the phases of a group's gradients that they lead through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+__all__ = ["PUSHED", "Phase", "Rules"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules of all steps of a run; without any of them everything stays where it is.
+
+    Attributes:
+        drops_gradients: the memory of a group's gradients is given back when they have been summed.
+        fetches: parameters are fetched or widened when they are needed, and dropped after.
+        widens: what is exchanged has 16 bits; the parameters that are computed with are made of it.
+        keeps: the 16-bit parameters stay, so that each group is fetched once.
+        holds: nothing is pushed before all gradients of a step are there, for one that does not fit skips the step.
+        clips: nothing is updated before all groups of a step have been summed, for the norm of the whole gradient.
+        agrees: workers agree on skipping before they push; else whoever sums is told, and tells everybody.
+        asks_early: a group may be asked for while it is summed, and comes part by part as it is updated.
+        ahead_of_forward: backward may ask for what it pushed in this step already, which the next forward reads.
+        bucket_elements, live_elements: room for gradients and parameters, see `taihu.planner.groups`.
+    """
+
+    drops_gradients: bool = False
+    fetches: bool = False
+    widens: bool = False
+    keeps: bool = False
+    holds: bool = False
+    clips: bool = False
+    agrees: bool = False
+    asks_early: bool = True
+    ahead_of_forward: bool = True
+    bucket_elements: int = 0
+    live_elements: int = 0
+
+
+class Phase(Enum):
+    """The state of a group's gradients in the present step."""
+
+    AWAITED = "not there"
+    HELD = "held back"
+    SUMMING = "being summed"
+    SUMMED = "summed"
+    UPDATED = "updated"
+
+
+PUSHED: Final = (Phase.SUMMING, Phase.SUMMED)
