@@ -169,7 +169,7 @@ class _Workers:
         from taihu.coordination.planning import first_plan  # noqa: PLC0415
         from taihu.optimization import OptimizerShard, in_steps  # noqa: PLC0415
         from taihu.run_length import RunLength  # noqa: PLC0415
-        from worker.exchange.group_compressor import GroupCompressor  # noqa: PLC0415
+        from worker.exchange.making import compressor_of  # noqa: PLC0415
         from worker.memory.arenas import arenas_of  # noqa: PLC0415
         from worker.reporting.compression_log import CompressionLog  # noqa: PLC0415
 
@@ -184,7 +184,7 @@ class _Workers:
         model.initialize(job.train.seed)
         self._optimizer = OptimizerShard(in_steps(job.server_optimizer, length), self._arenas.parameters)
         is_dense = job.compression.method == "none"
-        self._compressors = [] if is_dense else [GroupCompressor(job, plan, self._arenas) for _ in batches]
+        self._compressors = [] if is_dense else [compressor_of(job, plan, self._arenas) for _ in batches]
         self._total = np.zeros(model.layout.elements, dtype=np.float32)
         self._log = CompressionLog()
         self._selected = 0

@@ -23,7 +23,7 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.groups import plan_groups
 from taihu.planner.model_shapes import layer_table
-from worker.exchange.group_compressor import GroupCompressor
+from worker.exchange.making import compressor_of
 from worker.memory.arenas import arenas_of
 
 __all__ = ["measure"]
@@ -42,7 +42,7 @@ class Steps:
         job = Job.model_validate({"compression": compression, "optimizer": {"momentum": 0.0}})
         self._arenas = arenas_of(job, layout.elements)
         self._groups = plan_groups(layout, strategy)
-        self._compressor = GroupCompressor(job, Plan(1, 1, self._groups, layout, 1_000_000), self._arenas)
+        self._compressor = compressor_of(job, Plan(1, 1, self._groups, layout, 1_000_000), self._arenas)
         self._done = self.units = self.refreshed = 0
 
     def run(self, gradient: np.ndarray[tuple[int], np.dtype[np.float32]]) -> float:

@@ -1,5 +1,6 @@
 """Sparsification with error feedback behind one (init, update) interface: none, topk, lags, dlgs."""
 
+from taihu.compression.groups import GroupCompressor, Selection
 from taihu.compression.methods import METHODS, Compressor, make_compressor, method_of
 from taihu.compression.state import CompressionState, Outcome, Unit, units_of_plan
 
@@ -7,7 +8,9 @@ __all__ = [
     "METHODS",
     "CompressionState",
     "Compressor",
+    "GroupCompressor",
     "Outcome",
+    "Selection",
     "Unit",
     "make_compressor",
     "method_of",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from allreduce.communicator import Communicator
-from taihu.compression import Outcome
+from taihu.compression import GroupCompressor, Outcome, make_compressor
 from taihu.coordination.plan import Plan
 from taihu.job import Job
 from taihu.optimization import OptimizerShard, in_steps
@@ -24,7 +24,7 @@ from worker.exchange.updates import ByEveryWorker
 from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
 
-__all__ = ["Beside", "between_workers", "rules_of", "through_servers"]
+__all__ = ["Beside", "between_workers", "compressor_of", "through_servers"]
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,25 @@ def _exchange(
         job=job,
         plan=plan,
         arenas=arenas,
-        rules=rules_of(job, arenas),
+        rules=_rules_of(job, arenas),
         make_route=make_route,
+        compressor=compressor_of(job, plan, arenas) if job.compression.method != "none" else None,
         on_compressed=beside.on_compressed,
         tracer=beside.tracer,
     )
 
 
-def rules_of(job: Job, arenas: Arenas) -> Rules:
+def compressor_of(job: Job, plan: Plan, arenas: Arenas) -> GroupCompressor:
+    """The compression of a worker's gradients."""
+    compressor = make_compressor(
+        job.compression, job.optimizer, workers=job.cluster.workers, momentum_here=job.momentum_on_workers
+    )
+    return GroupCompressor(
+        compressor, plan.layout, plan.groups, gradients=arenas.gradients, parameters=arenas.parameters
+    )
+
+
+def _rules_of(job: Job, arenas: Arenas) -> Rules:
     """The rules of a worker's steps, as job and arenas have them; the route adds its own."""
     half = arenas.half
     return Rules(

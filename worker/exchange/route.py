@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.compression import GroupCompressor, Selection
 from taihu.coordination.plan import Plan
 from taihu.wire.headers import At
-from worker.exchange.group_compressor import GroupCompressor, Selection
 
 __all__ = ["ExchangeTotals", "Route", "RouteEvents", "RoutePath"]
 

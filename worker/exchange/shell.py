@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.half_sums import warm_up
-from taihu.compression import Outcome
+from taihu.compression import GroupCompressor, Outcome
 from taihu.coordination.plan import Plan
 from taihu.errors import ExchangeError, StaleError, TaihuError
 from taihu.job import Job
@@ -24,7 +24,6 @@ from taihu.process.preparation import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
-from worker.exchange.group_compressor import GroupCompressor
 from worker.exchange.route import ExchangeTotals, Route, RouteEvents
 from worker.exchange.step_actions import Action, Agree, Apply, Ask, Cancel, Done, Drop, DropAll, Push, Release, Widen
 from worker.exchange.step_parameters import Reading
@@ -59,6 +58,7 @@ class Exchange:
         arenas: those of the job.
         rules: of its steps, but for those that are the route's.
         make_route: makes the route, which tells what happens to what it is given.
+        compressor: of this worker's gradients, by the first plan.
         on_compressed: called with what became of the units of each group that was compressed.
         clock: of `group_times`.
         tracer: gets an entry for each fetch and each compressed group.
@@ -72,6 +72,7 @@ class Exchange:
         arenas: Arenas,
         rules: Rules,
         make_route: Callable[[RouteEvents], Route],
+        compressor: GroupCompressor | None = None,
         on_compressed: Callable[[Outcome], None] = lambda _: None,
         clock: Clock | None = None,
         tracer: Tracer | None = None,
@@ -85,8 +86,7 @@ class Exchange:
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
         self._own = TaskThread("exchange", self.fail)
-        is_compressed = job.compression.method != "none"
-        self._compressor = GroupCompressor(job, plan, arenas) if is_compressed else None
+        self._compressor = compressor
         events = RouteEvents(self._updated, self._arrived, self._applied, self._later, self.fail)
         route = self._route = make_route(events)
         self._rules = replace(rules, agrees=route.agrees, asks_early=route.asks_early)

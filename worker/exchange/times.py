@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from worker.exchange.group_compressor import Selection
+from taihu.compression import Selection
 
 __all__ = ["GroupTimes"]
 

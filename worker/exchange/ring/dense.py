@@ -12,6 +12,7 @@ from typing_extensions import override
 from allreduce.communicator import Communicator
 from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.schedule import Chunks, Ring, cut_chunks
+from taihu.compression import GroupCompressor, Selection
 from taihu.coordination.plan import Plan
 from taihu.errors import RunError
 from taihu.job import Job
@@ -19,7 +20,6 @@ from taihu.planner.partition import FrameSpec
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
-from worker.exchange.group_compressor import GroupCompressor, Selection
 from worker.exchange.ring.peer_path import PeerPath
 from worker.exchange.route import Route, RouteEvents
 from worker.exchange.updates import ByEveryWorker

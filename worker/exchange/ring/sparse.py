@@ -18,6 +18,7 @@ from allreduce.sparse.reduce_scatter import SparseReduceScatter
 from allreduce.sparse.tree import GtopkTree
 from kernels.scatter import scatter_assign
 from kernels.select import clear
+from taihu.compression import GroupCompressor, Selection
 from taihu.coordination.plan import Plan
 from taihu.errors import RunError
 from taihu.job import Job
@@ -27,7 +28,6 @@ from taihu.planner.sparse_route import Route as Way
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
-from worker.exchange.group_compressor import GroupCompressor, Selection
 from worker.exchange.ring.peer_path import PeerPath
 from worker.exchange.route import Route, RouteEvents
 from worker.exchange.updates import check_finite

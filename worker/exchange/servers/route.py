@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from taihu.compression import GroupCompressor, Selection
 from taihu.coordination.plan import Plan
 from taihu.errors import ConfigError, RunError
 from taihu.job import Job
@@ -16,7 +17,6 @@ from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At, FrameHeader, Summed
 from taihu.wire.identity import WorkerIdentity
-from worker.exchange.group_compressor import GroupCompressor, Selection
 from worker.exchange.route import ExchangeTotals, Route, RouteEvents, RoutePath
 from worker.exchange.servers.answers import ByServers
 from worker.exchange.servers.link import LinkEvents, ServerLink

@@ -1,4 +1,4 @@
-"""Compresses groups of this worker's gradient arena and packs what was selected into frames."""
+"""Groups of a gradient arena are compressed, and what was selected is packed into frames."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.pack import pack, packed_bound
-from taihu.compression import Compressor, Outcome, make_compressor, units_of_plan
-from taihu.coordination.plan import Plan
-from taihu.job import Job
+from taihu.compression.methods import Compressor
+from taihu.compression.state import Outcome, units_of_plan
+from taihu.layout import Layout
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec
 from taihu.wire.headers import ValueType
-from worker.memory.arenas import Arenas
 
 __all__ = ["GroupCompressor", "Selection"]
 
@@ -35,20 +34,31 @@ class GroupCompressor:
     """One worker's compression: the method, its state, and buffers that are allocated once for each plan.
 
     One thread compresses; the state may be read when nothing is under way.
+
+    Args:
+        compressor: the method.
+        layout: of the arenas.
+        groups: of the first plan.
+        gradients: the arena, shape (elements,), fp32; see `Compressor.update`.
+        parameters: the arena, shape (elements,), fp32.
     """
 
-    def __init__(self, job: Job, plan: Plan, arenas: Arenas) -> None:
-        self._arenas = arenas
-        self._layout = plan.layout
-        self._compressor: Compressor = make_compressor(
-            job.compression,
-            job.optimizer,
-            workers=job.cluster.workers,
-            momentum_here=job.momentum_on_workers,
-        )
-        self.value_type = ValueType.named(job.compression.value_type)
-        self.state = self._compressor.init(plan.layout.elements, ())
-        self.adopt(plan.groups)
+    def __init__(
+        self,
+        compressor: Compressor,
+        layout: Layout,
+        groups: Sequence[Group],
+        *,
+        gradients: NDArray[np.float32],
+        parameters: NDArray[np.float32],
+    ) -> None:
+        self._compressor = compressor
+        self._layout = layout
+        self._gradients = gradients
+        self._parameters = parameters
+        self.value_type = ValueType.named(compressor.value_type)
+        self.state = compressor.init(layout.elements, ())
+        self.adopt(groups)
 
     def adopt(self, groups: Sequence[Group]) -> None:
         """Go on with other groups: residuals stay, and thresholds but those of layers that are merged otherwise."""
@@ -74,8 +84,8 @@ class GroupCompressor:
             self.state,
             self._units[group],
             step,
-            gradient=self._arenas.gradients,
-            parameters=self._arenas.parameters,
+            gradient=self._gradients,
+            parameters=self._parameters,
             indices=self._indices,
             values=self._values,
         )

@@ -1,0 +1,71 @@
+"""Groups of an arena: what is selected and what is kept back are a whole gradient, and a frame has its part."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.pack import unpack
+from taihu.compression import Compressor, GroupCompressor, method_of
+from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.planner.groups import Group
+from taihu.planner.partition import Shard
+from taihu.settings import CompressionSettings
+from taihu.wire.headers import ValueType
+
+_SIZES = (7, 0, 12, 5, 20)
+LAYOUT = Layout(tuple(LayerSpec(f"l{i}", (TensorSpec("w", (size,)),)) for i, size in enumerate(_SIZES)))
+PLANS = ((Group(0, 1), Group(2, 4)), (Group(0, 0), Group(1, 1), Group(2, 2), Group(3, 4)), (Group(0, 4),))
+
+
+def groups_of(plan: int, density: float, gradients: np.ndarray[tuple[int], np.dtype[np.float32]]) -> GroupCompressor:
+    settings_ = CompressionSettings(method="dlgs", density=density)
+    compressor = Compressor(method_of(settings_), density)
+    parameters = np.zeros(LAYOUT.elements, dtype=np.float32)
+    return GroupCompressor(compressor, LAYOUT, PLANS[plan], gradients=gradients, parameters=parameters)
+
+
+@settings(max_examples=30)
+@given(
+    plan=st.integers(0, 2),
+    later=st.integers(0, 2),
+    servers=st.integers(1, 3),
+    frame=st.integers(4, 50),
+    density=st.sampled_from([0.1, 0.5, 1.0]),
+    seed=st.integers(0, 2**32),
+)
+def test_nothing_of_a_gradient_is_lost(
+    *, plan: int, later: int, servers: int, frame: int, density: float, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    gradients = np.empty(LAYOUT.elements, dtype=np.float32)
+    compressor = groups_of(plan, density, gradients)
+    assert compressor.value_type is ValueType.FP32
+    total, sent = np.zeros((2, LAYOUT.elements))
+    for step, groups in enumerate((PLANS[plan], PLANS[later], PLANS[later]), 1):
+        if step == 2:
+            compressor.adopt(groups)
+        gradients[:] = random.integers(-40, 40, LAYOUT.elements)
+        total += gradients
+        frames = [
+            shard_frame
+            for server in range(servers)
+            for shard_frame in Shard(LAYOUT, servers, server).frames(groups, frame)
+        ]
+        for number, group in enumerate(groups):
+            start, stop = LAYOUT.offsets[group.first_layer], LAYOUT.offsets[group.last_layer + 1]
+            selection = compressor.compress(number, step)
+            assert all(unit.group == number for unit in selection.outcome.units)
+            assert np.all((start <= selection.indices) & (selection.indices < stop))
+            assert len(selection.indices) == selection.outcome.selected.sum()
+            for own in frames:
+                if own.group == number:
+                    values, sections = compressor.pack(selection, own)
+                    positions = np.empty(len(values), dtype=np.int32)
+                    unpack(sections, own.arena_bounds, len(values), positions)
+                    sent[positions] += values
+    np.testing.assert_array_equal(sent + compressor.state.residual, total)
+    assert compressor.kept(20, 1) == max(1, math.ceil(20 * density))
