@@ -14,7 +14,7 @@ import grpc
 
 from protos import connection_pb2 as pb
 from protos import peer_pb2
-from taihu.errors import FrameError, MemberLostError, StaleError, TaihuError
+from taihu.errors import FrameError, MemberLostError, RunError, StaleError, TaihuError
 from taihu.wire.codec import read_frame
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.frame_link import FrameConnection
@@ -165,6 +165,9 @@ class PeerServicer:
             self._lost(error)
         except grpc.RpcError:
             self._lost(_connection_broke(peer))
+        except BaseException as error:
+            self._lost(RunError(f"internal error while taking in a frame of worker {peer.rank}: {error!r}"))
+            raise
 
     def _left(self, peer: WorkerIdentity) -> None:
         """The peer has said its last word; what it sent on another connection comes before that."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import grpc
 from numpy.typing import NDArray
 
-from taihu.errors import MemberLostError, TaihuError
+from taihu.errors import MemberLostError, RunError, TaihuError
 from taihu.wire.channel import open_channel
 from taihu.wire.codec import encode_frame, read_frame
 from taihu.wire.direct_connection import open_connection
@@ -369,6 +369,9 @@ class FrameLink:
                 self._lost(error_from_rpc(error, name))
         except TaihuError as error:
             self._lost(error)
+        except BaseException as error:
+            self._lost(RunError(f"internal error while taking in a frame of {name}: {error!r}"))
+            raise
         else:
             if not self._closed:
                 self._events.ended()

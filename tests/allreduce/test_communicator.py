@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
+from queue import SimpleQueue
 
 import grpc
 import numpy as np
@@ -248,6 +249,39 @@ def test_each_neighbour_is_told_the_reason_by_the_rank_that_failed(
     assert in_time == [True]
     assert results[ranks[told]] in {"out of paper", f"worker {failing} at {peers.addresses[failing]}: out of paper"}
     assert all("out of paper" in result for result in results), results
+
+
+@pytest.mark.parametrize("path", ["tcp", "grpc"])
+def test_all_are_told_of_a_mistake_of_whoever_takes_a_frame_in(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: SimpleQueue[threading.ExceptHookArgs] = SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", raised.put)
+    started = threading.Event()
+
+    def fail(frame: FrameSpec) -> None:
+        raise KeyError("lost")
+
+    def work(communicator: Communicator) -> str:
+        rank = communicator.rank
+        ring = Ring(rank, cut_chunks(layout_of(1000), Group(0, 0), 3, 4))
+        operation = Operation(OperationKey(At(1, 1), 0), np.zeros(1000, dtype=np.float32), ValueType.FP32, ring)
+        if rank == 1:
+            operation.on_final = fail
+        else:
+            assert started.wait(20)
+        try:
+            communicator.start(operation)
+            started.set()
+            communicator.wait(operation)
+        except TaihuError as error:
+            return str(error)
+        return "done"
+
+    with Peers(3, direct=path == "tcp") as peers:
+        results = peers.run(work)
+    reason = "internal error while taking in a frame of worker 0: KeyError('lost')"
+    assert results[1] == reason
+    assert all(reason in result for result in results), results
+    assert raised.get(timeout=20).exc_type is KeyError
 
 
 def test_another_size_of_the_buffer_is_an_error_on_every_rank() -> None:
