@@ -110,6 +110,8 @@ def _settings(zero: int, servers: int, builder: str, options: argparse.Namespace
         "cluster.servers": servers,
         "cluster.workers": options.workers,
         "cluster.threads": 1,
+        # On a busy machine some processes start a minute after others.
+        "cluster.connect_timeout_s": 600,
     }
     if options.bucket_bytes is not None:
         settings["exchange.bucket_bytes"] = options.bucket_bytes
