@@ -173,10 +173,14 @@ def _servers_over_ring(measured: Measured) -> str:
     modelled = (("alexnet", 256), ("googlenet", 32), ("resnet50", 32))
     ratios = (f"{ps_and_ring.paper_ratio(*each):.0f}" for each in modelled)
     told = [f"by the model {', '.join(ratios)}"]
-    rows = [row for row in measured["ps_and_ring"] if row["workers"] == 8 and row["rate"] == "1gbit"]
     for way, name in (("one_server", "merged"), ("blobs", "a message a blob"), ("waiting", "one at a time")):
-        shown = [f"{row[way]['median'] / row['ring']['median']:.1f} ({row['model']})" for row in rows if way in row]
-        told.append(f"8 workers at 1 Gbit/s, {name}: {', '.join(shown) or _MISSING}")
+        rows = [row for row in measured["ps_and_ring"] if way in row and row["rate"] == "1gbit"]
+        most = {row["model"]: row for row in sorted(rows, key=lambda row: int(row["workers"]))}
+        shown = [
+            f"{row[way]['median'] / row['ring']['median']:.1f} ({model}, {row['workers']} workers)"
+            for model, row in most.items()
+        ]
+        told.append(f"at 1 Gbit/s, {name}: {', '.join(shown) or _MISSING}")
     return "; ".join(told)
 
 

@@ -90,7 +90,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "| paper | its bytes alone |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    return "\n".join([*lines, *map(_line, rows)])
+    return "\n".join([*lines, *map(_line, sorted(rows, key=lambda row: (row["model"], row["workers"], row["rate"])))])
 
 
 def _line(row: dict[str, Any]) -> str:
