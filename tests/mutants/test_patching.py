@@ -61,6 +61,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
         spec.loader.exec_module(modules[name])
     results = functools.cache(object)
     results.__module__ = "support.commands"
+    gc.freeze()  # a patcher finds what is frozen, too
     yield Parts(modules, results, Patcher())
     for made in modules.values():
         del sys.modules[made.__name__]
