@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import environment
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime.nrt import rtsys
 
@@ -82,8 +84,35 @@ def _loaded(cache: Any, signature: Any, context: Any) -> Any:
     implement: 0.4 s, of which machine code needs only numba's runtime. Who compiles makes ready then.
     """
     rtsys.initialize(context)
-    with cache._guard_against_spurious_io_errors():
+    with cache._guard_against_spurious_io_errors(), _importing_nothing():
         return cache._load_overload(signature, context)
+
+
+@contextmanager
+def _importing_nothing() -> Iterator[None]:
+    """During the block, loaded machine code does not import the modules of numba that parts of it were made of.
+
+    Its environments are of these modules' variables, which Python code would look up in them, and machine code does
+    not: for a kernel that takes an `argmin` numba would import the linear algebra of SciPy, 0.2 s.
+    """
+    untyped: Any = environment
+    rebuild = untyped._rebuild_env
+
+    def rebuild_here(module: str, constants: list[object], name: str) -> object:
+        found = untyped.lookup_environment(name)
+        if found is not None or module in sys.modules or not module.startswith("numba."):
+            return rebuild(module, constants, name)
+        made = untyped.Environment({"__name__": module})
+        made.consts[:] = constants
+        made.env_name = name
+        untyped.Environment._memo[name] = made
+        return made
+
+    untyped._rebuild_env = rebuild_here
+    try:
+        yield
+    finally:
+        untyped._rebuild_env = rebuild
 
 
 @contextmanager

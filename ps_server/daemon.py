@@ -175,7 +175,8 @@ class ServerDaemon:
     def _watch(self, coordinator: Coordinator) -> None:
         """Stay alive in the membership until the run or this process ends."""
         with self._stopping_in_order():
-            while not self._ended.wait(_TICK_S):
+            while not self._ended.is_set():
+                coordinator.wait_for(lambda members: members.state.is_final, _TICK_S)
                 with coordinator.changing() as (members, now):
                     members.heartbeat(self._member, self._incarnation, self._progress(), job=self._job.name, now=now)
                     if self._stop.wish:

@@ -39,7 +39,7 @@ from taihu.words import counted
 from worker.data.ahead import LoadAhead
 from worker.data.batches import Batches, BatchSource
 from worker.data.load import load_dataset
-from worker.engine import Model, build_model
+from worker.engine import Model
 from worker.reporting.observer import Observer
 from worker.reporting.run_log import RunLog, open_writers
 from worker.saved.beginning import begin_from, beginning_of
@@ -47,7 +47,7 @@ from worker.saved.writing import describe_model, save_model
 from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from worker.training.calibration import Measuring
 from worker.training.clipping import LayerClipping
-from worker.training.objective import objective
+from worker.training.objective import model_for
 from worker.training.plan_follower import PlanFollower
 from worker.training.replica import Replica, Uses, WholeReplica, prepare_hybrid
 from worker.training.step_record import StepRecord
@@ -134,10 +134,7 @@ class WorkerDaemon:
         return self._job.cluster.threads or len(os.sched_getaffinity(0))
 
     def _build_model(self) -> Model:
-        train, data = self._job.train, self._dataset
-        loss, outputs = objective(train, data)
-        model = build_model(self._job.model.name, data.input_shape, outputs)
-        model.use_loss(loss)
+        model = model_for(self._job, self._dataset)
         model.use_threads(self._threads)
         return model
 

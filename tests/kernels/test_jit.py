@@ -11,7 +11,7 @@ from typing import Any
 
 from numba.core.dispatcher import Dispatcher
 
-from kernels import reduce
+from kernels import group_search, reduce
 from kernels.jit import sources_stamp
 
 KERNELS = """
@@ -85,12 +85,16 @@ for module in pkgutil.walk_packages(kernels.__path__, "kernels."):
 assert not any(each.stats.cache_misses for each in found)
 # It comes with the registration of everything that can be compiled.
 assert "numba.typed.typeddict" not in sys.modules
+# Parts of `search` are numba's own, from modules that import SciPy's linear algebra.
+assert "search" in [each.py_func.__name__ for each in found]
+assert "numba.np.arraymath" not in sys.modules
 print(len(found))
 """
 
 
 def test_kernels_are_loaded_by_a_process_that_cannot_compile_yet() -> None:
     reduce.warm_up()
+    group_search.warm_up()
     command = [sys.executable, "-c", LOADER]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -15,10 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from kernels import group_search
+from taihu.job import Job
 from taihu.local.processes import prepare_to_fork
 from taihu.process.forking import Streams, fork_command
 from taihu.process.preparation import importing_much, prepare_process
-from worker.bench.engine import EngineStep
+from worker.first_step import load_first_step
 
 _COMMANDS = (
     *("taihu.__main__", "taihu.cli.main", "taihu.cli.train", "taihu.local.run", "taihu.local.training"),
@@ -34,8 +35,8 @@ def main() -> None:
         prepare_to_fork()
         for module in _COMMANDS:
             importlib.import_module(module)
-    # What nearly every run needs is compiled or loaded once: one step of the model of the digits, and the planner.
-    EngineStep("small_cnn", batch=2, threads=1).step()
+    # What nearly every run needs is compiled or loaded once.
+    load_first_step(Job())
     group_search.warm_up()
     gc.freeze()
     with socket.socket(fileno=os.dup(0)) as requests, selectors.DefaultSelector() as selector:

@@ -1,12 +1,27 @@
-"""The objective of a job: the loss that its model is trained for, and the outputs that this loss asks for."""
+"""The objective of a job: the loss, and the model with the outputs that this asks for."""
 
 from __future__ import annotations
 
+from taihu.job import Job
 from taihu.settings import TrainSettings
 from worker.data.dataset import Dataset
+from worker.engine import Model, build_model
 from worker.engine.loss import Loss, make_loss, outputs_of_model
 
-__all__ = ["objective"]
+__all__ = ["model_for", "objective"]
+
+
+def model_for(job: Job, data: Dataset) -> Model:
+    """The job's model for `data`, with its loss; not bound to arenas yet.
+
+    Raises:
+        ConfigError: see `objective`.
+        ModelError: see `build_model` and `Model.use_loss`.
+    """
+    loss, outputs = objective(job.train, data)
+    model = build_model(job.model.name, data.input_shape, outputs)
+    model.use_loss(loss)
+    return model
 
 
 def objective(train: TrainSettings, data: Dataset) -> tuple[Loss, int]:

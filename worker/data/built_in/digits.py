@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from worker.data.dataset import Dataset, build_dataset
@@ -12,6 +14,7 @@ __all__ = ["load_digits"]
 _TRAIN = 1437
 
 
+@lru_cache(maxsize=1)
 def load_digits() -> Dataset:
     """Return the digits, (8, 8, 1) and 10 classes: 1,437 for training and 360 for testing, always the same ones.
 

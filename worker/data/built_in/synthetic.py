@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from taihu.names import parse_synthetic
@@ -10,6 +12,7 @@ from worker.data.dataset import Dataset, Images, Labels, build_dataset
 __all__ = ["load_synthetic"]
 
 
+@lru_cache(maxsize=1)
 def load_synthetic(name: str) -> Dataset:
     """Return the data set that `name` describes; the same name is the same data set everywhere.
 
