@@ -93,8 +93,6 @@ class Exchange:
         train = job.train
         scale = LossScale(train.loss_scale, train.loss_scale_growth_steps) if self._rules.holds else None
         self._protocol = StepProtocol(self._rules, scale)
-        if arenas.half is not None:
-            warm_up(arenas.half.kind)
         self._take_over(plan)
 
     @property
@@ -127,6 +125,9 @@ class Exchange:
             PeerUnreachableError: a peer does not answer.
             TaihuError: what `fail` was told meanwhile.
         """
+        if self._arenas.half is not None:
+            # It may have to be compiled, while heartbeats tell that this worker lives.
+            warm_up(self._arenas.half.kind)
         try:
             self._route.start()
         except TaihuError as error:
