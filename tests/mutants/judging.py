@@ -50,7 +50,11 @@ class _Judge:
         self._hits: Counter[tuple[str, pytest.Item]] = Counter()
         self._running = mmap.mmap(-1, mmap.PAGESIZE)
 
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(trylast=True)
+    def pytest_collectstart(self) -> None:
+        settings.load_profile("mutants")  # instead of the one that the suite has begun with
+
+    # After pytest has told it what failed in a `TestCase`, as in Hypothesis' machines; before it writes the report.
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> None:
         if self._is_fork and call.excinfo and not call.excinfo.errisinstance(pytest.skip.Exception):
             os._exit(_FAILED)  # nobody reads how it failed, which is dear to write
@@ -146,9 +150,8 @@ def judge(
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
-    settings.load_profile("mutants")
-    options = ["-qq", "-s", "--no-summary", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    options += ["-p", "no:faulthandler", "-o", "timeout=0"]
+    options = ["-qq", "-s", "--no-summary", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    options += ["-o", "timeout=0"]
     options += [f"--deselect={test}" for test in core.without]
     end = pytest.main(
         [*options, "--rootdir", str(ROOT), *core.test_files], plugins=[_Judge(recording, mutants, tell)]

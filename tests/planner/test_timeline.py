@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kernels.group_search import Pipeline, warm_up
 from taihu.planner.groups import Group
 from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
-from taihu.planner.timeline import simulate, step_costs
+from taihu.planner.timeline import Schedule, costs_as, simulate, step_costs
 
 quick = settings(deadline=None, max_examples=150)
 
@@ -145,6 +145,16 @@ def test_costs_are_the_groups_compression_and_transfers(
         streamed = (1e-2 + up / frames, down) if up < down else (1e-2 + up, down / frames)
         expected = [compression.seconds(profile, sizes)[0], *(streamed if full_duplex else (1e-2 + up + down,))]
         assert costs.seconds[:, first, last] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "inline", "stages"), [("overlapped", False, 3), ("inline", True, 3), ("paper", True, 2)]
+)
+def test_a_schedule_says_where_compression_runs_and_how_values_travel(
+    schedule: Schedule, inline: bool, stages: int
+) -> None:
+    costs = costs_as(schedule, PROFILE, Compression("dlgs", 0.05))
+    assert (costs.inline, len(costs.seconds)) == (inline, stages)
 
 
 def test_the_kernels_can_be_compiled_ahead() -> None:
