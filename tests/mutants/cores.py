@@ -93,6 +93,7 @@ CORES: Mapping[str, Core] = MappingProxyType(
                 "tests/ps_server/test_shard_holder.py",
                 "tests/ps_server/test_snapshot.py",
                 "tests/ps_server/test_summing.py",
+                "tests/optimization/test_clipped_updates.py",
                 "tests/optimization/test_shard.py",
                 "tests/optimization/test_whole_norm.py",
             ),
