@@ -8,40 +8,51 @@ TORCH ?= torch==2.13.0
 CORE ?=
 SAMPLE ?=
 TESTS_AT_ONCE ?= 3
+# Most modules of what is installed are never imported: to compile them would take half of the time.
+INSTALL = $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-compile --editable
 
 .PHONY: docs train test test-deploy test-torch mutants check protos bench clean help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-$(VENV)/installed: pyproject.toml
+$(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --quiet --editable '.[demo,dev]'
+
+$(VENV)/installed: pyproject.toml | $(BIN)/pip
+	$(INSTALL) '.[demo]'
 	@touch $@
+
+$(VENV)/tested: pyproject.toml | $(BIN)/pip
+	$(INSTALL) '.[demo,test]'
+	@touch $@ $(VENV)/installed
+
+$(VENV)/checked: pyproject.toml | $(BIN)/pip
+	$(INSTALL) '.[demo,dev]'
+	@touch $@ $(VENV)/tested $(VENV)/installed
 
 train: $(VENV)/installed ## train on this machine (JOB=file.toml for your own job)
 	$(BIN)/taihu train $(JOB)
 
 # Hundreds of processes start in the tests: they find bytecode even where the environment says not to write it.
 # Some tests only wait, for timeouts and for other processes: one more is under way than there are cores.
-test: $(VENV)/installed ## run the test suite
+test: $(VENV)/tested ## run the test suite
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(TESTS_AT_ONCE) --dist loadgroup
 
 # What needs more than Python: promtool (Debian's prometheus), mpirun (openmpi-bin), ip (iproute2), iptables, root.
-test-deploy: $(VENV)/installed ## run the tests that need programs of Debian's, as root
+test-deploy: $(VENV)/tested ## run the tests that need programs of Debian's, as root
 	$(BIN)/pytest $(PROGRAMS)
 
-test-torch: $(VENV)/installed ## install torch beside everything else, and run the tests of models exported to it
+test-torch: $(VENV)/tested ## install torch beside everything else, and run the tests of models exported to it
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pytest tests/with_torch
 
 # All mutants of all cores take an hour and more: name a core, or a sample of each. A run that is broken off goes on.
-mutants: $(VENV)/installed ## small wrong changes to the pure cores that tests notice (CORE=planner SAMPLE=60)
-	$(BIN)/pip install --quiet --quiet --editable '.[mutants]'
+mutants: $(VENV)/tested ## small wrong changes to the pure cores that tests notice (CORE=planner SAMPLE=60)
+	$(INSTALL) '.[mutants]'
 	PYTHONPATH=tests nice $(BIN)/python -m mutants $(CORE) $(if $(SAMPLE),--sample $(SAMPLE))
 
-check: $(VENV)/installed ## style, types, layers, generated code
+check: $(VENV)/checked ## style, types, layers, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -49,10 +60,10 @@ check: $(VENV)/installed ## style, types, layers, generated code
 	PATH=$(CURDIR)/$(BIN):$$PATH ./protos/generate --check
 	PATH=$(CURDIR)/$(BIN):$$PATH ./docs/generate --check
 
-protos: $(VENV)/installed ## regenerate protobuf code
+protos: $(VENV)/checked ## regenerate protobuf code
 	PATH=$(CURDIR)/$(BIN):$$PATH ./protos/generate
 
-docs: $(VENV)/installed ## regenerate docs/job.md after a change of the settings
+docs: $(VENV)/checked ## regenerate docs/job.md after a change of the settings
 	PATH=$(CURDIR)/$(BIN):$$PATH ./docs/generate
 
 bench: $(VENV)/installed ## time dense push and pull on loopback

@@ -20,7 +20,9 @@ __all__ = ["kernel", "kernel_reassociating", "sources_stamp"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = Path(__file__).parent
-_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
+# Nobody takes a kernel's address as a C function: its wrapper would hold the code once more, and take a third of the
+# time in which kernels are compiled.
+_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 
 def kernel(function: F) -> F:
