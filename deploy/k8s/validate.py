@@ -56,7 +56,7 @@ def _of_kubernetes(item: dict[str, Any]) -> list[str]:
 
 @cache
 def _validator(kind: str, version: str) -> Any:
-    """What checks objects of a kind strictly; None where this version of an API has no such kind."""
+    """The strict checker of objects of a kind; None where this version of an API has no such kind."""
     # The file of StatefulSets of `apps/v1` is statefulset-apps-v1.json; of a group, the name before its first dot.
     group = re.sub(r"^([^./]*)[^/]*/", r"\1-", version)
     file = _SCHEMAS / f"{kind.lower()}-{group}.json"
@@ -69,7 +69,7 @@ def _validator(kind: str, version: str) -> Any:
 
 @cache
 def _definitions() -> Registry[Any]:
-    """What the schemas of all kinds refer to."""
+    """The schemas that those of all kinds refer to."""
     contents = json.loads((_SCHEMAS / "_definitions.json").read_text())
     return Resource.from_contents(contents) @ Registry()
 

@@ -145,7 +145,7 @@ class ConvolutionPlan:
             yield int(first <= tap <= last), slice(tap, tap + 1)
 
     def _transfers(self, taps: int, *, first: bool, begins: bool) -> list[Transfer]:
-        """What arrives in a step with `taps` taps, the `first` of a pixel, whose pixel `begins` a row of the tile."""
+        """The tiles of a step with `taps` taps, the `first` of a pixel, whose pixel `begins` a row of the tile."""
         if self.filters == "row":
             return [self._pixel, *self._taps(self.size)] if begins else [self._pixel]
         return [self._pixel, *self._taps(1)] if first else self._taps(taps)
