@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import IO, Final, Self
 
 from taihu.errors import RunError
@@ -25,20 +25,16 @@ from taihu.process.preparation import importing_much
 __all__ = ["DaemonFailedError", "LocalProcesses", "prepare_to_fork"]
 
 _POLL_S = 0.05
-_SERVER: Final = ("ps_server.command", "ps_server.daemon")
-_WORKER: Final = ("worker.command", "worker.daemon", "worker.first_step")
-# What a package's command imports when it runs; that of `taihu` may be a bench with either role.
-_IMPORTED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {"ps_server": _SERVER, "worker": _WORKER, "taihu": (*_SERVER, *_WORKER)}
-)
+# What a daemon imports when its command runs.
+_DAEMONS: Final = ("ps_server.command", "ps_server.daemon", "worker.command", "worker.daemon")
 
 Process = subprocess.Popen[bytes] | ForkedProcess
 
 
-def prepare_to_fork(package: str = "taihu") -> None:
-    """Import what commands of `package` need, and let numba load what it needs for its first kernel."""
+def prepare_to_fork() -> None:
+    """Import what daemons need, and let numba load what it needs for its first kernel."""
     with importing_much():
-        for module in _IMPORTED[package]:
+        for module in _DAEMONS:
             importlib.import_module(module)
         importlib.import_module("kernels.reduce").warm_up()
     gc.freeze()
@@ -75,8 +71,7 @@ class LocalProcesses:
 
     Args:
         log_dir: of the logs.
-        fork: the processes from this one, where that is possible; it imports what they need before the first of a
-            kind.
+        fork: the processes from this one, where that is possible, which imports first what they need.
     """
 
     def __init__(self, log_dir: Path, *, fork: bool = False) -> None:
@@ -85,6 +80,8 @@ class LocalProcesses:
         self._daemons: list[_Daemon] = []
 
     def __enter__(self) -> Self:
+        if self._forks:
+            prepare_to_fork()
         return self
 
     def __exit__(
@@ -108,7 +105,6 @@ class LocalProcesses:
     def _launch(self, module: str, arguments: Sequence[str], log_file: IO[bytes]) -> Process:
         environment = without_settings(os.environ)
         if self.forks:
-            prepare_to_fork(module)
             return ForkedProcess.start(module, arguments, log_file.fileno(), environment)
         return subprocess.Popen(  # noqa: S603
             [sys.executable, "-P", "-m", module, *arguments],
@@ -119,12 +115,9 @@ class LocalProcesses:
             start_new_session=True,
         )
 
-    def start_listening(
-        self, name: str, module: str, arguments: Sequence[str], meanwhile: Callable[[], None] = lambda: None
-    ) -> str:
-        """Start a daemon, call `meanwhile`, and return the address that the daemon's first line of output tells."""
+    def start_listening(self, name: str, module: str, arguments: Sequence[str]) -> str:
+        """Start a daemon and return the address that its first line of output tells."""
         process = self.start(name, module, arguments)
-        meanwhile()
         assert process.stdout is not None  # noqa: S101
         line = process.stdout.readline().decode()
         if not line.startswith("listening on "):

@@ -20,7 +20,7 @@ from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.job.advice import advice_on_schedule
 from taihu.local.display import Display, RunView
-from taihu.local.processes import LocalProcesses, prepare_to_fork
+from taihu.local.processes import LocalProcesses
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.results import read_json
@@ -101,6 +101,9 @@ class LocalTraining:
 
     def _start(self, processes: LocalProcesses, folder: Path) -> str:
         """Start everything; returns the coordinator's address."""
+        if processes.forks:
+            # Before anybody waits for the others: kernels may have to be compiled.
+            importlib.import_module("worker.first_step").load_first_step(self.job)
         threads = self.job.cluster.threads or max(1, (os.cpu_count() or 1) // self.job.cluster.workers)
         local = self.job.cluster.model_copy(update={"coordinator": None, "threads": threads})
         job_file = folder / "job.toml"
@@ -109,15 +112,7 @@ class LocalTraining:
         job_file.write_text(job_to_toml(given, given=True))
         common = [str(job_file), "--log-format", "json"]
         (first, module, arguments), *others = self._members(folder)
-
-        def prepare_workers() -> None:
-            if processes.forks:
-                prepare_to_fork("worker")
-                importlib.import_module("worker.first_step").load_first_step(self.job)
-
-        if not self.job.servers:
-            prepare_workers()  # the first one is a worker
-        coordinator = processes.start_listening(first, module, [*common, *arguments], meanwhile=prepare_workers)
+        coordinator = processes.start_listening(first, module, [*common, *arguments])
         for name, module, arguments in others:
             processes.start(name, module, [*common, "--coordinator", coordinator, *arguments])
         return coordinator
