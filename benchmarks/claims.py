@@ -254,6 +254,17 @@ def _zero_memory(measured: Measured) -> str:
     return f"54 of 54 cells; workers behind servers within {max(errors):.1%} of what is planned"
 
 
+def _larger_batches(measured: Measured) -> str:
+    rows = measured["larger_batches"]
+    first = {row["zero"]: row for row in reversed(rows)}
+    told = []
+    for zero, one in sorted(first.items()):
+        last = max((row for row in rows if row["zero"] == zero), key=lambda row: int(row["workers"]))
+        gain = last["samples_per_second"] / one["samples_per_second"]
+        told.append(f"stage {zero}: {gain:.1f} times for {last['workers'] / one['workers']:.0f} times the workers")
+    return "; ".join(told) or _MISSING
+
+
 _FC = "`python -m benchmarks.fc --rates 1gbit --json docs/fc.json`, `tests/planner/test_fc_mode.py`"
 CLAIMS: Sequence[Claim] = (
     Claim(
@@ -358,7 +369,13 @@ CLAIMS: Sequence[Claim] = (
         _told("(P - 1) M K values a layer, half as much again as spread layers move without"),
         "`tests/worker/test_fc_hybrid.py`",
     ),
-    Claim("5", 5, "more than linear", _told(_MISSING), "`taihu plan --memory`"),
+    Claim(
+        "5",
+        5,
+        "more than linear",
+        _larger_batches,
+        "`python -m benchmarks.larger_batches --json docs/larger_batches.json`",
+    ),
     Claim(
         "6",
         1,
