@@ -25,16 +25,9 @@ from taihu.planner.groups import Group
 from taihu.settings import Transport
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
-from taihu.wire.headers import (
-    Address,
-    At,
-    Encoding,
-    Farewell,
-    FrameHeader,
-    Sender,
-    ValueType,
-)
+from taihu.wire.headers import Address, At, FrameHeader, Sender, ValueType
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.kinds import Encoding, Farewell
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.sink import Origin, Sink
 

@@ -18,8 +18,9 @@ from allreduce.sparse.exchange import SparseExchange
 from allreduce.sparse.mesh import SparseMesh, SparseOperation
 from taihu.errors import MemberLostError
 from taihu.wire.frame_link import Carrier, FrameLink
-from taihu.wire.headers import Frame, FrameHeader, Part, RingSegment, SparseMessage
+from taihu.wire.headers import Frame, FrameHeader
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.kinds import Part, RingSegment, SparseMessage
 from taihu.wire.sink import Sink
 
 __all__ = ["AnyOperation", "Operations"]

@@ -18,8 +18,8 @@ from taihu.errors import FrameError, MemberLostError, RunError, StaleError, Taih
 from taihu.wire.codec import read_frame
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.frame_link import FrameConnection
-from taihu.wire.headers import Farewell
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
+from taihu.wire.kinds import Farewell
 from taihu.wire.sink import Origin, Sink
 from taihu.wire.status import abort
 

@@ -22,7 +22,8 @@ from ps_server.summing import Scratch, SparseSum, Total
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec
 from taihu.wire.codec import encode_frame
-from taihu.wire.headers import Encoding, FrameHeader, ValueType
+from taihu.wire.headers import FrameHeader, ValueType
+from taihu.wire.kinds import Encoding
 
 __all__ = ["Answer", "Answering", "make_answering"]
 

@@ -30,8 +30,9 @@ from taihu.wire.clock import SystemClock
 from taihu.wire.codec import read_frame
 from taihu.wire.direct_connection import is_open
 from taihu.wire.frame_link import FrameConnection
-from taihu.wire.headers import Encoding, Farewell, Frame, Gradients, Question, frame_of
+from taihu.wire.headers import Frame, frame_of
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.kinds import Encoding, Farewell, Gradients, Question
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.sink import Origin, Sink
 

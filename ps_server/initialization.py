@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, StaleError
 from taihu.planner.partition import Shard
-from taihu.wire.headers import FrameHeader, Parameters
+from taihu.wire.headers import FrameHeader
+from taihu.wire.kinds import Parameters
 from taihu.wire.shared_memory import allocate_values
 
 __all__ = ["Initialization"]

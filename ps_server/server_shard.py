@@ -35,7 +35,8 @@ from taihu.optimization import OptimizerShard, SumShard, in_steps
 from taihu.planner.partition import FrameSpec, Shard
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE, encode_frame
-from taihu.wire.headers import At, Encoding, Frame, FrameHeader, Gradients, Parameters, Sender, Summed, ValueType
+from taihu.wire.headers import At, Frame, FrameHeader, Sender, ValueType
+from taihu.wire.kinds import Encoding, Gradients, Parameters, Summed
 from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["ServerShard"]

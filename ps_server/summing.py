@@ -27,7 +27,8 @@ from taihu.compression import Compressor, Unit, method_of
 from taihu.errors import FrameError
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec
-from taihu.wire.headers import Encoding, Frame, Gradients, ValueType, dense_values
+from taihu.wire.headers import Frame, ValueType, dense_values
+from taihu.wire.kinds import Encoding, Gradients
 
 __all__ = [
     "Contribution",

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from allreduce.ring.operation import OperationKey
 from taihu.errors import FrameError
 from taihu.planner.partition import slice_bounds
-from taihu.wire.headers import At, FrameHeader, Part, ValueType
+from taihu.wire.headers import At, FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.kinds import Part
 
 __all__ = ["PartsMesh", "PartsOperation", "Transfer", "value_type_of"]
 

@@ -14,7 +14,8 @@ from kernels.half import add_half, scale_half
 from kernels.shared_reduce import ReduceKind
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec
-from taihu.wire.headers import Address, At, FrameHeader, RingSegment, SparseMessage, ValueType
+from taihu.wire.headers import Address, At, FrameHeader, ValueType
+from taihu.wire.kinds import RingSegment, SparseMessage
 
 __all__ = ["Operation", "OperationKey", "Schedule", "reduce_kind"]
 

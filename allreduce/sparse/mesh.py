@@ -13,8 +13,9 @@ from allreduce.ring.operation import OperationKey
 from allreduce.sparse.exchange import Message, SparseExchange
 from kernels.pack import pack, packed_bound, unpack
 from taihu.errors import FrameError
-from taihu.wire.headers import Encoding, Frame, FrameHeader, SparseMessage, ValueType
+from taihu.wire.headers import Frame, FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.kinds import Encoding, SparseMessage
 
 __all__ = ["SparseMesh", "SparseOperation"]
 

@@ -18,25 +18,18 @@ from numpy.typing import NDArray
 from protos import tensor_pb2
 from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.wire.headers import (
-    Address,
-    At,
+from taihu.wire.headers import Address, At, Frame, FrameHeader, Sender, ValueType, dense_values, frame_of
+from taihu.wire.kinds import (
     Encoding,
     Farewell,
-    Frame,
-    FrameHeader,
     Gradients,
     Kind,
     Parameters,
     Part,
     Question,
     RingSegment,
-    Sender,
     SparseMessage,
     Summed,
-    ValueType,
-    dense_values,
-    frame_of,
 )
 
 __all__ = [

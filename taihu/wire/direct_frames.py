@@ -22,23 +22,8 @@ from numpy.typing import NDArray
 
 from taihu.errors import FrameError, MemberLostError, RunError, TaihuError
 from taihu.wire.direct_connection import MOST_PIECES, receive_into
-from taihu.wire.headers import (
-    Address,
-    At,
-    Encoding,
-    FrameHeader,
-    Gradients,
-    Kind,
-    Parameters,
-    Part,
-    Question,
-    RingSegment,
-    Sender,
-    SparseMessage,
-    Summed,
-    ValueType,
-    frame_of,
-)
+from taihu.wire.headers import Address, At, FrameHeader, Sender, ValueType, frame_of
+from taihu.wire.kinds import Encoding, Gradients, Kind, Parameters, Part, Question, RingSegment, SparseMessage, Summed
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 from taihu.wire.sink import Origin, Sink
 

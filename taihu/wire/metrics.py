@@ -23,8 +23,8 @@ from typing_extensions import override
 
 from taihu.errors import ConfigError
 from taihu.process.entry import InterruptedRunError
+from taihu.process.memory_limit import memory_limit_bytes
 from taihu.scores import ACCURACY
-from taihu.wire.memory_limit import memory_limit_bytes
 
 __all__ = ["MetricsPage", "ServerMetrics", "WorkerMetrics", "export_modelled_layers"]
 

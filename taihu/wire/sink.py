@@ -8,7 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from taihu.wire.headers import Frame, FrameHeader, Kind, Sender
+from taihu.wire.headers import Frame, FrameHeader, Sender
+from taihu.wire.kinds import Kind
 
 __all__ = ["Origin", "Sink"]
 

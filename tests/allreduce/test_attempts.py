@@ -22,8 +22,9 @@ from allreduce.sparse.exchange import RankOrderSum, Slice
 from allreduce.sparse.mesh import SparseOperation
 from taihu.errors import FrameError, StaleError
 from taihu.planner.groups import Group
-from taihu.wire.headers import At, FrameHeader, Part, RingSegment, ValueType
+from taihu.wire.headers import At, FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.kinds import Part, RingSegment
 from taihu.wire.shared_memory import SharedBuffer
 
 SIZE = 3

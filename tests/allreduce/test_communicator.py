@@ -25,8 +25,9 @@ from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, slice_bounds
 from taihu.settings import Transport
 from taihu.wire.codec import encode_frame
-from taihu.wire.headers import At, Encoding, RingSegment, SparseMessage, ValueType
+from taihu.wire.headers import At, ValueType
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.kinds import Encoding, RingSegment, SparseMessage
 from taihu.wire.shared_memory import SharedBuffer
 
 SIZES = (0, 1, 2, 7, 1000, 100_003)

@@ -14,8 +14,9 @@ from support.peers import Peers
 from allreduce.communicator import Communicator
 from allreduce.parts.mesh import PartsMesh, Transfer
 from taihu.errors import FrameError, TaihuError
-from taihu.wire.headers import Part, ValueType
+from taihu.wire.headers import ValueType
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.kinds import Part
 
 DRAWN = np.random.default_rng(0).standard_normal(800_000)
 

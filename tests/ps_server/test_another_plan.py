@@ -13,7 +13,8 @@ from ps_server.aggregator import Outcome
 from ps_server.answering import Answer
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, StaleError
-from taihu.wire.headers import Frame, RingSegment
+from taihu.wire.headers import Frame
+from taihu.wire.kinds import RingSegment
 
 
 def change(run: Driven, from_step: int) -> Frame:

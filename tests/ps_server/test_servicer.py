@@ -23,8 +23,9 @@ from taihu.planner.partition import Shard
 from taihu.trace import Tracer
 from taihu.wire.codec import encode_frame, layout_to_message, read_frame
 from taihu.wire.direct_connection import DirectListener, open_connection
-from taihu.wire.headers import Encoding, Frame, FrameHeader, Question, RingSegment, Summed
+from taihu.wire.headers import Frame, FrameHeader
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.kinds import Encoding, Question, RingSegment, Summed
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.server import RpcServer
 from taihu.wire.shared_memory import SharedBuffer, buffer_to_message

@@ -16,7 +16,8 @@ from ps_server.shard_holder import ShardHolder
 from taihu.errors import FrameError, ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
 from taihu.planner.partition import FrameSpec, Shard
 from taihu.wire.codec import read_frame
-from taihu.wire.headers import FrameHeader, Gradients, Summed
+from taihu.wire.headers import FrameHeader
+from taihu.wire.kinds import Gradients, Summed
 
 
 def make_holder(index: int = 0, servers: int = 1, transport: str = "tcp") -> ShardHolder:

@@ -22,7 +22,8 @@ from ps_server.summing import (
 )
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec, Piece
-from taihu.wire.headers import Encoding, Frame, Summed
+from taihu.wire.headers import Frame
+from taihu.wire.kinds import Encoding, Summed
 
 SPEC = FrameSpec(0, 0, 4, (Piece(0, 3), Piece(5, 6)))
 

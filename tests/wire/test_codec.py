@@ -25,22 +25,18 @@ from taihu.wire.codec import (
     layout_to_message,
     read_frame,
 )
-from taihu.wire.headers import (
-    Address,
-    At,
+from taihu.wire.headers import Address, At, FrameHeader, Sender, ValueType
+from taihu.wire.kinds import (
     Encoding,
     Farewell,
-    FrameHeader,
     Gradients,
     Kind,
     Parameters,
     Part,
     Question,
     RingSegment,
-    Sender,
     SparseMessage,
     Summed,
-    ValueType,
 )
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 

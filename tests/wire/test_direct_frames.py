@@ -20,22 +20,8 @@ from numpy.typing import NDArray
 
 from taihu.errors import FrameError, MemberLostError, TaihuError
 from taihu.wire.direct_frames import HEADER_BYTES, DirectReceiver, DirectSender, pack_header, unpack_header
-from taihu.wire.headers import (
-    Address,
-    At,
-    Encoding,
-    Frame,
-    FrameHeader,
-    Gradients,
-    Parameters,
-    Part,
-    Question,
-    RingSegment,
-    Sender,
-    SparseMessage,
-    Summed,
-    ValueType,
-)
+from taihu.wire.headers import Address, At, Frame, FrameHeader, Sender, ValueType
+from taihu.wire.kinds import Encoding, Gradients, Parameters, Part, Question, RingSegment, SparseMessage, Summed
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 from taihu.wire.sink import Origin, Sink
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from taihu.errors import TaihuError
 from taihu.wire.frame_link import FrameLink, LinkEnd, LinkEvents
-from taihu.wire.headers import Address, At, FrameHeader, RingSegment, Sender
+from taihu.wire.headers import Address, At, FrameHeader, Sender
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.kinds import RingSegment
 from taihu.wire.sink import Origin, Sink
 
 _FRAME = FrameHeader(Sender("job", 0, 0), Address(At(1, 1), 0, 0, 3), RingSegment(0))

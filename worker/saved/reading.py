@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from taihu.errors import ConfigError, ModelError
 from taihu.names import MODEL_NAMES
-from taihu.wire.memory_limit import memory_limit_bytes
+from taihu.process.memory_limit import memory_limit_bytes
 from worker.engine import Conv2d, Model, build_from_definition, build_model
 from worker.engine.loss import make_loss
 from worker.saved.metadata import SavedModel, parse_metadata

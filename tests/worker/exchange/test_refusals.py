@@ -21,8 +21,9 @@ from taihu.wire.codec import encode_frame
 from taihu.wire.direct_connection import open_connection
 from taihu.wire.direct_frames import DirectSender
 from taihu.wire.frame_link import StreamSender
-from taihu.wire.headers import Encoding, FrameHeader, Gradients, RingSegment, Summed, ValueType
+from taihu.wire.headers import FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.kinds import Encoding, Gradients, RingSegment, Summed
 
 
 def gradients(rank: int, step: int, elements: int) -> Values:

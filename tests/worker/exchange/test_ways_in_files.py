@@ -27,6 +27,7 @@ NOT_HERE = "worker/training/trainer.py"
 BESIDE = (
     # what all of it is written in
     "taihu/wire/headers.py",
+    "taihu/wire/kinds.py",
     "taihu/wire/sink.py",
     "taihu/planner/",
     "taihu/job/",

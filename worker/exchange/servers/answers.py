@@ -12,7 +12,8 @@ from kernels.pack import unpack
 from kernels.scatter import scatter_assign
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec, Framing
-from taihu.wire.headers import At, Encoding, Frame, FrameHeader, Summed, ValueType, dense_values
+from taihu.wire.headers import At, Frame, FrameHeader, ValueType, dense_values
+from taihu.wire.kinds import Encoding, Summed
 from worker.exchange.updates import Updates
 
 __all__ = ["ByServers", "FrameWindow", "ServerAnswers"]

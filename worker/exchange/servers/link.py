@@ -22,22 +22,9 @@ from taihu.wire.clock import Clock
 from taihu.wire.direct_frames import HEADER_BYTES
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd
 from taihu.wire.frame_link import LinkEvents as WireEvents
-from taihu.wire.headers import (
-    Address,
-    At,
-    Encoding,
-    Farewell,
-    Frame,
-    FrameHeader,
-    Gradients,
-    Parameters,
-    Question,
-    Sender,
-    Summed,
-    ValueType,
-    frame_of,
-)
+from taihu.wire.headers import Address, At, Frame, FrameHeader, Sender, ValueType, frame_of
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Summed
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.sink import Origin, Sink
 from worker.exchange.servers.answers import ByServers, FrameWindow, ServerAnswers

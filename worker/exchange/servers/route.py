@@ -15,8 +15,9 @@ from taihu.job import Job
 from taihu.optimization import OptimizerShard, in_steps
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.headers import At, FrameHeader, Summed
+from taihu.wire.headers import At, FrameHeader
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.kinds import Summed
 from worker.exchange.route import ExchangeTotals, Route, RouteEvents, RoutePath
 from worker.exchange.servers.answers import ByServers
 from worker.exchange.servers.link import LinkEvents, ServerLink
