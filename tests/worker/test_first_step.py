@@ -1,4 +1,4 @@
-"""What forked workers of a job would each load is loaded before: their first step finds it."""
+"""Kernels and data that forked workers of a job would each load are loaded before: their first step finds them."""
 
 from __future__ import annotations
 

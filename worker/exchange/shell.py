@@ -90,8 +90,7 @@ class Exchange:
         events = RouteEvents(self._updated, self._arrived, self._applied, self._later, self.fail)
         route = self._route = make_route(events)
         self._rules = replace(rules, agrees=route.agrees, asks_early=route.asks_early)
-        train = job.train
-        scale = LossScale(train.loss_scale, train.loss_scale_growth_steps) if self._rules.holds else None
+        scale = LossScale(job.train.loss_scale, job.train.loss_scale_growth_steps) if self._rules.holds else None
         self._protocol = StepProtocol(self._rules, scale)
         self._take_over(plan)
 
