@@ -42,7 +42,7 @@ def run_here(*assignments: str, model: Path | None = None) -> dict[str, Any]:
             files = RunFiles(model=model if rank == 0 else None)
             workers.append(WorkerDaemon(job, WorkerOptions(rank, listener=listener, files=files)))
         ended = [pool.submit(worker.run) for worker in workers]
-        return results_of(job, [each.result(timeout=120) for each in ended])
+        return results_of(job, [each.result(timeout=220) for each in ended])
 
 
 @contextmanager
