@@ -23,16 +23,16 @@ gc.disable()
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Before the first test is imported, have Hypothesis not mind how long an example takes.
+def pytest_collectstart() -> None:
+    """Before tests are imported, have Hypothesis not mind how long an example takes.
 
-    That depends on what else this machine does.
+    That depends on what else this machine does. The hook of this file is called for folders and files, not for the
+    session, which lies above.
     """
-    if isinstance(collector, pytest.Session):
-        from hypothesis import settings
+    from hypothesis import settings
 
-        settings.register_profile("taihu", deadline=None)
-        settings.load_profile("taihu")
+    settings.register_profile("taihu", deadline=None)
+    settings.load_profile("taihu")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the tests' names

@@ -15,6 +15,7 @@ from support.reading import inputs_of, targets_of
 from taihu.errors import DataError
 from taihu.names import check_data_name, parse_synthetic
 from taihu.settings import DataSettings
+from worker.data.built_in.digits import load_digits
 from worker.data.dataset import Dataset, Examples, build_dataset, standardise
 from worker.data.load import load_dataset
 from worker.data.sources import check_sources
@@ -52,6 +53,7 @@ def test_the_split_of_digits_is_fixed() -> None:
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
+    load_digits.cache_clear()
     with pytest.raises(DataError, match=r"^digits: needs scikit-learn; pip install taihu\[demo\]$"):
         load_dataset(DataSettings(name="digits"))
 
