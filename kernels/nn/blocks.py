@@ -71,7 +71,8 @@ class Source(NamedTuple):
     def is_plain(self, images: tuple[int, ...], number: int, rows: int) -> bool:
         """Whether blocks of `number` images and so many rows of windows would be copied as they are.
 
-        Not where the last block is smaller: tiles may read where the larger one would have gone on.
+        Not where the last block is smaller: tiles may read where the larger one would have gone on. Nor where the
+        image is cropped on one side and padded on the other, which leaves its size.
 
         Args:
             images: the shape (B, H, W, all channels).
@@ -81,7 +82,7 @@ class Source(NamedTuple):
         batch, *image = images
         needed = (self.rows - 1) * self.stride + self.lines
         padded = [self.padded_height, self.padded_width, self.channels]
-        same = needed == image[0] and padded == image
+        same = needed == image[0] and padded == image and self.above == self.before == 0
         return same and batch % number == 0 and self.rows % rows == 0
 
 

@@ -201,3 +201,15 @@ def test_a_weight_gradient_does_not_depend_on_how_its_work_is_divided(case: Case
         case.parts = number
         seen.append(_weight_gradient(case, x, dy).tobytes())
     assert seen[0] == seen[1]
+
+
+def test_an_image_that_is_cropped_on_one_side_and_padded_on_the_other_is_not_read_as_it_is() -> None:
+    """With a padding of 1 the last column is met by the first tap of a window that does not exist."""
+    window, gradient = Window(3, 3, 1), (3, 3)
+    phases = phases_of(window, (9, 9), Filters(0, 1, 1), Filters(0, 1, 1))
+    shifted = [phase.source for phase in phases if phase.source.above or phase.source.before]
+    assert any(
+        (source.padded_height, source.padded_width) == gradient and min(source.above, source.before) < 0
+        for source in shifted
+    )
+    assert not any(source.is_plain((1, *gradient, 1), 1, source.rows) for source in shifted)
