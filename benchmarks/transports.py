@@ -23,7 +23,7 @@ from benchmarks.rows import in_page, load_rows, save_rows
 
 __all__ = ["table"]
 
-_ROUNDS: Final = {"100mbit": 12, "1gbit": 8, "2.5gbit": 32, "10gbit": 32}
+_ROUNDS: Final = {"100mbit": 12, "1gbit": 16, "2.5gbit": 32, "10gbit": 32}
 _WAYS: Final = {"1+3": (1, 3), "2+2": (2, 2), "ring of 4": (0, 4)}
 _HEAD: Final = """\
 | links | model | servers + workers | gRPC s | direct s | gRPC / direct | auto took | auto s | auto / better |
