@@ -55,7 +55,7 @@ class Ended:
         assert self.parameters.keys() == other.parameters.keys()
         for name, values in other.parameters.items():
             distance = np.linalg.norm(self.parameters[name] - values) / np.linalg.norm(values)
-            assert distance < 1e-6, (name, distance)
+            assert distance < 1e-5, (name, distance)
 
 
 @cache
@@ -95,12 +95,15 @@ def test_rings_end_with_the_same_bits_whatever_the_plan_and_the_path(way: tuple[
     assert ring.results["servers"] == 0
     # Every rank sends 2 (P - 1) / P of the gradient in every step.
     moved = 2 * 2 * sum(layer["elements"] for layer in ring.results["profile"]["layers"]) * 4
-    assert ring.results["bytes_sent_per_step"] == pytest.approx(moved, rel=0.01)
-    assert ring.results["bytes_received_per_step"] == pytest.approx(moved, rel=0.01)
+    # In shared memory nothing else moves; elsewhere there are headers.
+    within = 0.0 if ring.results["path"] == "same-host" else 0.01
+    assert ring.results["bytes_sent_per_step"] == pytest.approx(moved, rel=within, abs=0)
+    assert ring.results["bytes_received_per_step"] == pytest.approx(moved, rel=within, abs=0)
+    assert ring.results["path"] == "same-host" or len(way) == 2
 
 
 def test_servers_and_a_ring_end_where_one_worker_ends() -> None:
-    steps = "train.steps=12"
+    steps = "train.steps=100"
     alone = run(RATE, steps, "cluster.servers=1", "cluster.workers=1", "train.batch=96")
     for way, kind in (((), "server"), ((RING,), "ring")):
         ended = run(RATE, steps, *way)
