@@ -125,7 +125,7 @@ def test_every_stage_of_zero_ends_with_the_same_model(exchange: str) -> None:
     """With tests, recomputing and saving, for which worker 0 reads what it does not hold."""
     common = (f"exchange.kind={exchange}", "exchange.plan=per-layer", "exchange.bucket_bytes=40000", *ADAM)
     stages = [(f"exchange.zero={zero}",) for zero in (0, 1, 2)] + [("exchange.zero=3", "train.recompute=memory")]
-    runs = [run(*common, *SHORT, "train.steps=26", *stage) for stage in stages]
+    runs = [run(*common, *SHORT, "train.steps=40", *stage) for stage in stages]
     assert len({ended.model for ended in runs}) == 1
     assert len({ended.sha256 for ended in runs}) == 1
     assert len({ended.results["test_accuracy"] for ended in runs}) == 1
