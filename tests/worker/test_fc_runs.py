@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("runs with spread layers")
 
 Ended = tuple[dict[str, Any], dict[str, Values]]
 
-COMMON = ("train.steps=12", "train.batch=8", "optimizer.learning_rate=0.003")
+COMMON = ("train.steps=40", "optimizer.learning_rate=0.003")
 SHARD = "exchange.fc=shard"
 RING = "exchange.kind=ring"
 
@@ -42,7 +42,7 @@ def test_sharded_runs_end_where_a_data_parallel_one_ends(way: tuple[str, ...]) -
     assert parameters.keys() == expected.keys()
     for name, values in expected.items():
         distance = np.linalg.norm(parameters[name] - values) / np.linalg.norm(values)
-        assert distance < 1e-6, (name, distance)
+        assert distance < 1e-5, (name, distance)
 
 
 @pytest.mark.parametrize(("way", "stage"), [((), 2), ((RING,), 3)], ids=["servers", "ring"])
