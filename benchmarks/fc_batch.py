@@ -101,7 +101,7 @@ class InOneProcess:
         self, model: Model, parameters: Array, optimizer: OptimizerSettings, passes: Sequence[NDArray[np.int64]]
     ) -> None:
         from taihu.optimization import OptimizerShard  # noqa: PLC0415 - who starts cells needs none of this
-        from worker.fc.hybrid import fully_connected_layers  # noqa: PLC0415
+        from worker.fc.connected import fully_connected_layers  # noqa: PLC0415
         from worker.fc.tail import Tail  # noqa: PLC0415
 
         layers = fully_connected_layers(model)

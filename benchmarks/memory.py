@@ -2,7 +2,8 @@
 
 Each run is a job of real processes on this machine, over TCP, whose resident memory is sampled from outside. What a
 process holds without parameters is measured by the same run of a narrow model; what the stage adds for the whole one
-is computed by `taihu.planner.memory`. A row compares the sum of both with what was measured. `--limit-mb` puts every
+is computed by `taihu.planner.memory`. A row compares the sum of both with what was measured in the second half of the
+steps; `peak` is the most that a process ever held, with its start and its end. `--limit-mb` puts every
 process into a memory cgroup (version 1) of its own with this limit; needs root.
 """
 
@@ -19,8 +20,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from benchmarks.network import last_line
 from benchmarks.rows import load_rows, save_rows
@@ -29,7 +31,7 @@ from taihu.job import load_job, parse_assignments
 from taihu.planner.memory import MemoryJob, server_memory, worker_memory
 from worker.data.load import load_dataset
 from worker.engine import build_model
-from worker.fc.hybrid import fully_connected_layers
+from worker.fc.connected import spreadable
 
 __all__ = ["measure", "options_of", "planned"]
 
@@ -37,6 +39,8 @@ _MODELS = Path(__file__).parent / "models"
 _CLASSES = 10
 _SAMPLE_S = 0.02
 _KIB = 1024
+_BEGUN = b'"event": "training"'
+_SAID_BYTES = 1 << 16
 _MB = 1e6
 
 
@@ -74,6 +78,7 @@ def measure(
             "predicted": expected,
             "measured": measured[role],
             "error": expected / measured[role] - 1,
+            "peak": measured[f"{role}_peak"],
             "growth": measured[f"{role}_growth"],
         }
     return {**row, **{key: measured[key] for key in ("seconds_per_step", "final_loss", "parameters_sha256")}}
@@ -85,7 +90,7 @@ def planned(
     """The facts that the planner counts states by, of the model that `builder` builds for images of this size."""
     job = load_job(None, parse_assignments(_settings(zero, servers, builder, options)))
     model = build_model(job.model.name, image or options.image, _CLASSES)
-    return memory_job(job, model.layout, [layer.name for layer in fully_connected_layers(model)])
+    return memory_job(job, model.layout, spreadable(model))
 
 
 def _with_steps(zero: int, servers: int, builder: str, options: argparse.Namespace) -> MemoryJob:
@@ -119,7 +124,7 @@ def _settings(zero: int, servers: int, builder: str, options: argparse.Namespace
 
 
 def _run(assignments: Sequence[str], options: argparse.Namespace, *, limited: bool) -> dict[str, Any]:
-    """Steady resident bytes of the largest worker and server, and what worker 0 says of the run."""
+    """Resident bytes of the largest worker and server, steady and ever, and what worker 0 says of the run."""
     job = load_job(None, parse_assignments(assignments))
     address = f"127.0.0.1:{_free_port()}"
     common = [*(f"--set={item}" for item in assignments), "--coordinator", address, "--log-format", "json"]
@@ -131,18 +136,56 @@ def _run(assignments: Sequence[str], options: argparse.Namespace, *, limited: bo
         for rank in range(job.cluster.workers):
             extra = ["--json", str(result)] if rank == 0 else []
             commands.append([sys.executable, "-P", "-m", "worker", *common, "--rank", str(rank), *extra])
-        samples = _run_all(commands, options.limit_mb if limited else None)
+        watched = _run_all(commands, options.limit_mb if limited else None)
         results = json.loads(result.read_text())
-    of_role = {"server": samples[: job.servers], "worker": samples[job.servers :]}
-    steady = {role: max((max(_second_half(each)) for each in own), default=0.0) for role, own in of_role.items()}
-    growth = {f"{role}_growth": max(map(_growth, own), default=0.0) for role, own in of_role.items()}
-    step = results["seconds_per_step"]["median"]
-    said = {key: results[key] for key in ("final_loss", "parameters_sha256")}
-    return {**steady, **growth, **said, "seconds_per_step": step}
+    figures: dict[str, Any] = {key: results[key] for key in ("final_loss", "parameters_sha256")}
+    for role, own in (("server", watched[: job.servers]), ("worker", watched[job.servers :])):
+        figures[role] = max((each.steady for each in own), default=0.0)
+        figures[f"{role}_growth"] = max((each.growth for each in own), default=0.0)
+        figures[f"{role}_peak"] = max((each.peak for each in own), default=0.0)
+    return {**figures, "seconds_per_step": results["seconds_per_step"]["median"]}
 
 
-def _run_all(commands: Sequence[Sequence[str]], limit_mb: float | None) -> list[list[float]]:
-    """Resident bytes of every command, time after time; exits with their last words if one fails."""
+@dataclass
+class Watched:
+    """Resident bytes of a process: while steps are made, time after time, and the most ever."""
+
+    samples: list[float] = field(default_factory=list)
+    peak: float = 0.0
+
+    @property
+    def steady(self) -> float:
+        """The most in the second half of the steps, without the end, where memory is given back."""
+        half = len(self.samples) // 2
+        return max(self.samples[half : max(half + 1, len(self.samples) - 5)], default=self.peak)
+
+    @property
+    def growth(self) -> float:
+        """The maximum of the last quarter less that of the second one."""
+        quarter = len(self.samples) // 4
+        last, second = self.samples[3 * quarter :], self.samples[quarter : 2 * quarter]
+        return max(last, default=0.0) - max(second, default=0.0)
+
+    def look(self, pid: int, *, steps: bool) -> None:
+        """Read what the system says of process `pid`, if it is there; a sample if it makes `steps`."""
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            return
+        values = dict(line.split(":", 1) for line in status.splitlines())
+        if "VmRSS" in values:
+            self.peak = max(self.peak, _bytes(values["VmHWM"]))
+            if steps:
+                self.samples.append(_bytes(values["VmRSS"]))
+
+
+def _bytes(text: str) -> float:
+    """The bytes of a line such as `12 kB`."""
+    return float(text.split(maxsplit=1)[0]) * _KIB
+
+
+def _run_all(commands: Sequence[Sequence[str]], limit_mb: float | None) -> list[Watched]:
+    """Run them to their end; exits with their last words if one fails."""
     with ExitStack() as stack:
         prefixes = stack.enter_context(_limits(len(commands), limit_mb))
         said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
@@ -150,43 +193,23 @@ def _run_all(commands: Sequence[Sequence[str]], limit_mb: float | None) -> list[
             subprocess.Popen([*prefix, *command], stdout=subprocess.DEVNULL, stderr=errors)
             for prefix, command, errors in zip(prefixes, commands, said, strict=True)
         ]
-        samples = _sample(processes)
+        watched = _watch(processes, said)
         codes = [process.wait() for process in processes]
         if any(codes):
             raise SystemExit(f"error: a role failed: exit codes {codes}\n" + "\n".join(map(last_line, said)))
-    return samples
+    return watched
 
 
-def _sample(processes: Sequence[subprocess.Popen[bytes]]) -> list[list[float]]:
-    """Resident bytes of every process, time after time, until all have ended."""
-    samples: list[list[float]] = [[] for _ in processes]
+def _watch(processes: Sequence[subprocess.Popen[bytes]], said: Sequence[IO[str]]) -> list[Watched]:
+    """Look at every process until all have ended; steps are made once a worker has said so."""
+    watched = [Watched() for _ in processes]
+    steps = False
     while any(process.poll() is None for process in processes):
-        for process, own in zip(processes, samples, strict=True):
-            resident = _resident_bytes(process.pid)
-            if resident:
-                own.append(resident)
+        steps = steps or any(_BEGUN in os.pread(each.fileno(), _SAID_BYTES, 0) for each in said)
+        for process, own in zip(processes, watched, strict=True):
+            own.look(process.pid, steps=steps)
         time.sleep(_SAMPLE_S)
-    return samples
-
-
-def _resident_bytes(pid: int) -> float:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0.0
-    lines = [line for line in status.splitlines() if line.startswith("VmRSS:")]
-    return float(lines[0].split()[1]) * _KIB if lines else 0.0
-
-
-def _second_half(samples: Sequence[float]) -> Sequence[float]:
-    """The samples without start and initial parameters, and without the end, where memory is given back."""
-    return samples[len(samples) // 2 : max(len(samples) // 2 + 1, len(samples) - 5)]
-
-
-def _growth(samples: Sequence[float]) -> float:
-    """Growth: the maximum of the last quarter less that of the second one."""
-    quarter = len(samples) // 4
-    return max(samples[3 * quarter :], default=0.0) - max(samples[quarter : 2 * quarter], default=0.0)
+    return watched
 
 
 def _free_port() -> int:

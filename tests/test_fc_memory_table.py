@@ -10,7 +10,7 @@ from taihu.planner.memory import worker_memory
 
 
 def row(way: str, zero: int, seeds: list[float]) -> dict[str, Any]:
-    worker = {"planned": 30e6, "predicted": 330.04e6, "measured": 300e6, "error": 0.1}
+    worker = {"planned": 30e6, "predicted": 330.04e6, "measured": 300e6, "error": 0.1, "peak": 301e6}
     return {
         "way": way,
         "zero": zero,
@@ -23,7 +23,7 @@ def row(way: str, zero: int, seeds: list[float]) -> dict[str, Any]:
 
 def test_rows_have_megabytes_and_the_error() -> None:
     assert table([row("both", 3, [])]).splitlines()[2] == (
-        "| both | 3 | 162.6 | 30.0 | 330.0 | 300.0 | +10.0% | 1.23 |"
+        "| both | 3 | 162.6 | 30.0 | 330.0 | 300.0 | +10.0% | 301.0 | 1.23 |"
     )
 
 

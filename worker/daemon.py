@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +39,7 @@ from taihu.words import counted
 from worker.data.ahead import LoadAhead
 from worker.data.batches import Batches, BatchSource
 from worker.data.load import load_dataset
-from worker.engine import Model
+from worker.engine import Array, Model
 from worker.reporting.observer import Observer
 from worker.reporting.run_log import RunLog, open_writers
 from worker.saved.beginning import begin_from, beginning_of
@@ -343,17 +343,17 @@ class WorkerDaemon:
             path = stopped_model(self._job, self._options.files, steps)
         problem = ""
 
-        def write(whole: Model, read_layer: Callable[[int], None]) -> None:
+        def write(whole: Model, pieces: Iterator[Array]) -> None:
             nonlocal problem
 
-            def write_file(read_layer: Callable[[int], None]) -> None:
+            def write_file() -> None:
                 if path is not None:
-                    save_model(path, whole, describe_model(self._job, self._dataset, whole, steps), read_layer)
+                    save_model(path, whole, describe_model(self._job, self._dataset, whole, steps), pieces)
 
             if stopped:
-                problem = write_or_say(write_file, len(whole.parameter_layers), read_layer)
+                problem = write_or_say(write_file, pieces)
             else:
-                write_file(read_layer)
+                write_file()
 
         replica.save(write, read_layer)
         if stopped and path is None:

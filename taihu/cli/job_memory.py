@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from taihu.compression import make_compressor
 from taihu.coordination.planning import FRAME_BYTES, is_computed
 from taihu.job import Job
 from taihu.layout import Layout, TensorSpec
 from taihu.optimization import OptimizerState
-from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
+from taihu.planner.fc_mode import FcJob, FcLinks, choose_fc
 from taihu.planner.groups import cap_groups, plan_groups
 from taihu.planner.largest_batch import StepBytes
 from taihu.planner.memory import MemoryJob
@@ -20,11 +21,13 @@ from taihu.wire.headers import ValueType
 from worker.data.dataset import Dataset
 from worker.data.footprint import kept_bytes
 from worker.engine import Model, build_model
-from worker.fc.hybrid import fully_connected_layers
+from worker.fc.connected import Spreadable, spreadable
 from worker.training.objective import objective
 from worker.training.step_memory import StepMemory
 
 __all__ = ["JobMemory", "memory_job"]
+
+_NONE: Final = Spreadable()
 
 
 class JobMemory:
@@ -41,7 +44,7 @@ class JobMemory:
         self._kept_bytes = kept_bytes(dataset)
         model = self._build()
         self._layout = model.layout
-        self._connected = [layer.name for layer in fully_connected_layers(model)]
+        self._known = spreadable(model)
         self._steps: dict[str, StepMemory] = {}
 
     def of_job(self, job: Job) -> MemoryJob:
@@ -51,7 +54,7 @@ class JobMemory:
         if job.train.recompute == "none" and not job.models_compute:
             recomputed = self.of_batch(recomputing(job), job.train.batch).activations
         return replace(
-            memory_job(job, self._layout, self._connected),
+            memory_job(job, self._layout, self._known),
             activation_bytes=activations,
             recomputed_bytes=recomputed,
             data_bytes=data,
@@ -61,8 +64,7 @@ class JobMemory:
         """Bytes of a worker of a variant whose batch is another."""
         steps = self._steps.get(job.train.recompute)
         if steps is None:
-            spread = [name for name in self._connected if name in _spread(job, self._layout, self._connected)]
-            steps = self._steps[job.train.recompute] = StepMemory(job, self._build, spread)
+            steps = self._steps[job.train.recompute] = StepMemory(job, self._build, _spread(job, self._known))
         return StepBytes(steps.activation_bytes(batch), self._kept_bytes + steps.batch_bytes(batch))
 
 
@@ -71,8 +73,8 @@ def recomputing(job: Job) -> Job:
     return job.model_copy(update={"train": job.train.model_copy(update={"recompute": "memory"})})
 
 
-def memory_job(job: Job, layout: Layout, connected: Sequence[str] = ()) -> MemoryJob:
-    """The facts that the memory of `job` depends on, with a model of `layout`, which ends with `connected` layers.
+def memory_job(job: Job, layout: Layout, known: Spreadable = _NONE) -> MemoryJob:
+    """The facts that the memory of `job` depends on, with a model of `layout`, of which `known` can be spread.
 
     Activations and data are left out.
 
@@ -80,9 +82,10 @@ def memory_job(job: Job, layout: Layout, connected: Sequence[str] = ()) -> Memor
     is known what `exchange.fc` = 'auto' spreads over the workers: it is counted as if it were exchanged.
     """
     exchange, workers = job.exchange, job.cluster.workers
-    spread = [layer for layer in layout.layers if layer.name in _spread(job, layout, connected)]
+    names = _spread(job, known)
+    spread = [layer for layer in layout.layers if layer.name in names]
     exchanged = Layout(tuple(layer for layer in layout.layers if layer not in spread))
-    copied = [layer for layer in exchanged.layers if layer.name in connected] if spread and job.zero >= 2 else []
+    copied = [layer for layer in exchanged.layers if layer.name in known.names] if spread and job.zero >= 2 else []
     bucket_bytes = job.bucket_bytes(exchanged.elements)
     strategy = "single" if is_computed(exchange.plan) else exchange.plan
     return MemoryJob(
@@ -106,16 +109,13 @@ def memory_job(job: Job, layout: Layout, connected: Sequence[str] = ()) -> Memor
     )
 
 
-def _spread(job: Job, layout: Layout, connected: Sequence[str]) -> set[str]:
-    """The layers that are spread over the workers whatever the links are like."""
+def _spread(job: Job, known: Spreadable) -> tuple[str, ...]:
+    """The layers that are spread over the workers whatever the links are like, in forward order."""
     if job.exchange.fc != "shard":
-        return set()
-    shapes = {layer.name: layer.tensors[0].shape for layer in layout.layers}
-    layers = [FcLayer(name, *shapes[name]) for name in connected]
+        return ()
     facts = FcJob(job.train.batch, job.cluster.workers, job.servers)
-    everything = len(layers) == len(layout.layers)
-    choices = choose_fc(layers, facts, FcLinks(0.0, 0.0, 0.0), insist=True, leave_one=everything)
-    return {choice.layer.name for choice in choices if choice.choice == "shard"}
+    choices = choose_fc(known.layers, facts, FcLinks(0.0, 0.0, 0.0), insist=True, leave_one=known.leave_one)
+    return tuple(choice.layer.name for choice in choices if choice.choice == "shard")
 
 
 def _columns(tensor: TensorSpec, workers: int) -> int:

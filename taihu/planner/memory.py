@@ -9,6 +9,7 @@ Layers are numbered in backward order (0 is the output side), as in `taihu.layou
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import product
@@ -120,9 +121,18 @@ class MemoryJob:
         return min(_FP32_BYTES * self.elements, parameter_room(self._group_bytes(), self.live_bytes))
 
     @property
-    def arriving_bytes(self) -> int:
-        """Bytes of 16-bit parameters beside those of the window: of a group and the next one, as they come."""
-        return self.value_bytes * min(self.elements, parameter_room(self._group_bytes(), 0) // _FP32_BYTES)
+    def widened_bytes(self) -> int:
+        """Bytes of mixed precision beside those of window and gradients, at the moment when they are most.
+
+        A group's fp32 gradients are computed while in stage 2 its own fp32 parameters are there, and in stage 3 the
+        largest group that there is room for beside it comes in 16 bits. Groups are widened one by one.
+        """
+        sizes = self._group_bytes()
+        if self.zero < 3:
+            return 2 * self.largest_group_bytes
+        room, ordered = parameter_room(sizes, self.live_bytes), sorted(sizes)
+        fitting = ((own, ordered[: bisect_right(ordered, room - own)]) for own in sizes)
+        return max((own + self._coming_bytes(own, others) for own, others in fitting), default=0)
 
     @property
     def gradient_budget_bytes(self) -> int:
@@ -132,11 +142,17 @@ class MemoryJob:
     @property
     def largest_group_bytes(self) -> int:
         """fp32 bytes of the largest group."""
-        return max(self._group_bytes())
+        return max(self._group_bytes(), default=0)
 
     def largest_share(self, owners: int) -> int:
         """Parameters of the owner that has the most: every layer is cut for itself (`taihu.planner.partition`)."""
         return sum(-(-elements // owners) for elements in self.layer_elements)
+
+    def _coming_bytes(self, own: int, fitting: Sequence[int]) -> int:
+        """Bytes of the largest group of those `fitting`, in ascending order, beside one of `own` fp32 bytes."""
+        # That one may be among them.
+        others = fitting[:-1] if fitting and fitting[-1] == own else fitting
+        return others[-1] * self.value_bytes // _FP32_BYTES if others else 0
 
     def _group_bytes(self) -> list[int]:
         sizes = (self.layer_elements[group.first_layer : group.last_layer + 1] for group in self.groups)
@@ -170,7 +186,7 @@ def worker_memory(job: MemoryJob) -> MemoryUse:
     """Bytes of one worker, in a ring of the one that owns the most.
 
     16-bit values are widened to be computed with: in stage 2 the parameters of the group in use, in stage 3 those of
-    the window, as they come; and gradients become 16-bit values group by group.
+    the window, group by group as they come; and gradients become 16-bit values group by group.
     """
     whole = job.elements
     owned = _owned_by_worker(job)
@@ -178,7 +194,6 @@ def worker_memory(job: MemoryJob) -> MemoryUse:
     # In mixed precision the master, which counts to the optimizer, is all that a ring's owner keeps of them.
     stored = whole if job.zero < 3 else owned if job.servers == 0 and not job.mixed else 0
     held = job.zero < 2 or job.holds_gradients
-    beside_computed = job.largest_group_bytes if job.zero == 2 else job.arriving_bytes
     spread, copied = _FP32_BYTES * sum(job.spread_elements), _FP32_BYTES * job.copied_elements
     own_gradient = min(job.bucket_bytes, _FP32_BYTES * max(job.spread_elements, default=0))
     gradients = job.value_bytes * whole if held else budget * job.value_bytes // _FP32_BYTES
@@ -187,7 +202,7 @@ def worker_memory(job: MemoryJob) -> MemoryUse:
         gradients=gradients + own_gradient + copied,
         optimizer=job.owner_bytes_per_parameter * owned + job.optimizer_arrays * spread,
         residuals=_FP32_BYTES * job.residual_arrays * whole,
-        buffers=job.largest_group_bytes + beside_computed if job.mixed else 0,
+        buffers=job.widened_bytes if job.mixed else 0,
         activations=job.activation_bytes,
         data=job.data_bytes,
     )

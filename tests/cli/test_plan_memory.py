@@ -26,7 +26,8 @@ from taihu.planner.groups import Group
 from taihu.planner.memory import server_memory, worker_memory
 from taihu.planner.partition import Shard
 from worker.engine import build_model
-from worker.fc.hybrid import HybridModel, fully_connected_layers
+from worker.fc.connected import spreadable
+from worker.fc.hybrid import HybridModel
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -364,12 +365,12 @@ def test_spread_layers_take_what_their_arrays_take(zero: int, optimizer: str, ar
     whole = [*settings, "exchange.bucket_bytes=4096"]
     job = load_job(None, parse_assignments([*whole, "exchange.fc=shard"]))
     model = build_model("small_cnn", (8, 8, 1), 10)
-    connected = [layer.name for layer in fully_connected_layers(model)]
-    assert connected == ["fc1", "fc2"]
-    memory = memory_job(job, model.layout, connected)
+    known = spreadable(model)
+    assert known.names == ("fc1", "fc2")
+    memory = memory_job(job, model.layout, known)
     spread = {1: (), 3: ("fc1", "fc2"), 12: ("fc1",)}[workers]
     if not spread:
-        assert memory == memory_job(load_job(None, parse_assignments(whole)), model.layout, connected)
+        assert memory == memory_job(load_job(None, parse_assignments(whole)), model.layout, known)
         return
     hybrid = HybridModel(model, spread, rank=workers - 1, size=workers, copied=zero > 1)
     alone = replace(memory, spread_elements=(), copied_elements=0)
@@ -385,11 +386,11 @@ def test_spread_layers_take_what_their_arrays_take(zero: int, optimizer: str, ar
 def test_alexnet_takes_less_with_spread_layers_and_zero_than_with_either(workers: int) -> None:
     """The usual bucket is larger than all of its convolutions: there it follows what is left to exchange."""
     model = build_model("alexnet", (227, 227, 3), 1000)
-    connected = [layer.name for layer in fully_connected_layers(model)]
+    known = spreadable(model)
 
     def planned(*settings: str) -> int:
         job = load_job(None, parse_assignments([f"cluster.workers={workers}", "optimizer.name=sgd", *settings]))
-        return worker_memory(memory_job(job, model.layout, connected)).total
+        return worker_memory(memory_job(job, model.layout, known)).total
 
     spread, divided = ("exchange.fc=shard",), ("exchange.zero=3", "train.precision=bf16")
     usual = "exchange.bucket_bytes=16777216"

@@ -200,10 +200,14 @@ def test_a_server_has_room_for_every_workers_window(job: MemoryJob) -> None:
 @quick
 @given(JOBS)
 def test_16_bit_values_are_widened_in_windows(job: MemoryJob) -> None:
-    """One group's gradients, and beside them its parameters or, in stage 3, those that come."""
-    largest = 4 * max(sum(job.layer_elements[g.first_layer : g.last_layer + 1]) for g in job.groups)
-    arriving = min(4 * sum(job.layer_elements), neighbours_bytes(job)) // 2
-    by_stage = {2: largest + largest, 3: largest + arriving}
+    """A group's gradients, and beside them its parameters or, in stage 3, the largest other group that has room."""
+    sizes = [sum(job.layer_elements[g.first_layer : g.last_layer + 1]) for g in job.groups]
+    room = max(neighbours_bytes(job), job.live_bytes) // 4
+    beside = [
+        max((other for place, other in enumerate(sizes) if place != index and own + other <= room), default=0)
+        for index, own in enumerate(sizes)
+    ]
+    by_stage = {2: 8 * max(sizes), 3: max(4 * own + 2 * coming for own, coming in zip(sizes, beside, strict=True))}
     assert worker_memory(job).buffers == (by_stage[job.zero] if job.value_bytes == 2 else 0)
 
 

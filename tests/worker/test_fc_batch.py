@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -60,10 +61,12 @@ def by_workers(scheme: Scheme, mover: MemoryMover, network_: MemoryNetwork) -> d
         rest.update(0, len(own), np.asarray(total, dtype=np.float32), step + 1, scale=1 / WORKERS)
     tensors: dict[str, NDArray[np.float32]] = {}
 
-    def write(model: Model, read: Any) -> None:
-        for index, layer in enumerate(model.parameter_layers):
-            read(index)
-            tensors.update({f"{layer.name}/{name}": values.copy() for name, values in layer.parameters.items()})
+    def write(model: Model, pieces: Iterator[NDArray[Any]]) -> None:
+        values = np.concatenate([piece.reshape(-1) for piece in pieces])
+        for layer in model.parameter_layers:
+            for spec in layer.tensors:
+                tensors[f"{layer.name}/{spec.name}"] = values[: spec.elements].reshape(spec.shape)
+                values = values[spec.elements :]
 
     hybrid.save(mover, write, lambda layer: None)
     return tensors

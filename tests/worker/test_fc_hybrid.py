@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +31,9 @@ from worker.engine import (
     StepHooks,
 )
 from worker.engine.loss import BinaryCrossEntropy, CrossEntropy, Loss, MeanSquaredError
+from worker.fc.connected import fully_connected_layers, tail_start
 from worker.fc.footprint import TailFootprint
-from worker.fc.hybrid import HybridModel, fully_connected_layers, tail_start
+from worker.fc.hybrid import HybridModel
 from worker.fc.own_inputs import InputsKept
 from worker.fc.passes import Scheme, plan_passes
 
@@ -278,15 +279,16 @@ def test_an_update_after_each_pass_is_one_by_the_mean_of_its_examples(scheme: Sc
 
 
 def saved(hybrid: HybridModel, mover: MemoryMover) -> dict[str, NDArray[np.float32]]:
-    """Tensors of the whole model, as they are when each layer is read; empty on all ranks but 0."""
+    """Tensors of the whole model, as they are when each piece is read; empty on all ranks but 0."""
     tensors: dict[str, NDArray[np.float32]] = {}
 
-    def write(model: Model, read: Callable[[int], None]) -> None:
-        for index, layer in enumerate(model.parameter_layers):
-            read(index)
-            for name, values in layer.parameters.items():
-                assert values.shape == next(tensor.shape for tensor in layer.tensors if tensor.name == name)
-                tensors[f"{layer.name}/{name}"] = values.copy()
+    def write(model: Model, pieces: Iterator[NDArray[Any]]) -> None:
+        values = np.concatenate([piece.reshape(-1) for piece in pieces])
+        assert len(values) == model.layout.elements
+        for layer in model.parameter_layers:
+            for spec in layer.tensors:
+                tensors[f"{layer.name}/{spec.name}"] = values[: spec.elements].reshape(spec.shape)
+                values = values[spec.elements :]
 
     asked: list[int] = []
     hybrid.save(mover, write, asked.append)

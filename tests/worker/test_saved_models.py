@@ -33,7 +33,7 @@ from worker.engine import (
 )
 from worker.saved.metadata import SavedModel, parse_metadata
 from worker.saved.reading import StoredModel, load_model
-from worker.saved.writing import describe_model, save_model
+from worker.saved.writing import bound_pieces, describe_model, save_model
 
 JOB = Job.model_validate({"model": {"name": "resnet20"}, "data": {"name": "synthetic:3x32x32:samples=8"}})
 OWN = """
@@ -119,7 +119,7 @@ def test_one_layer_at_a_time_need_be_there(model: Model, said: SavedModel, tmp_p
             for tensor, copy in zip(own, kept[layer], strict=True):
                 tensor[...] = copy if layer == index else np.nan
 
-    save_model(tmp_path / "parts", model, said, read_layer)
+    save_model(tmp_path / "parts", model, said, bound_pieces(model, read_layer))
     assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
@@ -132,7 +132,7 @@ def test_a_save_that_fails_leaves_what_was_there(model: Model, said: SavedModel,
             raise RunError("server 1 is gone")
 
     with pytest.raises(RunError, match="server 1 is gone"):
-        save_model(path, model, said, read_layer)
+        save_model(path, model, said, bound_pieces(model, read_layer))
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -14,7 +14,7 @@ from worker.data.footprint import kept_bytes
 from worker.data.load import load_dataset
 from worker.engine import Model, StepContext, StepHooks, build_model
 from worker.engine.rehearsal import rehearsed_bytes
-from worker.fc.hybrid import tail_start
+from worker.fc.connected import tail_start
 from worker.training.evaluation import samples_at_once
 from worker.training.step_memory import StepMemory
 

@@ -16,7 +16,8 @@ from support.scenarios import check_scenario, scenario_paths
 
 from taihu.errors import RunError
 from taihu.optimization import LossScale
-from taihu.planner.groups import gradient_room, parameter_room
+from taihu.planner.groups import Group, gradient_room, parameter_room
+from taihu.planner.memory import MemoryJob, worker_memory
 from taihu.wire.headers import At
 from worker.exchange.step_actions import Action, Apply, Ask, Cancel, Done, Drop, DropAll, Push, Release, Widen
 from worker.exchange.step_parameters import Reading, leading_groups
@@ -313,6 +314,7 @@ class Training(RuleBasedStateMachine):
         self.gradients.add(group)
         if self.promised.fetches and not self._turn(self.protocol.parameters.backward_reading(group)):
             return False
+        self.check_bytes(group)
         self.current = None
         self.do(self.protocol.ready(group))
         return True
@@ -373,6 +375,33 @@ class Training(RuleBasedStateMachine):
         if not (self.promised.holds or self.promised.clips):
             held = sum(self.sizes[group] for group in self.gradients)
             assert held <= gradient_room(self.sizes, self.promised.bucket_elements)
+
+        self.check_bytes()
+
+    def check_bytes(self, computed: int | None = None) -> None:
+        """Of 16 bits in stage 3: a worker has no more than is planned, also when gradients are there."""
+        if not self.promised.widens or self.promised.keeps:
+            return
+        fp32 = [*self.parameters, *([] if computed is None else [computed])]
+        half = [*self.gradients, *{group for group, _ in self.fetches}, *self.widening]
+        # One thread widens.
+        widened = max((4 * self.sizes[group] for group in self.widening), default=0)
+        held = sum(4 * self.sizes[group] for group in fp32) + sum(2 * self.sizes[group] for group in half) + widened
+        rules = self.promised
+        job = MemoryJob(
+            layer_elements=tuple(self.sizes),
+            groups=tuple(Group(index, index) for index in range(len(self.sizes))),
+            workers=1,
+            servers=1,
+            zero=3,
+            optimizer_arrays=0,
+            value_bytes=2,
+            bucket_bytes=4 * rules.bucket_elements,
+            live_bytes=4 * rules.live_elements,
+            holds_gradients=rules.holds or rules.clips,
+        )
+        planned = worker_memory(job)
+        assert held <= planned.parameters + planned.gradients + planned.buffers
 
     def teardown(self) -> None:
         """Whatever has happened, training can go on to the end of a step."""

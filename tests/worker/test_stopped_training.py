@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -143,17 +143,25 @@ def test_a_test_is_abandoned_for_a_stop(monkeypatch: pytest.MonkeyPatch, tmp_pat
     check_against_whole_run("fetched", first, path, SOON)
 
 
-def test_all_layers_are_read_even_if_the_model_cannot_be_saved() -> None:
+def test_all_pieces_are_read_even_if_the_model_cannot_be_saved() -> None:
     read: list[int] = []
 
-    def write(read_layer: Callable[[int], None]) -> None:
-        read_layer(0)
-        read_layer(1)
-        raise ModelError("no space left on device")
+    def pieces() -> Iterator[int]:
+        for piece in range(4):
+            read.append(piece)
+            yield piece
 
-    assert write_or_say(write, 4, read.append) == "no space left on device"
+    reading = pieces()
+
+    def write() -> None:
+        for piece in reading:
+            if piece:
+                raise ModelError("no space left on device")
+
+    assert write_or_say(write, reading) == "no space left on device"
     assert read == [0, 1, 2, 3]
-    assert not write_or_say(lambda read_layer: None, 4, read.append)
+    assert not write_or_say(lambda: None, pieces())
+    assert read == [0, 1, 2, 3] * 2
 
 
 def test_where_a_stopped_run_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

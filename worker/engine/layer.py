@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,12 +27,14 @@ __all__ = [
     "StepContext",
     "fill_normal",
     "ignore_layer",
+    "row_blocks",
     "shape_error",
 ]
 
 Shape = tuple[int, ...]
 Rectification = Literal["none", "forward", "step"]
 _BUILT_IN: Final = f"{__package__}."
+_BLOCK_VALUES: Final = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -223,6 +226,7 @@ class ParameterLayer(Layer):
         parameters: views into the parameter arena, by tensor name.
         gradients: views into the gradient arena, by tensor name.
         initial: writes the initial parameters, and the state in `buffers`, in place of random ones where it is set.
+            What is bound are the columns that it is given, of the last axis.
     """
 
     def __init__(self) -> None:
@@ -231,7 +235,7 @@ class ParameterLayer(Layer):
         self.index = -1
         self.parameters: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
-        self.initial: Callable[[ParameterLayer], None] | None = None
+        self.initial: Callable[[ParameterLayer, slice], None] | None = None
 
     def bind(self, parameters: Array, gradients: Array) -> None:
         """Keep views of this layer's part of the two arenas, both one-dimensional."""
@@ -245,10 +249,13 @@ class ParameterLayer(Layer):
     def initialize(self, seed: int) -> None:
         """Write the bound parameters: what depends on `seed` and the layer's name only, or what `initial` says."""
         if self.initial is not None:
-            self.initial(self)
-            return
-        generator = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
-        self.fill(generator)
+            self.initial(self, slice(None))
+        else:
+            self.fill(self.generator(seed))
+
+    def generator(self, seed: int) -> np.random.Generator:
+        """The generator of the initial parameters, at its beginning."""
+        return np.random.default_rng((seed, zlib.crc32(self.name.encode())))
 
     def forward(self, x: Array, run: Run) -> Array:
         """Announce the read of the parameters, then compute."""
@@ -284,9 +291,38 @@ def _plain(argument: object) -> object:
     return argument.item() if isinstance(argument, np.generic) else argument
 
 
-def fill_normal(target: Array, generator: np.random.Generator, deviation: float) -> None:
-    """Write normal values; they are drawn in float32, so that both dtypes start from the same ones."""
-    target[...] = generator.standard_normal(target.shape, dtype=np.float32) * np.float32(deviation)
+def fill_normal(
+    target: Array,
+    generator: np.random.Generator,
+    deviation: float,
+    *,
+    columns: slice = slice(None),
+    of: int | None = None,
+) -> None:
+    """Write normal values; they are drawn in float32, so that both dtypes start from the same ones.
+
+    Few rows are drawn at a time: the stream is the same, and no memory is taken for all of them.
+
+    Args:
+        target: float32 or float64, of any shape.
+        generator: of the values, in C order.
+        deviation: their standard deviation.
+        columns: where `target` are these of the last axis alone, of which `of` are drawn.
+        of: by default those of `target`.
+    """
+    rows_of = np.atleast_2d(target)
+    drawn = (*rows_of.shape[:-1], rows_of.shape[-1] if of is None else of)
+    for rows in row_blocks(drawn):
+        values = generator.standard_normal((rows.stop - rows.start, *drawn[1:]), dtype=np.float32)
+        values *= np.float32(deviation)
+        rows_of[rows] = values[..., columns]
+
+
+def row_blocks(shape: Shape) -> Iterator[slice]:
+    """The first axis of `shape` in order, in parts of about a megabyte of float32, and of a row at least."""
+    at_once = max(1, _BLOCK_VALUES // max(1, math.prod(shape[1:])))
+    for first in range(0, shape[0], at_once):
+        yield slice(first, min(first + at_once, shape[0]))
 
 
 def shape_error(name: str, expected: str, seen: Sequence[int], remedy: str) -> ModelError:

@@ -3,60 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from allreduce.parts.mesh import Transfer
 from kernels.reduce import all_finite
 from taihu.errors import ConfigError, ModelError, RunError
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.partition import all_bounds
+from taihu.layout import LayerSpec, Layout
 from taihu.trace import Tracer
 from worker.engine import Model, StepContext
 from worker.engine.layer import Array, Layer, ParameterLayer, Run
-from worker.engine.layers.dense import Dropout, Linear, ReLU
+from worker.engine.layers.dense import Linear
 from worker.engine.model import StepHooks
+from worker.fc.connected import fully_connected_layers, tail_start
 from worker.fc.own_inputs import InputsKept
 from worker.fc.passes import Scheme
+from worker.fc.shards import Shards
 from worker.fc.stage import FcWeights, Stage
 from worker.fc.tail import Mover, Tail
-from worker.memory.pages import Pages
 
-__all__ = ["HybridModel", "fully_connected_layers", "tail_start"]
+__all__ = ["HybridModel"]
 
-Write = Callable[[Model, Callable[[int], None]], None]
-
-
-def fully_connected_layers(model: Model) -> tuple[Linear, ...]:
-    """The layers at the end of `model` that can be sharded, in forward order; may be none.
-
-    Where there are auxiliary classifiers, these need the whole loss.
-    """
-    if model.has_auxiliaries:
-        return ()
-    return tuple(layer for layer in model.chain[tail_start(model) :] if isinstance(layer, Linear))
-
-
-def tail_start(model: Model) -> int:
-    """The first layer of the longest end of the chain that is fully connected and elementwise layers only.
-
-    Of sequences there is none: those layers compute every place for itself.
-    """
-    start = len(model.chain)
-    if len(model.output_shape) > 1:
-        return start
-    for position in reversed(range(len(model.chain))):
-        layer = model.chain[position]
-        if isinstance(layer, Linear):
-            start = position
-        elif not isinstance(layer, ReLU | Dropout):
-            break
-    return start
+Write = Callable[[Model, Iterator[Array]], None]
 
 
 class ShardOptimizer(Protocol):
@@ -65,21 +34,6 @@ class ShardOptimizer(Protocol):
     def update(self, start: int, stop: int, gradient: Array, step: int, scale: float = 1.0) -> None:
         """Update elements [start, stop)."""
         ...
-
-
-@dataclass(frozen=True)
-class _Shard:
-    """One sharded layer, its columns by rank, and where its part lies in this rank's arena of shards."""
-
-    layer: Linear
-    columns: tuple[int, ...]
-    offset: int
-
-    def own(self, rank: int) -> slice:
-        return slice(self.columns[rank], self.columns[rank + 1])
-
-    def width(self, rank: int) -> int:
-        return self.columns[rank + 1] - self.columns[rank]
 
 
 class _Copy:
@@ -135,13 +89,8 @@ class HybridModel:
         self._model = model
         self._rank, self._size = rank, size
         self._start = tail_start(model)
-        self._shards: dict[str, _Shard] = {}
-        offset = 0
-        for name, layer in known.items():
-            if name in sharded:
-                shard = _shard(layer, size, offset)
-                self._shards[name] = shard
-                offset += _elements(layer, shard.own(rank))
+        spread = [layer for name, layer in known.items() if name in sharded]
+        self._shards = Shards(spread, rank=rank, size=size, gradient_bytes=gradient_bytes, dtype=dtype)
         kept = [each for each in model.parameter_layers if each.name not in self._shards]
         if not kept:
             raise ConfigError("every layer with parameters would be sharded; leave one to the exchange")
@@ -151,11 +100,6 @@ class HybridModel:
         self._kept_in_tail = [each for each in kept if each.name in known]
         self.layout = Layout(tuple(LayerSpec(layer.name, layer.tensors) for layer in kept))
         self._copies = {each.index: _Copy(each, dtype) for each in self._kept_in_tail if copied}
-        self.shards: Array = np.zeros(offset, dtype=dtype)
-        self._gradient_bytes = gradient_bytes
-        # Of a part of one layer at a time, which is updated before the next one's gradient is computed.
-        room = max((self._rows_at_once(shard) * shard.width(rank) for shard in self._shards.values()), default=0)
-        self._gradient: Array = np.zeros(room, dtype=dtype)
         self._tail: Tail | None = None
 
     @property
@@ -166,7 +110,12 @@ class HybridModel:
     @property
     def sharded(self) -> tuple[str, ...]:
         """Names of the sharded layers, in forward order."""
-        return tuple(self._shards)
+        return self._shards.names
+
+    @property
+    def shards(self) -> Array:
+        """This rank's part of the sharded layers' parameters, shape (elements,)."""
+        return self._shards.values
 
     @property
     def tail_bytes(self) -> int:
@@ -190,16 +139,7 @@ class HybridModel:
 
     def initialize_shards(self, seed: int) -> None:
         """Write this rank's columns of what `Model.initialize` would write."""
-        for shard in self._shards.values():
-            values = np.empty(sum(tensor.elements for tensor in shard.layer.tensors), dtype=self.shards.dtype)
-            shard.layer.bind(values, values)
-            shard.layer.initialize(seed)
-            for own, whole in zip(
-                self._own_tensors(shard, self.shards, shard.offset), shard.layer.parameters.values(), strict=True
-            ):
-                own[...] = whole[..., shard.own(self._rank)]
-            shard.layer.parameters.clear()
-            shard.layer.gradients.clear()
+        self._shards.initialize(seed)
 
     def attach(
         self,
@@ -286,57 +226,28 @@ class HybridModel:
         return None if inputs is None else outputs
 
     def save(self, mover: Mover, write: Write, read_layer: Callable[[int], None]) -> None:
-        """Have rank 0 write the whole model layer by layer; all ranks call this.
+        """Have rank 0 write the whole model; all ranks call this.
 
         Args:
             mover: moves the shards to rank 0.
-            write: called on rank 0 with the model and `read`; it calls `read(i)` before it reads the parameters of
-                layer i of the model, for each in the order of the model's own layout, once.
+            write: called on rank 0 with the model and all its parameters, in the order of the model's own layout and
+                of the tensors, in pieces: one is valid until the next is asked for. It takes them all.
             read_layer: called with the index in `layout` before the parameters of a layer that is exchanged are read.
         """
-        layers = self._model.parameter_layers
-        if self._rank:
-            for layer in layers:
-                self._read_whole(layer, mover, read_layer)
-            return
-        spread = [shard.layer for shard in self._shards.values()]
-        with _pages_of(spread, self.shards.dtype) as give_back:
+        pieces = self._pieces(mover, read_layer)
+        if self._rank == 0:
+            write(self._model, pieces)
+        else:
+            for _ in pieces:
+                pass
 
-            def read(index: int) -> None:
-                give_back()
-                self._read_whole(layers[index], mover, read_layer)
-
-            write(self._model, read)
-
-    def _read_whole(self, layer: ParameterLayer, mover: Mover, read_layer: Callable[[int], None]) -> None:
-        """Bring all of a layer's parameters to rank 0, where they are bound."""
-        shard = self._shards.get(layer.name)
-        if shard is None:
-            read_layer(layer.index)
-            return
-        for spec, own in zip(layer.tensors, self._own_tensors(shard, self.shards, shard.offset), strict=True):
-            target = None if self._rank else layer.parameters[spec.name]
-            mover.start("collect", self._to_first(shard, own, target))()
-
-    def _to_first(self, shard: _Shard, own: Array, target: Array | None) -> Transfer:
-        empty: list[list[Array]] = [[] for _ in range(self._size)]
-        if target is None:
-            sends = [*empty]
-            sends[0] = [own.reshape(-1)]
-            return Transfer(sends, empty)
-        rows = target.reshape(-1, target.shape[-1])
-        rows[:, shard.own(0)] = own.reshape(len(rows), -1)
-        receives: list[list[Array]] = [[], *(list(rows[:, shard.own(rank)]) for rank in range(1, self._size))]
-        return Transfer(empty, receives)
-
-    def _own_tensors(self, shard: _Shard, arena: Array, offset: int) -> list[Array]:
-        """Views of this rank's part of the layer's tensors in `arena`, in order, from `offset` on."""
-        views = []
-        for tensor in shard.layer.tensors:
-            own = TensorSpec(tensor.name, (*tensor.shape[:-1], shard.width(self._rank)))
-            views.append(arena[offset : offset + own.elements].reshape(own.shape))
-            offset += own.elements
-        return views
+    def _pieces(self, mover: Mover, read_layer: Callable[[int], None]) -> Iterator[Array]:
+        for layer in self._model.parameter_layers:
+            if layer.name in self._shards:
+                yield from self._shards.collect(layer.name, mover)
+            else:
+                read_layer(layer.index)
+                yield from layer.parameters.values()
 
     def _stages(self) -> Iterator[Stage]:
         chain = self._model.chain[self._start :]
@@ -347,24 +258,13 @@ class HybridModel:
 
     def _placed(self, layer: Linear) -> tuple[FcWeights, tuple[int, ...] | None]:
         """The tensors of a layer that this rank has, and the columns if they are a part."""
-        shard = self._shards.get(layer.name)
-        if shard is None:
-            copied = self._copies.get(layer.index)
-            parameters = layer.parameters if copied is None else copied.parameters
-            gradients = layer.gradients if copied is None else copied.gradients
-            bias = parameters.get("bias")
-            return FcWeights(parameters["weight"], bias, gradients["weight"], gradients.get("bias")), None
-        weight, *rest = self._own_tensors(shard, self.shards, shard.offset)
-        rows = self._rows_at_once(shard)
-        gradient = self._gradient[: rows * weight.shape[1]].reshape(rows, -1)
-        if not rest:
-            return FcWeights(weight, None, gradient, None), shard.columns
-        return FcWeights(weight, rest[0], gradient, np.empty_like(rest[0])), shard.columns
-
-    def _rows_at_once(self, shard: _Shard) -> int:
-        inputs = shard.layer.tensors[0].shape[0]
-        row_bytes = shard.width(self._rank) * self.shards.itemsize
-        return min(inputs, max(1, self._gradient_bytes // row_bytes))
+        if layer.name in self._shards:
+            return self._shards.weights(layer.name), self._shards.columns(layer.name)
+        copied = self._copies.get(layer.index)
+        parameters = layer.parameters if copied is None else copied.parameters
+        gradients = layer.gradients if copied is None else copied.gradients
+        bias = parameters.get("bias")
+        return FcWeights(parameters["weight"], bias, gradients["weight"], gradients.get("bias")), None
 
     def _update(self, name: str, start: int, gradient: Array, passes: int) -> None:
         """A part of a layer's gradient is there."""
@@ -375,24 +275,8 @@ class HybridModel:
             )
         # The gradient is the sum over ranks of those of mean losses, or the part of it that one pass makes up.
         scale = (passes if self._update_each_pass else 1) / self._size
-        start += self._shards[name].offset
+        start += self._shards.offset(name)
         self._optimizer.update(start, start + len(gradient), gradient, self._step, scale=scale)
-
-
-@contextmanager
-def _pages_of(layers: Sequence[ParameterLayer], dtype: np.dtype[Any]) -> Iterator[Callable[[], None]]:
-    """Bind `layers` to memory that is taken as it is written; what is yielded gives all of it back."""
-    sizes = [sum(tensor.elements for tensor in layer.tensors) for layer in layers]
-    pages = Pages(sum(sizes), dtype)
-    for layer, stop, size in zip(layers, accumulate(sizes), sizes, strict=True):
-        values = pages.values[stop - size : stop]
-        layer.bind(values, values)
-    try:
-        yield lambda: pages.release(0, sum(sizes))
-    finally:
-        for layer in layers:
-            layer.parameters.clear()
-            layer.gradients.clear()
 
 
 def _no_way() -> ModelError:
@@ -406,17 +290,3 @@ def _behind(layers: Sequence[Layer]) -> list[Layer]:
             break
         behind.append(layer)
     return behind
-
-
-def _shard(layer: Linear, size: int, offset: int) -> _Shard:
-    units = layer.tensors[0].shape[1]
-    if size > units:
-        raise ConfigError(
-            f"layer {layer.name}: {units} outputs cannot be split over {size} workers; use at most {units} "
-            "workers, or leave the layer to the exchange"
-        )
-    return _Shard(layer, all_bounds(units, size), offset)
-
-
-def _elements(layer: Linear, own: slice) -> int:
-    return sum(tensor.elements // tensor.shape[-1] * (own.stop - own.start) for tensor in layer.tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -37,7 +37,7 @@ def probe_links(communicator: Communicator, servers: int, clock: Clock) -> FcLin
 
 
 def agree_on_fc(
-    layers: list[FcLayer],
+    layers: Sequence[FcLayer],
     job: FcJob,
     communicator: Communicator,
     clock: Clock,

@@ -50,9 +50,9 @@ def begin_from(file: ModelFile, model: Model, skip: Collection[str]) -> None:
         layer.initial = partial(_fill, file)
 
 
-def _fill(file: ModelFile, layer: ParameterLayer) -> None:
+def _fill(file: ModelFile, layer: ParameterLayer, columns: slice) -> None:
     for name, values in layer.parameters.items():
-        values[...] = file.read(f"{layer.name}/{name}")
+        file.read_into(values, f"{layer.name}/{name}", columns)
     for name, values in layer.buffers().items():
         values[...] = file.read(f"{BUFFER_PREFIX}{layer.name}/{name}")
 

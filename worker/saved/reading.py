@@ -16,6 +16,7 @@ from taihu.errors import ConfigError, ModelError
 from taihu.names import MODEL_NAMES
 from taihu.process.memory_limit import memory_limit_bytes
 from worker.engine import Conv2d, Model, build_from_definition, build_model
+from worker.engine.layer import row_blocks
 from worker.engine.loss import make_loss
 from worker.saved.metadata import SavedModel, parse_metadata
 from worker.saved.writing import BUFFER_PREFIX, METADATA_KEY
@@ -45,6 +46,16 @@ class ModelFile:
         """One tensor, float32."""
         tensor: NDArray[np.float32] = self.handle.get_tensor(name)
         return tensor
+
+    def read_into(self, target: NDArray[Any], name: str, columns: slice = slice(None)) -> None:
+        """Write `columns` of the last axis of a tensor into `target`, few rows at a time."""
+        shape = self.shapes[name]
+        if len(shape) < 2:
+            target[...] = self.read(name)[..., columns]
+            return
+        stored = self.handle.get_slice(name)
+        for rows in row_blocks(shape):
+            target[rows] = stored[rows][..., columns]
 
     def buffers(self) -> dict[str, NDArray[np.float32]]:
         """The running statistics by name within the model, "layer/buffer"."""
@@ -107,7 +118,7 @@ def load_model(path: Path, own: str | None = None) -> StoredModel:
         arena = np.zeros(model.layout.elements, dtype=np.float32)
         model.bind(arena, np.zeros_like(arena))
         for name, target in model.parameters_by_name().items():
-            target[...] = file.read(name)
+            file.read_into(target, name)
         model.load_buffers(file.buffers())
         return StoredModel(model, arena, file.saved)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,13 @@ from worker.data.dataset import Dataset
 from worker.engine import Model
 from worker.saved.metadata import LARGEST_METADATA, LONGEST_TEXT, SavedModel
 
-__all__ = ["BUFFER_PREFIX", "METADATA_KEY", "describe_model", "save_model"]
+__all__ = ["BUFFER_PREFIX", "METADATA_KEY", "bound_pieces", "describe_model", "save_model"]
 
 METADATA_KEY = "taihu"
 BUFFER_PREFIX = "buffers/"
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
+_VALUE_BYTES = 4
 
 
 def describe_model(job: Job, dataset: Dataset, model: Model, steps: int) -> SavedModel:
@@ -65,43 +67,51 @@ def _one_line(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)[:LONGEST_TEXT]
 
 
-def save_model(
-    path: Path, model: Model, saved: SavedModel, read_layer: Callable[[int], None] = lambda layer: None
-) -> None:
+def bound_pieces(model: Model, read_layer: Callable[[int], None] = lambda layer: None) -> Iterator[NDArray[Any]]:
+    """The parameters of `model` for `save_model`; `read_layer(i)` is called before those of layer i are read."""
+    for index, layer in enumerate(model.parameter_layers):
+        read_layer(index)
+        yield from layer.parameters.values()
+
+
+def save_model(path: Path, model: Model, saved: SavedModel, pieces: Iterable[NDArray[Any]] | None = None) -> None:
     """Write parameters and buffers, all of them float32; the file appears whole or not at all.
 
-    `read_layer(i)` is called before the parameters of layer i are read, in the order of the layout: a model need not
-    be in memory all at once.
+    Args:
+        path: of the file.
+        model: its layers need not be bound.
+        saved: what is said about it.
+        pieces: its parameters in the order of layout and tensors, cut in any way; one is read before the next is
+            asked for, so that the model need not be in memory all at once. By default those that are bound.
 
     Raises:
         ModelError: the file cannot be written.
     """
     buffers = {f"{BUFFER_PREFIX}{name}": values for name, values in model.buffers().items()}
-    header = _header({**model.parameters_by_name(), **buffers}, saved)
+    shapes = {f"{layer.name}/{spec.name}": spec.shape for layer in model.parameter_layers for spec in layer.tensors}
+    header = _header({**shapes, **{name: values.shape for name, values in buffers.items()}}, saved)
     with replaced(path) as partial:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             file.write(header)
-            for index, layer in enumerate(model.parameter_layers):
-                read_layer(index)
-                for values in layer.parameters.values():
-                    _write(file, values)
+            for values in bound_pieces(model) if pieces is None else pieces:
+                _write(file, values)
             for values in buffers.values():
                 _write(file, values)
 
 
-def _header(tensors: Mapping[str, NDArray[np.float32]], saved: SavedModel) -> bytes:
-    """The beginning of a safetensors file with `tensors` in this order, whose values may come later."""
+def _header(shapes: Mapping[str, tuple[int, ...]], saved: SavedModel) -> bytes:
+    """The beginning of a safetensors file with tensors of these shapes in this order, whose values come later."""
     fields: dict[str, object] = {"__metadata__": {METADATA_KEY: saved.to_metadata()}}
     offset = 0
-    for name, values in tensors.items():
-        end = offset + values.nbytes
-        fields[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": [offset, end]}
+    for name, shape in shapes.items():
+        end = offset + _VALUE_BYTES * math.prod(shape)
+        fields[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(fields).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def _write(file: BinaryIO, values: NDArray[np.float32]) -> None:
+def _write(file: BinaryIO, values: NDArray[Any]) -> None:
     file.write(np.ascontiguousarray(values, dtype="<f4").data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from allreduce.parts.shards import gather_rows
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.optimization import OptimizerShard
-from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer
+from taihu.planner.fc_mode import FcChoice, FcJob
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from taihu.wire.headers import ValueType
@@ -26,10 +26,12 @@ from worker.data.dataset import Dataset
 from worker.engine import Array, Model, StepContext, StepHooks
 from worker.engine.layer import ignore_layer
 from worker.exchange.shell import Exchange
-from worker.fc.hybrid import HybridModel, fully_connected_layers
+from worker.fc.connected import spreadable
+from worker.fc.hybrid import HybridModel
 from worker.fc.mover import PeerMover
 from worker.fc.probe import agree_on_fc
 from worker.memory.arenas import arenas_of
+from worker.saved.writing import bound_pieces
 from worker.session import Exchanged
 from worker.training.evaluation import TESTING, Scores, batch_sizes, evaluate, read_along, samples_at_once, scores
 from worker.training.hashing import exchanged_sha256
@@ -38,7 +40,7 @@ __all__ = ["HybridReplica", "Replica", "Uses", "WholeReplica", "prepare_hybrid"]
 
 _DIGEST_BYTES = 32
 
-Write = Callable[[Model, Callable[[int], None]], None]
+Write = Callable[[Model, Iterator[Array]], None]
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ class Replica(ABC):
     def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
         """Have rank 0 write the whole model; all ranks call this at the same time.
 
-        `write(model, read_layer)` calls `read_layer(i)` before it reads the parameters of layer i, for every one in
-        the order of the layout.
+        `write(model, pieces)` takes the parameters piece by piece, see `save_model`; `read_layer(i)` is called before
+        those of an exchanged layer i are read, in the order of the layout.
         """
 
     @abstractmethod
@@ -129,11 +131,12 @@ class WholeReplica(Replica):
 
     @override
     def save(self, write: Write, read_layer: Callable[[int], None]) -> None:
+        pieces = bound_pieces(self._model, read_layer)
         if self._rank == 0:
-            write(self._model, read_layer)
+            write(self._model, pieces)
         elif self.reads_together:
-            for layer in range(len(self._model.layout.layers)):
-                read_layer(layer)
+            for _ in pieces:
+                pass
 
     @override
     def evaluate(self, dataset: Dataset, read_layer: Callable[[int], None]) -> Scores | None:
@@ -260,11 +263,10 @@ def prepare_hybrid(  # noqa: PLR0917 - what a replica is made of
     Raises:
         ConfigError: nothing of the model can be sharded as `exchange.fc` demands.
     """
-    layers = [FcLayer(layer.name, *layer.tensors[0].shape[:2]) for layer in fully_connected_layers(model)]
+    known = spreadable(model)
     facts = FcJob(job.train.batch, job.cluster.workers, job.servers)
-    everything = len(layers) == len(model.layout.layers)
     insist = job.exchange.fc == "shard"
-    choices = agree_on_fc(layers, facts, communicator, clock, insist=insist, leave_one=everything)
+    choices = agree_on_fc(known.layers, facts, communicator, clock, insist=insist, leave_one=known.leave_one)
     if not any(choice.choice == "shard" for choice in choices):
         if insist and job.cluster.workers > 1:
             raise ConfigError(

@@ -11,8 +11,8 @@ from typing import Final
 from taihu.job import Job
 from worker.engine import Model
 from worker.engine.rehearsal import rehearsed_bytes
+from worker.fc.connected import tail_start
 from worker.fc.footprint import TailFootprint
-from worker.fc.hybrid import tail_start
 from worker.training.evaluation import samples_at_once
 from worker.training.replica import recompute
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from taihu.coordination.client import CoordinatorClient
 from taihu.coordination.stopping import StopNotice
@@ -45,24 +44,16 @@ class LastStep:
         return self.notice.last_of(self._total) < self._total
 
 
-def write_or_say(
-    write: Callable[[Callable[[int], None]], None], layers: int, read_layer: Callable[[int], None]
-) -> str:
-    """Let `write(read_layer)` save the model of a run that was stopped; returns why it could not, empty if it could.
+def write_or_say(write: Callable[[], None], pieces: Iterator[object]) -> str:
+    """Let `write`, which takes `pieces`, save the model of a stopped run; returns why it could not, or nothing.
 
-    `read_layer` is called for every one of the `layers` in any case: other workers may read along.
+    All pieces are taken in any case: other workers may read along.
     """
-    unread = deque(range(layers))
-
-    def read_next(layer: int) -> None:
-        unread.remove(layer)
-        read_layer(layer)
-
     problem = ""
     try:
-        write(read_next)
+        write()
     except ModelError as error:
         problem = str(error)
-    for layer in unread:
-        read_layer(layer)
+    for _ in pieces:
+        pass
     return problem

@@ -53,10 +53,31 @@ class Linear(ParameterLayer):
 
     def fill(self, generator: np.random.Generator) -> None:
         """Normal weights of the variance gain / inputs; zero bias."""
+        self._fill(generator, slice(None))
+
+    def initialize_columns(self, seed: int, columns: slice) -> None:
+        """Write the bound parameters, which are these columns alone: what `initialize` would write there."""
+        if self.initial is not None:
+            self.initial(self, columns)
+        elif type(self).fill is Linear.fill:
+            self._fill(self.generator(seed), columns)
+        else:
+            self._fill_whole(seed, columns)
+
+    def _fill(self, generator: np.random.Generator, columns: slice) -> None:
         weight = self.parameters["weight"]
-        fill_normal(weight, generator, math.sqrt(self._gain / len(weight)))
+        fill_normal(weight, generator, math.sqrt(self._gain / len(weight)), columns=columns, of=self._units)
         if self._bias:
             self.parameters["bias"][...] = 0
+
+    def _fill_whole(self, seed: int, columns: slice) -> None:
+        """A subclass that fills in its own way knows of no columns."""
+        own = self.parameters
+        self.parameters = {each.name: np.empty(each.shape, own[each.name].dtype) for each in self.tensors}
+        self.fill(self.generator(seed))
+        for name, values in own.items():
+            values[...] = self.parameters[name][..., columns]
+        self.parameters = own
 
     def compute(self, x: Array, run: Run) -> Array:
         """One matrix product."""
