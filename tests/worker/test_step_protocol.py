@@ -221,8 +221,12 @@ class Training(RuleBasedStateMachine):
 
     def forward(self) -> None:
         self.todo = [("read", group) for group in reversed(range(len(self.sizes)))]
-        self.todo += [("begin", 0)] + [("backward", group) for group in range(len(self.sizes))]
+        self.todo += [("begin", 0), *self.all_of_backward()]
         self.in_backward = False
+
+    def all_of_backward(self) -> list[tuple[str, int]]:
+        """Of every group, what comes before its gradients are computed, and after."""
+        return [(what, group) for group in range(len(self.sizes)) for what in ("backward", "ready")]
 
     def do(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -312,9 +316,9 @@ class Training(RuleBasedStateMachine):
             return False
         self.protocol.write(group)
         self.gradients.add(group)
-        if self.promised.fetches and not self._turn(self.protocol.parameters.backward_reading(group)):
-            return False
-        self.check_bytes(group)
+        return not self.promised.fetches or self._turn(self.protocol.parameters.backward_reading(group))
+
+    def _ready(self, group: int) -> bool:
         self.current = None
         self.do(self.protocol.ready(group))
         return True
@@ -333,7 +337,10 @@ class Training(RuleBasedStateMachine):
     @precondition(lambda self: self.arriving)
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
-        group, attempt = data.draw(st.sampled_from(self.arriving))
+        self.take(*data.draw(st.sampled_from(self.arriving)))
+
+    def take(self, group: int, attempt: int) -> None:
+        """A part of a group's parameters is here."""
         self.fetches.remove((group, attempt))
         actions = self.protocol.parameters.arrived(group, attempt)
         if not self.promised.widens and group not in [each for each, _ in self.fetches]:
@@ -348,7 +355,11 @@ class Training(RuleBasedStateMachine):
     @precondition(lambda self: self.widening)
     @rule(data=st.data())
     def widen(self, data: st.DataObject) -> None:
-        group = self.widening.pop(data.draw(st.integers(0, len(self.widening) - 1)))
+        self.make_wide(data.draw(st.integers(0, len(self.widening) - 1)))
+
+    def make_wide(self, place: int) -> None:
+        """A group's parameters are there in fp32."""
+        group = self.widening.pop(place)
         self.parameters.add(group)
         self.do(self.protocol.parameters.widened(group))
 
@@ -361,7 +372,7 @@ class Training(RuleBasedStateMachine):
         self.attempt += 1
         self.do(self.protocol.begin(self.step, self.attempt))
         self.ended.clear()
-        self.todo = [("backward", group) for group in range(len(self.sizes))]
+        self.todo = self.all_of_backward()
 
     @invariant()
     def memory_is_what_the_protocol_says(self) -> None:
@@ -376,17 +387,20 @@ class Training(RuleBasedStateMachine):
             held = sum(self.sizes[group] for group in self.gradients)
             assert held <= gradient_room(self.sizes, self.promised.bucket_elements)
 
-        self.check_bytes()
+        if self.promised.widens and not self.promised.keeps:
+            assert self.held_bytes() <= self.planned_bytes()
 
-    def check_bytes(self, computed: int | None = None) -> None:
-        """Of 16 bits in stage 3: a worker has no more than is planned, also when gradients are there."""
-        if not self.promised.widens or self.promised.keeps:
-            return
-        fp32 = [*self.parameters, *([] if computed is None else [computed])]
+    def held_bytes(self) -> int:
+        """Bytes of stage 3 in 16 bits: what is here, comes and is sent, and the gradients that are computed."""
+        computed = [group for what, group in self.todo[:1] if what == "ready"]
         half = [*self.gradients, *{group for group, _ in self.fetches}, *self.widening]
         # One thread widens.
         widened = max((4 * self.sizes[group] for group in self.widening), default=0)
-        held = sum(4 * self.sizes[group] for group in fp32) + sum(2 * self.sizes[group] for group in half) + widened
+        fp32 = sum(4 * self.sizes[group] for group in (*self.parameters, *computed))
+        return fp32 + sum(2 * self.sizes[group] for group in half) + widened
+
+    def planned_bytes(self) -> int:
+        """The same by the plan of a worker's memory."""
         rules = self.promised
         job = MemoryJob(
             layer_elements=tuple(self.sizes),
@@ -401,7 +415,7 @@ class Training(RuleBasedStateMachine):
             holds_gradients=rules.holds or rules.clips,
         )
         planned = worker_memory(job)
-        assert held <= planned.parameters + planned.gradients + planned.buffers
+        return planned.parameters + planned.gradients + planned.buffers
 
     def teardown(self) -> None:
         """Whatever has happened, training can go on to the end of a step."""
@@ -414,16 +428,9 @@ class Training(RuleBasedStateMachine):
             while self.applying:
                 self.apply()
             while self.arriving:
-                group, attempt = self.arriving[0]
-                self.fetches.remove((group, attempt))
-                actions = self.protocol.parameters.arrived(group, attempt)
-                if not self.promised.widens and group not in [each for each, _ in self.fetches]:
-                    self.parameters.add(group)
-                self.do(actions)
+                self.take(*self.arriving[0])
             while self.widening:
-                group = self.widening.pop()
-                self.parameters.add(group)
-                self.do(self.protocol.parameters.widened(group))
+                self.make_wide(0)
             if self.step >= last:
                 return
             self.train()
@@ -432,3 +439,27 @@ class Training(RuleBasedStateMachine):
 
 TestTraining: type[unittest.TestCase] = Training.TestCase
 Training.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "live", "above"), [([3, 9, 3], 0, 0.0), ([1, 2, 6, 5, 1], 0, 0.05), ([4, 4, 4, 4], 12, 0.1)]
+)
+def test_what_is_planned_in_16_bits_is_reached(sizes: list[int], live: int, above: float) -> None:
+    """Where sums take longest, parameters come at once, and are widened as late as can be."""
+    training = Training()
+    training.start(sizes, 1, (True, False, False, True, True, True, False), (0, live))
+    most = 0
+    for _ in range(200):
+        while training.arriving:
+            training.take(*training.arriving[0])
+        most = max(most, training.held_bytes())
+        before = list(training.todo)
+        training.train()
+        if training.todo != before or training.arriving:
+            continue
+        if training.widening:
+            training.make_wide(0)
+        elif training.sums:
+            training.do(training.protocol.updated(*training.sums.pop(0)))
+    assert most <= training.planned_bytes() <= (1 + above) * most
+    training.teardown()
