@@ -23,6 +23,8 @@ from kernels.shared_reduce import REDUCE_KINDS, ReduceKind, dtype_of
 from taihu.errors import ExchangeError, StaleError
 from taihu.wire.shared_memory import SharedBuffer, open_shared
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 # Workers are forks of a process that has imported what takes long.
 WORKERS = multiprocessing.get_context("forkserver")
 WORKERS.set_forkserver_preload(["allreduce.same_host.allreduce", "hypothesis", "pytest"])

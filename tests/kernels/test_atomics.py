@@ -16,6 +16,8 @@ from kernels.atomics import load_acquire, store_release
 from kernels.futex import publish, wait_until
 from kernels.jit import kernel
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 Words = NDArray[np.int64]
 ROUNDS = 2_000
 WORDS = st.integers(-(2**63), 2**63 - 1)
