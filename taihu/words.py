@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["aligned", "counted", "listed", "one_line", "parse_bytes"]
+__all__ = ["aligned", "counted", "listed", "one_line", "parse_bytes", "parse_rate"]
 
 _UNITS: Final = MappingProxyType({"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12})
+_RATES: Final = MappingProxyType({"k": 1e3, "m": 1e6, "g": 1e9})
 
 
 def counted(number: int, thing: str) -> str:
@@ -26,6 +27,12 @@ def parse_bytes(text: str) -> float | None:
     """The bytes of a size such as `4MB` or `2.5GB`; None where `text` is no number with B, kB, MB, GB or TB."""
     size = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMGT]?B)", text)
     return None if size is None else float(size[1]) * _UNITS[size[2]]
+
+
+def parse_rate(text: str) -> float | None:
+    """The bits per second of a rate such as `1gbit`; None where `text` is no number with kbit, mbit or gbit."""
+    rate = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg])bit", text.lower())
+    return None if rate is None else float(rate[1]) * _RATES[rate[2]]
 
 
 def one_line(text: str) -> str:

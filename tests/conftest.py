@@ -139,16 +139,17 @@ def start_by_hand(tmp_path: Path) -> Iterator[Start]:
         yield launch
 
 
-@pytest.fixture
-def run_plan(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """`taihu plan` in this process; returns exit code, stdout, stderr."""
+Command = Callable[..., tuple[int, str, str]]
+
+
+def _command(function: Callable[..., object], capsys: pytest.CaptureFixture[str]) -> Command:
+    """A command in this process; returns exit code, stdout, stderr."""
     import typer
 
-    from taihu.cli.plan import plan
     from taihu.process.entry import run_app
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(plan)
+    app.command()(function)
 
     def command(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -156,3 +157,19 @@ def run_plan(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str
         return int(str(ended.value.code)), *capsys.readouterr()
 
     return command
+
+
+@pytest.fixture
+def run_plan(capsys: pytest.CaptureFixture[str]) -> Command:
+    """`taihu plan` in this process."""
+    from taihu.cli.plan import plan
+
+    return _command(plan, capsys)
+
+
+@pytest.fixture
+def run_simulate(capsys: pytest.CaptureFixture[str]) -> Command:
+    """`taihu simulate` in this process."""
+    from taihu.cli.simulate import simulate
+
+    return _command(simulate, capsys)

@@ -31,6 +31,7 @@ __all__ = [
     "Segment",
     "buffer_layout",
     "cut_chunks",
+    "segment_elements",
     "summation_order",
     "summed_by",
 ]
@@ -224,11 +225,16 @@ def cut_chunks(layout: Layout, group: Group, size: int, itemsize: int) -> tuple[
         size: number of ranks.
         itemsize: bytes of a value.
     """
+    segment = segment_elements(layout, group, size, itemsize)
+    return tuple(Shard(layout, size, rank).frames((group,), segment) for rank in range(size))
+
+
+def segment_elements(layout: Layout, group: Group, size: int, itemsize: int) -> int:
+    """The most values of a segment of the chunks that `cut_chunks` makes."""
     elements = layout.offsets[group.last_layer + 1] - layout.offsets[group.first_layer]
     chunk_bytes = elements * itemsize / size
     size_bytes = min(max(chunk_bytes / _SEGMENTS_PER_CHUNK, _SMALLEST_SEGMENT_BYTES), _LARGEST_SEGMENT_BYTES)
-    segment = int(size_bytes) // itemsize
-    return tuple(Shard(layout, size, rank).frames((group,), segment) for rank in range(size))
+    return int(size_bytes) // itemsize
 
 
 def buffer_layout(elements: int) -> Layout:

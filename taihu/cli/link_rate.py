@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
+from taihu import words
 from taihu.errors import ConfigError
 
 __all__ = ["floor_seconds", "parse_rate"]
 
 _TCP_PAYLOAD_SHARE = 1448 / 1514
-_RATE = re.compile(r"^(\d+(?:\.\d+)?)(k|m|g)bit$")
-_BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 
 def floor_seconds(model_bytes: int, servers: int, workers: int, rate_bits_per_second: float) -> float:
@@ -21,7 +18,7 @@ def floor_seconds(model_bytes: int, servers: int, workers: int, rate_bits_per_se
 
 def parse_rate(text: str) -> float:
     """Bits per second of `100mbit`, `1gbit`; raises ConfigError for other forms."""
-    match = _RATE.match(text.lower())
-    if match is None:
+    rate = words.parse_rate(text)
+    if rate is None:
         raise ConfigError(f"--rate {text}: expected a number with kbit, mbit or gbit, for example 1gbit")
-    return float(match[1]) * _BITS[match[2]]
+    return rate

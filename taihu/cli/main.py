@@ -42,6 +42,11 @@ _COMMANDS: Final = (
         "Predict the time of a step from a job's measured costs, and merge its layers so that it is shortest.",
     ),
     (
+        "simulate",
+        "taihu.cli.simulate:simulate",
+        "Simulate the steps of a job on other machines: how long one takes, and where its time and bytes go.",
+    ),
+    (
         "check-model",
         "taihu.cli.check_model:check_model",
         "Show the layers of a model, and check the gradients of each of them against central differences.",

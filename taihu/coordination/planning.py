@@ -181,6 +181,12 @@ class Planning:
             compute=self._job.cluster.compute,
             carriage="" if self._one_host else carriage,
         )
+        self.adopt(step, profile, carriage)
+
+    def adopt(self, step: int, profile: Profile, carriage: Carriage) -> None:
+        """Plan by costs that hold after `step`."""
+        groups = self.plan.groups
+        compression = planned_compression(self._job, self.plan.frame_elements)
         frame_elements = self._frames_for_links(profile, compression)
         compression = planned_compression(self._job, frame_elements)
         seconds = predict(profile, compression, groups) if self._job.plans_by_measuring else 0.0

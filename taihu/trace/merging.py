@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from taihu.errors import RunError
 from taihu.trace.parts import NS_PER_US, Event, Part, read_part, write_trace
 
-__all__ = ["merge_parts"]
+__all__ = ["merge_parts", "trace_of"]
 
 _FLOW_CATEGORY: Final = "flow"
 
@@ -55,12 +56,13 @@ def merge_parts(paths: Iterable[Path], out: Path) -> dict[str, Any]:
         seen = "; ".join(f"{name}: {reason}" for name, reason in sorted(skipped.items())) or "no process wrote one"
         raise RunError(f"no trace: expected at least one trace part that can be read ({seen}); see the logs")
     parts.sort(key=lambda found: (found[0].sort_index, found[0].process, found[1]))
-    trace = _trace([part for part, _ in parts], skipped)
+    trace = trace_of([part for part, _ in parts], skipped)
     write_trace(out, trace)
     return trace
 
 
-def _trace(parts: Sequence[Part], skipped: Mapping[str, str]) -> dict[str, Any]:
+def trace_of(parts: Sequence[Part], skipped: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """The trace of `parts` in their order, as `merge_parts` writes it; `skipped` says why others are left out."""
     metadata: list[dict[str, Any]] = []
     slices: list[_Slice] = []
     # Some viewers take thread ids for global and a thread id that equals a process id for its main thread.

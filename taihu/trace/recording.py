@@ -123,6 +123,10 @@ class Tracer:
         Raises:
             ConfigError: the file cannot be written.
         """
+        write_part(path, self.part(process, sort_index, offset_s=offset_s, error_s=error_s))
+
+    def part(self, process: str, sort_index: int, *, offset_s: float = 0.0, error_s: float = 0.0) -> Part:
+        """The part that `write_part` writes."""
         # Threads that pass the check of the limit together may each append once more.
         recorded = self._events[:]
         kept = recorded[: self._limit]
@@ -132,7 +136,7 @@ class Tracer:
         )
         dropped = self._dropped + len(recorded) - len(kept)
         known_error_s = error_s if math.isfinite(error_s) else None
-        write_part(path, Part(sort_index, process, dropped, known_error_s, events))
+        return Part(sort_index, process, dropped, known_error_s, events)
 
 
 @dataclass(slots=True)

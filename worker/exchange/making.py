@@ -11,7 +11,6 @@ from taihu.coordination.plan import Plan
 from taihu.job import Job
 from taihu.optimization import OptimizerShard, in_steps
 from taihu.trace import Tracer
-from taihu.wire.codec import BYTES_PER_VALUE
 from taihu.wire.identity import WorkerIdentity
 from worker.exchange.ring.dense import Replicas, RingRoute, RingUpdates
 from worker.exchange.ring.sharded import Owners
@@ -19,7 +18,7 @@ from worker.exchange.ring.sparse import SparseRoute
 from worker.exchange.route import Route, RouteEvents
 from worker.exchange.servers.route import ServerRoute
 from worker.exchange.shell import Exchange
-from worker.exchange.step_rules import Rules
+from worker.exchange.step_rules import rules_of
 from worker.exchange.updates import ByEveryWorker
 from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
@@ -87,7 +86,7 @@ def _exchange(
         job=job,
         plan=plan,
         arenas=arenas,
-        rules=_rules_of(job, arenas),
+        rules=rules_of(job, len(arenas.parameters)),
         make_route=make_route,
         compressor=compressor_of(job, plan, arenas) if job.compression.method != "none" else None,
         on_compressed=beside.on_compressed,
@@ -102,21 +101,4 @@ def compressor_of(job: Job, plan: Plan, arenas: Arenas) -> GroupCompressor:
     )
     return GroupCompressor(
         compressor, plan.layout, plan.groups, gradients=arenas.gradients, parameters=arenas.parameters
-    )
-
-
-def _rules_of(job: Job, arenas: Arenas) -> Rules:
-    """The rules of a worker's steps, as job and arenas have them; the route adds its own."""
-    half = arenas.half
-    return Rules(
-        drops_gradients=arenas.gradient_pages is not None,
-        fetches=arenas.parameter_pages is not None,
-        widens=half is not None,
-        keeps=half is not None and half.keeps,
-        holds=job.holds_gradients,
-        clips=job.clips_whole,
-        # What is recomputed needs the room in an order of its own.
-        ahead_of_forward=not job.updates_together and job.train.recompute == "none",
-        bucket_elements=job.bucket_bytes(len(arenas.parameters)) // BYTES_PER_VALUE,
-        live_elements=job.exchange.live_bytes // BYTES_PER_VALUE,
     )

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-__all__ = ["PUSHED", "Phase", "Rules"]
+from taihu.job import Job
+
+__all__ = ["PUSHED", "Phase", "Rules", "rules_of"]
+
+_FP32_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -50,3 +54,23 @@ class Phase(Enum):
 
 
 PUSHED: Final = (Phase.SUMMING, Phase.SUMMED)
+
+
+def rules_of(job: Job, elements: int) -> Rules:
+    """The rules of a worker's steps, where so many parameters are exchanged; the route adds its own.
+
+    They are those of the memory that `worker.memory.arenas.arenas_of` makes for the job.
+    """
+    half = job.train.precision != "fp32"
+    return Rules(
+        drops_gradients=job.zero >= 2,
+        fetches=half or job.zero == 3,
+        widens=half,
+        keeps=half and job.zero == 2,
+        holds=job.holds_gradients,
+        clips=job.clips_whole,
+        # What is recomputed needs the room in an order of its own.
+        ahead_of_forward=not job.updates_together and job.train.recompute == "none",
+        bucket_elements=job.bucket_bytes(elements) // _FP32_BYTES,
+        live_elements=job.exchange.live_bytes // _FP32_BYTES,
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from taihu.coordination.plan import Plan
 from taihu.errors import RunError
 from taihu.job import Job
-from taihu.planner.groups import group_of_layer
+from taihu.planner.groups import GroupCountdown
 from worker.exchange.shell import Exchange
 
 __all__ = ["StepDriver", "Wait"]
@@ -43,9 +43,8 @@ class StepDriver:
         """Go on by another plan; `finish` came before."""
         if plan is not self._exchange.plan:
             self._exchange.adopt(plan)
-        self._group_of = group_of_layer(plan.groups)
-        self._tensors = [len(layer.tensors) for layer in plan.layout.layers]
-        self._missing = [0] * len(plan.groups)
+        self._countdown = GroupCountdown(plan.layout, plan.groups)
+        self._group_of = self._countdown.group_of
 
     def read(self, layer: int) -> None:
         """Return when a forward may read the parameters of a layer."""
@@ -56,9 +55,7 @@ class StepDriver:
         self._step = step
         self._one_by_one = one_by_one and not self._together
         self._exchange.begin(step, attempt)
-        self._missing = [0] * len(self._missing)
-        for group, tensors in zip(self._group_of, self._tensors, strict=True):
-            self._missing[group] += tensors
+        self._countdown.begin()
 
     def prepare(self, layer: int) -> None:
         """Return when backward may read the parameters of a layer and write its gradients."""
@@ -71,7 +68,7 @@ class StepDriver:
 
     def ready(self, layer: int) -> None:
         """The gradients of all tensors of a layer are complete."""
-        self._count_down(layer, self._tensors[layer])
+        self._count_down(layer, None)
 
     def tensor_ready(self, layer: int) -> None:
         """The gradient of one more tensor of a layer is complete."""
@@ -83,31 +80,31 @@ class StepDriver:
         Raises:
             RunError: some are missing.
         """
-        if any(self._missing):
-            group = next(group for group, missing in enumerate(self._missing) if missing)
+        missing = self._countdown.missing
+        if any(missing):
+            group = next(group for group, count in enumerate(missing) if count)
             raise RunError(
-                f"step {self._step}: backward ended while {self._missing[group]} tensors of group {group} have no "
-                "gradients"
+                f"step {self._step}: backward ended while {missing[group]} tensors of group {group} have no gradients"
             )
         if self._one_by_one and self._keeps_gradients:
-            for group in range(len(self._missing)):
+            for group in range(len(missing)):
                 self._exchange_alone(group)
 
     def finish(self) -> None:
         """Return when every group has been summed and updated by all."""
-        for group in range(len(self._missing)):
+        for group in range(len(self._countdown.missing)):
             self._exchange.complete(group)
 
     def abort(self) -> None:
         """Give the present step up, as all workers do; `begin` with a higher attempt follows."""
         self._exchange.abort(self._step)
 
-    def _count_down(self, layer: int, tensors: int) -> None:
-        group = self._group_of[layer]
-        if self._missing[group] < tensors:
-            raise RunError(f"step {self._step}: layer {layer} has brought more gradients than it has tensors")
-        self._missing[group] -= tensors
-        if not self._missing[group]:
+    def _count_down(self, layer: int, tensors: int | None) -> None:
+        try:
+            group = self._countdown.ready(layer, tensors)
+        except RunError as error:
+            raise RunError(f"step {self._step}: {error}") from None
+        if group is not None:
             self._push(group)
 
     def _push(self, group: int) -> None:

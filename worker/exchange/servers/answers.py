@@ -1,9 +1,8 @@
-"""Answers of a server: how far frames may be ahead of them, which are expected, and where they belong."""
+"""Answers of a server: which are expected, and where they belong."""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,33 +15,9 @@ from taihu.wire.headers import At, Frame, FrameHeader, ValueType, dense_values
 from taihu.wire.kinds import Encoding, Summed
 from worker.exchange.updates import Updates
 
-__all__ = ["ByServers", "FrameWindow", "ServerAnswers"]
+__all__ = ["ByServers", "ServerAnswers"]
 
 Values = NDArray[np.float32]
-Item = TypeVar("Item")
-
-
-class FrameWindow(Generic[Item]):
-    """Lets items go in the order in which they come, at most `frames` of them ahead of the answers (ADR 3)."""
-
-    def __init__(self, frames: int) -> None:
-        self._room = frames
-        self._waiting: deque[Item] = deque()
-
-    def put(self, item: Item) -> list[Item]:
-        """`item` is to go behind all earlier ones; returns what may go now."""
-        self._waiting.append(item)
-        return self._admitted()
-
-    def answered(self) -> list[Item]:
-        """One of those that went has been answered; returns what may go now."""
-        self._room += 1
-        return self._admitted()
-
-    def _admitted(self) -> list[Item]:
-        count = min(self._room, len(self._waiting))
-        self._room -= count
-        return [self._waiting.popleft() for _ in range(count)]
 
 
 class ServerAnswers:

@@ -27,8 +27,9 @@ from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Summed
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.sink import Origin, Sink
-from worker.exchange.servers.answers import ByServers, FrameWindow, ServerAnswers
+from worker.exchange.servers.answers import ByServers, ServerAnswers
 from worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
+from worker.exchange.servers.under_way import FramesUnderWay
 from worker.exchange.updates import Updates
 from worker.memory.arenas import Arenas
 
@@ -89,10 +90,8 @@ class ServerLink:
         self._answers = ServerAnswers(self.peer, job.name, arenas.parameters, updates, arenas.value_type)
         self._at = At(plan.version, 0)
         self._arrived_s = self._send_start_s = 0.0
-        self._window = FrameWindow[Pushed](job.exchange.window_frames)
-        self._unanswered: set[int] = set()
-        self._wanted: dict[int, FrameSpec] = {}
-        # Guards the window, what is unanswered or wanted, `sent_bytes`, and the order in which frames are sent.
+        self._under_way = FramesUnderWay[Pushed](job.exchange.window_frames)
+        # Guards what is under way, `sent_bytes`, and the order in which frames are sent.
         self._ordering = threading.Condition(threading.Lock())
         self._is_writing = self._abandoned = False
         self._link = FrameLink(
@@ -178,9 +177,7 @@ class ServerLink:
         """Forget what is under way, and drop what still comes; returns when no arena is read or written for it."""
         with self._ordering:
             self._answers.cancel()
-            self._window = FrameWindow(self._job.exchange.window_frames)
-            self._unanswered.clear()
-            self._wanted.clear()
+            self._under_way.cancel()
         sent = threading.Event()
         self._link.after(sent.set)
         while not self._abandoned and not sent.wait(_LOOK_AGAIN_S):
@@ -217,11 +214,8 @@ class ServerLink:
         Frames that have been pushed in this step are asked for one by one, as soon as they have been answered.
         """
         with self._ordering:
-            for frame in self.frames(group):
-                if frame.offset in self._unanswered:
-                    self._wanted[frame.offset] = frame
-                else:
-                    self._ask(frame, step)
+            for frame in self._under_way.ask(self.frames(group)):
+                self._ask(frame, step)
 
     def _ask(self, frame: FrameSpec, step: int) -> None:
         self._answers.expect(frame, step)
@@ -257,11 +251,9 @@ class ServerLink:
         size = HEADER_BYTES + sum(piece.nbytes for piece in pieces) + header.shared_bytes
         with self._ordering:
             self.sent_bytes += size
-            self._unanswered.add(header.address.offset)
             # Values in shared memory occupy no buffer.
-            self._pass(
-                [(header, pieces)] if header.encoding is Encoding.SHARED else self._window.put((header, pieces))
-            )
+            windowed = header.encoding is not Encoding.SHARED
+            self._pass(self._under_way.push(header.address.offset, (header, pieces), windowed=windowed))
         return size
 
     def _pass(self, admitted: Iterable[Pushed]) -> None:
@@ -322,12 +314,10 @@ class ServerLink:
     def _go_on(self, header: FrameHeader) -> None:
         """Ask for what has been answered and is wanted, and let the next frames go."""
         at, _, offset, _ = header.address
-        self._unanswered.discard(offset)
-        wanted = self._wanted.pop(offset, None)
+        wanted, admitted = self._under_way.answered(offset, windowed=header.encoding is not Encoding.SHARED)
         if wanted is not None:
             self._ask(wanted, at.step)
-        if header.encoding is not Encoding.SHARED:
-            self._pass(self._window.answered())
+        self._pass(admitted)
 
     def _trace(self, name: str, group: int, start_s: float) -> None:
         if self._tracer.enabled:

@@ -1,0 +1,112 @@
+"""`taihu simulate`: a job's steps on machines that are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from taihu.errors import ConfigError
+from taihu.job.flags import JobFlags, takes_job_flags
+from taihu.process.options import JobArgument, JsonOption
+
+__all__ = ["simulate"]
+
+
+@takes_job_flags
+def simulate(
+    job_file: JobArgument = None,
+    figure: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Behind the word figure: which one; without it, a list.")
+    ] = None,
+    *,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Workers, each on a host of its own; as --workers.")
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="taihulight|ethernet:RATE|FILE.toml",
+            help="The machines; without it, links as the run of --profile measured them.",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN.json",
+            help="Compute and compression as a run measured them, by taihu train --json; without it, the modelled "
+            "times of an SW26010.",
+        ),
+    ] = None,
+    beside: Annotated[
+        bool, typer.Option("--servers-beside", help="Server i shares the host of worker i, and its link.")
+    ] = False,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=A..B",
+            help="A row for each of several nodes or servers: nodes=2..1024 doubles, or nodes=2,3,9.",
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --sweep: draw the rows, as .png, .svg or .pdf.")
+    ] = None,
+    distinct: Annotated[
+        bool, typer.Option("--distinct", help="Simulate hosts one by one, too, that are alike: the same, but slower.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Record what would happen when, for ui.perfetto.dev.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="With figure: all of them.")] = False,
+    json_file: JsonOption = None,
+    flags: JobFlags,
+) -> None:
+    """Simulate the steps of a job on other machines: how long one takes, and where its time and bytes go.
+
+    The daemons' own decisions are run on a virtual clock: the step protocol, the plan that merges layers, the
+    servers' partition and sums, the ring's schedule. Beside them stand a model of the network, and times of compute.
+    Workers that are alike are simulated once. `--seed` is that of jitter and losses, too.
+
+    `taihu simulate figure NAME`, or --all: a figure of a paper beside what the simulator says of it.
+
+    A file of a network has these keys, of which the first two are needed:
+
+    \b
+      [network]
+      alpha_seconds = 50e-6        # of a message, beside its bytes
+      rate = "10gbit"              # of a host's port, each way; or bytes_per_second
+      full_duplex = true
+      message_seconds = 0          # in which a port is busy with any message
+      supernode = 0                # hosts that are joined at full speed, 0: all
+      oversubscription = 1         # their ports together, over what leads out
+      supernode_alpha_seconds = 0
+      jitter = 0                   # of alpha: the deviation of its logarithm
+      loss_ratio = 0               # messages sent again, retransmit_seconds later
+      retransmit_seconds = 0.2
+      [machines]
+      add_bytes_per_second = inf   # gradients that a host adds up
+      jitter = 0                   # of compute, from step to step
+      stragglers = 0               # workers that are straggler_slowdown times slower
+      straggler_slowdown = 2
+
+    \b
+    Examples:
+      taihu simulate job.toml --nodes 512 --network taihulight
+      taihu simulate --model resnet50 --data synthetic:3x224x224 --exchange ring --nodes 64 --network ethernet:10gbit
+      taihu simulate job.toml --profile result.json --sweep nodes=2..1024 --picture nodes.png
+      taihu simulate job.toml --profile result.json --network lab.toml --set exchange.zero=3 --trace trace.json
+      taihu simulate figure ps-vs-ring --json figure.json
+    """  # noqa: D301
+    if str(job_file) == "figure":
+        from taihu.cli.simulate_figure import run_figures
+
+        run_figures(figure, json_file, every=every)
+        return
+    if figure is not None or every:
+        raise ConfigError(f"{figure or '--all'}: expected behind the word figure, as in taihu simulate figure --all")
+    from taihu.cli.simulate_run import Asked, run_simulation
+
+    own = {} if nodes is None else {"cluster": {"workers": nodes}}
+    job = flags.resolve(job_file, own)
+    run_simulation(job, Asked(network, profile, beside, sweep, picture, distinct, trace, json_file))

@@ -1,0 +1,115 @@
+"""The hosts of a job's processes, those that are alike together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+
+from taihu.errors import ConfigError
+from taihu.job import Job
+from taihu.simulation.machines import Machines, Network
+
+__all__ = ["Alike", "Placement", "check", "servers_apart", "workers_of"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The machines that a job runs on.
+
+    Attributes:
+        network: their links.
+        machines: what hosts do beside computing.
+        servers_beside: whether server i has the host of worker i, not one of its own behind those of all workers.
+        seed: of all that is random.
+        distinct: whether hosts that are alike are simulated one by one, too.
+    """
+
+    network: Network
+    machines: Machines
+    servers_beside: bool = False
+    seed: int = 0
+    distinct: bool = False
+
+    @property
+    def is_random(self) -> bool:
+        """Whether steps differ from each other."""
+        return bool(self.machines.jitter) or not self.network.is_even
+
+    @property
+    def is_even(self) -> bool:
+        """Whether workers that are alike do the same at the same time, so that one stands for all."""
+        return not self.is_random and not self.distinct
+
+    def supernode(self, host: int) -> int | None:
+        """The supernode of a host; None where there is but one."""
+        size = self.network.supernode
+        return host // size if size else None
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Processes `first` to `first + count - 1` of one role, on hosts that are alike; `servers` are beside each."""
+
+    first: int
+    count: int
+    supernode: int | None = None
+    servers: int = 0
+
+    @property
+    def last(self) -> int:
+        """The last one of them."""
+        return self.first + self.count - 1
+
+
+def check(job: Job, placement: Placement) -> None:
+    """Raise ConfigError for what is not simulated, or cannot be on these machines."""
+    workers, servers = job.cluster.workers, job.servers
+    if placement.servers_beside and servers > workers:
+        raise ConfigError(
+            f"{servers} servers beside {workers} workers: expected at most one on each host; give fewer servers, or "
+            "hosts of their own"
+        )
+    if placement.machines.stragglers > workers:
+        raise ConfigError(
+            f"machines.stragglers {placement.machines.stragglers}: expected at most {workers}, the number of workers"
+        )
+
+
+def workers_of(job: Job, placement: Placement) -> list[Alike]:
+    """The workers by hosts that are alike, in the order of ranks.
+
+    Around a ring one stands for all or none for any: neighbours do the same at the same time, or they do not.
+    """
+    workers, stragglers = job.cluster.workers, placement.machines.stragglers
+    in_ring = not job.servers
+
+    def kind(rank: int) -> tuple[bool, int | None, int]:
+        """What tells a worker from others."""
+        supernode = None if in_ring and placement.is_even else placement.supernode(rank)
+        beside = int(placement.servers_beside and rank < job.servers)
+        return rank >= workers - stragglers, supernode, beside
+
+    runs = _runs(workers, kind) if placement.is_even else [(rank, 1) for rank in range(workers)]
+    if in_ring and len(runs) > 1:
+        return [Alike(rank, 1, placement.supernode(rank)) for rank in range(workers)]
+    return [Alike(first, count, *kind(first)[1:]) for first, count in runs]
+
+
+def servers_apart(job: Job, placement: Placement) -> list[Alike]:
+    """The servers that have hosts of their own, behind those of the workers."""
+    if placement.servers_beside or not job.servers:
+        return []
+
+    def supernode(index: int) -> int | None:
+        return placement.supernode(job.cluster.workers + index)
+
+    alike = placement.network.is_even and not placement.distinct
+    runs = _runs(job.servers, supernode) if alike else [(index, 1) for index in range(job.servers)]
+    return [Alike(first, count, supernode(first)) for first, count in runs]
+
+
+def _runs(members: int, kind: Callable[[int], object]) -> list[tuple[int, int]]:
+    """The first, and the number, of neighbours of one kind."""
+    runs = [list(run) for _, run in groupby(range(members), kind)]
+    return [(run[0], len(run)) for run in runs]

@@ -1,0 +1,225 @@
+"""The exchange around a ring on the virtual clock, by the daemons' schedule: dense, and with ZeRO.
+
+Ranks that are all alike are one: what it sends to the next one comes to itself from the one before. It has the chunk
+of the last rank, of which none has a larger one, in the place of all chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from types import MappingProxyType
+from typing import Final
+
+from allreduce.ring.schedule import (
+    Action,
+    Chunks,
+    Phase,
+    Ring,
+    Segment,
+    buffer_layout,
+    cut_chunks,
+    segment_elements,
+)
+from taihu.coordination.plan import Plan
+from taihu.job import Job
+from taihu.layout import Layout
+from taihu.planner.groups import Group
+from taihu.planner.partition import Shard
+from taihu.simulation.network import Fabric, Path
+from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
+from taihu.simulation.worker import Route, SimulatedWorker
+from taihu.wire.direct_frames import HEADER_BYTES
+from taihu.wire.headers import At
+
+__all__ = ["RingRoute", "join_ring"]
+
+_TAKEN_OVER: Final = MappingProxyType({Action.ADD: 1, Action.COMPLETE: 1, Action.REPLACE: 1})
+# In the place of a group: what is summed besides.
+_SQUARES: Final = -1
+_FLAG: Final = -2
+
+Key = tuple[int, int, int]
+
+
+@dataclass
+class _Operation:
+    """One rank's part in an operation; `early` came before it was started."""
+
+    schedule: Ring | None = None
+    on_finished: Callable[[], None] = lambda: None
+    passes: Mapping[Action, int] = field(default_factory=dict)
+    early: list[Segment] = field(default_factory=list)
+
+
+class _Rank:
+    """One rank, or all of them: takes segments from the left, and sends to the right."""
+
+    def __init__(self, worker: SimulatedWorker, value_bytes: int, add_rate: float) -> None:
+        self.worker = worker
+        self.right: _Rank = self
+        self.path: Path
+        self._value_bytes = value_bytes
+        self._add_rate = add_rate
+        self._operations: dict[Key, _Operation] = {}
+
+    def start(self, key: Key, schedule: Ring, on_finished: Callable[[], None], passes: Mapping[Action, int]) -> None:
+        """Take part in an operation, which takes so many passes over every segment that comes."""
+        operation = self._operations.setdefault(key, _Operation())
+        operation.schedule, operation.on_finished, operation.passes = schedule, on_finished, passes
+        if schedule.done:
+            self._finish(key)
+            return
+        for segment in schedule.first_segments():
+            self._send(key, segment)
+        early, operation.early = operation.early, []
+        for segment in early:
+            self.take(key, segment)
+
+    def take(self, key: Key, segment: Segment) -> None:
+        """A segment has come from the left."""
+        operation = self._operations.setdefault(key, _Operation())
+        if operation.schedule is None:
+            operation.early.append(segment)
+            return
+        frame = segment.frame
+        arrival = operation.schedule.arrive(segment.hop, frame.offset, frame.count)
+        seconds = operation.passes[arrival.action] * frame.count * self._value_bytes / self._add_rate
+        done = self.worker.host.memory.book(self.worker.queue.now, seconds)
+        self.worker.queue.at(done, self._taken, key, arrival.forward, operation.schedule.done)
+
+    def _taken(self, key: Key, forward: Segment | None, is_last: bool) -> None:
+        if forward is not None:
+            self._send(key, forward)
+        if is_last:
+            self._finish(key)
+
+    def _finish(self, key: Key) -> None:
+        self._operations.pop(key).on_finished()
+
+    def _send(self, key: Key, segment: Segment) -> None:
+        size = HEADER_BYTES + segment.frame.count * self._value_bytes
+        self.path.send(size, self.right.take, key, segment)
+
+
+class RingRoute(Route):
+    """One rank's operations, as `worker.exchange.ring.dense` and `sharded` start them for a stage of ZeRO."""
+
+    def __init__(self, rank: _Rank, index: int, job: Job, rings: _Rings, update_seconds: float) -> None:
+        self._rank = rank
+        self._index = index
+        self._worker = rank.worker
+        self._rings = rings
+        self._update_seconds = update_seconds
+        self._gathers_results = job.zero == 3
+        self._scatters = self._gathers_results or (job.zero > 0 and job.clips_whole)
+        self._divides = job.zero > 0
+        # Whoever updates does so as soon as a part is summed, unless all are clipped together.
+        update = 0 if job.clips_whole else PASSES_OF_UPDATE
+        self._sum_passes = {
+            Action.ADD: 1,
+            Action.COMPLETE: 1 + update,
+            Action.REPLACE: 1 if self._divides else 1 + update,
+        }
+        self._at = At(0, 0)
+        self._gathers: dict[tuple[int, int, int], int] = {}
+        self._flags = count(1)
+
+    def parts(self, group: int) -> int:
+        """One: a group ends as a whole."""
+        return 1
+
+    def begin(self, at: At) -> None:
+        """Begin a step."""
+        self._at = at
+
+    def send(self, group: int) -> None:
+        """Sum the group."""
+        at, start = self._at, self._worker.queue.now
+
+        def finished() -> None:
+            now = self._worker.queue.now
+            self._worker.tracer.add("ring", "allreduce", start, now, step=at.step, group=group)
+            self._worker.updated(group, at)
+
+        phase: Phase = "reduce-scatter" if self._scatters else "both"
+        self._rank.start(
+            (at.step, group, 0), self._rings.of_group(self._index, group, phase), finished, self._sum_passes
+        )
+
+    def apply(self, at: At) -> None:
+        """Update by the sums of all groups, after the squares of what each rank owns, where it owns a part."""
+        update = partial(self._worker.later, self._update_seconds)
+        if not self._divides:
+            update(partial(self._worker.applied, at))
+            return
+        self._small((at.step, _SQUARES, 0), partial(update, partial(self._updated, at)))
+
+    def fetch(self, group: int, step: int) -> None:
+        """Gather the group's parameters; all ranks do so as often."""
+        number = self._gathers[step, self._at.attempt, group] = (
+            self._gathers.get((step, self._at.attempt, group), 0) + 1
+        )
+        self._gather((step, group, number), partial(self._worker.arrived, group, self._at.attempt))
+
+    def agree(self, told: Callable[[], None]) -> None:
+        """Sum a flag."""
+        self._small((next(self._flags), _FLAG, 0), told)
+
+    def _updated(self, at: At) -> None:
+        groups = range(self._rings.groups)
+        if self._gathers_results:
+            self._worker.applied(at)
+            return
+        missing = iter(reversed(groups))
+
+        def gathered() -> None:
+            if not next(missing):
+                self._worker.applied(at)
+
+        for group in groups:
+            self._gather((at.step, group, 1), gathered)
+
+    def _gather(self, key: Key, on_finished: Callable[[], None]) -> None:
+        self._rank.start(key, self._rings.of_group(self._index, key[1], "allgather"), on_finished, _TAKEN_OVER)
+
+    def _small(self, key: Key, on_finished: Callable[[], None]) -> None:
+        self._rank.start(key, self._rings.of_flag(self._index), on_finished, _TAKEN_OVER)
+
+
+class _Rings:
+    """The schedules of a job's groups, for ranks that are `alike` or each for itself."""
+
+    def __init__(self, plan: Plan, size: int, value_bytes: int, *, alike: bool) -> None:
+        self.groups = len(plan.groups)
+        self._size = size
+        self._alike = alike
+        self._chunks = [self._cut(plan.layout, group, value_bytes) for group in plan.groups]
+        self._flag = self._cut(buffer_layout(1), Group(0, 0), value_bytes)
+
+    def of_group(self, rank: int, group: int, phase: Phase) -> Ring:
+        """The schedule of one rank in an operation on a group."""
+        return Ring(rank, self._chunks[group], phase)
+
+    def of_flag(self, rank: int) -> Ring:
+        """The schedule of one rank that sums a value."""
+        return Ring(rank, self._flag)
+
+    def _cut(self, layout: Layout, group: Group, value_bytes: int) -> Chunks:
+        if not self._alike:
+            return cut_chunks(layout, group, self._size, value_bytes)
+        segment = segment_elements(layout, group, self._size, value_bytes)
+        return (Shard(layout, self._size, self._size - 1).frames((group,), segment),) * self._size
+
+
+def join_ring(workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes: Sizes, fabric: Fabric) -> None:
+    """Give every worker its route: either there is one that stands for all, or each stands for itself."""
+    size = job.cluster.workers
+    rings = _Rings(plan, size, sizes.value_bytes, alike=len(workers) < size)
+    ranks = [_Rank(worker, sizes.value_bytes, sizes.add_rate) for worker in workers]
+    for index, rank in enumerate(ranks):
+        rank.right = ranks[(index + 1) % len(ranks)]
+        rank.path = fabric.to_neighbour(rank.worker.host, rank.right.worker.host, size)
+        rank.worker.route = RingRoute(rank, index, job, rings, sizes.update_seconds(size if job.zero else 1))

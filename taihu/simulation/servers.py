@@ -1,0 +1,203 @@
+"""The exchange through servers on the virtual clock: the daemons' window and aggregator, and the paths between them.
+
+Servers that are alike are one, as hosts are: it has the shard of the last of them, of which none has a larger one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ps_server.aggregator import Aggregator, Complete
+from taihu.job import Job
+from taihu.planner.partition import FrameSpec, Framing
+from taihu.simulation.network import Fabric, Host, Path
+from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
+from taihu.simulation.worker import Route, SimulatedWorker
+from taihu.trace import Tracer
+from taihu.wire.direct_frames import HEADER_BYTES
+from taihu.wire.headers import At, FrameHeader, Sender
+from taihu.wire.kinds import Encoding, Gradients, Question
+from worker.exchange.servers.under_way import FramesUnderWay
+
+__all__ = ["ServersRoute", "SimulatedServer", "join_servers"]
+
+_GRADIENTS: Final = Gradients()
+_QUESTION: Final = Question()
+
+
+class SimulatedServer:
+    """One server, or several that are alike: collects frames, adds them up, updates and answers.
+
+    Args:
+        index: of the server.
+        aggregator: of its frames, for workers of so many kinds; those of one kind push together.
+        framing: of its shard.
+        host: where it runs.
+        workers: how many there are.
+        sizes: of messages.
+        tracer: gets the entries that a real server's gets.
+    """
+
+    def __init__(  # noqa: PLR0917 - what a server is made of
+        self,
+        index: int,
+        aggregator: Aggregator[None],
+        framing: Framing,
+        host: Host,
+        workers: int,
+        sizes: Sizes,
+        tracer: Tracer,
+    ) -> None:
+        self.index = index
+        self.framing = framing
+        self.host = host
+        self.tracer = tracer
+        self._aggregator = aggregator
+        self._links: list[_Link] = []
+        self._passes = workers + PASSES_OF_UPDATE
+        self._sizes = sizes
+
+    def link(self, link: _Link) -> _Link:
+        """Take frames of a worker."""
+        self._aggregator.admit(len(self._links), link.sender.incarnation)
+        self._links.append(link)
+        return link
+
+    def push(self, link: _Link, frame: FrameSpec, at: At) -> None:
+        """A worker's frame has come; the last one leads to the sum, the update and all answers."""
+        header = FrameHeader(link.sender, at.range(frame), _GRADIENTS)
+        outcome = self._aggregator.offer(header, None)
+        if isinstance(outcome, Complete):
+            seconds = self._passes * self._sizes.added(frame) / self._sizes.add_rate
+            done = self.host.memory.book(link.queue.now, seconds)
+            link.queue.at(done, self._applied, frame, at, done - seconds)
+
+    def ask(self, link: _Link, frame: FrameSpec, at: At) -> None:
+        """A worker's question has come."""
+        asked = self._aggregator.check_asked(FrameHeader(link.sender, at.range(frame), _QUESTION, Encoding.NONE))
+        link.down.send(self._sizes.parameters(asked), link.fetched, asked, at)
+
+    def _applied(self, frame: FrameSpec, at: At, start: float) -> None:
+        self._aggregator.applied(frame)
+        now, size = self._links[0].queue.now, self._sizes.answered(frame)
+        self.tracer.add("update", "update", start, now, step=at.step, group=frame.group)
+        for link in self._links:
+            link.down.send(size, link.answered, frame, at, now, urgent=size <= HEADER_BYTES)
+
+
+class _Link:
+    """The exchange of one worker with one server, or of those that are alike; as `worker.exchange.servers.link`."""
+
+    def __init__(  # noqa: PLR0917 - both ends, and what is between them
+        self,
+        worker: SimulatedWorker,
+        server: SimulatedServer,
+        fabric: Fabric,
+        sender: Sender,
+        window: int,
+        sizes: Sizes,
+    ) -> None:
+        self.queue = worker.queue
+        self.sender = sender
+        self.down = fabric.to_all(server.host, worker.host)
+        self._up: Path = fabric.to_all(worker.host, server.host)
+        self._worker, self._server = worker, server
+        self._sizes = sizes
+        self._under_way = FramesUnderWay[FrameSpec](window)
+        self._at = At(worker.plan.version, 0)
+
+    def frames(self, group: int) -> Sequence[FrameSpec]:
+        """The group's frames for this server."""
+        return self._server.framing.by_group[group]
+
+    def begin(self, at: At) -> None:
+        """Frames pushed from now on belong to `at`."""
+        self._at = at
+
+    def push(self, group: int) -> None:
+        """Send the group's frames."""
+        for frame in self.frames(group):
+            self._pass(self._under_way.push(frame.offset, frame))
+
+    def ask(self, group: int, step: int) -> None:
+        """Ask for the group's parameters as they are after `step`, where they have been answered."""
+        for frame in self._under_way.ask(self.frames(group)):
+            self._ask(frame, step)
+
+    def answered(self, frame: FrameSpec, at: At, sent_s: float) -> None:
+        """The answer to a frame has come."""
+        self._trace("pull", frame.group, sent_s, self.queue.now)
+        wanted, admitted = self._under_way.answered(frame.offset)
+        if wanted is not None:
+            self._ask(wanted, at.step)
+        self._pass(admitted)
+        self._worker.updated(frame.group, at)
+
+    def fetched(self, frame: FrameSpec, at: At) -> None:
+        """Parameters that were asked for have come."""
+        self._worker.arrived(frame.group, at.attempt)
+
+    def _ask(self, frame: FrameSpec, step: int) -> None:
+        at = At(self._at.plan, step, self._at.attempt)
+        self._up.send(HEADER_BYTES, self._server.ask, self, frame, at, urgent=True)
+
+    def _pass(self, admitted: Sequence[FrameSpec]) -> None:
+        for frame in admitted:
+            start, end = self._up.send(self._sizes.pushed(frame), self._server.push, self, frame, self._at)
+            self._trace("push", frame.group, start, end)
+
+    def _trace(self, name: str, group: int, start: float, stop: float) -> None:
+        tracer, index = self._worker.tracer, self._server.index
+        if tracer.enabled:
+            track = f"{name} server {index}"
+            tracer.add(track, name, start, stop, step=self._at.step, group=group, peer=index)
+
+
+class ServersRoute(Route):
+    """One worker's links to all servers."""
+
+    def __init__(self, worker: SimulatedWorker, links: Sequence[_Link], update_seconds: float) -> None:
+        self._worker = worker
+        self._links = links
+        self._update_seconds = update_seconds
+
+    def parts(self, group: int) -> int:
+        """The frames of the group, each of which is answered by itself."""
+        return sum(len(link.frames(group)) for link in self._links)
+
+    def begin(self, at: At) -> None:
+        """Begin a step."""
+        for link in self._links:
+            link.begin(at)
+
+    def send(self, group: int) -> None:
+        """Push to all servers."""
+        for link in self._links:
+            link.push(group)
+
+    def apply(self, at: At) -> None:
+        """Update, as every worker does where the servers only add."""
+        self._worker.later(self._update_seconds, lambda: self._worker.applied(at))
+
+    def fetch(self, group: int, step: int) -> None:
+        """Ask all servers."""
+        for link in self._links:
+            link.ask(group, step)
+
+    def agree(self, told: Callable[[], None]) -> None:
+        """Servers are told with the gradients."""
+        told()
+
+
+def join_servers(
+    workers: Sequence[SimulatedWorker], servers: Sequence[SimulatedServer], job: Job, sizes: Sizes, fabric: Fabric
+) -> None:
+    """Give every worker its route to all servers."""
+    for kind, worker in enumerate(workers):
+        sender = Sender(job.name, 1, kind)
+        links = [
+            server.link(_Link(worker, server, fabric, sender, job.exchange.window_frames, sizes))
+            for server in servers
+        ]
+        worker.route = ServersRoute(worker, links, sizes.update_seconds())

@@ -1,0 +1,75 @@
+"""The bytes and seconds of a job's groups and frames, as its planner counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from taihu.coordination.plan import Plan
+from taihu.coordination.planning import planned_compression
+from taihu.job import Job
+from taihu.planner.partition import FrameSpec
+from taihu.planner.profile import Profile
+from taihu.simulation.machines import Machines
+from taihu.wire.direct_frames import HEADER_BYTES
+from taihu.wire.headers import ValueType
+
+__all__ = ["PASSES_OF_UPDATE", "Sizes"]
+
+# What an update reads and writes beside the sum: state and parameters.
+PASSES_OF_UPDATE: Final = 3
+_FP32_BYTES: Final = 4
+
+
+class Sizes:
+    """Bytes of messages, and seconds of passes over groups, by a plan; `profile` has the costs of selecting.
+
+    Attributes:
+        value_bytes: of a dense value on the wire.
+        compress_seconds: of each group; 0 without compression.
+        add_rate: bytes that a host adds, or updates, in a second.
+    """
+
+    def __init__(self, job: Job, plan: Plan, profile: Profile, machines: Machines) -> None:
+        self.add_rate = machines.add_bytes_per_second
+        self._layout = plan.layout
+        self.value_bytes = ValueType.named(job.train.precision).dtype.itemsize
+        self._is_sparse = job.compression.method != "none"
+        self._is_dense_down = not self._is_sparse or job.downlink == "dense"
+        self._has_values_down = job.zero < 3
+        compression = planned_compression(job, plan.frame_elements)
+        first, last = np.array([(group.first_layer, group.last_layer) for group in plan.groups]).T
+        sizes = compression.sizes(profile, first, last)
+        elements = np.maximum(sizes.elements, 1.0)
+        self._up_per_element = (compression.up_bytes(profile, sizes) / elements).tolist()
+        self._down_per_element = (compression.down_bytes(profile, sizes) / elements).tolist()
+        self._kept_per_element = (sizes.kept / elements).tolist()
+        self.compress_seconds: Sequence[float] = compression.seconds(profile, sizes).tolist()
+
+    def pushed(self, frame: FrameSpec) -> float:
+        """Bytes of a frame on its way up."""
+        if self._is_sparse:
+            return float(self._up_per_element[frame.group] * frame.count)
+        return HEADER_BYTES + frame.count * self.value_bytes
+
+    def answered(self, frame: FrameSpec) -> float:
+        """Bytes of the answer to it."""
+        if not self._has_values_down:
+            return HEADER_BYTES
+        if self._is_dense_down:
+            return self.parameters(frame)
+        return float(self._down_per_element[frame.group] * frame.count)
+
+    def parameters(self, frame: FrameSpec) -> float:
+        """Bytes of its parameters."""
+        return HEADER_BYTES + frame.count * self.value_bytes
+
+    def added(self, frame: FrameSpec) -> float:
+        """fp32 bytes that are added up for each worker."""
+        return float(_FP32_BYTES * frame.count * self._kept_per_element[frame.group])
+
+    def update_seconds(self, owners: int = 1) -> float:
+        """Seconds of the update of all parameters, of which each of so many owners has its part."""
+        return PASSES_OF_UPDATE * _FP32_BYTES * self._layout.elements / owners / self.add_rate

@@ -1,0 +1,226 @@
+"""The exchange of selected values between workers on the virtual clock, by the daemons' sparse allreduces.
+
+Which values workers select is not known: each takes evenly spaced ones, and sums have as many as are expected of
+workers that select independently. Ranks that are alike are one, which gets what it sends: from the rank as far behind
+as the message was to go ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from allreduce.sparse.allgather import SparseAllgather
+from allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseExchange
+from allreduce.sparse.reduce_scatter import SparseReduceScatter
+from allreduce.sparse.tree import GtopkTree
+from taihu.coordination.plan import Plan
+from taihu.errors import ConfigError, RunError
+from taihu.job import Job
+from taihu.planner.partition import FrameSpec, Framing, Shard, slice_bounds
+from taihu.planner.profile import rice_bits_per_index
+from taihu.planner.sparse_route import Route as Way
+from taihu.simulation.network import Fabric, Path
+from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
+from taihu.simulation.worker import Route, SimulatedWorker
+from taihu.wire.direct_frames import HEADER_BYTES
+from taihu.wire.headers import At
+
+__all__ = ["SparseRingRoute", "join_sparse"]
+
+_VALUE_BYTES: Final = 4
+_SECTION_BYTES: Final = 4
+
+Key = tuple[int, int]
+
+
+class _ExpectedSum(RankOrderSum):
+    """As many values as there are expected to be in the sum of so many ranks' selections."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__()
+        self._ranks = ranks
+
+    def __call__(self, slices: Sequence[Slice], start: int, stop: int) -> Slice:
+        kept = sum(len(part.indices) for part in slices) / max(1, len(slices))
+        share = 1.0 - (1.0 - kept / max(1, stop - start)) ** self._ranks
+        return _spaced(start, stop, round(share * (stop - start)))
+
+
+def _spaced(start: int, stop: int, entries: int) -> Slice:
+    """So many elements of a range, as far from each other as they can be."""
+    entries = min(entries, stop - start)
+    indices = start + np.arange(entries, dtype=np.int64) * (stop - start) // max(1, entries)
+    return Slice(indices.astype(np.int32), np.ones(entries, dtype=np.float32))
+
+
+@dataclass
+class _Operation:
+    """One rank's part in the allreduce of a part; `early` came before it began."""
+
+    exchange: SparseExchange | None = None
+    elements: int = 0
+    on_finished: Callable[[], None] = lambda: None
+    early: list[Message] = field(default_factory=list)
+
+
+class _Rank:
+    """One rank, or all of them."""
+
+    def __init__(self, index: int, size: int, worker: SimulatedWorker, sizes: Sizes, fabric: Fabric) -> None:
+        self.index = index
+        self.worker = worker
+        self._size = size
+        self._sizes = sizes
+        self._fabric = fabric
+        self._all: Sequence[_Rank] = ()
+        self._paths: dict[int, Path] = {}
+        self._operations: dict[Key, _Operation] = {}
+
+    def meet(self, ranks: Sequence[_Rank]) -> None:
+        """Send to `ranks`, which may be this one alone."""
+        self._all = ranks
+
+    def start(self, key: Key, exchange: SparseExchange, elements: int, on_finished: Callable[[], None]) -> None:
+        """Take part in an operation on so many elements."""
+        operation = self._operations.setdefault(key, _Operation())
+        operation.exchange, operation.elements, operation.on_finished = exchange, elements, on_finished
+        self._send_all(key, operation, exchange.begin())
+        early, operation.early = operation.early, []
+        for message in early:
+            self._arrive(key, operation, message)
+        self._end_if_done(key, operation)
+
+    def take(self, key: Key, message: Message) -> None:
+        """A message has come: it is added, behind what came before."""
+        seconds = _VALUE_BYTES * len(message.indices) / self._sizes.add_rate
+        queue = self.worker.queue
+        queue.at(self.worker.host.memory.book(queue.now, seconds), self._added, key, message)
+
+    def _added(self, key: Key, message: Message) -> None:
+        operation = self._operations.setdefault(key, _Operation())
+        if operation.exchange is None:
+            operation.early.append(message)
+            return
+        self._arrive(key, operation, message)
+        self._end_if_done(key, operation)
+
+    def _arrive(self, key: Key, operation: _Operation, message: Message) -> None:
+        assert operation.exchange is not None  # noqa: S101
+        self._send_all(key, operation, operation.exchange.arrive(message))
+
+    def _end_if_done(self, key: Key, operation: _Operation) -> None:
+        if operation.exchange is not None and operation.exchange.done:
+            del self._operations[key]
+            operation.on_finished()
+
+    def _send_all(self, key: Key, operation: _Operation, messages: Sequence[Message]) -> None:
+        for message in messages:
+            density = len(message.indices) / max(1, message.stop - message.start)
+            place_bytes = float(rice_bits_per_index(np.asarray(density))) / 8.0
+            size = HEADER_BYTES + _SECTION_BYTES + len(message.indices) * (_VALUE_BYTES + place_bytes)
+            if len(self._all) > 1:
+                target, received = self._all[message.to], message
+            else:
+                target, received = self, self._mirrored(message, operation.elements)
+            self._path(target).send(size, target.take, key, received)
+
+    def _mirrored(self, message: Message, elements: int) -> Message:
+        """What comes when this rank sends `message`: as much, from the rank as far behind as the other is ahead.
+
+        Of a range it is a contribution to the own one, or the sum of the sender's.
+        """
+        sender = (2 * self.index - message.to) % self._size
+        start, stop = message.start, message.stop
+        if (start, stop) != (0, elements):
+            owner = self.index if message.round < self._size - 1 else sender
+            start, stop = slice_bounds(elements, self._size, owner)
+        part = _spaced(start, stop, len(message.indices))
+        return Message(self.index, sender, message.round, part.indices, part.values, start, stop)
+
+    def _path(self, target: _Rank) -> Path:
+        path = self._paths.get(target.index)
+        if path is None:
+            path = self._fabric.to_neighbour(self.worker.host, target.worker.host, self._size)
+            self._paths[target.index] = path
+        return path
+
+
+class SparseRingRoute(Route):
+    """One rank's sparse allreduces, as `worker.exchange.ring.sparse` starts them."""
+
+    def __init__(self, rank: _Rank, job: Job, plan: Plan, sizes: Sizes) -> None:
+        self._rank, self._plan, self._sizes = rank, plan, sizes
+        self._size = job.cluster.workers
+        self._is_dense = job.downlink == "dense"
+        self._framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
+        self._numbers = {frame.offset: number for number, frame in enumerate(self._framing.frames)}
+        self._sum = _ExpectedSum(self._size)
+        self._at = At(0, 0)
+
+    def parts(self, group: int) -> int:
+        """The frames of the group, each of which has an allreduce of its own."""
+        return len(self._framing.by_group[group])
+
+    def begin(self, at: At) -> None:
+        """Begin a step."""
+        self._at = at
+
+    def send(self, group: int) -> None:
+        """Begin the allreduce of every part of the group."""
+        at, worker, start = self._at, self._rank.worker, self._rank.worker.queue.now
+        for frame in self._framing.by_group[group]:
+            exchange = self._exchange(frame)
+
+            def finished(frame: FrameSpec = frame, exchange: SparseExchange = exchange) -> None:
+                updated = frame.count if self._is_dense else len(exchange.result().indices)
+                seconds = PASSES_OF_UPDATE * _VALUE_BYTES * updated / self._sizes.add_rate
+                done = worker.host.memory.book(worker.queue.now, seconds)
+                worker.queue.at(done, self._applied, at, frame.group, start)
+
+            self._rank.start((at.step, self._numbers[frame.offset]), exchange, frame.count, finished)
+
+    def apply(self, at: At) -> None:
+        """Refuse: what is selected has no whole norm."""
+        raise RunError("compressed gradients are not clipped together")
+
+    def fetch(self, group: int, step: int) -> None:
+        """Refuse: all parameters stay."""
+        raise RunError(f"group {group} was asked for, although its parameters stay")
+
+    def agree(self, told: Callable[[], None]) -> None:
+        """No step is skipped."""
+        told()
+
+    def _applied(self, at: At, group: int, start: float) -> None:
+        worker = self._rank.worker
+        worker.tracer.add("sparse", "allreduce", start, worker.queue.now, step=at.step, group=group)
+        worker.updated(group, at)
+
+    def _exchange(self, frame: FrameSpec) -> SparseExchange:
+        kept = max(1, round(self._sizes.added(frame) / _VALUE_BYTES))
+        own, rank, elements = _spaced(0, frame.count, kept), self._rank.index, frame.count
+        match self._plan.routes[frame.group]:
+            case Way.GTOPK:
+                return GtopkTree(own, rank=rank, size=self._size, elements=elements, k=kept)
+            case Way.REDUCE_SCATTER:
+                return SparseReduceScatter(own, rank=rank, size=self._size, elements=elements, summation=self._sum)
+            case _:
+                return SparseAllgather(own, rank=rank, size=self._size, elements=elements, summation=self._sum)
+
+
+def join_sparse(workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes: Sizes, fabric: Fabric) -> None:
+    """Give every worker its route: either there is one that stands for all, or each stands for itself.
+
+    Raises:
+        ConfigError: one is to stand for all where ranks have different parts in a tree.
+    """
+    if len(workers) < job.cluster.workers and Way.GTOPK in plan.routes:
+        raise ConfigError("compression.downlink 'doublesqueeze' in a ring: ranks of its tree differ; give --distinct")
+    ranks = [_Rank(index, job.cluster.workers, worker, sizes, fabric) for index, worker in enumerate(workers)]
+    for rank in ranks:
+        rank.meet(ranks)
+        rank.worker.route = SparseRingRoute(rank, job, plan, sizes)

@@ -1,0 +1,298 @@
+"""A worker on the virtual clock: the training loop of `worker.training`, around the daemons' `StepProtocol`.
+
+The loop reads layer by layer, computes, and pushes a group when its last gradient is there, as `Trainer` and
+`StepDriver` do; actions are carried out as `worker.exchange.shell` does, whose threads are work queues here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from taihu.coordination.plan import Plan
+from taihu.optimization import LossScale
+from taihu.planner.groups import GroupCountdown, group_bounds
+from taihu.simulation.compute import Compute, Pace
+from taihu.simulation.events import EventQueue, WorkQueue
+from taihu.simulation.fc import TailSteps
+from taihu.simulation.network import Host
+from taihu.trace import Tracer
+from taihu.wire.headers import At
+from worker.exchange.step_actions import Action, Agree, Apply, Ask, Push, Widen
+from worker.exchange.step_parameters import Reading
+from worker.exchange.step_protocol import StepProtocol
+from worker.exchange.step_rules import Rules
+
+__all__ = ["Passes", "Route", "SimulatedWorker", "StepRecord"]
+
+_SHORTEST_TRACED_WAIT_S = 20e-6
+
+Wanted = float | Callable[[], bool]
+
+
+class Route(Protocol):
+    """The way of groups and parameters; it tells the worker of what comes."""
+
+    def parts(self, group: int) -> int:
+        """The number of parts of a group that are told of, for each push and fetch."""
+
+    def begin(self, at: At) -> None:
+        """Begin a step: what is sent from now on belongs to `at`."""
+
+    def send(self, group: int) -> None:
+        """Send the group's gradients, or what was selected of them."""
+
+    def apply(self, at: At) -> None:
+        """Update by the sums of all groups; the worker's `applied` follows."""
+
+    def fetch(self, group: int, step: int) -> None:
+        """Fetch the group's parameters as they are after `step`."""
+
+    def agree(self, told: Callable[[], None]) -> None:
+        """Agree with all workers on one flag; `told` follows."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Seconds of what a worker does with groups beside computing: selecting from each, and widening each."""
+
+    compress: Sequence[float]
+    widen: Sequence[float]
+
+
+@dataclass
+class StepRecord:
+    """Instants of one step on one worker, and seconds in it; `start` is the end of the step before."""
+
+    step: int
+    start: float
+    forward_end: float = 0.0
+    end: float = 0.0
+    computed: float = 0.0
+    waited: float = 0.0
+    compressed: float = 0.0
+    first_push: float = 0.0
+    last_update: float = 0.0
+
+
+class SimulatedWorker:
+    """Trains `steps` steps, of which `records` tell; `route`, and `tail` if there is one, are set before `start`.
+
+    Args:
+        queue: the clock.
+        host: where it runs; of all workers that are alike.
+        plan: by which all steps run.
+        rules: of the steps, with those of the route.
+        compute: of a usual step.
+        pace: of this worker.
+        passes: over groups.
+        scale: of the loss, where gradients are held back.
+        tracer: gets the entries that a real worker's gets.
+    """
+
+    route: Route
+    tail: TailSteps | None = None
+
+    def __init__(
+        self,
+        *,
+        queue: EventQueue,
+        host: Host,
+        plan: Plan,
+        rules: Rules,
+        compute: Compute,
+        pace: Pace,
+        passes: Passes,
+        scale: LossScale | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.queue = queue
+        self.host = host
+        self.plan = plan
+        self.tracer = tracer or Tracer.off()
+        self.records: list[StepRecord] = []
+        self.protocol = StepProtocol(rules, scale)
+        self._rules = rules
+        self._compute = compute
+        self._pace = pace
+        self._passes = passes
+        self._countdown = GroupCountdown(plan.layout, plan.groups)
+        self._own = WorkQueue()
+        self._awaited: Callable[[], bool] | None = None
+        self._is_agreeing = False
+        self._loop: Iterator[Wanted] = iter(())
+        self._asked: dict[int, tuple[int, float]] = {}
+
+    def start(self, steps: int) -> None:
+        """Begin to train."""
+        sizes = [stop - start for start, stop in group_bounds(self.plan.layout, self.plan.groups)]
+        parts = [self.route.parts(group) for group in range(len(sizes))]
+        self._do(self.protocol.adopt(self.plan.version, sizes, parts))
+        self._loop = self._train(steps)
+        self.queue.at(self.queue.now, self._go_on)
+
+    def updated(self, group: int, at: At) -> None:
+        """One part of a pushed group has been summed and updated."""
+        self.records[-1].last_update = self.queue.now
+        self._hand_on(self.protocol.updated(group, at))
+
+    def arrived(self, group: int, attempt: int) -> None:
+        """One part of a group's parameters has come."""
+        self._hand_on(self.protocol.parameters.arrived(group, attempt))
+        if self.protocol.parameters.may_read(group):
+            self._trace_fetch(group)
+
+    def applied(self, at: At) -> None:
+        """All groups have been updated together."""
+        self._hand_on(self.protocol.applied(at))
+
+    def later(self, seconds: float, task: Callable[[], None]) -> None:
+        """Carry `task` out on the exchange's own thread, when that has done `seconds` of work for it."""
+        self.queue.at(self._own.book(self.queue.now, seconds), task)
+
+    def _train(self, steps: int) -> Iterator[Wanted]:
+        group_of, compute = self._countdown.group_of, self._compute
+        for step in range(1, steps + 1):
+            record = StepRecord(step, self.queue.now)
+            self.records.append(record)
+            pace = self._pace.of(step)
+            for layer in reversed(range(len(group_of))):
+                yield from self._read(group_of[layer])
+                yield compute.forward[layer] * pace
+            record.forward_end = self.queue.now
+            self._do(self.protocol.begin(step))
+            self.route.begin(self.protocol.at)
+            self._countdown.begin()
+            if self.tail is not None:
+                yield from self._through_tail(self.tail, pace)
+            for layer, group in enumerate(group_of):
+                yield from self._prepare(group)
+                yield compute.backward[layer] * pace
+                complete = self._countdown.ready(layer)
+                if complete is not None:
+                    self._do(self.protocol.ready(complete))
+                    yield from self._wait(lambda: not self._is_agreeing, complete)
+            self._end(record, pace)
+        for group in range(len(self.plan.groups)):
+            yield from self._wait(partial(self.protocol.is_complete, group), group)
+
+    def _through_tail(self, tail: TailSteps, pace: float) -> Iterator[Wanted]:
+        for wanted in tail.step(pace):
+            if isinstance(wanted, float):
+                yield wanted
+            else:
+                yield from self._wait(wanted)
+
+    def _end(self, record: StepRecord, pace: float) -> None:
+        record.end = self.queue.now
+        record.computed = (self._compute.seconds + (self.tail.seconds if self.tail is not None else 0.0)) * pace
+        self.tracer.add("compute", "forward", record.start, record.forward_end, step=record.step)
+        self.tracer.add("compute", "backward", record.forward_end, record.end, step=record.step)
+
+    def _read(self, group: int) -> Iterator[Wanted]:
+        if not self._rules.fetches:
+            yield from self._wait(partial(self.protocol.is_complete, group), group)
+            return
+        yield from self._turn(self.protocol.parameters.forward_reading(group))
+
+    def _prepare(self, group: int) -> Iterator[Wanted]:
+        if self._rules.drops_gradients:
+            yield from self._wait(partial(self.protocol.may_write, group), group)
+            self.protocol.write(group)
+        if self._rules.fetches:
+            yield from self._turn(self.protocol.parameters.backward_reading(group))
+
+    def _turn(self, reading: Reading) -> Iterator[Wanted]:
+        parameters = self.protocol.parameters
+        yield from self._wait(partial(parameters.may_turn, reading), reading.group)
+        self._do(parameters.turn(reading))
+        yield from self._wait(partial(parameters.may_read, reading.group), reading.group)
+
+    def _wait(self, is_there: Callable[[], bool], group: int | None = None) -> Iterator[Wanted]:
+        if is_there():
+            return
+        start = self.queue.now
+        yield is_there
+        record, stop = self.records[-1], self.queue.now
+        if not record.end:
+            record.waited += stop - start
+        if stop - start > _SHORTEST_TRACED_WAIT_S:
+            self.tracer.add("compute", "wait", start, stop, step=record.step, group=group)
+
+    def _go_on(self) -> None:
+        wanted = next(self._loop, None)
+        if isinstance(wanted, float):
+            self.queue.at(self.queue.now + wanted, self._go_on)
+        else:
+            self._awaited = wanted
+
+    def changed(self) -> None:
+        """Look again whether what is awaited is there."""
+        if self._awaited is not None and self._awaited():
+            self._awaited = None
+            self.queue.at(self.queue.now, self._go_on)
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        """Carry out what the training loop caused."""
+        for action in actions:
+            match action:
+                case Push(group):
+                    self._send(group)
+                case Agree():
+                    self._is_agreeing = True
+                    self.route.agree(self._agreed)
+                case Apply(at):
+                    self.later(0.0, partial(self.route.apply, at))
+                case Ask() | Widen():
+                    self._bring(action)
+                case _:
+                    pass
+
+    def _hand_on(self, actions: Sequence[Action]) -> None:
+        """Carry out what the network caused: what touches values is for the exchange's own thread."""
+        for action in actions:
+            match action:
+                case Ask() | Widen():
+                    self.later(0.0, partial(self._bring, action))
+                case Apply(at):
+                    self.later(0.0, partial(self.route.apply, at))
+                case _:
+                    pass
+        self.changed()
+
+    def _bring(self, action: Ask | Widen) -> None:
+        if isinstance(action, Ask):
+            self._asked[action.group] = action.step + 1, self.queue.now
+            self.route.fetch(action.group, action.step)
+        else:
+            self.later(self._passes.widen[action.group], partial(self._widened, action.group))
+
+    def _widened(self, group: int) -> None:
+        self._hand_on(self.protocol.parameters.widened(group))
+        self._trace_fetch(group)
+
+    def _trace_fetch(self, group: int) -> None:
+        if group in self._asked:
+            step, asked_s = self._asked.pop(group)
+            self.tracer.add("fetch", "fetch", asked_s, self.queue.now, step=step, group=group)
+
+    def _agreed(self) -> None:
+        self._is_agreeing = False
+        self._do(self.protocol.agreed(skipped=False))
+        self.changed()
+
+    def _send(self, group: int) -> None:
+        record, seconds = self.records[-1], self._passes.compress[group]
+        record.first_push = record.first_push or self.queue.now
+        if not seconds:
+            self.route.send(group)
+            return
+        record.compressed += seconds
+        self.later(seconds, partial(self._compressed, group, record.step, seconds))
+
+    def _compressed(self, group: int, step: int, seconds: float) -> None:
+        now = self.queue.now
+        self.tracer.add("compress", "compress", now - seconds, now, step=step, group=group)
+        self.route.send(group)

@@ -1,0 +1,185 @@
+"""`taihu simulate`: what it prints, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+from taihu.simulation.machine_file import EXAMPLE
+
+PROFILE = Profile(
+    layers=tuple(LayerCost(f"l{i}", n, 0.01) for i, n in enumerate((400_000, 100, 900_000, 5_000))),
+    forward_seconds=0.03,
+    scan=LinearCost(1e-5, 1e-9),
+    top_k=LinearCost(3e-5, 5e-9),
+    link=LinkCost(1e-3, 2e-8, 4e-8),
+    workers=3,
+    servers=1,
+)
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"profile": PROFILE.to_json(), "compression": "none"}))
+    return path
+
+
+@pytest.fixture
+def results(run_simulate: Run, tmp_path: Path, profile: Path) -> Callable[..., dict[str, Any]]:
+    def command(*arguments: object) -> dict[str, Any]:
+        code, _, errors = run_simulate("--profile", profile, *arguments, "--json", tmp_path / "out.json")
+        assert code == 0, errors
+        written: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
+        return written
+
+    return command
+
+
+def test_a_step_is_told_and_written(run_simulate: Run, profile: Path, tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    code, out, _ = run_simulate("--profile", profile, "--network", "ethernet:1gbit", "--nodes", 8, "--json", file)
+    assert code == 0
+    written = json.loads(file.read_text())
+    assert written["nodes"] == 8
+    assert written["network"] == "ethernet:1gbit"
+    assert written["compute"] == "profile"
+    assert f"{written['seconds_per_step']:.4g}" in out
+    assert f"{written['efficiency']:.1%}" in out
+    assert written["seconds_compute"] == pytest.approx(0.07)
+    assert written["seconds_per_step"] == pytest.approx(0.07 + written["seconds_wait"])
+    assert written["bytes_per_process"]["worker"]["sent"] > 4 * 1_305_100
+    assert written["memory_per_process"]["server"] > 0
+
+
+def test_the_network_of_the_profile_is_the_default(results: Callable[..., dict[str, Any]]) -> None:
+    """One server, as measured: 3 workers at its port, whose rate follows."""
+    measured = results("--workers", 3, "--servers", 1)
+    assert measured["network"] == "measured"
+    wider = results("--workers", 30, "--servers", 1)
+    assert wider["seconds_per_step"] > 5 * measured["seconds_per_step"]
+
+
+def test_a_sweep_has_a_row_for_each(results: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    picture = tmp_path / "curve.svg"
+    written = results(
+        "--network", "ethernet:10gbit", "--exchange", "ring", "--sweep", "nodes=2..12", "--picture", picture
+    )
+    assert [row["nodes"] for row in written["rows"]] == [2, 4, 8, 12]
+    seconds = [row["seconds_per_step"] for row in written["rows"]]
+    assert seconds == sorted(seconds)
+    assert "<svg" in picture.read_text()
+    servers = results("--network", "ethernet:1gbit", "--nodes", 8, "--sweep", "servers=1,4")["rows"]
+    assert servers[1]["seconds_per_step"] < servers[0]["seconds_per_step"]
+
+
+def test_a_trace_is_that_of_a_run(run_simulate: Run, profile: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    code, _, errors = run_simulate("--profile", profile, "--network", "taihulight", "--trace", file)
+    assert code == 0, errors
+    trace = json.loads(file.read_text())
+    names = {event["name"] for event in trace["traceEvents"] if event["ph"] == "X"}
+    assert {"forward", "backward", "push", "pull", "update"} <= names
+    assert {process["process"] for process in trace["otherData"]["processes"]} == {"worker 0", "server 0"}
+
+
+def test_compression_and_zero_change_what_moves(results: Callable[..., dict[str, Any]]) -> None:
+    network = ("--network", "ethernet:1gbit", "--nodes", 4)
+    dense = results(*network)
+    sparse = results(*network, "--compression", "dlgs", "--density", 0.01)
+    assert sparse["seconds_per_step"] < dense["seconds_per_step"]
+    assert sparse["bytes_per_process"]["worker"]["sent"] < dense["bytes_per_process"]["worker"]["sent"] / 20
+    whole = results(*network, "--zero", 3, "--plan", "per-layer")
+    assert whole["bytes_per_process"]["worker"]["received"] > 1.2 * dense["bytes_per_process"]["worker"]["received"]
+    ring = results(*network, "--exchange", "ring", "--compression", "dlgs", "--density", 0.01)
+    assert ring["bytes_per_process"]["worker"]["sent"] < dense["bytes_per_process"]["worker"]["sent"] / 4
+
+
+def test_without_a_profile_compute_is_modelled(run_simulate: Run, tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    code, out, errors = run_simulate("--network", "taihulight", "--nodes", 4, "--json", file)
+    assert code == 0, errors
+    assert "compute modelled (sw26010)" in out
+    assert json.loads(file.read_text())["seconds_compute"] > 0
+
+
+def test_the_example_of_a_network_file_is_one(results: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    file = tmp_path / "lab.toml"
+    file.write_text("\n".join(line.removeprefix("# ") for line in EXAMPLE.splitlines()))
+    plain = tmp_path / "plain.toml"
+    plain.write_text(EXAMPLE)
+    assert results("--network", plain, "--nodes", 2)["network"] == str(plain)
+    first, again, other = (results("--network", file, "--nodes", 2, "--seed", seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first["seconds_per_step"] != other["seconds_per_step"]
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        ("[network]\nalpha_seconds = 1e-6", "network.rate or bytes_per_second is missing"),
+        ("[network]\nrate = '1gbit'", "network.alpha_seconds is missing"),
+        (
+            "[network]\nalpha_secs = 1\nrate = '1gbit'",
+            "unknown key network.alpha_secs; did you mean network.alpha_seconds?",
+        ),
+        ("[network]\nalpha_seconds = -1\nrate = '1gbit'", "network.alpha_seconds -1: expected at least 0"),
+        ("[network]\nalpha_seconds = '1ms'\nrate = '1gbit'", "network.alpha_seconds '1ms': expected a number"),
+        ("[network]\nalpha_seconds = 0\nrate = '1 GB/s'", "network.rate: expected one such as '10gbit'"),
+        ("[network]\nalpha_seconds = 0\nbytes_per_second = 0", "network.bytes_per_second 0: expected more than 0"),
+        ("[network]\nalpha_seconds = 0\nrate = '1gbit'\nloss_ratio = 1.0", "expected less than 1"),
+        ("[network]\nalpha_seconds = 0\nrate = '1gbit'\nsupernode = 2.5", "expected a whole number"),
+        ("[network]\nalpha_seconds = 0\nrate = '1gbit'\n[machines]\nstragglers = 9", "expected at most 3"),
+        ("[links]\n", "unknown key links"),
+        ("network = 3", "expected a table, [network]"),
+        ("rate = ", "not TOML"),
+    ],
+)
+def test_a_wrong_network_is_one_line(
+    run_simulate: Run, profile: Path, tmp_path: Path, network: str, words: str
+) -> None:
+    file = tmp_path / "lab.toml"
+    file.write_text(network)
+    code, _, errors = run_simulate("--profile", profile, "--network", file)
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert words in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--network", "nowhere.toml"], "No such file"),
+        (["--network", "ethernet:fast"], "expected a rate"),
+        (["--sweep", "density=1..2"], "expected nodes=2..1024"),
+        (["--sweep", "nodes=8..2"], "the first not after the last"),
+        (["--sweep", "servers=1,2", "--exchange", "ring"], "have no servers"),
+        (["--picture", "x.png"], "give --sweep"),
+        (["--servers-beside", "--servers", "9"], "at most one on each host"),
+        (["--network", "ethernet:1gbit", "--nodes", "20000"], "20000"),
+        (["ps-vs-ring"], "not found"),
+    ],
+)
+def test_a_mistake_is_one_line(run_simulate: Run, profile: Path, arguments: list[str], words: str) -> None:
+    code, _, errors = run_simulate("--profile", profile, *arguments)
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert words in errors
+
+
+def test_figures_are_listed_and_drawn_up(run_simulate: Run, tmp_path: Path) -> None:
+    file = tmp_path / "figure.json"
+    assert "zero-memory" in run_simulate("figure")[1]
+    code, out, _ = run_simulate("figure", "zero-memory", "--json", file)
+    rows = json.loads(file.read_text())["rows"]
+    assert code == 0
+    assert len(rows) == 54
+    assert all(row["deviation"] == 0 for row in rows)
+    assert "paper" in out
+    code, _, errors = run_simulate("figure", "zero")
+    assert code == 2
+    assert "did you mean zero-memory?" in errors
