@@ -80,7 +80,7 @@ class GroupCountdown:
             self.missing[group] += tensors
 
     def ready(self, layer: int, tensors: int | None = None) -> int | None:
-        """So many more tensors of a layer are there, by default all of it; returns the group that this completes.
+        """Count tensors of a layer that are there, by default all of it; returns the group that this completes.
 
         Raises:
             RunError: the layer has brought more gradients than it has tensors.

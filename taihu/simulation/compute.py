@@ -30,13 +30,13 @@ class Compute:
 
 
 def of_measured(profile: Profile) -> Compute:
-    """What a run measured; of forward that is the sum, of which each layer gets the share that it has of backward."""
+    """The times that a run measured: of forward the sum, of which each layer gets the share that it has of backward."""
     backward = tuple(layer.backward_seconds for layer in profile.layers)
     return Compute("profile", _shared_out(profile.forward_seconds, backward), backward)
 
 
 def of_modelled(source: str, forward_seconds: float, backward: tuple[float, ...]) -> Compute:
-    """What a model of a processor says."""
+    """The times that a model of a processor says."""
     return Compute(source, _shared_out(forward_seconds, backward), backward)
 
 
@@ -48,7 +48,7 @@ def _shared_out(seconds: float, weights: tuple[float, ...]) -> tuple[float, ...]
 
 
 class Pace:
-    """How much longer than usual worker `rank` of `workers` computes, from step to step; the same for one `seed`."""
+    """The pace of worker `rank` of `workers`, which differs from step to step; the same for one `seed`."""
 
     def __init__(self, machines: Machines, rank: int, workers: int, seed: int) -> None:
         self._jitter = machines.jitter

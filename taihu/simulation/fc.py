@@ -116,7 +116,7 @@ def _connected(layout: Layout, profile: Profile | None) -> dict[str, FcLayer]:
 
 
 def _links(job: Job, network: Network) -> FcLinks:
-    """What the workers' probe before the first step would find."""
+    """The links as the workers' probe before the first step would find them."""
     start_up = network.alpha_seconds + network.message_seconds
     exchange = 2.0 * start_up * (1 if job.servers else max(1, job.cluster.workers - 1))
     return FcLinks(start_up, exchange, 1.0 / network.bytes_per_second)

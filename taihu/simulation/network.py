@@ -22,7 +22,7 @@ __all__ = ["Fabric", "Host", "Path"]
 
 
 class Host:
-    """So many hosts that are alike: what one of them sends, receives and works.
+    """Hosts that are alike: what one of them sends, receives and works.
 
     Attributes:
         count: how many they are.
@@ -112,7 +112,7 @@ class Fabric:
         self._down: dict[int, WorkQueue] = {}
 
     def host(self, count: int, supernode: int | None = None) -> Host:
-        """So many hosts of one kind."""
+        """Make `count` hosts of one kind."""
         return Host(count, full_duplex=self.network.full_duplex, supernode=supernode)
 
     def to_all(self, source: Host, target: Host) -> Path:

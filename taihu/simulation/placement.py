@@ -85,7 +85,7 @@ def workers_of(job: Job, placement: Placement) -> list[Alike]:
     in_ring = not job.servers
 
     def kind(rank: int) -> tuple[bool, int | None, int]:
-        """What tells a worker from others."""
+        """The difference of a worker from others."""
         supernode = None if in_ring and placement.is_even else placement.supernode(rank)
         beside = int(placement.servers_beside and rank < job.servers)
         return rank >= workers - stragglers, supernode, beside

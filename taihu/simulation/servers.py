@@ -18,7 +18,7 @@ from taihu.trace import Tracer
 from taihu.wire.direct_frames import HEADER_BYTES
 from taihu.wire.headers import At, FrameHeader, Sender
 from taihu.wire.kinds import Encoding, Gradients, Question
-from worker.exchange.servers.under_way import FramesUnderWay
+from worker.exchange.servers.answers import FramesUnderWay
 
 __all__ = ["ServersRoute", "SimulatedServer", "join_servers"]
 

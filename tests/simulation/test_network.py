@@ -74,7 +74,7 @@ def test_hosts_that_are_alike_end_with_the_last_of_them() -> None:
 
 
 def test_a_slow_sender_does_not_hold_up_others_at_a_fast_port() -> None:
-    """What comes slowly leaves room: ten at a tenth of a port's rate end together."""
+    """Ten messages that begin at once share the port as their bytes come."""
     arrivals = Arrivals()
     receiver = arrivals.fabric.host(1)
     for number in range(10):

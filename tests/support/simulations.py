@@ -33,7 +33,7 @@ def job_of(workers: int, servers: int = 1, **sections: Mapping[str, object]) -> 
 
 
 def seconds_of(layout: Layout, each: float = 0.0) -> Compute:
-    """So many seconds of forward, and of backward, for every layer."""
+    """The same seconds of forward, and of backward, for every layer."""
     times = (each,) * len(layout.layers)
     return Compute("test", times, times)
 

@@ -27,9 +27,8 @@ from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Summed
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.sink import Origin, Sink
-from worker.exchange.servers.answers import ByServers, ServerAnswers
+from worker.exchange.servers.answers import ByServers, FramesUnderWay, ServerAnswers
 from worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
-from worker.exchange.servers.under_way import FramesUnderWay
 from worker.exchange.updates import Updates
 from worker.memory.arenas import Arenas
 
