@@ -35,7 +35,7 @@ class Work:
 
 
 def work_of(job: Job, profile_file: Path | None) -> Work:
-    """What a worker of `job` does: as a run measured it, or on the SW26010, whose times are modelled.
+    """The work of a worker of `job`: as a run measured it, or on the SW26010, whose times are modelled.
 
     Raises:
         ConfigError: the file holds no profile, or neither model nor data can be found, or the processor has no model

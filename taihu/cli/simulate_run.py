@@ -1,4 +1,4 @@
-"""What `taihu simulate` does: simulates a job, or one for each row of a sweep, and tells of the step."""
+"""`taihu simulate` with a job: the step of it, or of one for each row of a sweep, told and written."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Compute:
 
 
 def of_measured(profile: Profile) -> Compute:
-    """The times that a run measured: of forward the sum, of which each layer gets the share that it has of backward."""
+    """The times that a run measured: of forward the sum, of which each layer gets its share of backward."""
     backward = tuple(layer.backward_seconds for layer in profile.layers)
     return Compute("profile", _shared_out(profile.forward_seconds, backward), backward)
 

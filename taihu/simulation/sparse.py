@@ -51,7 +51,7 @@ class _ExpectedSum(RankOrderSum):
 
 
 def _spaced(start: int, stop: int, entries: int) -> Slice:
-    """So many elements of a range, as far from each other as they can be."""
+    """Elements of a range, `entries` of them, as far from each other as they can be."""
     entries = min(entries, stop - start)
     indices = start + np.arange(entries, dtype=np.int64) * (stop - start) // max(1, entries)
     return Slice(indices.astype(np.int32), np.ones(entries, dtype=np.float32))
@@ -129,7 +129,7 @@ class _Rank:
             self._path(target).send(size, target.take, key, received)
 
     def _mirrored(self, message: Message, elements: int) -> Message:
-        """What comes when this rank sends `message`: as much, from the rank as far behind as the other is ahead.
+        """The message that comes when this rank sends one: as much, from the rank as far behind as the other is ahead.
 
         Of a range it is a contribution to the own one, or the sum of the sender's.
         """
