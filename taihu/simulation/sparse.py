@@ -129,7 +129,7 @@ class _Rank:
             self._path(target).send(size, target.take, key, received)
 
     def _mirrored(self, message: Message, elements: int) -> Message:
-        """The message that comes when this rank sends one: as much, from the rank as far behind as the other is ahead.
+        """The message that comes when this rank sends one: as much, from the rank as far behind as that is ahead.
 
         Of a range it is a contribution to the own one, or the sum of the sender's.
         """
