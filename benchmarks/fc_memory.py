@@ -23,7 +23,7 @@ from benchmarks.memory import measure, options_of, planned
 from benchmarks.rows import in_page, load_rows, save_rows
 from taihu.planner.memory import worker_memory
 
-__all__ = ["SOURCE", "WAYS", "accuracies", "options_for", "table"]
+__all__ = ["SOURCE", "WAYS", "accuracies", "options_for", "table", "told"]
 
 SOURCE: Final = "measured by benchmarks.fc_memory"
 WAYS: Final[Mapping[str, tuple[int, tuple[str, ...]]]] = MappingProxyType(
@@ -96,6 +96,11 @@ def accuracies(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def told(rows: Sequence[dict[str, Any]]) -> str:
+    """Both tables."""
+    return f"{table(rows)}\n\n{accuracies(rows)}"
+
+
 def main() -> None:
     """Measure the ways that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -117,10 +122,9 @@ def main() -> None:
         while len(known) < options.seeds:
             known.append(accuracy(way, 1 + len(known)))
             save_rows(options.json, rows)
-    shown = f"{table(rows)}\n\n{accuracies(rows)}"
-    print(shown)
+    print(told(rows))
     if options.docs is not None:
-        options.docs.write_text(in_page(options.docs.read_text(), SOURCE, shown))
+        options.docs.write_text(in_page(options.docs.read_text(), SOURCE, told(rows)))
 
 
 if __name__ == "__main__":

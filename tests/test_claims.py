@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.command_lines import parse
 
-from benchmarks import accuracy_by_method, claims, larger_batches, ps_and_ring, three_ways, transports
+from benchmarks import accuracy_by_method, claims, fc_memory, larger_batches, ps_and_ring, three_ways, transports
 from benchmarks.rows import in_page
 
 ROOT = Path(__file__).parents[1]
@@ -73,6 +73,7 @@ PAGES: list[tuple[str, str, str, Callable[[Any], str]]] = [
         accuracy_by_method.told,
     ),
     ("allreduce.md", "measured by benchmarks.three_ways", "three_ways", three_ways.table),
+    ("fc.md", fc_memory.SOURCE, "fc_memory", fc_memory.told),
     ("zero.md", larger_batches.SOURCE, "larger_batches", larger_batches.table),
 ]
 
