@@ -270,10 +270,19 @@ def fits(job: MemoryJob, worker_free: int, server_free: int, *, machine_free: in
 
 def most_live_bytes(job: MemoryJob, worker_free: int, *, machine_free: int | None = None) -> int:
     """The most `live_bytes` of a job of stage 3 with which its workers fit; see `fits`, which `job` does."""
-    spare = worker_free - worker_memory(job).total
-    if machine_free is not None:
-        spare = min(spare, (machine_free - job_memory(job).total) // job.workers)
-    return min(_FP32_BYTES * job.elements, job.parameter_window_bytes + spare)
+
+    def has_room(live_bytes: int) -> bool:
+        changed = replace(job, live_bytes=live_bytes)
+        if worker_memory(changed).total > worker_free:
+            return False
+        return machine_free is None or job_memory(changed).total <= machine_free
+
+    # More that stay may also let a larger group come beside the one in use, in 16 bits.
+    fitting, beyond = job.parameter_window_bytes, _FP32_BYTES * job.elements + 1
+    while beyond - fitting > 1:
+        middle = (fitting + beyond) // 2
+        fitting, beyond = (middle, beyond) if has_room(middle) else (fitting, middle)
+    return fitting
 
 
 def cheapest_fit(
