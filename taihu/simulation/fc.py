@@ -18,12 +18,13 @@ from taihu.layout import Layout
 from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
 from taihu.planner.profile import Profile
 from taihu.simulation.compute import Compute
+from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Network
-from taihu.simulation.network import Path
+from taihu.simulation.network import Fabric, Path
 from taihu.wire.direct_frames import HEADER_BYTES
 from worker.fc.passes import plan_passes
 
-__all__ = ["End", "Stage", "TailSteps", "end_of"]
+__all__ = ["End", "Stage", "TailSteps", "end_of", "seconds_alone"]
 
 _VALUE_BYTES: Final = 4
 
@@ -186,3 +187,17 @@ class TailSteps:
 
         self._path.send(HEADER_BYTES + _VALUE_BYTES * values * self._rows, arrived)
         return lambda: bool(came)
+
+
+def seconds_alone(stage: Stage, job: Job, network: Network) -> float:
+    """Seconds of the passes through one spread layer, when nothing else is exchanged."""
+    queue = EventQueue()
+    fabric = Fabric(queue, network, 0)
+    workers = fabric.host(job.cluster.workers)
+    end = End((stage,), Layout(()), Compute("none", (), ()), 0)
+    for wanted in TailSteps(end, job, fabric.to_all(workers, workers), lambda: None).step(1.0):
+        if isinstance(wanted, float):
+            queue.now += wanted
+        else:
+            queue.run()
+    return queue.now

@@ -140,6 +140,7 @@ class _Simulation:
         costs = costs_of(job, layout, compute, placement.network, profile)
         self._job, self._placement, self._compute, self._traced = job, placement, compute, traced
         self._tracers: list[tuple[str, Tracer]] = []
+        self._bytes: list[list[tuple[float, float]]] = []
         self._queue = EventQueue()
         self._fabric = Fabric(self._queue, placement.network, placement.seed)
         self._plan = plan_of(job, layout, costs)
@@ -158,9 +159,11 @@ class _Simulation:
 
     def run(self, steps: int) -> Simulated:
         """All steps, until all of the last one has been exchanged."""
+        self._workers[0].on_step = self._count_bytes
         for worker in self._workers:
             worker.start(steps)
         self._queue.run()
+        self._count_bytes()
         first, *others = max((worker.records for worker in self._workers), key=_computed_and_took)
         last = others[-1]
         seconds = (last.end - first.end) / len(others)
@@ -172,12 +175,31 @@ class _Simulation:
             compress_seconds=last.compressed,
             exchange_seconds=last.last_update - last.first_push,
             wait_seconds=seconds - computed,
-            worker_bytes=_most([worker.host for worker in self._workers], steps),
-            server_bytes=_most([server.host for server in self._servers], steps) if self._servers else None,
+            worker_bytes=self._most_bytes(0, len(self._workers), steps),
+            server_bytes=self._most_bytes(len(self._workers), None, steps) if self._servers else None,
             plan=self._plan,
             events=self._queue.handled,
             parts=tuple(tracer.part(name, place) for place, (name, tracer) in enumerate(self._tracers)),
         )
+
+    def _count_bytes(self) -> None:
+        """Note what every host, first those of workers, has sent and received until the end of a step, or of all."""
+        hosts = (each.host for each in (*self._workers, *self._servers))
+        self._bytes.append([(host.sent_bytes, host.received_bytes) for host in hosts])
+
+    def _most_bytes(self, first: int, stop: int | None, steps: int) -> tuple[int, int]:
+        """The most that one of some hosts sent, and that one received, in a step.
+
+        Where parameters are fetched, the first step fetches more than others and the last one less.
+        """
+        nothing = [(0.0, 0.0)] * len(self._bytes[0])
+        fetches = rules_of(self._job, self._plan.layout.elements).fetches
+        before, after, count = nothing, self._bytes[-1], steps
+        if fetches:
+            before, after, count = self._bytes[0], self._bytes[-2], steps - 1
+        pairs = list(zip(before, after, strict=True))[first:stop]
+        sent, received = (max(new[way] - old[way] for old, new in pairs) for way in (0, 1))
+        return round(sent / count), round(received / count)
 
     def _spread(self, end: End) -> None:
         if len(self._workers) > 1:
@@ -239,10 +261,3 @@ class _Simulation:
 def _computed_and_took(records: Sequence[StepRecord]) -> tuple[float, float]:
     """The seconds that a worker computed, and that its steps took, in all but the first."""
     return sum(record.computed for record in records[1:]), records[-1].end - records[0].end
-
-
-def _most(hosts: Sequence[Host], steps: int) -> tuple[int, int]:
-    """The most bytes that one of the hosts sent, and that one received, in a step."""
-    return round(max(host.sent_bytes for host in hosts) / steps), round(
-        max(host.received_bytes for host in hosts) / steps
-    )

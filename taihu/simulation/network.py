@@ -54,6 +54,7 @@ class Path:
         self._source, self._target = source, target
         self._copies_out, self._copies_in = copies
         self._alpha_s = alpha_s
+        self._is_even = network.is_even
         self._message_s = network.message_seconds
         self._per_byte = 1.0 / network.bytes_per_second
         self._uplinks = fabric.uplinks(source, target, source.count * copies[0])
@@ -98,7 +99,7 @@ class Path:
         self._queue.at(end, deliver, *args)
 
     def _alpha(self) -> float:
-        return self._alpha_s if self._fabric.network.is_even else self._fabric.uneven(self._alpha_s)
+        return self._alpha_s if self._is_even else self._fabric.uneven(self._alpha_s)
 
 
 class Fabric:

@@ -1,11 +1,13 @@
 """A worker on the virtual clock: the training loop of `worker.training`, around the daemons' `StepProtocol`.
 
-The loop reads layer by layer, computes, and pushes a group when its last gradient is there, as `Trainer` and
-`StepDriver` do; actions are carried out as `worker.exchange.shell` does, whose threads are work queues here.
+The loop reads, computes, and pushes a group when its last gradient is there, as `Trainer` and `StepDriver` do layer
+by layer: between the layers of one group nothing is waited for, so that they are computed at once here. Actions are
+carried out as `worker.exchange.shell` does, whose threads are work queues here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +15,7 @@ from typing import Protocol
 
 from taihu.coordination.plan import Plan
 from taihu.optimization import LossScale
-from taihu.planner.groups import GroupCountdown, group_bounds
+from taihu.planner.groups import Group, GroupCountdown, group_bounds
 from taihu.simulation.compute import Compute, Pace
 from taihu.simulation.events import EventQueue, WorkQueue
 from taihu.simulation.fc import TailSteps
@@ -80,6 +82,8 @@ class StepRecord:
 class SimulatedWorker:
     """Trains `steps` steps, of which `records` tell; `route`, and `tail` if there is one, are set before `start`.
 
+    `on_step` is called when a step has ended, some of whose groups are still under way.
+
     Args:
         queue: the clock.
         host: where it runs; of all workers that are alike.
@@ -113,6 +117,7 @@ class SimulatedWorker:
         self.plan = plan
         self.tracer = tracer or Tracer.off()
         self.records: list[StepRecord] = []
+        self.on_step: Callable[[], None] = lambda: None
         self.protocol = StepProtocol(rules, scale)
         self._rules = rules
         self._compute = compute
@@ -153,27 +158,28 @@ class SimulatedWorker:
         self.queue.at(self._own.book(self.queue.now, seconds), task)
 
     def _train(self, steps: int) -> Iterator[Wanted]:
-        group_of, compute = self._countdown.group_of, self._compute
+        groups = self.plan.groups
         for step in range(1, steps + 1):
             record = StepRecord(step, self.queue.now)
             self.records.append(record)
             pace = self._pace.of(step)
-            for layer in reversed(range(len(group_of))):
-                yield from self._read(group_of[layer])
-                yield compute.forward[layer] * pace
+            for number in reversed(range(len(groups))):
+                yield from self._read(number)
+                yield _of_group(self._compute.forward, groups[number]) * pace
             record.forward_end = self.queue.now
             self._do(self.protocol.begin(step))
             self.route.begin(self.protocol.at)
             self._countdown.begin()
             if self.tail is not None:
                 yield from self._through_tail(self.tail, pace)
-            for layer, group in enumerate(group_of):
-                yield from self._prepare(group)
-                yield compute.backward[layer] * pace
-                complete = self._countdown.ready(layer)
-                if complete is not None:
-                    self._do(self.protocol.ready(complete))
-                    yield from self._wait(lambda: not self._is_agreeing, complete)
+            for number, group in enumerate(groups):
+                yield from self._prepare(number)
+                yield _of_group(self._compute.backward, group) * pace
+                for layer in range(group.first_layer, group.last_layer + 1):
+                    complete = self._countdown.ready(layer)
+                    if complete is not None:
+                        self._do(self.protocol.ready(complete))
+                        yield from self._wait(lambda: not self._is_agreeing, complete)
             self._end(record, pace)
         for group in range(len(self.plan.groups)):
             yield from self._wait(partial(self.protocol.is_complete, group), group)
@@ -190,6 +196,7 @@ class SimulatedWorker:
         record.computed = (self._compute.seconds + (self.tail.seconds if self.tail is not None else 0.0)) * pace
         self.tracer.add("compute", "forward", record.start, record.forward_end, step=record.step)
         self.tracer.add("compute", "backward", record.forward_end, record.end, step=record.step)
+        self.on_step()
 
     def _read(self, group: int) -> Iterator[Wanted]:
         if not self._rules.fetches:
@@ -296,3 +303,8 @@ class SimulatedWorker:
         now = self.queue.now
         self.tracer.add("compress", "compress", now - seconds, now, step=step, group=group)
         self.route.send(group)
+
+
+def _of_group(seconds: Sequence[float], group: Group) -> float:
+    """The seconds of all layers of a group."""
+    return math.fsum(seconds[group.first_layer : group.last_layer + 1])

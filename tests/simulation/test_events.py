@@ -1,6 +1,9 @@
-"""The virtual clock: calls in the order of their instants, and work one after another."""
+"""The virtual clock: calls in the order of their instants, and work one after another; and no other clock."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,3 +43,9 @@ def test_work_is_done_one_piece_after_another(pieces: list[tuple[float, float]])
         assert done == max(start, free) + seconds
         free = done
     assert queue.busy == sum(seconds for _, seconds in pieces)
+
+
+def test_the_simulator_has_no_clock_thread_or_file() -> None:
+    folder = Path(__file__).parents[2] / "taihu" / "simulation"
+    impure = re.compile(r"^(?:from|import) (time|threading|concurrent|asyncio|socket|os|io|pathlib|grpc)\b", re.M)
+    assert not [path.name for path in folder.glob("*.py") if impure.search(path.read_text())]

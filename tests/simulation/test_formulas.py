@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.simulations import ALPHA_S, PLAIN, RATE, job_of, simulated
 
 from taihu.errors import ConfigError
-from taihu.simulation.figures import ring_and_mpi, servers_and_ring
+from taihu.simulation.figures import fully_connected, ring_and_mpi, servers_and_ring
 from taihu.simulation.halving_doubling import halving_doubling_seconds
 from taihu.simulation.machines import Machines
 from taihu.wire.direct_frames import HEADER_BYTES
@@ -160,6 +160,8 @@ def test_halving_and_doubling_is_its_sum_of_rounds() -> None:
 
 
 def test_the_papers_ratios_are_met_or_explained() -> None:
-    for figure in (servers_and_ring(), ring_and_mpi()):
-        assert all(abs(row.deviation) < 0.2 or row.term for row in figure.rows)
-    assert ring_and_mpi().rows[1].deviation == 0
+    figures = servers_and_ring(), ring_and_mpi(), fully_connected()
+    assert all(abs(row.deviation) < 0.2 or row.term for figure in figures for row in figure.rows)
+    *_, mpi, cells = figures
+    assert mpi.rows[1].deviation == 0
+    assert len(cells.rows) == 72
