@@ -184,7 +184,7 @@ class _Simulation:
 
     def _count_bytes(self) -> None:
         """Note what every host, first those of workers, has sent and received until the end of a step, or of all."""
-        hosts = (each.host for each in (*self._workers, *self._servers))
+        hosts = [*(worker.host for worker in self._workers), *(server.host for server in self._servers)]
         self._bytes.append([(host.sent_bytes, host.received_bytes) for host in hosts])
 
     def _most_bytes(self, first: int, stop: int | None, steps: int) -> tuple[int, int]:

@@ -181,8 +181,8 @@ class SimulatedWorker:
                         self._do(self.protocol.ready(complete))
                         yield from self._wait(lambda: not self._is_agreeing, complete)
             self._end(record, pace)
-        for group in range(len(self.plan.groups)):
-            yield from self._wait(partial(self.protocol.is_complete, group), group)
+        for number in range(len(groups)):
+            yield from self._wait(partial(self.protocol.is_complete, number), number)
 
     def _through_tail(self, tail: TailSteps, pace: float) -> Iterator[Wanted]:
         for wanted in tail.step(pace):

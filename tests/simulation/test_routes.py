@@ -78,7 +78,7 @@ def test_a_sparse_allgather_brings_everybody_what_all_others_selected(distinct: 
 
 
 def test_ranks_of_a_tree_are_simulated_one_by_one() -> None:
-    over = {
+    over: dict[str, dict[str, object]] = {
         "compression": {"method": "lags", "density": 0.01, "downlink": "doublesqueeze"},
         "optimizer": {"momentum": 0},
     }
