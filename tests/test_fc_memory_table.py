@@ -38,7 +38,7 @@ def test_accuracies_are_compared_by_their_means() -> None:
 
 
 def test_both_ways_took_less_than_either_as_planned() -> None:
-    """What was measured, within 5 %; also at the start."""
+    """Measured within 5 % of planned; less also at the start."""
     rows = json.loads((Path(__file__).parents[1] / "docs" / "fc_memory.json").read_text())
     workers = {row["way"]: row["worker"] for row in rows}
     assert workers.keys() == WAYS.keys()

@@ -445,7 +445,7 @@ Training.TestCase.settings = settings(max_examples=40, stateful_step_count=40, d
     ("sizes", "live", "above"), [([3, 9, 3], 0, 0.0), ([1, 2, 6, 5, 1], 0, 0.05), ([4, 4, 4, 4], 12, 0.1)]
 )
 def test_what_is_planned_in_16_bits_is_reached(sizes: list[int], live: int, above: float) -> None:
-    """Where sums take longest, parameters come at once, and are widened as late as can be."""
+    """Sums take as long as can be, parameters come at once, and are widened last."""
     training = Training()
     training.start(sizes, 1, (True, False, False, True, True, True, False), (0, live))
     most = 0
