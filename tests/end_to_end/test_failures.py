@@ -14,7 +14,7 @@ from support.commands import Command
 from support.daemons import wait_for
 
 # Its first test is told at once, what comes without one after seconds.
-ENDLESS = ("--steps", "1000000", "--workers", "2")
+ENDLESS = ("--steps", "1000000")
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def wait_until_gone(pids: list[int]) -> None:
 def test_a_killed_daemon_ends_the_run_and_is_named(tmp_path: Path, victim: str) -> None:
     with endless_training(tmp_path) as process:
         daemons = children(process)
-        assert len(daemons) == 4
+        assert len(daemons) == 5
         pid = next(pid for pid, command in daemons.items() if f"-m {victim} " in command)
         os.kill(pid, signal.SIGKILL)
         _, errors = process.communicate(timeout=30)
