@@ -30,6 +30,7 @@ from worker.engine import (
     StepContext,
     softmax_cross_entropy,
 )
+from worker.engine.layers import convolution
 
 _TRAINING = StepContext(training=True, seed=0, step=0, first_sample=0)
 _EVALUATION = StepContext(training=False, seed=0, step=0, first_sample=0)
@@ -88,6 +89,32 @@ def test_a_convolution_in_many_blocks_is_the_sum_over_samples() -> None:
         model.backward(dy[i : i + 1])
         single += gradients
     np.testing.assert_allclose(total, single, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("stride", "filters"), [(1, 5), (2, 5), (3, 200), (2, 200)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_kernel_of_one_pixel_is_a_product_of_matrices(
+    stride: int, filters: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By BLAS or as tiles: with a bias, and with a layer before it that gets the gradient of its input."""
+    shape, generator = (7, 9, 3), np.random.default_rng(stride)
+    x = generator.standard_normal((40, *shape))
+    seen = []
+    for products_from in (1, 1 << 30):
+        monkeypatch.setattr(convolution, "_PRODUCT_FROM", products_from)
+        layers = Sequential([Conv2d(150, 3, padding=1), Conv2d(filters, 1, stride), Flatten()])
+        outputs = -(-7 // stride) * -(-9 // stride) * filters
+        model = Model(layers, shape, outputs)
+        model.use_threads(threads)
+        parameters, gradients = (np.zeros(model.layout.elements) for _ in range(2))
+        model.bind(parameters, gradients)
+        model.initialize(0)
+        parameters += 0.1
+        y = model.forward(x, _TRAINING).copy()
+        model.backward(np.random.default_rng(7).standard_normal(y.shape))
+        seen.append((y, gradients))
+    for product, tiles in zip(*seen, strict=True):
+        np.testing.assert_allclose(product, tiles, rtol=1e-10, atol=1e-10)
 
 
 def test_same_padding_keeps_ceil_of_the_input_over_the_stride() -> None:

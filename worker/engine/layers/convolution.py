@@ -10,12 +10,14 @@ import numpy as np
 from kernels.nn.batch_norm import blocked_column_sums, fold, row_blocks
 from kernels.nn.blocks import Blocks, Phase, Result, Source, phases_of, result_of, source_of, window_offsets
 from kernels.nn.convolution import convolve
+from kernels.nn.elementwise import add_bias
 from kernels.nn.filters import TILE_ROWS, Filters, pack_mirrored_weight, pack_weight, padded_filters, tiles_of
 from kernels.nn.weight_gradient import packed_elements, weight_gradient
 from kernels.nn.window import Window
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
 from worker.engine.layer import Array, ParameterLayer, Run, Shape, fill_normal, shape_error
+from worker.engine.layers.products import multiply, multiply_rows
 
 __all__ = ["Conv2d"]
 
@@ -25,6 +27,10 @@ _BLOCK_BYTES: Final = 1 << 17
 _WEIGHT_SHARE: Final = 4
 # So much of several images may lie in the third-level cache for the sake of fewer products.
 _TOGETHER_BYTES: Final = 3 << 19
+# Weights of one pixel from which on packing pixels for BLAS costs less than rows of tiles that compete for the cache.
+_PRODUCT_FROM: Final = 1 << 14
+# A matrix' gradient, often small, is cut into parts of so many rows or columns.
+_GRADIENT_SIDE: Final = 128
 # Sums of a weight's gradient are read and written once for so many pixels.
 _GRADIENT_PIXELS: Final = 256
 
@@ -132,6 +138,11 @@ class Conv2d(ParameterLayer):
         """Convolve every group."""
         self._input = x = self._read(x)
         y = self.workspace.take("output", (len(x), *self._output_shape), x.dtype)
+        if self._is_product:
+            multiply_rows(run.team, _pixels(x), self.parameters["weight"][0, 0], _pixels(y))
+            if self._bias:
+                add_bias(_pixels(y), self.parameters["bias"])
+            return y
         for group in range(self._groups):
             source = self._source(group)
             filters = self._filters_of(group)
@@ -151,6 +162,13 @@ class Conv2d(ParameterLayer):
             return x
         thin = x[:, :: self._strides_over, :: self._strides_over]
         return self.workspace.copy("input", thin)
+
+    @property
+    def _is_product(self) -> bool:
+        """Whether pixels are multiplied by a matrix: BLAS does so."""
+        size, _, padding = self._window
+        weights = self._channels * self._filters
+        return size == 1 and not padding and self._groups == 1 and weights >= _PRODUCT_FROM
 
     @property
     def _strides_over(self) -> int:
@@ -180,11 +198,26 @@ class Conv2d(ParameterLayer):
         if self._window.stride > self._window.size:
             # Pixels between the windows.
             dx[...] = 0
+        if self._is_product:
+            self._differentiate_product(dy, dx, run)
+            return dx
         for group in range(self._groups):
             self._differentiate_weight(group, dy, run)
             if self.needs_input_gradient:
                 self._differentiate_input(group, dy, dx, run)
         return dx
+
+    def _differentiate_product(self, dy: Array, dx: Array, run: Run) -> None:
+        x, slopes = self._input, _pixels(dy)
+        product = multiply if self._filters > self._channels else multiply_rows
+        product(run.team, _pixels(x).T, slopes, self.gradients["weight"][0, 0], _GRADIENT_SIDE)
+        if not self.needs_input_gradient:
+            return
+        step = self._strides_over
+        read = dx if step == 1 else run.scratch.take("product", x.shape, x.dtype)
+        multiply_rows(run.team, slopes, self.parameters["weight"][0, 0].T, _pixels(read))
+        if step > 1:
+            dx[:, ::step, ::step] = read
 
     def _differentiate_weight(self, group: int, dy: Array, run: Run) -> None:
         x, filters = self._input, self._filters_of(group)
@@ -278,3 +311,8 @@ class Conv2d(ParameterLayer):
     def _filters_of(self, group: int) -> Filters:
         count = self._filters // self._groups
         return Filters(group * count, count, self._filters)
+
+
+def _pixels(images: Array) -> Array:
+    """(B, H, W, C) as rows of channels."""
+    return images.reshape(-1, images.shape[-1])

@@ -15,28 +15,28 @@ _COLUMNS: Final = 256
 _ROWS: Final = 256
 
 
-def multiply(team: Team, a: Array, b: Array, out: Array) -> Array:
-    """`out` = `a` @ `b`, (M, K), (K, N) and (M, N), by blocks of columns; returns `out`.
+def multiply(team: Team, a: Array, b: Array, out: Array, side: int = _COLUMNS) -> Array:
+    """`out` = `a` @ `b`, (M, K), (K, N) and (M, N), by blocks of `side` columns; returns `out`.
 
     The blocks do not depend on the number of threads, and so neither do the bits. BLAS should have one thread.
     """
 
     def part(first: int, last: int, lane: int) -> None:
         for block in range(first, last):
-            columns = slice(block * _COLUMNS, (block + 1) * _COLUMNS)
+            columns = slice(block * side, (block + 1) * side)
             np.matmul(a, b[:, columns], out=out[:, columns])
 
-    team.run(part, -(-out.shape[1] // _COLUMNS))
+    team.run(part, -(-out.shape[1] // side))
     return out
 
 
-def multiply_rows(team: Team, a: Array, b: Array, out: Array) -> Array:
+def multiply_rows(team: Team, a: Array, b: Array, out: Array, side: int = _ROWS) -> Array:
     """The same by blocks of rows, for a product that has many rows and few columns."""
 
     def part(first: int, last: int, lane: int) -> None:
         for block in range(first, last):
-            rows = slice(block * _ROWS, (block + 1) * _ROWS)
+            rows = slice(block * side, (block + 1) * side)
             np.matmul(a[rows], b, out=out[rows])
 
-    team.run(part, -(-len(out) // _ROWS))
+    team.run(part, -(-len(out) // side))
     return out
