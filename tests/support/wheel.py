@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -22,15 +21,17 @@ def build_wheel(folder: Path) -> Path:
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    subprocess.run([*pip, str(source)], check=True, capture_output=True)
+    # What `pip wheel --no-build-isolation` calls, in half of the time.
+    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=source, check=True, capture_output=True)
     return next(folder.glob("*.whl"))
 
 
 def install_wheel(wheel: Path, site: Path) -> dict[str, str]:
     """Unpack `wheel` into `site`; returns the environment that finds it there, before this checkout.
 
-    What Python and numba have compiled in this checkout serves the same sources there: their times are made equal.
+    What Python and numba compile of the same sources serves both places: their times are made equal, and
+    `__pycache__` is one.
     """
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(site)
@@ -39,8 +40,8 @@ def install_wheel(wheel: Path, site: Path) -> dict[str, str]:
         if source.is_file():
             times = source.stat()
             os.utime(installed, ns=(times.st_atime_ns, times.st_mtime_ns))
-            for compiled in (source.parent / "__pycache__").glob(f"{source.stem}.*"):
-                place = installed.parent / "__pycache__" / compiled.name
-                place.parent.mkdir(exist_ok=True)
-                shutil.copy2(compiled, place)
+            compiled = source.parent / "__pycache__"
+            compiled.mkdir(exist_ok=True)
+            if not (installed.parent / compiled.name).exists():
+                (installed.parent / compiled.name).symlink_to(compiled)
     return {**os.environ, "PYTHONPATH": str(site)}
