@@ -233,6 +233,10 @@ class Membership:
         elif self.state is RunState.RUNNING and self._all_finished(Role.WORKER):
             self._conclude()
 
+    def told(self, member: MemberId) -> None:
+        """A member's call to join is answered with the run's failure: it takes no part, and says no more."""
+        self.members[member].finished = True
+
     def ask_to_stop(self, reason: str) -> None:
         """The run is to end in order, after a step that its workers agree on; it fails if there is none yet."""
         if self.state is RunState.RUNNING and any(record.progress.step for record in self.members.values()):

@@ -151,7 +151,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     length=length,
                 )
             if member.role is Role.WORKER:
-                self._await_peers(context)
+                self._await_peers(member, context)
         with self._coordinator.changing() as (membership, _):
             addresses = membership.peer_addresses() or ()
             servers = membership.sizes[Role.SERVER]
@@ -268,12 +268,13 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             with self._coordinator.changing() as (membership, _):
                 return pb.FinishResponse(state=messages.state_to_message(membership.state), reason=membership.reason)
 
-    def _await_peers(self, context: grpc.ServicerContext) -> None:
+    def _await_peers(self, member: MemberId, context: grpc.ServicerContext) -> None:
         self._coordinator.wait_for(
             lambda m: m.peer_addresses() is not None or m.state is RunState.FAILED, _remaining_s(context)
         )
         with self._coordinator.changing() as (membership, _):
             if membership.state is RunState.FAILED:
+                membership.told(member)
                 raise RunError(membership.reason)
             if membership.peer_addresses() is None:
                 missing = ", ".join(str(m) for m in membership.missing() if m.role in membership.peer_roles)

@@ -20,7 +20,7 @@ from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.job.advice import advice_on_schedule
 from taihu.local.display import Display, RunView
-from taihu.local.processes import LocalProcesses
+from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.results import read_json
@@ -159,9 +159,11 @@ class LocalTraining:
         except InterruptedRunError:
             self.interrupts.ignore()  # all daemons are ended now, whatever else comes
             raise
-        except TaihuError:
+        except TaihuError as error:
             # What one failure leads to elsewhere ends within a moment; the cause is told, not the consequence.
-            processes.wait(_CONSEQUENCES_S)
+            # A wrong setting is a cause: whoever waits for the daemon that refused it would go on for long.
+            if not isinstance(error, DaemonFailedError) or error.exit_code != ConfigError.exit_code:
+                processes.wait(_CONSEQUENCES_S)
             processes.check()
             raise
 

@@ -97,6 +97,8 @@ class Interpreter:
                 self._finish(now, member, parse_options(rest, _FINISH), "")
             case "fails":
                 self._finish(now, member, parse_options(rest[1:], _FINISH), rest[0])
+            case "is" if rest == ["told"]:
+                self._membership.told(member)
             case "vanishes":
                 self._membership.lost(member, rest[0])
             case _:

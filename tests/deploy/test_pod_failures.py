@@ -19,7 +19,7 @@ Taihu = Callable[..., subprocess.CompletedProcess[str]]
 POD = {
     "TAIHU_BIND": "127.0.0.1:0",
     "TAIHU_METRICS_PORT": "0",
-    "TAIHU_CLUSTER__CONNECT_TIMEOUT_S": "2",
+    "TAIHU_CLUSTER__CONNECT_TIMEOUT_S": "1",
     "JOB_COMPLETION_INDEX": "1",
 }
 
@@ -56,19 +56,19 @@ def test_a_port_that_is_taken(role: str, variable: str, taihu: Taihu) -> None:
 def test_a_server_that_never_comes(taihu: Taihu) -> None:
     done = taihu("worker", environment={**POD, "TAIHU_CLUSTER__COORDINATOR": f"127.0.0.1:{free_port()}"})
     assert done.returncode == 2
-    assert re.fullmatch(r"error: coordinator at 127\.0\.0\.1:\d+: no answer within 2 s; .*", last_line(done))
+    assert re.fullmatch(r"error: coordinator at 127\.0\.0\.1:\d+: no answer within 1 s; .*", last_line(done))
 
 
 def test_a_server_whose_name_is_not_known(taihu: Taihu) -> None:
     done = taihu("worker", environment={**POD, "TAIHU_CLUSTER__COORDINATOR": "server-0.nowhere.invalid:7070"})
     assert done.returncode == 2
-    assert last_line(done).startswith("error: coordinator at server-0.nowhere.invalid:7070: no answer within 2 s")
+    assert last_line(done).startswith("error: coordinator at server-0.nowhere.invalid:7070: no answer within 1 s")
 
 
 def test_servers_of_whom_dns_knows_too_few(taihu: Taihu) -> None:
     done = taihu("worker", environment={**POD, "TAIHU_CLUSTER__COORDINATOR": "dns:nowhere.invalid:7070"})
     assert done.returncode == 2
-    assert last_line(done).startswith("error: name nowhere.invalid: 0 addresses after 2 s, expected 2")
+    assert last_line(done).startswith("error: name nowhere.invalid: 0 addresses after 1 s, expected 2")
 
 
 def test_the_second_server_that_never_comes(start: Start, tmp_path: Path) -> None:
