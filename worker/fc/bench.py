@@ -155,7 +155,9 @@ class _SchemeSteps:
                 self._products.seconds = 0.0
         run = Run(StepContext(training=True, seed=0, step=number, first_sample=0))
         self._mover.step = number
-        took = _once(self._communicator, partial(self._tail.train, features, features[:, 0], run), self._clock)
+        # Products that take time alone leave what lay in memory, of which sums may be too large for a number.
+        with np.errstate(over="ignore", invalid="ignore"):
+            took = _once(self._communicator, partial(self._tail.train, features, features[:, 0], run), self._clock)
         if number >= _WARMUP_ROUNDS:
             stop = self._clock.now()
             self._mover.tracer.add("step", self.scheme, stop - took, stop, step=number)

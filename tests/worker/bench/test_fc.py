@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.peers import Peers
 
 from taihu.planner.fc_mode import FcLayer
@@ -43,6 +44,21 @@ def test_products_without_time_are_not_waited_for() -> None:
     clock = Sleeper()
     ModelledProducts(np.inf, clock)(np.ones((3, 4)), np.ones((4, 5)), np.ones((3, 5)))
     assert not clock.slept
+
+
+def test_what_no_product_wrote_is_moved_whatever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = np.empty
+
+    def of_the_largest(*arguments: Any, **named: Any) -> NDArray[Any]:
+        array = empty(*arguments, **named)
+        if array.dtype.kind == "f":
+            array.fill(np.finfo(array.dtype).max)
+        return array
+
+    monkeypatch.setattr(np, "empty", of_the_largest)
+    with Peers(2, mesh=True) as peers:
+        made = peers.run(lambda each: time_schemes(each, FcLayer("fc", 30, 8), 6, SCHEMES[:1], rounds=1, flops=1e9))
+    assert made[0] == made[1]
 
 
 @pytest.mark.parametrize("gflops", [None, 0.001])
