@@ -12,19 +12,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import yaml
-from cloudcoil.models.prometheus_operator.v1 import PodMonitor
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
-from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from referencing import Registry, Resource
 
 __all__ = ["KUBERNETES", "problems"]
@@ -81,6 +81,38 @@ def _jobs_of(item: dict[str, Any]) -> Iterable[dict[str, Any]]:
         yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": template["spec"]}
 
 
+@contextmanager
+def _models_built_on_use() -> Iterator[None]:
+    """Models that are defined in the block are built when they are first used: few of the thousands there are."""
+    before = BaseModel.model_config
+    BaseModel.model_config = {**before, "defer_build": True}
+    try:
+        yield
+    finally:
+        BaseModel.model_config = before
+
+
+@cache
+def _jobset_model() -> Any:
+    """The model of a JobSet."""
+    with _models_built_on_use():
+        from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet  # noqa: PLC0415
+    return JobsetV1alpha2JobSet
+
+
+@cache
+def _pod_monitor_model() -> Any:
+    """The model of a PodMonitor, of the file of its version alone: its package imports all versions, for seconds."""
+    package = find_spec("cloudcoil.models.prometheus_operator")
+    assert package is not None and package.origin is not None  # noqa: S101, PT018
+    spec = spec_from_file_location("prometheus_operator_v1", Path(package.origin).with_name("v1.py"))
+    assert spec is not None and spec.loader is not None  # noqa: S101, PT018
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    with _models_built_on_use():
+        spec.loader.exec_module(module)
+    return module.PodMonitor
+
+
 def _of_jobset(item: dict[str, Any]) -> list[str]:
     # Without the Jobs' specifications: these models take no quantities such as `2Gi`, and the Jobs are checked apart.
     replicated = [
@@ -89,7 +121,7 @@ def _of_jobset(item: dict[str, Any]) -> list[str]:
     ]
     item = {**item, "spec": {**item["spec"], "replicatedJobs": replicated}}
     try:
-        model = JobsetV1alpha2JobSet.model_validate(item)
+        model = _jobset_model().model_validate(item)
     except ValidationError as error:
         return [" ".join(str(error).split())]
     return _differences(item, model.to_dict())
@@ -97,7 +129,7 @@ def _of_jobset(item: dict[str, Any]) -> list[str]:
 
 def _of_pod_monitor(item: dict[str, Any]) -> list[str]:
     try:
-        model = PodMonitor.model_validate(item)
+        model = _pod_monitor_model().model_validate(item)
     except ValidationError as error:
         return [" ".join(str(error).split())]
     return _differences(item, model.model_dump(mode="json", by_alias=True, exclude_unset=True))

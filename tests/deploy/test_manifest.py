@@ -16,6 +16,7 @@ import typer
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.strategies import CHARACTERS
 from support.tests_deploy import DEPLOY
 from typer.testing import CliRunner
 
@@ -58,7 +59,8 @@ def problems(objects: Iterable[Object]) -> list[str]:
 
 
 def objects_of(text: str) -> list[Object]:
-    return [item for item in yaml.safe_load_all(text) if item]
+    # As `safe_load_all` in C, ten times as fast.
+    return [item for item in yaml.load_all(text, Loader=yaml.CSafeLoader) if item]
 
 
 def by_kind(objects: list[Object], kind: str) -> Object:
@@ -294,7 +296,7 @@ def test_what_cannot_be_deployed_is_said_in_a_line(
         write(*arguments)
 
 
-@given(st.text(max_size=60))
+@given(st.text(CHARACTERS, max_size=60))
 def test_names_of_objects_are_names_of_hosts(name: str) -> None:
     try:
         made = object_name(Job(), name)
