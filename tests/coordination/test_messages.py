@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.strategies import CHARACTERS
 
 from protos import coordinator_pb2 as pb
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
@@ -32,7 +33,7 @@ UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 INT32 = st.integers(-(2**31), 2**31 - 1)
 FLOAT32 = st.floats(width=32, allow_nan=False)
-NAMES = st.text(max_size=8)
+NAMES = st.text(CHARACTERS, max_size=8)
 TENSORS = st.builds(TensorSpec, NAMES, st.lists(st.integers(0, 9), max_size=4).map(tuple))
 LAYERS = st.builds(LayerSpec, NAMES, st.lists(TENSORS, max_size=3).map(tuple))
 WHOLE = {"step", "tests", "total_steps", "bytes_sent_per_step", "bytes_received_per_step"}

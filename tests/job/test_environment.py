@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.strategies import CHARACTERS
 
 from taihu.errors import ConfigError
 from taihu.job import load_job
@@ -236,8 +237,9 @@ def test_flags_win_over_set_over_environment_over_aliases_over_the_file(key: str
 @quick
 @given(
     st.dictionaries(
-        st.sampled_from([*ALIASES, *OWN, *FOREIGN]) | st.from_regex(r"TAIHU_[A-Z_]{0,12}", fullmatch=True),
-        st.integers(0, 99).map(str) | st.text(max_size=5),
+        st.sampled_from([*ALIASES, *OWN, *FOREIGN])
+        | st.from_regex(r"TAIHU_[A-Z_]{0,12}", alphabet=CHARACTERS, fullmatch=True),
+        st.integers(0, 99).map(str) | st.text(CHARACTERS, max_size=5),
     )
 )
 def test_without_settings_nothing_changes_a_job(environment: dict[str, str]) -> None:

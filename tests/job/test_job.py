@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from support.strategies import CHARACTERS
 
 from taihu.errors import ConfigError
 from taihu.job import Job, job_to_toml, load_job, parse_assignments, parse_value
@@ -42,7 +43,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 KEYS = [(section, key) for section, model in SECTIONS.items() for key in model.model_fields]
 
-TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+TEXT = st.text(CHARACTERS, max_size=20)
 COUNT = st.integers(1, 10**9)
 WHOLE = st.integers(0, 10**9)
 MANY = st.integers(1, 10**5)
@@ -136,7 +137,9 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
     "cluster": {
         "servers": st.integers(1, 10**4),
         "workers": st.integers(1, 10**4),
-        "coordinator": st.from_regex(r"([a-z][a-z0-9.-]{0,20}|\[[0-9a-f:]{2,9}\]):[0-9]{1,4}", fullmatch=True),
+        "coordinator": st.from_regex(
+            r"([a-z][a-z0-9.-]{0,20}|\[[0-9a-f:]{2,9}\]):[0-9]{1,4}", alphabet=CHARACTERS, fullmatch=True
+        ),
         "connect_timeout_s": SECONDS,
         "heartbeat_s": st.floats(0.01, 3600),
         "lost_after_s": SECONDS,
@@ -153,7 +156,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
     },
 }
 PATHS = {"path", "dir", "save", "results", "init_from"}
-NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True)
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", alphabet=CHARACTERS, fullmatch=True)
 
 
 def is_consistent(optimizer: Tables) -> bool:

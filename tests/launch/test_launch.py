@@ -8,6 +8,7 @@ from itertools import starmap
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.strategies import CHARACTERS
 
 from taihu.errors import ConfigError
 from taihu.job import Job
@@ -184,7 +185,7 @@ def test_what_is_given_comes_before_what_the_launcher_says(
     assert coordinator_at(given_by_user, launch) == expected
 
 
-@given(st.text())
+@given(st.text(CHARACTERS))
 def test_a_derived_port_is_no_port_of_outgoing_connections(words: str) -> None:
     assert 20000 <= derived_port(words) < 30000
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from support.strategies import CHARACTERS
 
 from taihu.coordination.membership import Progress
 from taihu.coordination.messages import progress_from_message, progress_to_message
@@ -159,7 +160,7 @@ def test_quiet_shows_nothing() -> None:
     assert not shown.getvalue()
 
 
-@given(st.lists(st.text(min_size=1, max_size=9)), st.integers(0, 60))
+@given(st.lists(st.text(CHARACTERS, min_size=1, max_size=9)), st.integers(0, 60))
 def test_parts_fit_in_order(parts: list[str], width: int) -> None:
     line = fitting(parts, width)
     assert len(line) <= width or not line

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.strategies import CHARACTERS
 
 from kernels.pack import pack, packed_bound
 from taihu.errors import ConfigError
@@ -31,7 +32,9 @@ LINEAR = st.builds(LinearCost, SECONDS, SECONDS)
 ELEMENTS = st.sampled_from([0, 1, 2, 3, 50]) | st.integers(0, 10**7)
 PROFILES = st.builds(
     Profile,
-    st.lists(st.builds(LayerCost, st.text(max_size=5), ELEMENTS, SECONDS), min_size=1, max_size=6).map(tuple),
+    st.lists(st.builds(LayerCost, st.text(CHARACTERS, max_size=5), ELEMENTS, SECONDS), min_size=1, max_size=6).map(
+        tuple
+    ),
     SECONDS,
     LINEAR,
     LINEAR,

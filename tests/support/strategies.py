@@ -9,9 +9,12 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-__all__ = ["one_of_each", "weighted"]
+__all__ = ["CHARACTERS", "one_of_each", "weighted"]
 
 T = TypeVar("T")
+# All that UTF-8 encodes. Where UTF-8 is asked for by name, as `text()` does by itself, Hypothesis encodes each of a
+# million characters in every process that finds no table of them on disk: for 3 s.
+CHARACTERS = st.characters(exclude_categories=["Cs"])
 
 
 def one_of_each(*choices: Sequence[Any]) -> SearchStrategy[tuple[Any, ...]]:

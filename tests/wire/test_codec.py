@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.frames import changed, header_of, question
+from support.strategies import CHARACTERS
 
 from protos import tensor_pb2
 from taihu.errors import FrameError
@@ -67,11 +68,11 @@ KINDS: dict[type[Kind], st.SearchStrategy[Kind]] = {
     RingSegment: st.builds(RingSegment, UINT32, UINT32),
     Part: st.builds(Part, UINT32),
     SparseMessage: st.builds(SparseMessage, UINT32, UINT32),
-    Farewell: st.builds(Farewell, st.text(max_size=20)),
+    Farewell: st.builds(Farewell, st.text(CHARACTERS, max_size=20)),
 }
 
 
-JOBS = st.text(max_size=12) | st.characters().map(lambda each: 150 * each)
+JOBS = st.text(CHARACTERS, max_size=12) | st.characters().map(lambda each: 150 * each)
 # The sender's incarnation and rank; plan, step, attempt, group and offset.
 NUMBERS = st.tuples(UINT64, st.none() | UINT32, UINT32, UINT64, UINT32, UINT32, st.integers(0, 2**63 - 1))
 ENCODINGS = {kind: sorted(kind.encodings, key=lambda each: each.value) for kind in KINDS}
@@ -454,7 +455,7 @@ def test_a_header_of_any_size_is_read() -> None:
     assert values.tolist() == [1.0]
 
 
-NAMES = st.text(min_size=1, max_size=8)
+NAMES = st.text(CHARACTERS, min_size=1, max_size=8)
 TENSORS = st.builds(TensorSpec, NAMES, st.lists(st.integers(0, 2**40), max_size=4).map(tuple))
 LAYOUTS = st.lists(st.builds(LayerSpec, NAMES, st.lists(TENSORS, max_size=3).map(tuple)), max_size=5).map(
     lambda layers: Layout(tuple(layers))

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.loopback import Loopback, loopback_method
+from support.strategies import CHARACTERS
 
 from taihu.errors import FrameError
 from taihu.wire.channel import open_channel
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata, identity_to_metadata
 
-NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True)
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", alphabet=CHARACTERS, fullmatch=True)
 IDENTITIES = st.builds(WorkerIdentity, NAMES, st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
 OTHER: list[tuple[str, str | bytes]] = [("user-agent", "grpc-python"), ("x-bin", b"\x00\xff")]
 
@@ -48,7 +49,7 @@ def test_a_missing_item_is_refused(identity: WorkerIdentity, missing: int) -> No
 
 
 @settings(deadline=None, max_examples=200)
-@given(IDENTITIES, st.integers(1, 2), st.text(max_size=5) | st.binary(max_size=5) | st.just("9" * 5000))
+@given(IDENTITIES, st.integers(1, 2), st.text(CHARACTERS, max_size=5) | st.binary(max_size=5) | st.just("9" * 5000))
 def test_what_is_no_number_is_refused(identity: WorkerIdentity, item: int, value: str | bytes) -> None:
     metadata: list[tuple[str, str | bytes]] = list(identity_to_metadata(identity))
     metadata[item] = (metadata[item][0], value)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.loopback import Loopback
+from support.strategies import CHARACTERS
 
 from taihu import errors
 from taihu.errors import RunError, TaihuError
@@ -63,7 +64,7 @@ def test_every_class_of_error_survives_the_call(loopback: Loopback, cls: type[Ta
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.sampled_from(CLASSES), st.text(max_size=300))
+@given(st.sampled_from(CLASSES), st.text(CHARACTERS, max_size=300))
 def test_any_message_arrives_to_the_letter(loopback: Loopback, cls: type[TaihuError], message: str) -> None:
     _, error = received(loopback, cls(message))
     assert type(error) is cls

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from support.strategies import CHARACTERS
 
 from taihu.errors import ModelError, RunError
 from taihu.job import Job
@@ -341,8 +342,10 @@ def test_any_damage_to_the_metadata_is_an_error_of_one_line(data: st.DataObject)
     said = json.loads(SMALL.to_metadata())
     key = data.draw(st.sampled_from(sorted(said)))
     values = st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(CHARACTERS, max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(CHARACTERS, max_size=3), inner, max_size=3)
+        ),
     )
     said[key] = data.draw(values)
     message = ""
