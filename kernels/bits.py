@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
+from kernels.jit import kernel_part
 
 __all__ = ["integer", "load_word", "read_only", "trailing_zeros"]
 
@@ -19,13 +19,13 @@ def read_only(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-@kernel
+@kernel_part
 def integer(array: NDArray[np.integer], i: int) -> int:
     """`array[i]` in 64 bits, so that arithmetic with it does not wrap around."""
     return int(np.int64(array[i]))
 
 
-@kernel
+@kernel_part
 def trailing_zeros(word: np.uint64) -> int:
     """The position of the lowest one of `word`, which is not 0."""
     # The ones of `below` are counted in a way that LLVM knows: all of this becomes one instruction.
@@ -36,7 +36,7 @@ def trailing_zeros(word: np.uint64) -> int:
     return int(np.int64((octets * np.uint64(0x0101010101010101)) >> np.uint64(56)))
 
 
-@kernel
+@kernel_part
 def load_word(octets: NDArray[np.uint8], at: int) -> np.uint64:
     """The 8 bytes from `at`, little-endian; zeros stand for those beyond the end."""
     word = np.uint64(0)

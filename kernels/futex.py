@@ -18,7 +18,7 @@ from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from kernels.atomics import load_acquire, store_release
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 
 __all__ = ["WAIT_LIMIT_S", "publish", "wait_awake_until", "wait_until"]
 
@@ -68,7 +68,7 @@ def _stack(typing_context: Any) -> Any:
 _stack_words = cast(Callable[[], Any], intrinsic(_stack))
 
 
-@kernel
+@kernel_part
 def _monotonic_ns() -> int:
     pointer = _stack_words()
     _clock_gettime(_CLOCK_MONOTONIC, pointer)
@@ -117,7 +117,7 @@ def wait_awake_until(words: Words, index: int, value: int) -> bool:
     return _wait(words, index, value, _LONG_SPIN_NS)
 
 
-@kernel
+@kernel_part
 def _wait(words: Words, index: int, value: int, spin_ns: int) -> bool:
     spin_end = _monotonic_ns() + spin_ns
     while load_acquire(words, index) < value and _monotonic_ns() < spin_end:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 
 __all__ = ["Pipeline", "Relaxation", "allow_group", "relax", "run_pipeline", "search", "warm_up"]
 
@@ -73,7 +73,7 @@ def run_pipeline(pipeline: Pipeline, bounds_G1: Indices, times_G2M: Array) -> fl
     return float(clocks[stages - 1])
 
 
-@kernel
+@kernel_part
 def _advance(pipeline: Pipeline, clocks: Array, first: int, last: int, times_2M: Array) -> None:
     """Starts and ends of the stages of the group of layers `first` to `last`, from the clocks before it."""
     begin = clocks[0] - pipeline.backward[first] if pipeline.inline else pipeline.start
@@ -108,7 +108,7 @@ def relax(pipeline: Pipeline, most_groups: int) -> Relaxation:
     return relaxation
 
 
-@kernel
+@kernel_part
 def _relax_passage(pipeline: Pipeline, relaxation: Relaxation, first: int, last: int) -> None:
     """Take the group of layers `first` to `last` into account in `arrival` and `passage`."""
     own = pipeline.backward[last + 1] - pipeline.backward[first] if pipeline.inline else 0.0
@@ -128,7 +128,7 @@ def allow_group(pipeline: Pipeline, relaxation: Relaxation, groups: int) -> None
     _fill_row(pipeline, relaxation, groups, groups - 1)
 
 
-@kernel
+@kernel_part
 def _fill_row(pipeline: Pipeline, relaxation: Relaxation, row: int, following: int) -> None:
     """A row of bounds from the row that holds behind the first group."""
     stages, layers, _ = pipeline.seconds.shape
@@ -214,13 +214,13 @@ def search(pipeline: Pipeline, relaxation: Relaxation, latest_end: float, most_g
     return _trace_back(states, int(begin[layers]), end, layers)
 
 
-@kernel
+@kernel_part
 def _twice_the_room(states: _States) -> _States:
     clocks = np.concatenate((states.clocks, np.empty_like(states.clocks)))
     return _States(clocks, np.concatenate((states.links, np.empty_like(states.links))))
 
 
-@kernel
+@kernel_part
 def _end_at_least(relaxation: Relaxation, clocks: Array, row: int, following: int) -> float:
     """The earliest end of the last group, if the stages are free for layer `following` at these clocks."""
     end = relaxation.end[row, following]
@@ -229,7 +229,7 @@ def _end_at_least(relaxation: Relaxation, clocks: Array, row: int, following: in
     return float(end)
 
 
-@kernel
+@kernel_part
 def _set_forward(relaxation: Relaxation, clocks: Array, following: int) -> None:
     """Set the clocks to where layer `following` arrives at the earliest; behind the last one only the end counts."""
     stages, ends = relaxation.arrival.shape
@@ -242,7 +242,7 @@ def _set_forward(relaxation: Relaxation, clocks: Array, following: int) -> None:
             clocks[later] = max(clocks[later], clocks[stage] + relaxation.passage[stage, later, following])
 
 
-@kernel
+@kernel_part
 def _is_dominated(states: _States, begin: int, end: int, candidate: Array, groups: int) -> bool:
     """Whether one of the states `begin` to `end` is as good; it moves forward among them, as it may be so again."""
     clocks, links = states
@@ -263,7 +263,7 @@ def _is_dominated(states: _States, begin: int, end: int, candidate: Array, group
     return False
 
 
-@kernel
+@kernel_part
 def _drop_dominated(states: _States, begin: int, end: int, candidate: Array, groups: int) -> int:
     """Close up the states `begin` to `end` over those that the candidate replaces; returns the end of the rest."""
     clocks, links = states
@@ -280,7 +280,7 @@ def _drop_dominated(states: _States, begin: int, end: int, candidate: Array, gro
     return kept
 
 
-@kernel
+@kernel_part
 def _least_promising(relaxation: Relaxation, clocks_KM: Array, begin: int, end: int, following: int) -> int:
     """The state that ends last by the bounds; of several the one with the latest clocks."""
     place = begin
@@ -292,7 +292,7 @@ def _least_promising(relaxation: Relaxation, clocks_KM: Array, begin: int, end: 
     return place
 
 
-@kernel
+@kernel_part
 def _trace_back(states: _States, begin: int, end: int, layers: int) -> Indices:
     """The bounds of the groups that lead to the first to end of the states `begin` to `end`."""
     if begin == end:

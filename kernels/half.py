@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from kernels.bits import read_only
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 
 __all__ = [
     "HALF_KINDS",
@@ -129,7 +129,7 @@ def scale_half(codes: NDArray[np.uint16], kind: HalfKind, factor: float) -> None
     scale_codes(codes, np.float32(factor), kind == "fp16")
 
 
-@kernel
+@kernel_part
 def _encode_fp16(value: np.float32) -> np.uint32:
     """The fp16 code of `value`, in the lower 16 bits."""
     bits = np.float32(value).view(np.uint32)
@@ -144,7 +144,7 @@ def _encode_fp16(value: np.float32) -> np.uint32:
     return np.uint32((bits >> _SIGN_SHIFT) & _SIGN | code)
 
 
-@kernel
+@kernel_part
 def _decode_fp16(code: np.uint32) -> np.float32:
     """The value of the fp16 `code`."""
     magnitude = np.uint32(code & _CODE_MAGNITUDE)
@@ -155,7 +155,7 @@ def _decode_fp16(code: np.uint32) -> np.float32:
     return np.uint32(bits | (code & _SIGN) << _SIGN_SHIFT).view(np.float32)
 
 
-@kernel
+@kernel_part
 def _encode_bf16(value: np.float32) -> np.uint32:
     """The bf16 code of `value`, in the lower 16 bits."""
     bits = np.float32(value).view(np.uint32)
@@ -166,19 +166,19 @@ def _encode_bf16(value: np.float32) -> np.uint32:
     return np.uint32((bits >> _SIGN_SHIFT) & _SIGN | code)
 
 
-@kernel
+@kernel_part
 def _decode_bf16(code: np.uint32) -> np.float32:
     """The value of the bf16 `code`."""
     return np.uint32(code << _BF16_SHIFT).view(np.float32)
 
 
-@kernel
+@kernel_part
 def encode(value: np.float32, fp16: bool) -> np.uint32:
     """The code of `value`, in the lower 16 bits."""
     return _encode_fp16(value) if fp16 else _encode_bf16(value)
 
 
-@kernel
+@kernel_part
 def decode(code: np.uint32, fp16: bool) -> np.float32:
     """The value of `code`."""
     return _decode_fp16(code) if fp16 else _decode_bf16(code)
@@ -203,7 +203,7 @@ def split(values: NDArray[np.float32], codes: NDArray[np.uint16], fp16: bool) ->
         values[j] = rest if finite else np.float32(0.0)
 
 
-@kernel
+@kernel_part
 def _round_off(bits: np.uint32, shift: np.uint32) -> np.uint32:
     """`bits / 2**shift` to the nearest integer, ties to even."""
     odd = np.uint32((bits >> shift) & _ONE)

@@ -15,7 +15,7 @@ from numba.core import environment
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime.nrt import rtsys
 
-__all__ = ["kernel", "kernel_reassociating", "sources_stamp"]
+__all__ = ["kernel", "kernel_part", "kernel_reassociating", "sources_stamp"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,11 +23,33 @@ _PACKAGE = Path(__file__).parent
 # Nobody takes a kernel's address as a C function: its wrapper would hold the code once more, and take a third of the
 # time in which kernels are compiled.
 _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+_OPTIONS_OF_PARTS: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True}
 
 
 def kernel(function: F) -> F:
     """Compile `function`; fused multiply-adds are allowed, reordering of sums is not."""
     return cast(F, _compiled_once(numba.njit(fastmath={"contract"}, **_OPTIONS)(function)))
+
+
+def kernel_part(function: F) -> F:
+    """Compile `function` as `kernel` does, for kernels alone: without what takes Python's arguments apart.
+
+    That is a good part of the machine code of a small kernel, and of the time in which it is compiled.
+
+    Raises:
+        TypeError: when Python calls it.
+    """
+    dispatcher = _compiled_once(numba.njit(fastmath={"contract"}, **_OPTIONS_OF_PARTS)(function))
+
+    def refuse(*_: object) -> None:
+        raise TypeError(f"{function.__qualname__}: called by Python, expected a kernel; declare it with @kernel")
+
+    def add_overload(compiled: Any) -> None:
+        # Not where calls from Python find it: it cannot take them.
+        dispatcher.overloads[tuple(compiled.signature.args)] = compiled
+
+    dispatcher._compile_for_args, dispatcher.add_overload = refuse, add_overload
+    return cast(F, dispatcher)
 
 
 def kernel_reassociating(function: F) -> F:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.bits import integer, load_word, trailing_zeros
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 from kernels.sections import (
     BAD_BOUNDS,
     BAD_PARAMETER,
@@ -56,7 +56,7 @@ def read_sections(message: Octets, bounds: NDArray[np.int64], out: Indices) -> i
     return 0 if filled == len(out) else MISCOUNTED
 
 
-@kernel
+@kernel_part
 def _read_section(message: Octets, at: int, start: int, length: int, out: Indices) -> tuple[int, int]:
     """Write the positions of one section to the front of `out`; returns their number and where the section ends."""
     if at >= len(message):
@@ -76,7 +76,7 @@ def _read_section(message: Octets, at: int, start: int, length: int, out: Indice
     return kept, end
 
 
-@kernel
+@kernel_part
 def _fill(start: int, length: int, out: Indices) -> int:
     if length > len(out):
         return MISCOUNTED
@@ -85,7 +85,7 @@ def _fill(start: int, length: int, out: Indices) -> int:
     return length
 
 
-@kernel
+@kernel_part
 def _read_bitmap(message: Octets, at: int, start: int, length: int, out: Indices) -> tuple[int, int]:
     end = at + (length + 7) // 8
     if end > len(message):
@@ -105,7 +105,7 @@ def _read_bitmap(message: Octets, at: int, start: int, length: int, out: Indices
     return kept, end
 
 
-@kernel
+@kernel_part
 def _read_varint(message: Octets, at: int) -> tuple[int, int]:
     """The number at byte `at`, or an error, and where it ends."""
     value = 0
@@ -118,13 +118,13 @@ def _read_varint(message: Octets, at: int) -> tuple[int, int]:
     return (TRUNCATED if len(message) - at < MAX_VARINT_BYTES else BAD_VARINT), at
 
 
-@kernel
+@kernel_part
 def _read_count(message: Octets, at: int, most: int) -> tuple[int, int]:
     count, at = _read_varint(message, at)
     return (count if count <= most and count != 0 else MISCOUNTED), at
 
 
-@kernel
+@kernel_part
 def _read_varint_gaps(message: Octets, at: int, start: int, length: int, out: Indices) -> tuple[int, int]:
     kept, at = _read_count(message, at, min(length, len(out)))
     position = -1
@@ -139,7 +139,7 @@ def _read_varint_gaps(message: Octets, at: int, start: int, length: int, out: In
     return kept, at
 
 
-@kernel
+@kernel_part
 def _read_rice(message: Octets, at: int, start: int, length: int, out: Indices) -> tuple[int, int]:
     kept, at = _read_count(message, at, min(length, len(out)))
     if kept < 0:
@@ -157,7 +157,7 @@ def _read_rice(message: Octets, at: int, start: int, length: int, out: Indices) 
     return (kept if size >= 0 else size), at + 1 + size
 
 
-@kernel
+@kernel_part
 def _read_remainders(string: Octets, parameter: int, out: Indices) -> None:
     mask = (1 << parameter) - 1
     word = 0
@@ -173,7 +173,7 @@ def _read_remainders(string: Octets, parameter: int, out: Indices) -> None:
         bits -= parameter
 
 
-@kernel
+@kernel_part
 def _read_quotients(string: Octets, parameter: int, start: int, length: int, out: Indices) -> int:
     """Turn the remainders in `out` into positions; returns the bytes of the bit string, or an error."""
     first = len(out) * parameter

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.bits import integer
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 from kernels.sections import (
     BAD_BOUNDS,
     BITMAP,
@@ -54,7 +54,7 @@ def write_sections(
     return filled, at
 
 
-@kernel
+@kernel_part
 def _count_below(indices: Indices, limit: int) -> int:
     low, high = 0, len(indices)
     while low < high:
@@ -66,7 +66,7 @@ def _count_below(indices: Indices, limit: int) -> int:
     return low
 
 
-@kernel
+@kernel_part
 def _write_section(selected: Indices, start: int, length: int, out: Octets, at: int) -> int:
     """Write one section at byte `at`; returns where it ends."""
     encoding, size, parameter = _choose(selected, start, length)
@@ -85,7 +85,7 @@ def _write_section(selected: Indices, start: int, length: int, out: Octets, at: 
     return end
 
 
-@kernel
+@kernel_part
 def _choose(selected: Indices, start: int, length: int) -> tuple[int, int, int]:
     """The encoding of the fewest bytes, their number without the byte that names it, and the Rice parameter."""
     kept = len(selected)
@@ -106,17 +106,17 @@ def _choose(selected: Indices, start: int, length: int) -> tuple[int, int, int]:
     return encoding, size, parameter
 
 
-@kernel
+@kernel_part
 def _gap(selected: Indices, i: int) -> int:
     return integer(selected, i) - integer(selected, i - 1) - 1
 
 
-@kernel
+@kernel_part
 def _varint_size(value: int) -> int:
     return 1 + (value >= 1 << 7) + (value >= 1 << 14) + (value >= 1 << 21) + (value >= 1 << 28)
 
 
-@kernel
+@kernel_part
 def _varint_gaps_size(selected: Indices, start: int) -> int:
     gap = integer(selected, 0) - start
     lowest = gap
@@ -128,7 +128,7 @@ def _varint_gaps_size(selected: Indices, start: int) -> int:
     return size if lowest >= 0 else NOT_ASCENDING
 
 
-@kernel
+@kernel_part
 def _rice_parameter(selected: Indices, start: int) -> tuple[int, int]:
     """The parameter of the fewest bits, and these bits.
 
@@ -155,7 +155,7 @@ def _rice_parameter(selected: Indices, start: int) -> tuple[int, int]:
     return best, bits
 
 
-@kernel
+@kernel_part
 def _write_bitmap(selected: Indices, start: int, out: Octets) -> None:
     out[:] = 0
     for i in range(len(selected)):
@@ -163,7 +163,7 @@ def _write_bitmap(selected: Indices, start: int, out: Octets) -> None:
         out[position >> 3] |= np.uint8(1 << (position & 7))
 
 
-@kernel
+@kernel_part
 def _write_varint(value: int, out: Octets, at: int) -> int:
     while value >= 128:
         out[at] = (value & 127) | 128
@@ -173,7 +173,7 @@ def _write_varint(value: int, out: Octets, at: int) -> int:
     return at + 1
 
 
-@kernel
+@kernel_part
 def _write_varint_gaps(selected: Indices, start: int, out: Octets) -> None:
     at = _write_varint(len(selected), out, 0)
     at = _write_varint(integer(selected, 0) - start, out, at)
@@ -181,7 +181,7 @@ def _write_varint_gaps(selected: Indices, start: int, out: Octets) -> None:
         at = _write_varint(_gap(selected, i), out, at)
 
 
-@kernel
+@kernel_part
 def _write_rice(selected: Indices, start: int, parameter: int, out: Octets) -> None:
     at = _write_varint(len(selected), out, 0)
     out[at] = parameter
@@ -198,7 +198,7 @@ def _write_rice(selected: Indices, start: int, parameter: int, out: Octets) -> N
         previous = position
 
 
-@kernel
+@kernel_part
 def _write_remainders(selected: Indices, start: int, parameter: int, string: Octets) -> None:
     mask = (1 << parameter) - 1
     word = 0

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.bits import integer
-from kernels.jit import kernel
+from kernels.jit import kernel_part
 
 __all__ = [
     "BAD_BOUNDS",
@@ -57,7 +57,7 @@ REASONS = {
 }
 
 
-@kernel
+@kernel_part
 def bounds_ascend(bounds: NDArray[np.int64]) -> bool:
     """Whether the ranges `bounds`, shape (pieces, 2), ascend, are disjoint, and hold no position too large."""
     previous = 0

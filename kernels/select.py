@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kernels.bits import trailing_zeros
 from kernels.half import HALF_KINDS, HalfKind, split
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 
 __all__ = [
     "accumulate_select",
@@ -201,7 +201,7 @@ def warm_up() -> None:
     clear(values, indices)
 
 
-@kernel
+@kernel_part
 def _add(gradient: Values, residual: Values, lowest: np.int32, marks: Marks) -> None:
     """Add one block, and mark what is selected of it."""
     for word in range(_words(len(residual))):
@@ -214,7 +214,7 @@ def _add(gradient: Values, residual: Values, lowest: np.int32, marks: Marks) -> 
         marks[word] = mark
 
 
-@kernel
+@kernel_part
 def _add_with_momentum(  # noqa: PLR0917 - four arrays, a rule, a threshold, the marks
     gradient: Values,
     parameters: Values,
@@ -239,7 +239,7 @@ def _add_with_momentum(  # noqa: PLR0917 - four arrays, a rule, a threshold, the
         marks[word] = mark
 
 
-@kernel
+@kernel_part
 def _mark(bits: Bits, least: np.int32, most: np.int32, marks: Marks) -> None:
     """Mark the magnitudes from `least` to `most` in one block."""
     for word in range(_words(len(bits))):
@@ -250,19 +250,19 @@ def _mark(bits: Bits, least: np.int32, most: np.int32, marks: Marks) -> None:
         marks[word] = mark
 
 
-@kernel
+@kernel_part
 def _words(elements: int) -> int:
     return (elements + _WORD - 1) // _WORD
 
 
-@kernel
+@kernel_part
 def _bit(at: np.uint64, bits: np.int32, least: np.int32, most: np.int32) -> np.uint64:
     """The bit of the element `at` in its word: whether its magnitude lies from `least` to `most`."""
     magnitude = np.int32(bits & _MAGNITUDE)
     return np.uint64((magnitude >= least) & (magnitude <= most)) << np.uint64(at & _WITHIN_WORD)
 
 
-@kernel
+@kernel_part
 def _append(marks: Marks, part: slice[int, int, None], indices: Indices, count: int) -> int:
     """Append the positions that are marked in `part` to `indices[:count]`; the rest of `indices` holds anything then.
 
@@ -288,7 +288,7 @@ def _append(marks: Marks, part: slice[int, int, None], indices: Indices, count: 
     return count
 
 
-@kernel
+@kernel_part
 def _move(residual: Values, indices: Indices, values: Values, start: int, stop: int) -> None:
     """Move the entries at `indices[start:stop]`, as far as there is room for them, from `residual` to `values`."""
     for j in range(start, min(stop, len(values))):
@@ -297,7 +297,7 @@ def _move(residual: Values, indices: Indices, values: Values, start: int, stop: 
         residual[i] = np.float32(0.0)
 
 
-@kernel
+@kernel_part
 def _lowest_bits(threshold: float) -> np.int32:
     """The bits of the smallest fp32 magnitude that is selected."""
     rounded = np.float32(threshold)
@@ -307,13 +307,13 @@ def _lowest_bits(threshold: float) -> np.int32:
     return bits if threshold > 0 else np.int32(1)
 
 
-@kernel
+@kernel_part
 def _check_lengths(seen: int, expected: int) -> None:
     if seen != expected:
         raise ValueError("selection: arrays of different lengths; expected as many entries in each")
 
 
-@kernel
+@kernel_part
 def _check_room(values: Values, indices: Indices) -> None:
     if len(values):
         _check_lengths(len(values), len(indices))
@@ -343,7 +343,7 @@ def kth_largest(values: Values, k: int) -> np.float32:
     return _kth_largest_of_many(bits, k)
 
 
-@kernel
+@kernel_part
 def _kth_largest_of_few(bits: Bits, k: int) -> np.float32:
     """One bit after another, the highest first: it is set where k entries are as large still."""
     found = np.int32(0)
@@ -357,7 +357,7 @@ def _kth_largest_of_few(bits: Bits, k: int) -> np.float32:
     return np.int32(found).view(np.float32)
 
 
-@kernel
+@kernel_part
 def _kth_largest_of_many(bits: Bits, k: int) -> np.float32:
     """Radix selection from the highest digit on: each pass counts the entries that share the digits found so far."""
     counts = np.zeros(_DIGITS, dtype=np.int64)
@@ -380,7 +380,7 @@ def _kth_largest_of_many(bits: Bits, k: int) -> np.float32:
     return np.int32(least).view(np.float32)
 
 
-@kernel
+@kernel_part
 def _count(  # noqa: PLR0917 - a range of magnitudes, a rank, two scratch arrays
     bits: Bits, least: int, most: int, shift: int, rank: int, counts: Counts, hits: Indices
 ) -> tuple[int, int]:
@@ -395,7 +395,7 @@ def _count(  # noqa: PLR0917 - a range of magnitudes, a rank, two scratch arrays
     return _walk(counts, rank)
 
 
-@kernel
+@kernel_part
 def _walk(counts: Counts, rank: int) -> tuple[int, int]:
     """The digit of the `rank`-th largest entry, -1 when there are fewer, and its rank among those of this digit."""
     digit = len(counts) - 1

@@ -17,7 +17,7 @@ from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from kernels.half import HALF_KINDS, add_codes, scale_codes
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 
 __all__ = ["REDUCE_KINDS", "ReduceKind", "dtype_of", "reduce_to_all", "warm_up"]
 
@@ -81,12 +81,12 @@ def _reduce_to_all(  # noqa: PLR0917 - kernels take no keywords
             _copy(total, _view(addresses[i], begin, count, like))
 
 
-@kernel
+@kernel_part
 def _view(address: int, begin: int, count: int, like: NDArray[Any]) -> NDArray[Any]:
     return carray(_pointer(address + begin * like.itemsize), (count,), like.dtype)
 
 
-@kernel
+@kernel_part
 def _copy(source: NDArray[Any], target: NDArray[Any]) -> None:
     for i in range(len(target)):
         target[i] = source[i]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.bits import read_only
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 from kernels.reduce import _packed
 from kernels.select import kth_largest_magnitude
 
@@ -145,7 +145,7 @@ def _merge_add(  # noqa: PLR0917 - two slices and the outputs
     return int(_append(indices_b, values_b, j, out_indices, out_values, count))
 
 
-@kernel
+@kernel_part
 def _append(  # noqa: PLR0917 - a slice and where it begins, the outputs and where they end
     indices: Indices,
     values: NDArray[Any],

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 from kernels.select import accumulate_select, kth_largest, momentum_select, put_back, select, take
 
 __all__ = ["Arenas", "Outcomes", "Rule", "Thresholds", "most_of", "select_units", "warm_up"]
@@ -150,7 +150,7 @@ def select_units(  # noqa: PLR0917 - arenas, units, what became of them, a range
     return stop
 
 
-@kernel
+@kernel_part
 def _accumulate(  # noqa: PLR0917 - arenas, a range, a threshold, a rule, two outputs
     arenas: Arenas,
     start: int,
@@ -178,7 +178,7 @@ def _accumulate(  # noqa: PLR0917 - arenas, a range, a threshold, a rule, two ou
     )
 
 
-@kernel
+@kernel_part
 def _shift(indices: NDArray[np.int32], by: int) -> None:
     for j in range(len(indices)):
         indices[j] += np.int32(by)

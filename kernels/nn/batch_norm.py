@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 from kernels.nn.column_tile import (
     affine_tile,
     gradient_moments_tile,
@@ -50,14 +50,14 @@ def _block_rows(columns: int) -> int:
     return rows
 
 
-@kernel
+@kernel_part
 def _whole_vectors(x: NDArray[Any]) -> int:
     """The columns that make whole vectors."""
     columns: int = x.shape[1]
     return columns - columns % (VECTOR_BYTES // x.itemsize)
 
 
-@kernel
+@kernel_part
 def _strips(shape: tuple[int, ...], itemsize: int, first: int, last: int) -> tuple[int, int, int]:
     """The first row of blocks `first` to `last` - 1 of a matrix (M, C), the one behind them, and rows of a strip."""
     # No generator: numba cannot use one that comes from its cache in a kernel that it compiles.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
+from kernels.jit import kernel_part
 from kernels.nn.filters import TILE_ROWS, Filters
 from kernels.nn.window import Window
 
@@ -216,7 +216,7 @@ def window_offsets(source: Source, blocks: Blocks) -> NDArray[np.int64]:
     return np.concatenate((begin.reshape(-1), np.zeros(TILE_ROWS, np.int64)))
 
 
-@kernel
+@kernel_part
 def part_of(x: NDArray[Any], source: Source, blocks: Blocks, block: int) -> Part:
     """The place of a block in the images `x`; the last one of a batch or an image may be smaller."""
     strips = -(-source.rows // blocks.rows)
@@ -224,7 +224,7 @@ def part_of(x: NDArray[Any], source: Source, blocks: Blocks, block: int) -> Part
     return Part(begin, min(blocks.images, x.shape[0] - begin), top, min(blocks.rows, source.rows - top))
 
 
-@kernel
+@kernel_part
 def padded_part(x: NDArray[Any], source: Source, blocks: Blocks, part: Part, padded: NDArray[Any]) -> NDArray[Any]:
     """The images of a block with their border: copied to the front of `padded`, or where they are if it is plain."""
     if blocks.plain:
@@ -234,7 +234,7 @@ def padded_part(x: NDArray[Any], source: Source, blocks: Blocks, part: Part, pad
     return padded
 
 
-@kernel
+@kernel_part
 def _pad(x: NDArray[Any], source: Source, top: int, rows: int, padded: NDArray[Any]) -> None:
     """Copy `rows` rows, from row `top` on, of the padded images of `x` into the front of `padded`."""
     channels = source.channels

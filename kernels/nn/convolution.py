@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 from kernels.nn.blocks import Blocks, Part, Result, Source, padded_part, part_of
 from kernels.nn.filters import TILE_ROWS, tile_width
 from kernels.nn.register_tile import window_tile
@@ -66,7 +66,7 @@ def convolve(  # noqa: PLR0917 - arrays, what they mean, and the part of the wor
         _convolve_part(x, source, padded, offsets, weight, start, y, result, blocks, part, spare)
 
 
-@kernel
+@kernel_part
 def _convolve_part(  # noqa: PLR0917 - arrays, what they mean, and where the block lies
     x: NDArray[Any],
     source: Source,
@@ -126,7 +126,7 @@ def _convolve_part(  # noqa: PLR0917 - arrays, what they mean, and where the blo
                     _spread(spare, width, inside, p, min(TILE_ROWS, series - p), source, result, rows, y[first:])
 
 
-@kernel
+@kernel_part
 def _spread(  # noqa: PLR0917 - arrays, what they mean, and which results they are
     spare: NDArray[Any],
     width: int,
@@ -152,7 +152,7 @@ def _spread(  # noqa: PLR0917 - arrays, what they mean, and which results they a
             target[i] = spare[r * width + i]
 
 
-@kernel
+@kernel_part
 def _inside(begin: int, side: int, lines: int) -> tuple[int, int]:
     """The first of a window's `lines` that lies inside of an image of `side` lines, and the one behind the last.
 

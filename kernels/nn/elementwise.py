@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 
 __all__ = [
     "add",
@@ -34,7 +34,7 @@ def grains(x: NDArray[Any]) -> int:
     return -(-x.size // _GRAIN)
 
 
-@kernel
+@kernel_part
 def _part(x: NDArray[Any], first: int, last: int) -> NDArray[Any]:
     # A loop over a view from its beginning is vectorised; one from anywhere might have negative indices.
     return x[first * _GRAIN : last * _GRAIN]
@@ -104,7 +104,7 @@ def column_sums(x: NDArray[Any], sums: NDArray[np.float64]) -> None:
             sums[i] += line[i]
 
 
-@kernel
+@kernel_part
 def _mix(value: np.uint64) -> np.uint64:
     """The output function of splitmix64: every input bit flips half of the output bits."""
     value = (value ^ (value >> _SHIFTS[0])) * _MULTIPLIER_1

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 from kernels.nn.vectors import VECTOR_BYTES
 
 __all__ = [
@@ -42,7 +42,7 @@ def tiles_of(count: int, dtype: DTypeLike) -> int:
     return -(-padded_filters(count, dtype) // (2 * padded_filters(1, dtype)))
 
 
-@kernel
+@kernel_part
 def tile_width(filters: int, lanes: int) -> int:
     """The width of the next tile when so many filters are left."""
     return lanes if filters <= lanes else 2 * lanes

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 
 __all__ = ["Response", "response_norm", "response_norm_gradient"]
 
@@ -21,7 +21,7 @@ class Response(NamedTuple):
     k: float
 
 
-@kernel
+@kernel_part
 def _window_sums(values: NDArray[Any], size: int, sums: NDArray[Any]) -> None:
     """Sums of `size` adjacent values, of which there are size - 1 more than sums."""
     sums[:] = 0
@@ -31,7 +31,7 @@ def _window_sums(values: NDArray[Any], size: int, sums: NDArray[Any]) -> None:
             sums[c] += part[c]
 
 
-@kernel
+@kernel_part
 def _powers(scales: NDArray[Any], beta: float, powers: NDArray[Any]) -> None:
     """Write scales ** -beta."""
     one = scales.dtype.type(1)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 from kernels.nn.blocks import Blocks, Part, Source, padded_part, part_of
 from kernels.nn.filters import TILE_ROWS, Filters, tile_width
 from kernels.nn.register_tile import gradient_tile
@@ -99,7 +99,7 @@ def packed_elements(source: Source, filters: int, itemsize: int, pixels: int) ->
     return tiles * (pixels * TILE_ROWS + _APART) if packs else 0
 
 
-@kernel
+@kernel_part
 def _add_part(  # noqa: PLR0917 - arrays, what they mean, and the part of the work
     x: NDArray[Any],
     source: Source,
@@ -157,7 +157,7 @@ def _add_part(  # noqa: PLR0917 - arrays, what they mean, and the part of the wo
                     _wide_tile(*products)
 
 
-@kernel
+@kernel_part
 def _pack_rows(  # noqa: PLR0917 - arrays, what they mean, and the part of the work
     padded: NDArray[Any],
     offsets: NDArray[np.int64],
@@ -186,7 +186,7 @@ def _pack_rows(  # noqa: PLR0917 - arrays, what they mean, and the part of the w
         tile = stop
 
 
-@kernel
+@kernel_part
 def _reached(  # noqa: PLR0917 - numbers of one side
     first: int, last: int, side: int, results: int, stride: int, border: int
 ) -> tuple[int, int]:
@@ -198,7 +198,7 @@ def _reached(  # noqa: PLR0917 - numbers of one side
     return low, min((side - 1 + border - first) // stride + 1, results)
 
 
-@kernel
+@kernel_part
 def _panels(dy: NDArray[Any], filters: Filters, images: int, positions: int, panels: NDArray[Any]) -> None:
     """Write the gradient of `images` images contiguously for every tile's filters, by position and then image.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kernels.jit import kernel
+from kernels.jit import kernel_part
 
 __all__ = ["Window", "covered", "tap"]
 
@@ -17,7 +17,7 @@ class Window(NamedTuple):
     padding: int
 
 
-@kernel
+@kernel_part
 def covered(at: int, window: Window, side: int) -> tuple[int, int]:
     """The first pixel of an image's side in the window at a position, and the one behind the last."""
     begin = at * window.stride - window.padding
@@ -25,7 +25,7 @@ def covered(at: int, window: Window, side: int) -> tuple[int, int]:
     return low, max(min(begin + window.size, side), low)
 
 
-@kernel
+@kernel_part
 def tap(row: int, column: int, line: int, pixel: int, window: Window) -> int:
     """The number kh * size + kw that a pixel of the image has in the window at (row, column)."""
     kh, kw = line - row * window.stride + window.padding, pixel - column * window.stride + window.padding

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
+from kernels.jit import kernel, kernel_part
 from kernels.nn.window import Window, covered, tap
 from kernels.sw26010.ledger import Ledger
 from kernels.sw26010.windows import WindowPlan, WindowTask, plan_windows
@@ -20,14 +20,14 @@ Places = NDArray[np.int64]
 Bounds = tuple[int, int, int, int]
 
 
-@kernel
+@kernel_part
 def _positions(pixel: int, window: Window, positions: int) -> tuple[int, int]:
     """The positions whose windows cover a pixel."""
     low = -(-(pixel + window.padding - window.size + 1) // window.stride)
     return max(low, 0), min((pixel + window.padding) // window.stride + 1, positions)
 
 
-@kernel
+@kernel_part
 def _load(source: Values, lines: Values) -> int:
     """Copy parts of the lines of an image to the front of `lines`; returns how many elements."""
     for line in range(source.shape[0]):

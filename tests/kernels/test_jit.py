@@ -68,6 +68,39 @@ def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
     assert sum(outer for _, _, outer in rows) == 1
 
 
+PARTS = """
+from kernels.jit import kernel, kernel_part
+
+@kernel_part
+def inner(x):
+    return x + 1
+
+@kernel
+def outer(x):
+    return inner(x) * 2
+"""
+CALLS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from parts import inner, outer
+def refused():
+    try:
+        inner(3)
+    except TypeError as error:
+        return str(error)
+print(refused(), outer(3), refused(), sum(outer.stats.cache_misses.values()), sep="\\n")
+"""
+
+
+def test_parts_of_kernels_are_compiled_and_loaded_with_them_and_refuse_python(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    refused = "inner: called by Python, expected a kernel; declare it with @kernel"
+    for compiled in ("1", "0"):
+        command = [sys.executable, "-c", CALLS, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.stdout.splitlines() == [refused, "8", refused, compiled], done.stderr
+
+
 # Loads what is in the cache: one overload of each kernel, as many as there are by now.
 LOADER = """
 import importlib, pkgutil, sys
