@@ -73,9 +73,9 @@ def simulate(
     A file of a network has these keys, of which the first two are needed:
 
     \b
-      [network]
+      \\[network]
       alpha_seconds = 50e-6        # of a message, beside its bytes
-      rate = "10gbit"              # of a host's port, each way; or bytes_per_second
+      rate = "10gbit"              # of a host's port; or bytes_per_second
       full_duplex = true
       message_seconds = 0          # in which a port is busy with any message
       supernode = 0                # hosts that are joined at full speed, 0: all
@@ -84,10 +84,10 @@ def simulate(
       jitter = 0                   # of alpha: the deviation of its logarithm
       loss_ratio = 0               # messages sent again, retransmit_seconds later
       retransmit_seconds = 0.2
-      [machines]
+      \\[machines]
       add_bytes_per_second = inf   # gradients that a host adds up
       jitter = 0                   # of compute, from step to step
-      stragglers = 0               # workers that are straggler_slowdown times slower
+      stragglers = 0               # workers that are so many times slower:
       straggler_slowdown = 2
 
     \b

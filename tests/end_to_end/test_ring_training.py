@@ -13,8 +13,7 @@ from support.daemons import Process, daemons, free_port, ring_address, wait_for
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_survivors_of_a_killed_worker_end_and_name_it(tmp_path: Path, victim: int) -> None:
-    # Worker 0 stays until it knows of all others that they have ended, or are lost.
-    forever = ("--set", "train.steps=1000000", "--set", "train.evaluate=false", "--set", "cluster.lost_after_s=3")
+    forever = ("--set", "train.steps=1000000", "--set", "train.evaluate=false")
     endless = ("--exchange", "ring", "--workers", "4", *forever)
     with daemons(tmp_path) as start:
         first = start("worker", *endless, "--rank", "0", "--bind", "127.0.0.1:0", "-v")

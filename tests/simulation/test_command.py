@@ -42,6 +42,14 @@ def results(run_simulate: Run, tmp_path: Path, profile: Path) -> Callable[..., d
     return command
 
 
+def test_the_help_names_all_that_a_file_of_a_network_may_hold(run_simulate: Run) -> None:
+    code, out, _ = run_simulate("--help")
+    assert code == 0
+    said = out.split("A file of a network")[1].split("Examples:")[0].split()
+    keys = [line.removeprefix("# ").split(" ")[0] for line in EXAMPLE.splitlines() if line]
+    assert [word for word in said if word in keys] == keys
+
+
 def test_a_step_is_told_and_written(run_simulate: Run, profile: Path, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     code, out, _ = run_simulate("--profile", profile, "--network", "ethernet:1gbit", "--nodes", 8, "--json", file)

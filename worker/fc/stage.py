@@ -153,8 +153,8 @@ class StageMemory:
         self._x = np.zeros(rows * stage.inputs, dtype=dtype) if shared is None else shared
         self._shape = rows, stage.inputs
         self.dy = np.zeros((rows, stage.width), dtype=dtype)
-        self.y = np.zeros((rows, stage.width), dtype=dtype)
-        self.dx = np.zeros((rows, stage.inputs), dtype=dtype)
+        self.y = np.empty((rows, stage.width), dtype=dtype)
+        self.dx = np.empty((rows, stage.inputs), dtype=dtype)
         self._ranks = ranks
         self._received: dict[tuple[int, ...], Array] = {}
         self._dtype = dtype
@@ -179,7 +179,7 @@ class StageMemory:
         """Room for everybody's terms of a sum, shape (P, rows, columns); the same for the same `key`."""
         shape = (self._ranks, rows, columns)
         if (key, *shape) not in self._received:
-            self._received[key, *shape] = np.zeros(shape, dtype=self._dtype)
+            self._received[key, *shape] = np.empty(shape, dtype=self._dtype)
         return self._received[key, *shape]
 
     @property
