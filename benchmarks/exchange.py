@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.network import ShapedNetwork, run_together
-from taihu.cli.link_rate import parse_rate
+from taihu.cli.planning.link_rate import parse_rate
 
 __all__ = ["measure"]
 

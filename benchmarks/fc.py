@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.network import run_ranks
 from benchmarks.rows import load_rows, save_rows
-from taihu.cli.link_rate import parse_rate
+from taihu.cli.planning.link_rate import parse_rate
 
 __all__ = ["measure"]
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from benchmarks.network import run_ranks
 from benchmarks.rows import in_page, load_rows, save_rows
-from taihu.cli.link_rate import parse_rate
+from taihu.cli.planning.link_rate import parse_rate
 
 __all__ = ["SOURCE", "Setting", "growth", "measure", "table", "transfers_over_products"]
 

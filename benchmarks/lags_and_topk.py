@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.compression import median_parts, settings_of
 from benchmarks.rows import load_rows
-from taihu.cli.link_rate import parse_rate
+from taihu.cli.planning.link_rate import parse_rate
 
 __all__ = ["compare"]
 

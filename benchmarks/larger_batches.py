@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from benchmarks.roles import run_job
 from benchmarks.rows import in_page, load_rows, save_rows
-from taihu.cli.job_memory import JobMemory
+from taihu.cli.planning.job_memory import JobMemory
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job, parse_assignments
 from taihu.planner.largest_batch import largest_batch

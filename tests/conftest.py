@@ -162,7 +162,7 @@ def _command(function: Callable[..., object], capsys: pytest.CaptureFixture[str]
 @pytest.fixture
 def run_plan(capsys: pytest.CaptureFixture[str]) -> Command:
     """`taihu plan` in this process."""
-    from taihu.cli.plan import plan
+    from taihu.cli.planning.command import plan
 
     return _command(plan, capsys)
 
@@ -170,6 +170,6 @@ def run_plan(capsys: pytest.CaptureFixture[str]) -> Command:
 @pytest.fixture
 def run_simulate(capsys: pytest.CaptureFixture[str]) -> Command:
     """`taihu simulate` in this process."""
-    from taihu.cli.simulate import simulate
+    from taihu.cli.simulation.command import simulate
 
     return _command(simulate, capsys)

@@ -38,12 +38,12 @@ _COMMANDS: Final = (
     ),
     (
         "plan",
-        "taihu.cli.plan:plan",
+        "taihu.cli.planning.command:plan",
         "Predict the time of a step from a job's measured costs, and merge its layers so that it is shortest.",
     ),
     (
         "simulate",
-        "taihu.cli.simulate:simulate",
+        "taihu.cli.simulation.command:simulate",
         "Simulate the steps of a job on other machines: how long one takes, and where its time and bytes go.",
     ),
     (

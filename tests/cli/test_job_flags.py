@@ -14,7 +14,7 @@ from typer.main import get_command
 from ps_server.command import server
 from taihu.cli.manifest import manifest_command
 from taihu.cli.node import node
-from taihu.cli.plan import plan
+from taihu.cli.planning.command import plan
 from taihu.cli.train import train
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job

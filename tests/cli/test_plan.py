@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from protos import coordinator_pb2 as pb
-from taihu.cli.plan_time import profile_of_running_job
+from taihu.cli.planning.time import profile_of_running_job
 from taihu.errors import ConfigError, PeerUnreachableError
 from taihu.planner.decide import choose_fc_of, decide
 from taihu.planner.fc_mode import FcLayer

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.cli.free_memory import free_bytes
-from taihu.cli.job_memory import memory_job
+from taihu.cli.planning.free_memory import free_bytes
+from taihu.cli.planning.job_memory import memory_job
 from taihu.errors import ConfigError
 from taihu.job import load_job, parse_assignments
 from taihu.layout import LayerSpec, Layout, TensorSpec
@@ -293,10 +293,10 @@ def test_no_remedy_is_named_that_the_job_does_not_allow(memory: Memory, of: tupl
 
 def test_on_one_machine_all_processes_share_what_is_free(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     together = 3 * (8 * P + beside(memory(of=TINY)[1])) + 2 * (4 * P + 3 * 4096)
-    monkeypatch.setattr("taihu.cli.plan_memory.free_bytes", lambda: together)
+    monkeypatch.setattr("taihu.cli.planning.memory.free_bytes", lambda: together)
     code, written, _ = memory(of=TINY)
     assert (code, written["all"]["bytes_total"], written["all"]["bytes_free"]) == (0, together, together)
-    monkeypatch.setattr("taihu.cli.plan_memory.free_bytes", lambda: together - 1)
+    monkeypatch.setattr("taihu.cli.planning.memory.free_bytes", lambda: together - 1)
     code, written, errors = memory(of=TINY)
     assert code == 2
     took = human_bytes(together)

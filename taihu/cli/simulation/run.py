@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import typer
 
-from taihu.cli.job_memory import memory_job
-from taihu.cli.simulate_inputs import Work, machines_of, work_of
+from taihu.cli.planning.job_memory import memory_job
+from taihu.cli.simulation.inputs import Work, machines_of, work_of
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 from taihu.job.advice import advice
@@ -76,7 +76,7 @@ def run_simulation(job: Job, asked: Asked) -> None:
     if asked.trace is not None:
         write_trace(asked.trace, trace_of(rows[0].step.parts))
     if asked.picture is not None:
-        from taihu.cli.simulate_picture import draw  # noqa: PLC0415 - only drawing needs matplotlib
+        from taihu.cli.simulation.picture import draw  # noqa: PLC0415 - only drawing needs matplotlib
 
         draw(asked.picture, str(asked.sweep).partition("=")[0], [row.to_json() for row in rows])
     if asked.json_file is not None:

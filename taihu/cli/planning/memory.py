@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import typer
 
-from taihu.cli.free_memory import free_bytes
-from taihu.cli.job_memory import JobMemory
+from taihu.cli.planning.free_memory import free_bytes
+from taihu.cli.planning.job_memory import JobMemory
 from taihu.errors import ConfigError
 from taihu.job import Job, Overrides, load_job
 from taihu.local.display import human_bytes

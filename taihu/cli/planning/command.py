@@ -93,12 +93,12 @@ def plan(
     of_job = {"--job": job_file, "--free-worker": free_worker, "--free-server": free_server}
     _check_mode(memory, of_memory={**of_job, **job_alone, "--table": table}, of_time=of_time)
     if table:
-        from taihu.cli.plan_tables import plan_tables
+        from taihu.cli.planning.tables import plan_tables
 
         _check_table({**of_job, **flags.given()})
         plan_tables(json_file)
     elif memory:
-        from taihu.cli.plan_memory import plan_memory
+        from taihu.cli.planning.memory import plan_memory
         from taihu.job.advice import advice
 
         job = flags.resolve(job_file)
@@ -106,7 +106,7 @@ def plan(
             typer.echo(f"warning: {line}", err=True)
         plan_memory(job, free_worker, free_server, json_file)
     else:
-        from taihu.cli.plan_time import AskedCompression, Costs, plan_time
+        from taihu.cli.planning.time import AskedCompression, Costs, plan_time
 
         asked = AskedCompression(flags.compression, flags.density, refresh_every, downlink, threshold)
         costs = Costs(profile_file, coordinator, flags.workers, rate)

@@ -99,13 +99,13 @@ def simulate(
       taihu simulate figure ps-vs-ring --json figure.json
     """  # noqa: D301
     if str(job_file) == "figure":
-        from taihu.cli.simulate_figure import run_figures
+        from taihu.cli.simulation.figure import run_figures
 
         run_figures(figure, json_file, every=every)
         return
     if figure is not None or every:
         raise ConfigError(f"{figure or '--all'}: expected behind the word figure, as in taihu simulate figure --all")
-    from taihu.cli.simulate_run import Asked, run_simulation
+    from taihu.cli.simulation.run import Asked, run_simulation
 
     own = {} if nodes is None else {"cluster": {"workers": nodes}}
     job = flags.resolve(job_file, own)

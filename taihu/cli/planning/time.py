@@ -14,7 +14,7 @@ import typer
 
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
-from taihu.cli.link_rate import floor_seconds, parse_rate
+from taihu.cli.planning.link_rate import floor_seconds, parse_rate
 from taihu.errors import ConfigError
 from taihu.local.display import human_bytes
 from taihu.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide

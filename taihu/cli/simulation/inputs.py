@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.sw26010.errors import BlockingError
-from taihu.cli.plan_time import load_measured
+from taihu.cli.planning.time import load_measured
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.layout import Layout

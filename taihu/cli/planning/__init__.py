@@ -1,0 +1,1 @@
+"""`taihu plan`: `command.py` is its command."""

@@ -1,0 +1,1 @@
+"""`taihu simulate`: `command.py` is its command."""
