@@ -1,4 +1,4 @@
-"""A perceptron whose computing is modelled: its time passes, its activations take memory, and both cost no processor.
+"""Networks whose computing is modelled: its time passes, its activations take memory, and both cost no processor.
 
 So many workers can share few cores, and a step takes what it would take if each had a machine of its own.
 """
@@ -6,17 +6,22 @@ So many workers can share few cores, and a step takes what it would take if each
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
-from worker.engine import Array, Flatten, Layer, Linear, Run, Sequential, Shape
+from worker.engine import Array, Conv2d, Flatten, Layer, Linear, ReLU, Run, Sequential, Shape
 
-__all__ = ["Paced", "build"]
+__all__ = ["Paced", "build", "large", "medium", "small"]
 
 _WIDTH: Final = 512
 _DEPTH: Final = 4
 # Of a sample, over all layers.
 _SECONDS: Final = 0.032
 _HELD_BYTES: Final = 100_000
+# Channels of a chain of convolutions of one pixel, and the units behind it.
+_SMALL: Final = (64, 128, 128, 256, 256, 320), 384
+_MEDIUM: Final = (128, 192, 256, 384, 384, 512), 768
+_LARGE: Final = (256, 384, 512, 768, 1024, 1024), 1024
 # A backward takes about twice as long as a forward.
 _OF_FORWARD: Final = 1 / 3
 
@@ -61,3 +66,29 @@ def build(input_shape: Shape, classes: int) -> Layer:
     for _ in range(_DEPTH):
         layers += [Linear(_WIDTH), Paced(_SECONDS / _DEPTH, _HELD_BYTES // _DEPTH)]
     return Sequential([*layers, Linear(classes, gain=1.0)])
+
+
+def small(input_shape: Shape, classes: int) -> Layer:
+    """A third of a million parameters, see `_chain`."""
+    return _chain(*_SMALL, 0.004, classes)
+
+
+def medium(input_shape: Shape, classes: int) -> Layer:
+    """A million parameters, see `_chain`."""
+    return _chain(*_MEDIUM, 0.004, classes)
+
+
+def large(input_shape: Shape, classes: int) -> Layer:
+    """Four million parameters, see `_chain`."""
+    return _chain(*_LARGE, 0.004, classes)
+
+
+def _chain(channels: Sequence[int], units: int, seconds: float, classes: int) -> Layer:
+    """Convolutions of one pixel, which share a sample's modelled `seconds`, and two layers that have none of them.
+
+    As in many networks parameters grow towards the output, and the time does not.
+    """
+    layers: list[Layer] = []
+    for count in channels:
+        layers += [Conv2d(count, 1), Paced(seconds / len(channels), 0)]
+    return Sequential([*layers, Flatten(), Linear(units), ReLU(), Linear(classes, gain=1.0)])

@@ -93,6 +93,7 @@ class Shard:
     """
 
     def __init__(self, layout: Layout, servers: int, index: int) -> None:
+        self.index = index
         self._slices: list[Piece] = []
         self.offsets = [0]
         for layer, begin in zip(layout.layers, layout.offsets, strict=False):

@@ -2,14 +2,17 @@
 
 Which layers are is `choose_fc`'s decision, as before a run's first step, and the passes are `plan_passes`'. What
 moves in them is what `worker.fc.tail` moves: all features of all examples to a spread layer, its columns back to
-their rows where the next one is whole, and the same the other way in backward. All workers do the same at once.
+their rows where the next one is whole, and the same the other way in backward. Workers that do the same at once are
+one; where they take turns, each is simulated for itself.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import partial
+from itertools import count, takewhile
 from typing import Final
 
 from taihu.errors import ConfigError
@@ -22,7 +25,7 @@ from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Network
 from taihu.simulation.network import Fabric, Path
 from taihu.wire.direct_frames import HEADER_BYTES
-from worker.fc.passes import plan_passes
+from worker.fc.passes import Pass, plan_passes
 
 __all__ = ["End", "Stage", "TailSteps", "end_of", "seconds_alone"]
 
@@ -80,8 +83,6 @@ def end_of(job: Job, layout: Layout, compute: Compute, network: Network, profile
                 f"split over {job.cluster.workers} workers; set exchange.fc = 'data'"
             )
         return None
-    if job.exchange.fc_scheme == "turns":
-        raise ConfigError("exchange.fc_scheme 'turns' is not simulated: workers differ; set gather or slices")
     return _end(layout, compute, layers, spread)
 
 
@@ -124,16 +125,33 @@ def _links(job: Job, network: Network) -> FcLinks:
 
 
 class TailSteps:
-    """The end of one step on one worker: computes, and moves parts by `path` to all others."""
+    """The end of one step on one worker: computes, and moves parts to all others; `meet` comes first.
 
-    def __init__(self, end: End, job: Job, path: Path, later: Callable[[], None]) -> None:
+    Transfers are numbered in the order in which all workers make them, so that what comes early is known.
+
+    Args:
+        end: of the model.
+        job: of the run.
+        rank: of the worker; None if it stands for all of them, which do the same at the same time.
+    """
+
+    def __init__(self, end: End, job: Job, rank: int | None) -> None:
         self._end = end
         self._workers = job.cluster.workers
-        passes = plan_passes(job.exchange.fc_scheme, self._workers, job.train.batch)
-        self._passes = len(passes)
-        self._rows = job.train.batch / self._passes
-        self._path = path
-        self._later = later
+        self._passes = plan_passes(job.exchange.fc_scheme, self._workers, job.train.batch)
+        self._rows = self._workers * job.train.batch
+        self._rank = rank
+        self._others: Sequence[tuple[int, TailSteps, Path]] = ()
+        self._later: Callable[[], None] = lambda: None
+        self._moves = count()
+        self._came: Counter[int] = Counter()
+
+    def meet(self, others: Sequence[tuple[int, TailSteps, Path]], later: Callable[[], None]) -> None:
+        """Send to `others`, which are a rank, its end and the way there each; `later` is told of what comes.
+
+        Who stands for all sends to one other, itself.
+        """
+        self._others, self._later = others, later
 
     @property
     def seconds(self) -> float:
@@ -143,50 +161,91 @@ class TailSteps:
     def step(self, pace: float) -> Iterator[float | Callable[[], bool]]:
         """Forward and backward of all passes."""
         stages, returning = self._end.stages, list[Callable[[], bool]]()
-        arriving = self._features()
-        for number in range(self._passes):
+        arriving = self._features(self._passes[0])
+        for number, one in enumerate(self._passes):
+            share = pace * one.rows[-1] / self._rows
             yield arriving
-            if number + 1 < self._passes:
-                arriving = self._features()
+            if number + 1 < len(self._passes):
+                arriving = self._features(self._passes[number + 1])
             for before, stage in zip((None, *stages[:-1]), stages, strict=True):
                 if before is not None:
-                    yield self._move(self._between(before, stage))
-                yield stage.forward_seconds * pace / self._passes
-            yield self._move(self._out(stages[-1]))
-            yield self._move(self._out(stages[-1]))
+                    yield self._between(before, stage, one)
+                yield stage.forward_seconds * share
+            yield self._columns_to_rows(stages[-1], one)
+            yield self._rows_to_columns(stages[-1], one)
             for stage, before in zip(reversed(stages), (*reversed(stages[:-1]), None), strict=True):
-                yield stage.backward_seconds * pace / self._passes / 2.0
+                yield stage.backward_seconds * share / 2.0
                 if before is not None:
-                    yield self._move(self._between(before, stage))
-            returning.append(self._features())
+                    yield self._back(before, stage, one)
+            returning.append(self._features_back(one))
         yield sum(stage.backward_seconds for stage in stages) * pace / 2.0
         yield from returning
 
-    def _features(self) -> Callable[[], bool]:
+    def _features(self, one: Pass) -> Callable[[], bool]:
         first = self._end.stages[0]
-        return self._move(first.inputs if first.is_spread else 0)
+        return self._move(partial(_of_rows, one, first.inputs) if first.is_spread else None)
 
-    def _out(self, last: Stage) -> float:
-        return last.outputs / self._workers if last.is_spread else 0
+    def _features_back(self, one: Pass) -> Callable[[], bool]:
+        first = self._end.stages[0]
+        return self._move(partial(_to_rows, one, first.inputs) if first.is_spread else None)
 
-    def _between(self, before: Stage, stage: Stage) -> float:
-        """Values of an example that each other worker gets of what is between two layers."""
+    def _columns_to_rows(self, stage: Stage, one: Pass) -> Callable[[], bool]:
+        return self._move(partial(_to_rows, one, stage.outputs / self._workers) if stage.is_spread else None)
+
+    def _rows_to_columns(self, stage: Stage, one: Pass) -> Callable[[], bool]:
+        return self._move(partial(_of_rows, one, stage.outputs / self._workers) if stage.is_spread else None)
+
+    def _between(self, before: Stage, stage: Stage, one: Pass) -> Callable[[], bool]:
+        """What is between two layers goes to where the second one needs it."""
+        if before.is_spread and stage.is_spread:
+            return self._move(partial(_of_columns, one, stage.inputs / self._workers))
         if stage.is_spread:
-            return stage.inputs
-        return stage.inputs / self._workers if before.is_spread else 0
+            return self._move(partial(_of_rows, one, stage.inputs))
+        return self._columns_to_rows(before, one)
 
-    def _move(self, values: float) -> Callable[[], bool]:
-        """Send so many values of each own example to each other worker; returns whether all have come."""
-        if not values:
+    def _back(self, before: Stage, stage: Stage, one: Pass) -> Callable[[], bool]:
+        """Its gradient goes back."""
+        if before.is_spread and stage.is_spread:
+            return self._move(partial(_of_columns, one, stage.inputs / self._workers))
+        if stage.is_spread:
+            return self._move(partial(_to_rows, one, stage.inputs))
+        return self._rows_to_columns(before, one)
+
+    def _move(self, values: Callable[[int, int], float] | None) -> Callable[[], bool]:
+        """Send `values(from, to)` to each other worker, as they do; returns whether all have come."""
+        if values is None:
             return lambda: True
-        came: list[None] = []
+        number, own, expected = next(self._moves), self._rank or 0, 0
+        for rank, tail, path in self._others:
+            there, back = values(own, rank), values(rank, own)
+            expected += back > 0
+            if there > 0:
+                path.send(HEADER_BYTES + _VALUE_BYTES * there, tail.arrived, number)
+        return lambda: self._came[number] == expected
 
-        def arrived() -> None:
-            came.append(None)
-            self._later()
+    def arrived(self, number: int) -> None:
+        """A part of a transfer has come."""
+        self._came[number] += 1
+        self._later()
 
-        self._path.send(HEADER_BYTES + _VALUE_BYTES * values * self._rows, arrived)
-        return lambda: bool(came)
+
+def _rows_of(one: Pass, rank: int) -> int:
+    return one.rows[rank + 1] - one.rows[rank]
+
+
+def _of_rows(one: Pass, values: float, sender: int, receiver: int) -> float:
+    """So many values of each of the sender's rows."""
+    return values * _rows_of(one, sender)
+
+
+def _to_rows(one: Pass, values: float, sender: int, receiver: int) -> float:
+    """So many values of each of the receiver's rows."""
+    return values * _rows_of(one, receiver)
+
+
+def _of_columns(one: Pass, values: float, sender: int, receiver: int) -> float:
+    """So many values of all rows."""
+    return values * one.rows[-1]
 
 
 def seconds_alone(stage: Stage, job: Job, network: Network) -> float:
@@ -194,8 +253,9 @@ def seconds_alone(stage: Stage, job: Job, network: Network) -> float:
     queue = EventQueue()
     fabric = Fabric(queue, network, 0)
     workers = fabric.host(job.cluster.workers)
-    end = End((stage,), Layout(()), Compute("none", (), ()), 0)
-    for wanted in TailSteps(end, job, fabric.to_all(workers, workers), lambda: None).step(1.0):
+    tail = TailSteps(End((stage,), Layout(()), Compute("none", (), ()), 0), job, None)
+    tail.meet([(0, tail, fabric.to_all(workers, workers))], lambda: None)
+    for wanted in tail.step(1.0):
         if isinstance(wanted, float):
             queue.now += wanted
         else:

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from ps_server.aggregator import Aggregator
 from taihu.coordination.plan import Plan
-from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.optimization import LossScale
@@ -202,13 +201,17 @@ class _Simulation:
         return round(sent / count), round(received / count)
 
     def _spread(self, end: End) -> None:
-        if len(self._workers) > 1:
-            raise ConfigError(
-                f"exchange.fc '{self._job.exchange.fc}': workers are simulated one by one here, spread layers only "
-                "where all are alike; leave out jitter, losses, stragglers, supernodes and --distinct"
+        """Give every worker the end of the model, and the ends of all others."""
+        alone = len(self._workers) == 1
+        tails = [TailSteps(end, self._job, None if alone else rank) for rank in range(len(self._workers))]
+        for rank, (worker, tail) in enumerate(zip(self._workers, tails, strict=True)):
+            # Each begins with the next rank, so that not all are at one port first: connections share ports instead.
+            others = [0] if alone else [(rank + ahead) % len(tails) for ahead in range(1, len(tails))]
+            paths = [self._fabric.to_all(worker.host, self._workers[other].host) for other in others]
+            tail.meet(
+                [(other, tails[other], path) for other, path in zip(others, paths, strict=True)], worker.changed
             )
-        (worker,) = self._workers
-        worker.tail = TailSteps(end, self._job, self._fabric.to_all(worker.host, worker.host), worker.changed)
+            worker.tail = tail
 
     def _worker(self, at: Alike) -> SimulatedWorker:
         job, plan, placement = self._job, self._plan, self._placement

@@ -79,7 +79,8 @@ def check(job: Job, placement: Placement) -> None:
 def workers_of(job: Job, placement: Placement) -> list[Alike]:
     """The workers by hosts that are alike, in the order of ranks.
 
-    Around a ring one stands for all or none for any: neighbours do the same at the same time, or they do not.
+    Where they meet one stands for all or none for any: neighbours do the same at the same time, or they do not, as
+    where they take turns.
     """
     workers, stragglers = job.cluster.workers, placement.machines.stragglers
     in_ring = not job.servers
@@ -90,9 +91,11 @@ def workers_of(job: Job, placement: Placement) -> list[Alike]:
         beside = int(placement.servers_beside and rank < job.servers)
         return rank >= workers - stragglers, supernode, beside
 
-    runs = _runs(workers, kind) if placement.is_even else [(rank, 1) for rank in range(workers)]
-    if in_ring and len(runs) > 1:
-        return [Alike(rank, 1, placement.supernode(rank)) for rank in range(workers)]
+    take_turns = job.exchange.fc != "data" and job.exchange.fc_scheme == "turns"
+    are_alike = placement.is_even and not take_turns
+    runs = _runs(workers, kind) if are_alike else [(rank, 1) for rank in range(workers)]
+    if job.workers_meet and len(runs) > 1:
+        return [Alike(rank, 1, placement.supernode(rank), kind(rank)[2]) for rank in range(workers)]
     return [Alike(first, count, *kind(first)[1:]) for first, count in runs]
 
 

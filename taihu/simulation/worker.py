@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 from taihu.coordination.plan import Plan
 from taihu.optimization import LossScale
@@ -157,6 +157,11 @@ class SimulatedWorker:
         """Carry `task` out on the exchange's own thread, when that has done `seconds` of work for it."""
         self.queue.at(self._own.book(self.queue.now, seconds), task)
 
+    def seconds(self, step: int, way: Literal["forward", "backward"], group: int) -> float:
+        """The usual seconds of a group in a step; every one takes as long here."""
+        of = self._compute.forward if way == "forward" else self._compute.backward
+        return _of_group(of, self.plan.groups[group])
+
     def _train(self, steps: int) -> Iterator[Wanted]:
         groups = self.plan.groups
         for step in range(1, steps + 1):
@@ -165,7 +170,7 @@ class SimulatedWorker:
             pace = self._pace.of(step)
             for number in reversed(range(len(groups))):
                 yield from self._read(number)
-                yield _of_group(self._compute.forward, groups[number]) * pace
+                yield self.seconds(step, "forward", number) * pace
             record.forward_end = self.queue.now
             self._do(self.protocol.begin(step))
             self.route.begin(self.protocol.at)
@@ -174,7 +179,7 @@ class SimulatedWorker:
                 yield from self._through_tail(self.tail, pace)
             for number, group in enumerate(groups):
                 yield from self._prepare(number)
-                yield _of_group(self._compute.backward, group) * pace
+                yield self.seconds(step, "backward", number) * pace
                 for layer in range(group.first_layer, group.last_layer + 1):
                     complete = self._countdown.ready(layer)
                     if complete is not None:

@@ -126,12 +126,34 @@ def test_slices_bring_the_next_pass_while_one_computes() -> None:
     assert slices.wait_seconds < gather.wait_seconds
 
 
+@pytest.mark.parametrize(("scheme", "passes"), [("gather", 1), ("turns", 1), ("slices", 4)])
+def test_only_the_first_pass_waits_for_features(scheme: str, passes: int) -> None:
+    """And the way back of the last one is over before the gradients of weights are."""
+    workers, batch, inputs = 4, 64, 2048
+    layout = Layout((LayerSpec("fc", (TensorSpec("weight", (inputs, workers)),)), *layout_of(10).layers))
+    job = job_of(workers, 0, exchange={"fc": "shard", "fc_scheme": scheme}, train={"batch": batch})
+    step = simulate_job(job, layout, Compute("test", (0.4, 0.0), (0.4, 0.0)), Placement(NO_ALPHA, Machines()))
+    features = (workers - 1) * batch * inputs * 4 / RATE
+    # Beside it go the outputs, a value for each example and column, and the gradient of ten values around the ring.
+    assert features / passes < step.wait_seconds < features / passes + 0.1e-3
+    assert step.worker_bytes[0] == pytest.approx((workers - 1) * batch * (2 * inputs + 2) * 4, rel=0.01)
+
+
+@pytest.mark.parametrize("scheme", ["gather", "slices"])
+def test_spread_layers_of_workers_that_are_alike_and_of_each(scheme: str) -> None:
+    shapes = {"fc2": (512, 64), "fc1": (2048, 512), "conv": (3, 3, 8, 16)}
+    layout = Layout(tuple(LayerSpec(name, (TensorSpec("weight", shape),)) for name, shape in shapes.items()))
+    compute = Compute("test", (0.1,) * 3, (0.1,) * 3)
+    job = job_of(4, 2, exchange={"fc": "shard", "fc_scheme": scheme}, train={"batch": 16})
+    alike, distinct = (
+        simulate_job(job, layout, compute, Placement(PLAIN, Machines(), distinct=each)) for each in (False, True)
+    )
+    assert distinct.seconds == pytest.approx(alike.seconds, rel=1e-3)
+    assert distinct.worker_bytes == alike.worker_bytes
+    slow = simulate_job(job, layout, compute, Placement(PLAIN, Machines(stragglers=1)))
+    assert slow.seconds > distinct.seconds + 0.5
+
+
 def test_spread_layers_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'turns' is not simulated"):
-        spread(4, "shard", scheme="turns")
     with pytest.raises(ConfigError, match="no fully connected layer"):
         simulated(job_of(4, 0, exchange={"fc": "shard"}), [1000])
-    whole = Layout((LayerSpec("fc", (TensorSpec("w", (100, 10)),)), *layout_of(1000).layers))
-    job, none = job_of(4, 0, exchange={"fc": "shard"}), (0.0, 0.0)
-    with pytest.raises(ConfigError, match="where all are alike"):
-        simulate_job(job, whole, Compute("test", none, none), Placement(PLAIN, Machines(jitter=0.1)))

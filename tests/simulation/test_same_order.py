@@ -1,118 +1,38 @@
 """A real job and its simulation: the same inputs of every rank's step protocol in the same order, and the same sums.
 
-Compute takes much longer than any message, in the simulation by the clock; in the real job every group is waited for
-before the next one is pushed. What is pushed and updated, and what is asked for and comes, is compared by event.
+In one test compute takes much longer than any message, in the simulation by the clock; in the real job every group is
+waited for before the next one is pushed. In the other one the real job computes for random times, and the simulation
+has what every computation and every message of it took: what overtakes what is the same. What is pushed and updated,
+and what is asked for and comes, is compared by event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from random import Random
+from time import sleep
+from typing import Any, Literal
 
 import pytest
 from support.cluster import layout_of
 from support.exchanges import run_workers
 from support.simulations import job_of, simulated
+from support.told_events import Event, Told, ToldProtocol
 from support.worker import Worker
 
 import ps_server.server_shard
 import taihu.simulation.job
 import taihu.simulation.worker
 import worker.exchange.shell
-from ps_server.aggregator import Aggregator, Complete
-from taihu.wire.headers import At
-from worker.exchange.step_actions import Action, Ask
-from worker.exchange.step_parameters import Reading, StepParameters
-from worker.exchange.step_protocol import StepProtocol
+from taihu.simulation.events import EventQueue
+from taihu.simulation.network import Fabric, Host, Path
+from taihu.simulation.worker import SimulatedWorker
 
 SIZES = (700, 40, 1200, 90, 300)
 STEPS = 3
-Event = tuple[str, int, int]
-
-
-class Told:
-    """The events that patched classes were told of, by object."""
-
-    def __init__(self) -> None:
-        self.pushed: list[list[Event]] = []
-        self.fetched: list[list[Event]] = []
-        self.summed: list[list[Event]] = []
-
-    @contextmanager
-    def listening(self, monkeypatch: pytest.MonkeyPatch, protocol: Any, aggregator: Any) -> Iterator[Told]:
-        """Listen to what the modules make."""
-        with monkeypatch.context() as patched:
-            patched.setattr(protocol, "StepProtocol", self._protocol())
-            patched.setattr(aggregator, "Aggregator", self._aggregator())
-            yield self
-
-    def _protocol(self) -> type[StepProtocol]:
-        told = self
-
-        class Parameters(StepParameters):
-            """Tells what is asked for, and what has come whole."""
-
-            def __init__(self, rules: Any) -> None:
-                super().__init__(rules)
-                self.events: list[Event] = []
-                told.fetched.append(self.events)
-
-            def turn(self, reading: Reading) -> Sequence[Action]:
-                return self.tell(super().turn(reading))
-
-            def updated(self, group: int) -> Sequence[Action]:
-                return self.tell(super().updated(group))
-
-            def arrived(self, group: int, attempt: int = 0) -> Sequence[Action]:
-                missing = self._groups[group].unfetched
-                actions = super().arrived(group, attempt)
-                if missing == 1:
-                    self.events.append(("came", self._at.step, group))
-                return actions
-
-            def tell(self, actions: Sequence[Action]) -> Sequence[Action]:
-                self.events += [("ask", action.step, action.group) for action in actions if isinstance(action, Ask)]
-                return actions
-
-        class Protocol(StepProtocol):
-            """Tells what is pushed and updated."""
-
-            def __init__(self, rules: Any, scale: Any = None) -> None:
-                super().__init__(rules, scale)
-                self.parameters = Parameters(rules)
-                self.events: list[Event] = []
-                told.pushed.append(self.events)
-
-            def ready(self, group: int, *, fits: bool = True) -> Sequence[Action]:
-                self.events.append(("push", self.at.step, group))
-                return super().ready(group, fits=fits)
-
-            def updated(self, group: int, at: At, *, skipped: bool = False) -> Sequence[Action]:
-                self.events.append(("update", at.step, group))
-                return super().updated(group, at, skipped=skipped)
-
-        return Protocol
-
-    def _aggregator(self) -> type[Aggregator[Any]]:
-        told = self
-
-        class Collector(Aggregator[Any]):
-            """Tells what sums are complete."""
-
-            def __init__(self, **of: Any) -> None:
-                super().__init__(**of)
-                self.events: list[Event] = []
-                told.summed.append(self.events)
-
-            def offer(self, header: Any, payload: Any) -> Any:
-                outcome = super().offer(header, payload)
-                if isinstance(outcome, Complete):
-                    self.events.append(("sum", outcome.at.step, outcome.frame.offset))
-                return outcome
-
-        return Collector
+Way = Literal["forward", "backward"]
 
 
 def train_slowly(worker: Worker) -> None:
@@ -168,3 +88,134 @@ def test_events_have_the_order_of_a_real_job(
     assert sorted(own.summed) == sorted(real.summed)
     pushes = [("push", step, group) for step in range(1, STEPS + 1) for group in range(len(SIZES))]
     assert [[event for event in events if event[0] == "push"] for events in own.pushed] == [pushes] * 2
+
+
+@dataclass
+class Measured:
+    """Seconds that a real job took for each of its parts, which lie between two of its events."""
+
+    told: Told
+    ranks: dict[int, ToldProtocol] = field(default_factory=dict)
+    computed: dict[tuple[int, int, Way, int], float] = field(default_factory=dict)
+
+    def up(self, rank: int, server: int, group: int, step: int) -> float:
+        """From a push until the server had it."""
+        return self.told.offered[server, group, step][rank] - self.ranks[rank].pushes[step, group]
+
+    def down(self, rank: int, server: int, group: int, step: int) -> float:
+        """From when a server had the last worker's push until this worker had been updated."""
+        complete = max(self.told.offered[server, group, step].values())
+        return self.ranks[rank].updates[server, group, step] - complete
+
+    def fetched(self, rank: int, server: int, group: int) -> float:
+        """From the next question, or from the answer that it waits for, until the parameters were there."""
+        return self.ranks[rank].told_parameters.came[server, group].popleft()
+
+    def train(self, worker: Worker) -> None:
+        """Some steps with computations of random lengths, whose seconds are measured."""
+        exchange, rank, groups = worker.exchange, worker.rank, len(worker.bounds)
+        protocol = exchange._protocol
+        assert isinstance(protocol, ToldProtocol)
+        self.ranks[rank] = protocol
+        pace = Random(rank)
+        begun: tuple[int, Way, int] | None = None
+        start = self.told.origin
+
+        def compute(step: int, way: Way, group: int) -> None:
+            """What was computed before ends with this turn, unless it ended with a push; the next begins."""
+            nonlocal begun, start
+            reached = protocol.reached()
+            if begun is not None and begun[1] == "forward":
+                self.computed[rank, *begun] = reached - start
+            begun, start = (step, way, group), max(reached, protocol.there(way, group, step))
+            sleep(pace.uniform(0.0, 0.003))
+
+        for step in range(1, STEPS + 1):
+            for group in reversed(range(groups)):
+                protocol.reach()
+                exchange.wait(group)
+                compute(step, "forward", group)
+            for group in range(groups):
+                protocol.reach()
+                if not group:
+                    exchange.begin(step)
+                exchange.prepare(group)
+                compute(step, "backward", group)
+                exchange.push(group)
+                self.computed[rank, step, "backward", group] = protocol.pushes[step, group] - start
+        for group in range(groups):
+            exchange.complete(group)
+
+
+class MeasuredPath(Path):
+    """Messages take as long as they really did."""
+
+    measured: Measured
+
+    def send(
+        self, size_bytes: float, deliver: Callable[..., None], *args: Any, urgent: bool = False
+    ) -> tuple[float, float]:
+        """Send a push, a question, an answer or parameters."""
+        now, seconds = self._queue.now, 0.0
+        if deliver.__name__ in {"push", "ask"}:
+            link, frame, at = args
+        else:
+            (frame, at, *_), link = args, deliver.__self__  # type: ignore[attr-defined]
+        place = link.sender.rank, link._server.index, frame.group
+        match deliver.__name__:
+            case "push":
+                seconds = self.measured.up(*place, at.step)
+            case "answered":
+                seconds = self.measured.down(*place, at.step)
+            case "fetched":
+                seconds = self.measured.fetched(*place)
+        self._queue.at(now + seconds, deliver, *args)
+        return now, now
+
+
+def measured_parts(measured: Measured) -> tuple[type[Fabric], type[SimulatedWorker]]:
+    """Links and workers of a simulation that take as long as was measured."""
+
+    class OwnPath(MeasuredPath):
+        """A path of this job."""
+
+    OwnPath.measured = measured
+
+    class OwnFabric(Fabric):
+        """Has such paths."""
+
+        def to_all(self, source: Host, target: Host) -> Path:
+            return OwnPath(self, source, target, (1, 1), 0.0)
+
+    class OwnWorker(SimulatedWorker):
+        """Computes as long as the real one of its rank."""
+
+        number = 0
+
+        def __init__(self, *, queue: EventQueue, **of: Any) -> None:
+            super().__init__(queue=queue, **of)
+            self.rank, OwnWorker.number = OwnWorker.number, OwnWorker.number + 1
+
+        def seconds(self, step: int, way: Way, group: int) -> float:
+            return measured.computed[self.rank, step, way, group]
+
+    return OwnFabric, OwnWorker
+
+
+@pytest.mark.parametrize(("servers", "zero"), [(1, 1), (2, 2), (2, 3)])
+def test_events_have_their_order_with_the_times_that_were_measured(
+    servers: int, zero: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(3, servers, exchange={"plan": "per-layer", "transport": "tcp", "zero": zero})
+    measured = Measured(Told())
+    with measured.told.listening(monkeypatch, worker.exchange.shell, ps_server.server_shard) as real:
+        run_workers(job, layout_of(*SIZES), measured.train)
+    fabric, simulated_worker = measured_parts(measured)
+    monkeypatch.setattr(taihu.simulation.job, "Fabric", fabric)
+    monkeypatch.setattr(taihu.simulation.job, "SimulatedWorker", simulated_worker)
+    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.job) as own:
+        simulated(job, SIZES, distinct=True, steps=STEPS)
+    ranks = [measured.ranks[rank] for rank in range(3)]
+    assert own.pushed == [protocol.events for protocol in ranks]
+    assert own.fetched == [protocol.told_parameters.events for protocol in ranks]
+    assert sorted(own.summed) == sorted(real.summed)

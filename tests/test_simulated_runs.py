@@ -1,0 +1,49 @@
+"""The benchmark that holds simulated steps against real ones: its runs, and its table."""
+
+from __future__ import annotations
+
+from benchmarks.simulated import RUNS, Run, compared, table
+from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+
+NOTHING = LinearCost(0.0, 0.0)
+PROFILE = Profile(
+    layers=(LayerCost("fc", 10_000, 0.02), LayerCost("conv", 90_000, 0.05)),
+    forward_seconds=0.03,
+    scan=NOTHING,
+    top_k=NOTHING,
+    link=LinkCost(2e-3, 2e-7, 2e-7),
+    workers=2,
+    servers=1,
+)
+
+
+def test_the_runs_are_of_all_kinds_and_have_the_profile_that_they_are_simulated_by() -> None:
+    assert len(RUNS) >= 16
+    names = [run.name for run in RUNS]
+    assert len(set(names)) == len(names)
+    for number, run in enumerate(RUNS):
+        assert run.job().cluster.workers == run.workers
+        assert run.whole.name in names[: number + 1]
+    jobs = [run.job() for run in RUNS]
+    assert {run.rate for run in RUNS} == {"100mbit", "1gbit", "10gbit"}
+    assert {job.train.precision for job in jobs} >= {"fp32", "bf16"}
+    assert {job.zero for job in jobs} >= {1, 3}
+    assert {bool(job.servers) for job in jobs} == {True, False}
+    assert {job.compression.method for job in jobs} == {"none", "dlgs"}
+    assert {job.exchange.fc for job in jobs} == {"data", "shard"}
+    assert {run.workers for run in RUNS} >= {2, 6}
+
+
+def test_a_row_is_simulated_by_what_its_run_measured() -> None:
+    run = Run("100mbit", 1, 2, "small", 16)
+    assert run.name == RUNS[0].name
+    step = {"min": 0.10, "median": 0.11, "max": 0.12}
+    row = {"run": run.name, "seconds_per_step": step, "profile": PROFILE.to_json()}
+    (shown,) = compared([row])
+    # Forward and backward, the exchange of the last layer behind them.
+    behind = 2e-3 + 2 * 2e-7 * 4 * 90_000
+    assert 0.1 + behind / 3 < shown["simulated"]["seconds_per_step"] < 0.1 + behind + 0.01
+    assert shown["deviation"] == shown["simulated"]["seconds_per_step"] / 0.11 - 1
+    lines = table([shown, {"run": "of an older table", "seconds_per_step": step}]).splitlines()
+    assert lines[2].startswith("| 100mbit, 1+2, small, batch 16 | paced | 0.1100 | 0.1000 to 0.1200 | ")
+    assert lines[-1] == f"1 runs: median {abs(shown['deviation']):.1%}, at most {abs(shown['deviation']):.1%}."
