@@ -9,11 +9,23 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from taihu.errors import ConfigError
 
-__all__ = ["as_json", "check_folder_writable", "check_writable", "is_stdout", "json_lines", "read_json", "write_json"]
+__all__ = [
+    "RESULTS_FORMAT",
+    "as_json",
+    "check_folder_writable",
+    "check_writable",
+    "is_stdout",
+    "json_lines",
+    "read_json",
+    "write_json",
+]
+
+RESULTS_FORMAT: Final = "taihu results 1"
+"""The key `format` of what a run leaves: keys may be added to it, not changed."""
 
 _STDOUT = "-"
 

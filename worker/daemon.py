@@ -27,6 +27,7 @@ from taihu.job.machine import check_threads
 from taihu.optimization import in_steps, learning_rate
 from taihu.planner.groups import group_of_layer
 from taihu.process.entry import Interrupts
+from taihu.results import RESULTS_FORMAT
 from taihu.run_folder import RunFiles, stopped_model
 from taihu.run_length import RunLength
 from taihu.trace import Tracer
@@ -35,7 +36,7 @@ from taihu.user_code import own_mistakes_told
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
 from taihu.wire.server import RpcServer
-from taihu.words import counted
+from taihu.words import counted, one_line
 from worker.data.ahead import LoadAhead
 from worker.data.batches import Batches, BatchSource
 from worker.data.load import load_dataset
@@ -122,6 +123,9 @@ class WorkerDaemon:
             self._run_log = stack.enter_context(self._make_run_log())
             try:
                 return self._take_part()
+            except Exception as error:
+                self._run_log.happened("failed", reason=one_line(str(error)))
+                raise
             finally:
                 if page is not None:
                     page.lingers = not self._stop.expected
@@ -201,6 +205,7 @@ class WorkerDaemon:
                 for line in advice(self._job, self._length):
                     self._log.warning("advice", text=line)
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
+            self._run_log.happened("training", workers=self._job.cluster.workers, steps=total)
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
             try:
                 with own_mistakes_told():
@@ -214,9 +219,11 @@ class WorkerDaemon:
             self._finish(session, observer, digest, stopped=last.is_early)
         how, where = "stopped" if last.is_early else "finished", {} if saved is None else {"saved": str(saved)}
         self._log.info(how, steps=steps, parameters_sha256=digest, **where)
+        self._run_log.happened(how, **({"reason": self._stop.reason} if last.is_early else {}))
         results = observer.results(session.exchange.plan, profile)
         of_replica = replica.results(steps)
         return {
+            "format": RESULTS_FORMAT,
             "rank": rank,
             "parameters_sha256": digest,
             "stopped": last.is_early,

@@ -47,6 +47,11 @@ _COMMANDS: Final = (
         "Simulate the steps of a job on other machines: how long one takes, and where its time and bytes go.",
     ),
     (
+        "report",
+        "taihu.cli.report:report",
+        "Make one HTML page of a run: loss and accuracy, where its time went, what was exchanged, its processes.",
+    ),
+    (
         "check-model",
         "taihu.cli.check_model:check_model",
         "Show the layers of a model, and check the gradients of each of them against central differences.",

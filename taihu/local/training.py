@@ -23,7 +23,7 @@ from taihu.local.display import Display, RunView
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
-from taihu.results import read_json
+from taihu.results import RESULTS_FORMAT, read_json
 from taihu.run_folder import RunFiles
 from taihu.run_length import RunLength
 from taihu.settings import RunSettings
@@ -47,7 +47,9 @@ _FIRST_WORKERS = (
     "group_layers",
     "profile",
     "thresholds",
+    "frame_bytes",
 )
+_OF_RANKS = ("rank", "final_loss", "bytes_sent_per_step", "bytes_received_per_step")
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,12 @@ class LocalTraining:
                         processes.raise_if_interrupted()
             finally:
                 self._merge_trace(folder)
-            return results_of(self.job, [read_json(path) for path in self._result_files(folder)])
+            results = results_of(self.job, [read_json(path) for path in self._result_files(folder)])
+            return {**results, "trace": self._trace_file}
+
+    @property
+    def _trace_file(self) -> str | None:
+        return str(self.trace.absolute()) if self.trace is not None and self.trace.exists() else None
 
     def _trace_arguments(self, folder: Path, name: str) -> list[str]:
         if self.trace is None:
@@ -237,6 +244,7 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first = workers[0]
     evaluations = first["evaluations"]
     return {
+        "format": RESULTS_FORMAT,
         "test_accuracy": evaluations[-1]["test_accuracy"] if evaluations else None,
         "test_metrics": evaluations[-1]["test_metrics"] if evaluations else None,
         "final_loss": fmean(worker["final_loss"] for worker in workers),
@@ -261,4 +269,10 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **{name: first[name] for name in _FIRST_WORKERS},
         "evaluations": evaluations,
         "fc": first.get("fc"),
+        "by_rank": [_of_rank(worker) for worker in workers],
     }
+
+
+def _of_rank(worker: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one worker that differ between them."""
+    return {name: value for name, value in worker.items() if name in _OF_RANKS or name.startswith("seconds_")}

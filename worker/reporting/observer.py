@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -20,6 +20,8 @@ from worker.training.evaluation import Scores
 from worker.training.step_record import StepRecord
 
 __all__ = ["Observer"]
+
+_VALUE_BYTES: Final = 4
 
 
 class Observer:
@@ -69,6 +71,8 @@ class Observer:
         metrics.loss.set(sample.loss)
         metrics.loss_scale.set(record.loss_scale)
         metrics.skipped_steps.inc(record.skipped_steps - self._skipped_steps)
+        if record.skipped_steps > self._skipped_steps:
+            self._run_log.happened("skipped: gradients did not fit into fp16", loss_scale=record.loss_scale)
         self._skipped_steps = record.skipped_steps
         if self._log.is_enabled_for(logging.DEBUG):
             self._log.debug("step", step=record.step, **asdict(sample))
@@ -79,12 +83,15 @@ class Observer:
             self._meter.progress = replace(self._meter.progress, path=path)
             self._metrics.travels(path)
             self._log.info("values take another path", path=path)
+            self._run_log.happened("values take another path", path=path)
 
     def planned(self, plan: Plan) -> None:
         """The run goes on by `plan`."""
         self._metrics.predicted_seconds.set(plan.predicted_seconds)
         predicted_ms = round(plan.predicted_seconds * 1e3, 3)
         self._log.info("planned", version=plan.version, groups=len(plan.groups), predicted_ms=predicted_ms)
+        facts = {"version": plan.version, "groups": len(plan.groups), "predicted_seconds": plan.predicted_seconds}
+        self._run_log.happened("planned", **facts)
 
     def evaluated(self, tested: Scores, *, epoch: int, seconds: float) -> None:
         """The replica was tested after the last step."""
@@ -100,6 +107,7 @@ class Observer:
         return {
             **self._meter.results(),
             "groups": len(plan.groups),
+            "frame_bytes": plan.frame_elements * _VALUE_BYTES,
             "group_layers": [[group.first_layer, group.last_layer] for group in plan.groups],
             "predicted_seconds_per_step": plan.predicted_seconds or None,
             "profile": profile.to_json() if profile is not None else None,

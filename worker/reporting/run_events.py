@@ -9,7 +9,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
-from worker.reporting.run_rows import Scalars
+from worker.reporting.run_rows import EventNote, Scalars
 
 __all__ = ["EventFile"]
 
@@ -41,6 +41,9 @@ class EventFile:
         """Write a test's values as one event, at the step after which the model was tested."""
         scalars = {name: value for name, value in row.items() if name not in {"step", "seconds"}}
         self._add(int(row["step"]), {_test_tag(name): value for name, value in scalars.items()})
+
+    def add_event(self, event: EventNote) -> None:
+        """Nothing: TensorBoard shows numbers."""
 
     def _add(self, step: int, scalars: Scalars) -> None:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal, Protocol, Self
@@ -14,8 +16,9 @@ from typing import IO, Literal, Protocol, Self
 import structlog
 
 from taihu.errors import ConfigError
+from taihu.results import as_json
 from worker.reporting.progress import Evaluation, StepSample
-from worker.reporting.run_rows import STEP_COLUMNS, Scalars, StepNote, epoch_scalars, step_scalars
+from worker.reporting.run_rows import STEP_COLUMNS, EventNote, Scalars, StepNote, epoch_scalars, step_scalars
 
 __all__ = ["CsvTables", "RunLog", "ScalarWriter", "open_writers"]
 
@@ -31,6 +34,9 @@ class ScalarWriter(Protocol):
     def add_test(self, row: Scalars) -> None:
         """Take in a row of `epoch_scalars`; all of a run have the same keys."""
 
+    def add_event(self, event: EventNote) -> None:
+        """Take in what happened."""
+
     def flush(self) -> None:
         """Let others read what there is."""
 
@@ -39,7 +45,7 @@ class ScalarWriter(Protocol):
 
 
 class CsvTables:
-    """`steps.csv` and `epochs.csv` in a folder."""
+    """`steps.csv`, `epochs.csv` and `events.jsonl` in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._epochs_path = folder / "epochs.csv"
@@ -47,6 +53,7 @@ class CsvTables:
         self._steps = csv.writer(self._steps_file, lineterminator="\n")
         self._steps.writerow(STEP_COLUMNS)
         self._epochs_file: IO[str] | None = None
+        self._events_path = folder / "events.jsonl"
 
     def add_step(self, row: Scalars) -> None:
         """Write a line of `steps.csv`; microseconds are enough for a time."""
@@ -60,6 +67,13 @@ class CsvTables:
         if first:
             table.writerow(row)
         table.writerow(row.values())
+
+    def add_event(self, event: EventNote) -> None:
+        """Write a line of `events.jsonl`; there are few of them."""
+        when = datetime.fromtimestamp(event.time_s, UTC).isoformat(timespec="milliseconds")
+        line = {"time": when, "step": event.step, "event": event.event, **event.facts}
+        with self._events_path.open("a", encoding="utf-8") as file:
+            file.write(as_json(line) + "\n")
 
     def flush(self) -> None:
         """Let others read what there is."""
@@ -117,7 +131,8 @@ class RunLog:
         self._steps_per_epoch = steps_per_epoch
         self._learning_rate = learning_rate
         self._interval_s = interval_s
-        self._notes: deque[StepNote | Evaluation] = deque()
+        self._notes: deque[StepNote | Evaluation | EventNote] = deque()
+        self._step = 0
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="run-log", daemon=True)
 
@@ -140,6 +155,7 @@ class RunLog:
 
     def stepped(self, step: int, sample: StepSample, loss_scale: float) -> None:
         """A step has ended."""
+        self._step = step
         if self._writers:
             self._notes.append(StepNote(step, sample, loss_scale))
 
@@ -147,6 +163,11 @@ class RunLog:
         """The model was tested."""
         if self._writers:
             self._notes.append(evaluation)
+
+    def happened(self, event: str, **facts: float | str) -> None:
+        """Something happened after the last step: `event` names it, `facts` say more."""
+        if self._writers:
+            self._notes.append(EventNote(event, facts, self._step, time.time()))
 
     def _run(self) -> None:
         while not self._ends.wait(self._interval_s):
@@ -162,12 +183,15 @@ class RunLog:
             return
         steps = [self._row(note) for note in notes if isinstance(note, StepNote)]
         tests = [epoch_scalars(note) for note in notes if isinstance(note, Evaluation)]
+        events = [note for note in notes if isinstance(note, EventNote)]
         for writer in tuple(self._writers):
             with self._given_up_on_failure(writer):
                 for row in steps:
                     writer.add_step(row)
                 for row in tests:
                     writer.add_test(row)
+                for event in events:
+                    writer.add_event(event)
                 writer.flush()
 
     def _row(self, note: StepNote) -> Scalars:

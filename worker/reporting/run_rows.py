@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from worker.reporting.progress import Evaluation, StepSample
 
-__all__ = ["STEP_COLUMNS", "StepNote", "epoch_scalars", "step_scalars"]
+__all__ = ["STEP_COLUMNS", "EventNote", "StepNote", "epoch_scalars", "step_scalars"]
 
 STEP_COLUMNS = (
     "step",
@@ -35,6 +35,15 @@ class StepNote(NamedTuple):
     step: int
     sample: StepSample
     loss_scale: float
+
+
+class EventNote(NamedTuple):
+    """An event of the run: its name, what there is to say about it, after which step, and the seconds since 1970."""
+
+    event: str
+    facts: Mapping[str, float | str]
+    step: int
+    time_s: float
 
 
 def step_scalars(note: StepNote, steps_per_epoch: int, learning_rate: Callable[[int], float]) -> Scalars:

@@ -1,0 +1,256 @@
+"""The page of a run: whole in itself, true to its files, and safe whatever names a run has."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.report_runs import PARTS, Page, made_results, made_trace, parse_value, step_rows, write_run
+
+from taihu.report.page import page_of
+from taihu.report.reading import read_run
+from taihu.report.run import Run, StepTable, check_results
+
+FIGURES = {
+    *("Loss", "Accuracy on the test set", "Learning rate"),
+    *("Time of a step, over the run", "A step as predicted and as measured", "Time by layer"),
+    *("Timeline of a step, predicted", "Bytes of a step", "Bytes of a step by worker", "Density", "Drift of thresholds"),
+    *("Drift by layer", "Selected over asked for, by layer", "Time of a step by worker"),
+    *("Memory, planned and measured", "Events", "All settings of the job"),
+}
+HOSTILE = '</script></title><script>alert(1)</script><img src=x onerror=alert(2)>"\' onload="x" &lt; \0\u202e\ud800'
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return Page(page_of(read_run(write_run(tmp_path_factory.mktemp("run"), made_results()))))
+
+
+def check_whole(page: Page) -> None:
+    """The page is balanced, its ids are its own, what it refers to is in it, and nothing is elsewhere."""
+    assert page.unbalanced == []
+    ids = [each.attributes["id"] for each in page.elements if "id" in each.attributes]
+    assert len(ids) == len(set(ids))
+    for each in page.elements:
+        for name in ("aria-labelledby", "aria-describedby", "data-values"):
+            assert set(each.attributes.get(name, "").split()) <= set(ids)
+        assert not {"src", "srcset", "style-src", "integrity"} & each.attributes.keys()
+        assert each.tag not in {"link", "iframe", "object", "embed", "base", "form", "image"}
+        assert not [name for name in each.attributes if name.startswith("on")]
+        href = each.attributes.get("href", "#")
+        assert href == "#" or href.removeprefix("#") in ids
+    assert len(page.root.all("script")) == 1
+    assert len(page.root.all("style")) == 1
+    for code in ("page.css", "page.js"):
+        assert not re.search(r"https?:|//\w|url\(|@import|fetch\(|innerHTML", files("taihu.report").joinpath(code).read_text())
+
+
+def test_the_page_needs_nothing_else(page: Page) -> None:
+    check_whole(page)
+
+
+def test_every_chart_has_a_title_a_description_and_its_values(page: Page) -> None:
+    charts = page.root.all("svg")
+    assert len(charts) == len(FIGURES) - 2
+    for chart in charts:
+        assert chart.all("title")[0].whole_text
+        assert chart.all("desc")[0].whole_text
+    for figure in page.root.all("figure"):
+        assert figure.all("tbody")[0].all("tr")
+
+
+def test_nothing_that_was_measured_is_left_out(page: Page) -> None:
+    assert set(page.titles()) == FIGURES
+    missing = [each.whole_text for each in page.root.all("dt")]
+    assert [each for each in missing if "timeline" in each] == ["the timeline of a real step"]
+
+
+def test_the_values_of_steps_are_those_of_the_table(page: Page) -> None:
+    told = page.rows("Time of a step, over the run")
+    asked = step_rows(40)
+    assert [int(row["step"]) for row in told] == [row["step"] for row in asked]
+    for column, name in (("compute", "compute_seconds"), ("wait", "wait_seconds")):
+        assert [parse_value(row[column]) for row in told] == pytest.approx([row[name] for row in asked], rel=5e-3)
+    exchange = [parse_value(row["exchange, most of it beside computing"]) for row in told]
+    assert exchange == pytest.approx([row["exchange_seconds"] for row in asked], rel=5e-3)
+    # What the plan predicts holds for the steps behind it.
+    assert [row["step as predicted"] for row in told] == ["–"] * 8 + ["11.4\xa0ms"] * 32
+    losses = {row["step"]: row for row in page.rows("Loss")}
+    assert [parse_value(losses[str(row["step"])]["worker 0, each step"]) for row in asked] == pytest.approx(
+        [row["worker_0_loss"] for row in asked], rel=5e-3
+    )
+    assert (losses["14"]["test"], losses["28"]["test"], losses["15"]["test"]) == ("1.5", "0.75", "–")
+
+
+def test_the_values_of_ranks_and_memory_are_those_of_the_results(page: Page) -> None:
+    results = made_results()
+    for row, rank in zip(page.rows("Time of a step by worker"), results["by_rank"], strict=True):
+        assert parse_value(row["compute"]) == pytest.approx(rank["seconds_compute"]["median"], rel=5e-3)
+        assert parse_value(row["longest compute"]) == pytest.approx(rank["seconds_compute"]["max"], rel=5e-3)
+    worker, server = page.rows("Memory, planned and measured")
+    assert (parse_value(worker["measured"]), parse_value(worker["activations"])) == (2.5e6, 7e5)
+    assert (server["measured"], parse_value(server["optimizer"])) == ("–", 76.6e3)
+
+
+def test_a_step_is_shown_beside_its_prediction(page: Page) -> None:
+    predicted, measured = page.rows("A step as predicted and as measured")
+    results = made_results()
+    compute, compress, wait = (
+        results[f"seconds_{name}"]["median"] for name in (PARTS[0], "compress_wait", "wait")
+    )
+    assert parse_value(measured["compute"]) == pytest.approx(compute, rel=5e-3)
+    assert parse_value(measured["wait for compression"]) == pytest.approx(min(compress, wait), rel=5e-3)
+    profile = results["profile"]
+    backward = sum(layer["backward_seconds"] for layer in profile["layers"])
+    assert parse_value(predicted["compute"]) == pytest.approx(profile["forward_seconds"] + backward, rel=5e-3)
+
+
+def test_layers_share_out_the_time_of_their_groups(page: Page) -> None:
+    by_layer = page.rows("Time by layer")
+    spans = page.rows("Timeline of a step, predicted")
+    assert [row["layer"] for row in by_layer] == ["conv1", "conv2", "fc1", "fc2"]
+    for way in ("compress", "up", "down"):
+        whole = sum(parse_value(span["takes"]) for span in spans if span["track"] == way)
+        assert sum(parse_value(row[way]) for row in by_layer) == pytest.approx(whole, rel=0.02)
+
+
+def test_a_trace_shows_the_step_of_the_median_time(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, made_results())
+    (folder / "trace.json").write_text(json.dumps(made_trace()))
+    page = Page(page_of(read_run(folder)))
+    # Of the inner steps 2, 3 and 4, which take 30, 40 and 50 ms, that is the third one.
+    spans = page.rows("Timeline of a step")
+    own = [row for row in spans if row["of"].startswith("step 3")]
+    assert [(row["process"], row["what"], row["starts"], row["takes"]) for row in own] == [
+        ("worker 0", "forward", "0\xa0ns", "10\xa0ms"),
+        ("worker 0", "backward", "10\xa0ms", "30\xa0ms"),
+        ("worker 0", "push", "20\xa0ms", "20\xa0ms"),
+    ]
+    # The update of the step before reaches into it.
+    assert [(row["process"], row["of"], row["takes"]) for row in spans if row not in own] == [
+        ("server 0", "step 2, group 0", "1\xa0ms")
+    ]
+
+
+def test_without_results_there_is_what_the_tables_say(tmp_path: Path) -> None:
+    page = Page(page_of(read_run(write_run(tmp_path))))
+    check_whole(page)
+    assert {"Loss", "Time of a step, over the run", "Events"} <= set(page.titles())
+    assert "There are no results" in page.root.all("header")[0].whole_text
+
+
+def test_long_runs_are_shown_by_medians(tmp_path: Path) -> None:
+    rows = Page(page_of(read_run(write_run(tmp_path, steps=1000)))).rows("Bytes of a step")
+    assert len(rows) <= 150
+    first = [int(step) for step in rows[0]["step"].split(" to ")]
+    assert parse_value(rows[0]["sent"]) == pytest.approx(15_000 + sum(first) / 2, rel=5e-3)
+
+
+def hostile(value: Any) -> Any:
+    """All texts but those that a reader asks for by name are hostile."""
+    if isinstance(value, dict):
+        return {key: hostile(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [hostile(item) for item in value]
+    return HOSTILE if isinstance(value, str) else value
+
+
+def test_names_of_whatever_kind_stay_texts(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path, made_results()))
+    names = {"name": HOSTILE, HOSTILE: HOSTILE}
+    evil = Run(
+        HOSTILE,
+        {**hostile({**run.results, HOSTILE: HOSTILE}), "compression": "dlgs", "downlink": "exact", "threshold": "layer"},
+        run.steps,
+        StepTable({**run.tests.columns, f"test_{HOSTILE}": run.tests["step"]}),
+        {"model": names, "data": names, HOSTILE: names},
+        tuple({**event, HOSTILE: HOSTILE} for event in run.events),
+        hostile(made_trace()) | {"traceEvents": hostile(made_trace()["traceEvents"])},
+    )
+    page = Page(page_of(evil).encode().decode())
+    check_whole(page)
+    assert "Time by layer" in page.titles()
+    assert "alert(1)" in page.rows("Time by layer")[0]["layer"]
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
+VALUES |= st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
+
+
+@st.composite
+def changed_results(draw: st.DrawFn) -> dict[str, Any]:
+    """Results in which one value, anywhere, is another."""
+    results: Any = copy.deepcopy(made_results())
+    place = results
+    while True:
+        key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if isinstance(place[key], dict | list) and place[key] and draw(st.integers(0, 3)):
+            place = place[key]
+        else:
+            place[key] = draw(VALUES)
+            changed: dict[str, Any] = results
+            return changed
+
+
+@settings(max_examples=30)
+@given(changed_results())
+def test_a_value_that_nobody_wrote_costs_its_figure_at_most(results: dict[str, Any]) -> None:
+    page = Page(page_of(Run("changed", results)))
+    assert page.unbalanced == []
+    assert page.titles()
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2: the relative luminance of a colour `#rrggbb`."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_texts_and_colours_stand_out_by_day_and_by_night() -> None:
+    style = files("taihu.report").joinpath("page.css").read_text()
+    light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]
+    for scheme in (light, dark):
+        colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", scheme))
+        for ground in ("page", "card"):
+            assert min(contrast(colours[name], colours[ground]) for name in ("ink", "soft", "link")) >= 4.5
+            series = ("blue", "orange", "purple", "teal", "gold", "red", "grey")
+            assert min(contrast(colours[name], colours[ground]) for name in series) >= 3
+
+
+def simulated(nodes: int) -> dict[str, Any]:
+    return {
+        "nodes": nodes,
+        "servers": 2,
+        "seconds_per_step": 0.2 + nodes / 100,
+        "seconds_compute": 0.2,
+        "seconds_wait": nodes / 100,
+        "efficiency": 0.9,
+        "speed_up": 0.9 * nodes,
+        "bytes_per_process": {"worker": {"sent": 1000 * nodes, "received": 7}},
+        "memory_per_process": {"worker": 5_000_000, "server": 2_000_000},
+    }
+
+
+def test_a_simulated_run_and_a_sweep_are_shown() -> None:
+    page = Page(page_of(Run("one", check_results({**simulated(8), "network": "taihulight"}, "one.json"))))
+    check_whole(page)
+    assert {"The parts of a step", "Bytes of a step by process", "Memory by process, planned"} <= set(page.titles())
+    assert "simulated on taihulight" in page.root.all("header")[0].whole_text
+    sweep = Page(page_of(Run("many", check_results({"rows": [simulated(8), simulated(2)]}, "many.json"))))
+    check_whole(sweep)
+    assert [parse_value(row["speed-up over one worker"]) for row in sweep.rows("Speed-up")] == [1.8, 7.2]
+    assert [row["nodes"] for row in sweep.rows("Time of a step, by nodes")] == ["2", "8"]
+    assert [parse_value(row["worker: sent"]) for row in sweep.rows("Bytes of a step, by nodes")] == [2000, 8000]
