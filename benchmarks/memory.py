@@ -26,12 +26,13 @@ from typing import IO, Any
 
 from benchmarks.network import last_line
 from benchmarks.rows import load_rows, save_rows
-from taihu.cli.planning.job_memory import JobMemory, memory_job
+from taihu.cli.planning.job_memory import JobMemory
 from taihu.job import load_job, parse_assignments
 from taihu.planner.memory import MemoryJob, server_memory, worker_memory
 from worker.data.load import load_dataset
 from worker.engine import build_model
 from worker.fc.connected import spreadable
+from worker.training.planned_memory import memory_job
 
 __all__ = ["measure", "options_of", "planned"]
 

@@ -15,6 +15,7 @@ from taihu.process.options import (
     CoordinatorOption,
     DirectPortOption,
     JobArgument,
+    JsonOption,
     LingerOption,
     LogFormatOption,
     MetricsPortOption,
@@ -26,7 +27,7 @@ from taihu.process.options import (
     stop_with_stdin,
 )
 from taihu.process.preparation import importing_much
-from taihu.results import check_writable
+from taihu.results import check_writable, write_json
 
 __all__ = ["server"]
 
@@ -51,6 +52,7 @@ def server(
         bool,
         typer.Option("--hold", envvar="TAIHU_HOLD", help="After a run that finished, stay until SIGTERM."),
     ] = False,
+    json_file: JsonOption = None,
     trace: TraceOption = None,
     trace_steps: TraceStepsOption = None,
     log_format: LogFormatOption = "auto",
@@ -76,7 +78,7 @@ def server(
         from taihu.wire.log import configure_logs
 
     job = flags.resolve(job_file, {"cluster": {"coordinator": coordinator}}, launched=True)
-    check_writable(trace)
+    check_writable(json_file, trace)
     interrupts = Interrupts()
     interrupts.install()
     job = find_coordinator(job)
@@ -99,4 +101,6 @@ def server(
     with ServerDaemon(job, options) as daemon:
         typer.echo(f"listening on {daemon.address}, metrics on port {daemon.metrics_port}")
         state = daemon.run()
+        if json_file is not None:
+            write_json(json_file, daemon.results())
     return EXIT_INTERRUPTED if state is RunState.STOPPED else 0

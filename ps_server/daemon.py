@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import structlog
 
@@ -25,6 +25,8 @@ from taihu.coordination.waiting import telling_who_is_awaited
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job
 from taihu.process.entry import InterruptedRunError, Interrupts, wait_for_termination
+from taihu.process.memory_use import MemoryGrowth
+from taihu.results import RESULTS_FORMAT
 from taihu.trace import Tracer
 from taihu.trace.clock_offset import ClockOffset
 from taihu.wire.address import host_of
@@ -76,6 +78,7 @@ class ServerDaemon:
                 f"server {options.index}: outside the world of {counted(servers, 'server')}; "
                 f"expected --rank 0 to {servers - 1}, or raise cluster.servers"
             )
+        self._memory = MemoryGrowth()
         self._job = job
         self._options = options
         self._member = MemberId(Role.SERVER, options.index)
@@ -133,6 +136,18 @@ class ServerDaemon:
         state, reason = self._outcome
         self._log.info(state.value, **({"reason": reason} if reason else {}))
         return state
+
+    def results(self) -> dict[str, Any]:
+        """Results for `--json`, once the run has ended."""
+        state, reason = self._outcome
+        return {
+            "format": RESULTS_FORMAT,
+            "rank": self._options.index,
+            "state": state.value,
+            "reason": reason or None,
+            "seconds_per_update": self.metrics.mean_update_seconds,
+            "memory": self._memory.results(),
+        }
 
     def stop(self, reason: str) -> None:
         """End the run from a signal handler or another thread."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
@@ -11,14 +12,25 @@ from pathlib import Path
 
 from taihu.errors import ConfigError
 from taihu.job import Job, job_to_toml
-from taihu.results import check_writable
+from taihu.results import as_json, check_writable
 from taihu.settings import RunSettings
 
-__all__ = ["RunFiles", "describe_run", "prepare_run", "run_files", "run_folder", "run_name", "stopped_model"]
+__all__ = [
+    "RunFiles",
+    "add_events",
+    "describe_run",
+    "note_failure",
+    "prepare_run",
+    "run_files",
+    "run_folder",
+    "run_name",
+    "stopped_model",
+]
 
 _NONE = Path("none")
 _MODEL = "model.safetensors"
 _RESULTS = "results.json"
+_EVENTS = "events.jsonl"
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -182,3 +194,19 @@ def describe_run(folder: Path, job: Job, job_file: Path | None) -> None:
         (folder / "job.toml").write_text(job_to_toml(job, given=True))
     settings = job.model_copy(update={"run": job.run.model_copy(update={"dir": None})})
     (folder / "settings.toml").write_text(job_to_toml(settings))
+
+
+def add_events(folder: Path, events: Iterable[Mapping[str, float | str | None]]) -> None:
+    """Add a line for each of the events to those of a run, as a JSON object; OSError if they cannot be written."""
+    with (folder / _EVENTS).open("a", encoding="utf-8") as file:
+        file.writelines(as_json(event) + "\n" for event in events)
+
+
+def note_failure(folder: Path, reason: str, now: datetime) -> None:
+    """Add to a run's events that it failed, unless worker 0 could still say so itself."""
+    path = folder / _EVENTS
+    with suppress(OSError):
+        if not (path.exists() and '"event": "failed"' in path.read_text(encoding="utf-8")):
+            add_events(
+                folder, [{"time": now.isoformat(timespec="milliseconds"), "event": "failed", "reason": reason}]
+            )

@@ -27,6 +27,7 @@ from taihu.job.machine import check_threads
 from taihu.optimization import in_steps, learning_rate
 from taihu.planner.groups import group_of_layer
 from taihu.process.entry import Interrupts
+from taihu.process.memory_use import MemoryGrowth
 from taihu.results import RESULTS_FORMAT
 from taihu.run_folder import RunFiles, stopped_model
 from taihu.run_length import RunLength
@@ -50,6 +51,7 @@ from worker.training.calibration import Measuring
 from worker.training.clipping import LayerClipping
 from worker.training.objective import model_for
 from worker.training.plan_follower import PlanFollower
+from worker.training.planned_memory import PlannedMemory
 from worker.training.replica import Replica, Uses, WholeReplica, prepare_hybrid
 from worker.training.step_record import StepRecord
 from worker.training.stopping import EvaluationAbandonedError, LastStep, write_or_say
@@ -152,7 +154,10 @@ class WorkerDaemon:
     @contextmanager
     def _joined(self, observer: Observer) -> Iterator[tuple[Session, Replica]]:
         """Take part with a replica; worker 0's parameters are the job's."""
-        job, options, model = self._job, self._options, self._build_model()
+        job, options = self._job, self._options
+        self._memory = MemoryGrowth()
+        model = self._build_model()
+        self._planned = PlannedMemory(job, model)
         if self._beginning is not None:
             begin_from(self._beginning, model, job.model.init_skip)
         self._modelled = self._model_compute(model)
@@ -234,6 +239,7 @@ class WorkerDaemon:
             "plan": self._job.exchange.plan,
             "path": session.exchange.path,
             "skipped_steps": session.exchange.skipped_steps,
+            "memory": {**self._memory.results(), **self._planned.results()},
             "modelled": self._modelled.results() if self._modelled is not None else None,
             **results,
             **of_replica,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.job.advice import advice
 from taihu.job.machine import check_processes, check_threads
 from taihu.local.display import Display
 from taihu.local.training import LocalTraining
 from taihu.results import write_json
-from taihu.run_folder import RunFiles, prepare_run
+from taihu.run_folder import RunFiles, note_failure, prepare_run
+from taihu.words import one_line
 from worker.preflight import check_inputs
 
 __all__ = ["RUN_FOLDER", "LocalRun", "check_job", "prepare"]
@@ -34,7 +37,12 @@ class LocalRun:
 
     def run(self, display: Display) -> dict[str, Any]:
         """Train, see `LocalTraining.run`; the results are written to the run's files too."""
-        results = self.training.run(display)
+        try:
+            results = self.training.run(display)
+        except TaihuError as error:
+            if self.files.folder is not None:
+                note_failure(self.files.folder, one_line(str(error)), datetime.now(UTC))
+            raise
         for file in self.files.results:
             write_json(file, results)
         return results

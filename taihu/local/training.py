@@ -86,7 +86,12 @@ class LocalTraining:
                         processes.raise_if_interrupted()
             finally:
                 self._merge_trace(folder)
-            results = results_of(self.job, [read_json(path) for path in self._result_files(folder)])
+            servers = [path for path in self._server_files(folder) if path.exists()]
+            results = results_of(
+                self.job,
+                [read_json(path) for path in self._result_files(folder)],
+                [read_json(path) for path in servers],
+            )
             return {**results, "trace": self._trace_file}
 
     @property
@@ -133,9 +138,10 @@ class LocalTraining:
     def _members(self, folder: Path) -> Iterator[tuple[str, str, list[str]]]:
         """Name, module and arguments of every process; the first one is the coordinator."""
         bind = ["--bind", "127.0.0.1:0"]
-        for index in range(self.job.servers):
+        for index, result in enumerate(self._server_files(folder)):
             name = f"server {index}"
-            yield name, "ps_server", ["--rank", str(index), *bind, *self._trace_arguments(folder, name)]
+            arguments = ["--rank", str(index), "--json", str(result), *self._trace_arguments(folder, name)]
+            yield name, "ps_server", [*arguments, *bind]
         for rank, result in enumerate(self._result_files(folder)):
             name = f"worker {rank}"
             arguments = ["--rank", str(rank), "--json", str(result), *self._trace_arguments(folder, name)]
@@ -195,6 +201,9 @@ class LocalTraining:
     def _result_files(self, folder: Path) -> list[Path]:
         return [folder / f"worker-{rank}.json" for rank in range(self.job.cluster.workers)]
 
+    def _server_files(self, folder: Path) -> list[Path]:
+        return [folder / f"server-{index}.json" for index in range(self.job.servers)]
+
     @contextmanager
     def _log_folder(self) -> Iterator[Path]:
         logs = self.logs or (self.files.folder and self.files.folder / "logs")
@@ -239,8 +248,8 @@ class _Stopping:
             )
 
 
-def results_of(job: Job, workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The results of a run, from those that its workers wrote."""
+def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """The results of a run, from those that its workers, the first of them at least, and servers wrote."""
     first = workers[0]
     evaluations = first["evaluations"]
     return {
@@ -270,7 +279,16 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "evaluations": evaluations,
         "fc": first.get("fc"),
         "by_rank": [_of_rank(worker) for worker in workers],
+        "memory": [
+            *({"process": f"worker {each['rank']}", **each["memory"]} for each in workers),
+            *({"process": f"server {each['rank']}", **_planned(first), **each["memory"]} for each in servers),
+        ],
     }
+
+
+def _planned(worker: dict[str, Any]) -> dict[str, Any]:
+    """The planned memory of a server, as a worker knows it."""
+    return {"planned": worker["memory"]["planned_of_server"]}
 
 
 def _of_rank(worker: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Every cost of a group follows from sums over its layers, so that the costs of al
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -209,6 +210,24 @@ class Compression:
         for name in ("refresh_every", "frame_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"compression.{name} {getattr(self, name)}: expected at least 1")
+
+    @classmethod
+    def of_results(cls, results: Mapping[str, Any]) -> Compression:
+        """The compression of a run, from its results; those without its keys are of a run that had none.
+
+        Raises:
+            ConfigError: a key has a value that none can have.
+        """
+        none = cls("none")
+        if results.get("compression", "none") == "none":
+            return none
+        density, refresh_every = results.get("density"), results.get("refresh_every", none.refresh_every)
+        if not isinstance(density, float | int) or not isinstance(refresh_every, int):
+            raise ConfigError(f"density {density!r}, refresh_every {refresh_every!r}: expected numbers")
+        method, downlink = results["compression"], results.get("downlink", none.downlink)
+        # Results from before there was a choice are of thresholds by group.
+        threshold = results.get("threshold", "group" if method == "dlgs" else none.threshold)
+        return cls(method, density, refresh_every, downlink=downlink, threshold=threshold)
 
     def sizes(self, profile: Profile, first: NDArray[np.int64], last: NDArray[np.int64]) -> GroupSizes:
         """Sizes of the groups of layers `first` to `last`, both included; the arrays have one shape."""

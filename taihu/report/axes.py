@@ -58,8 +58,8 @@ def value_axis(low: float, high: float, unit: Unit, ticks: int = 5, *, whole: bo
     step = _step((high - low) / size / max(1, ticks - 1), whole=whole)
     first, last = math.floor(low / size / step + 1e-9), math.ceil(high / size / step - 1e-9)
     places = [place * step for place in range(first, last + 1)]
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9)) + (1 if f"{step:.1e}".startswith("2.5") else 0)
-    texts = [digits(place, 6) if decimals > 6 else f"{place:,.{decimals}f}" for place in places]
+    decimals = next((count for count in range(7) if math.isclose(round(step, count), step)), None)
+    texts = [digits(place, 6) if decimals is None else f"{place:,.{decimals}f}" for place in places]
     return Axis(places[0] * size, places[-1] * size, _labelled(places, texts, size, suffix))
 
 

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from taihu.report.values import Unit
 
-__all__ = ["Bars", "Chart", "Colour", "Figure", "Lines", "Missing", "Section", "Series", "Span", "Table", "Timeline", "Track", "plain"]
+__all__ = [
+    "Bars",
+    "Chart",
+    "Colour",
+    "Figure",
+    "Lines",
+    "Missing",
+    "Section",
+    "Series",
+    "Span",
+    "Table",
+    "Timeline",
+    "Track",
+    "plain",
+]
 
-Colour = Literal["blue", "orange", "purple", "teal", "gold", "red", "grey"]
+Colour = str
+"""A class of page.css: blue, orange, purple, teal, gold, red, grey."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Missing:
-    """What a run has not measured, and how to get it."""
+    """A thing that a run has not measured, and how to get it."""
 
     what: str
     how: str
@@ -138,4 +152,3 @@ class Section:
 def plain(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "", left: int = 1) -> Figure:
     """A figure that is a table."""
     return Figure(title, Table(tuple(columns), tuple(tuple(row) for row in rows), left), note)
-

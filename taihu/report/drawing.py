@@ -14,25 +14,36 @@ from taihu.report.axes import Axis, log_axis, usual_most, value_axis
 from taihu.report.charts import Bars, Chart, Figure, Lines, Series, Span, Table, Timeline, Track
 from taihu.report.values import NUMBER, SECONDS, known
 
-__all__ = ["draw_figure", "table_html"]
+__all__ = ["draw_figure", "html", "table_html"]
 
+_NO_BREAK: Final = "\xa0"
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _WIDTH: Final = 1000.0
 _HEIGHT: Final = 300.0
 _ROW: Final = 22
 _LEAST_SPAN: Final = 1.2
+_OF_TIMELINES: Final = (
+    "A row for each track of each process, a bar for all that went on; the table below has the values."
+)
 _DOTS_UP_TO: Final = 40
+
+
+def html(text: str) -> str:
+    """A text as it stands in HTML, within quotes too; what does not print is replaced."""
+    shown = "".join(each if each.isprintable() or each == _NO_BREAK else _REPLACEMENT for each in text)
+    return escape(shown)
 
 
 def draw_figure(figure: Figure, key: str) -> str:
     """A figure with its title, note, chart, legend and values; `key` begins all of its ids."""
     shown = figure.shown
-    title = f'<h3 id="{key}-title">{escape(figure.title)}</h3>'
+    title = f'<h3 id="{key}-title">{html(figure.title)}</h3>'
     if isinstance(shown, Table):
-        note = f'<p class="note">{escape(figure.note)}</p>' if figure.note else ""
+        note = f'<p class="note">{html(figure.note)}</p>' if figure.note else ""
         return f'<figure class="figure" id="{key}">{title}{note}{table_html(shown, figure.title)}</figure>'
     body, more = _draw(shown, key, figure.title)
     said = " ".join(part for part in (figure.note, more) if part)
-    note = f'<p class="note">{escape(said)}</p>' if said else ""
+    note = f'<p class="note">{html(said)}</p>' if said else ""
     table = table_html(_values_of(shown), f"Values: {figure.title}", f"{key}-values")
     values = f"<details><summary>Values</summary>{table}</details>"
     return f'<figure class="figure" id="{key}">{title}{note}{_legend(shown)}{body}{values}</figure>'
@@ -53,7 +64,7 @@ def table_html(table: Table, caption: str, key: str = "") -> str:
         "<tr>" + "".join(_cell("td", text, place >= table.left) for place, text in enumerate(row)) + "</tr>"
         for row in table.rows
     )
-    label = escape(caption)
+    label = html(caption)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table{named}>'
         f'<caption class="unseen">{label}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -62,7 +73,7 @@ def table_html(table: Table, caption: str, key: str = "") -> str:
 
 def _cell(tag: str, text: str, is_number: bool, more: str = "") -> str:
     kind = ' class="n"' if is_number else ""
-    return f"<{tag}{more}{kind}>{escape(text)}</{tag}>"
+    return f"<{tag}{more}{kind}>{html(text)}</{tag}>"
 
 
 def _legend(chart: Chart) -> str:
@@ -74,8 +85,7 @@ def _legend(chart: Chart) -> str:
     if len(named) < 2:
         return ""
     swatches = (
-        f'<li><span class="swatch {form} {colour}"></span>{escape(name)}</li>'
-        for name, (colour, form) in named.items()
+        f'<li><span class="swatch {form} {colour}"></span>{html(name)}</li>' for name, (colour, form) in named.items()
     )
     return f'<ul class="legend">{"".join(swatches)}</ul>'
 
@@ -91,32 +101,36 @@ def _form(chart: Lines | Bars, series: Series) -> str:
 def _values_of(chart: Chart) -> Table:
     """The values behind a chart, as texts."""
     if isinstance(chart, Timeline):
-        rows = tuple(
-            (track.process, track.name, span.name, span.about, SECONDS.text(span.start), SECONDS.text(span.stop - span.start))
-            for track in chart.tracks
-            for span in track.spans
-        )
-        return Table(("process", "track", "what", "of", "starts", "takes"), rows, 4)
+        spans = [(track, span) for track in chart.tracks for span in track.spans]
+        rows = [(*_place(*each), *map(SECONDS.text, _times(each[1]))) for each in spans]
+        return Table(("process", "track", "what", "of", "starts", "takes"), tuple(rows), 4)
     first = chart.over if isinstance(chart, Lines) else chart.what
     columns = (first, *(each.name for each in chart.series))
-    rows = tuple(
-        (name, *(chart.unit.text(each.values[place]) for each in chart.series)) for place, name in enumerate(chart.names)
-    )
-    return Table(columns, rows)
+    told = [tuple(map(chart.unit.text, each.values)) for each in chart.series]
+    return Table(columns, tuple(zip(chart.names, *told, strict=True)))
+
+
+def _place(track: Track, span: Span) -> tuple[str, ...]:
+    return track.process, track.name, span.name, span.about
+
+
+def _times(span: Span) -> tuple[float, float]:
+    """Its start, and how long it takes."""
+    return span.start, span.stop - span.start
 
 
 def _svg(key: str, title: str, about: str, height: float, body: str) -> str:
     return (
         f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" preserveAspectRatio="none" role="img" '
-        f'aria-labelledby="{key}-name {key}-about"><title id="{key}-name">{escape(title)}</title>'
-        f'<desc id="{key}-about">{escape(about)}</desc>{body}</svg>'
+        f'aria-labelledby="{key}-name {key}-about"><title id="{key}-name">{html(title)}</title>'
+        f'<desc id="{key}-about">{html(about)}</desc>{body}</svg>'
     )
 
 
 def _ticks(axis: Axis, side: str) -> str:
     """The texts of an axis, placed in hundredths of its length."""
     return "".join(
-        f'<span style="{side}:{100 * axis.share(value):.2f}%"{_at_end(axis.share(value))}>{escape(text)}</span>'
+        f'<span style="{side}:{100 * axis.share(value):.2f}%"{_at_end(axis.share(value))}>{html(text)}</span>'
         for value, text in axis.ticks
     )
 
@@ -136,15 +150,15 @@ def _lines(chart: Lines, key: str, title: str) -> tuple[str, str]:
         below = above
     for series in chart.lines:
         drawn += _line(chart.places, series, across, up)
-    about = f"{', '.join(each.name for each in chart.series)} over {chart.over}; the values are in the table below."
+    about = f"{', '.join(each.name for each in chart.series)} over {chart.over}; the table below has the values."
     shares = ",".join(f"{across.share(place):.4f}" for place in chart.places)
     body = (
         f'<div class="chart lines" data-values="{key}-values" data-places="{shares}" tabindex="0" role="group" '
-        f'aria-label="{escape(title)}: arrow keys tell the values">'
+        f'aria-label="{html(title)}: arrow keys tell the values">'
         f'<div class="up" aria-hidden="true">{_ticks(up, "bottom")}</div>'
         f'<div class="area">{_svg(key, title, about, _HEIGHT, "".join(drawn))}<div class="cursor"></div></div>'
         f'<div class="across" aria-hidden="true">{_ticks(across, "left")}</div>'
-        f'<div class="over" aria-hidden="true">{escape(chart.over)}</div></div>'
+        f'<div class="over" aria-hidden="true">{html(chart.over)}</div></div>'
     )
     return body, beyond
 
@@ -154,7 +168,9 @@ def _axes(chart: Lines) -> tuple[Axis, Axis, str]:
     whole = all(place == int(place) for place in chart.places)
     across = value_axis(chart.places[0], chart.places[-1], NUMBER, whole=whole)
     across = Axis(chart.places[0], max(chart.places[-1], chart.places[0] + 1e-9), across.ticks)
-    across = Axis(across.low, across.high, tuple(tick for tick in across.ticks if across.low <= tick[0] <= across.high))
+    across = Axis(
+        across.low, across.high, tuple(tick for tick in across.ticks if across.low <= tick[0] <= across.high)
+    )
     sums = [sum(known([each.values[place] for each in chart.areas])) for place in range(len(chart.places))]
     values = [*(sums if chart.areas else ()), *(value for each in chart.lines for value in known(each.values))]
     if chart.is_log:
@@ -164,8 +180,9 @@ def _axes(chart: Lines) -> tuple[Axis, Axis, str]:
     low = 0.0 if chart.from_zero and min(values) >= 0 else min(values)
     up = value_axis(low, most, chart.unit)
     over = sum(value > up.high * (1 + 1e-9) for value in values)
-    beyond = f"{over} of {len(values)} values lie above the chart, up to {chart.unit.text(max(values))}." if over else ""
-    return across, up, beyond
+    if not over:
+        return across, up, ""
+    return across, up, f"{over} of {len(values)} values lie above the chart, up to {chart.unit.text(max(values))}."
 
 
 def _level_lines(up: Axis) -> str:
@@ -207,14 +224,15 @@ def _line(places: Sequence[float], series: Series, across: Axis, up: Axis) -> It
 
 def _bars(chart: Bars, key: str, title: str) -> str:
     sums = [sum(known([each.values[row] for each in chart.parts])) for row in range(len(chart.names))]
-    across = value_axis(0.0, max((*sums, *(value for each in chart.marks for value in known(each.values)))), chart.unit)
+    marked = [value for each in chart.marks for value in known(each.values)]
+    across = value_axis(0.0, max((*sums, *marked)), chart.unit)
     height = _ROW * len(chart.names)
     drawn = [_upright_lines(across, height)]
     for row, name in enumerate(chart.names):
         drawn += _bar(chart, row, name, across)
-    about = f"For each {chart.what}: {', '.join(each.name for each in chart.series)}; the values are in the table below."
-    labels = "".join(f'<span title="{escape(name)}">{escape(name)}</span>' for name in chart.names)
-    totals = "".join(f"<span>{escape(chart.unit.text(total))}</span>" for total in sums)
+    about = f"For each {chart.what}: {', '.join(each.name for each in chart.series)}; the table below has the values."
+    labels = "".join(f'<span title="{html(name)}">{html(name)}</span>' for name in chart.names)
+    totals = "".join(f"<span>{html(chart.unit.text(total))}</span>" for total in sums)
     return (
         f'<div class="chart bars"><div class="names" aria-hidden="true">{labels}</div>'
         f'<div class="area" style="height:{height}px">{_svg(key, title, about, height, "".join(drawn))}</div>'
@@ -245,15 +263,13 @@ def _bar(chart: Bars, row: int, name: str, across: Axis) -> Iterator[str]:
             at = _WIDTH * across.share(value)
             yield (
                 f'<path class="line {series.colour}" d="M{at:.1f} {_ROW * row + 1}v{_ROW - 2}">'
-                f"<title>{escape(tip)}</title></path>"
+                f"<title>{html(tip)}</title></path>"
             )
 
 
 def _rect(left: float, row: int, width: float, colour: str, tip: str) -> str:
-    return (
-        f'<rect class="{colour}" x="{left:.2f}" y="{_ROW * row + 3}" width="{max(width, 0.0):.2f}" height="{_ROW - 6}">'
-        f"<title>{escape(tip)}</title></rect>"
-    )
+    place = f'x="{left:.2f}" y="{_ROW * row + 3}" width="{max(width, 0.0):.2f}" height="{_ROW - 6}"'
+    return f'<rect class="{colour}" {place}><title>{html(tip)}</title></rect>'
 
 
 def _timeline(chart: Timeline, key: str, title: str) -> str:
@@ -266,24 +282,22 @@ def _timeline(chart: Timeline, key: str, title: str) -> str:
     for row, track in enumerate(chart.tracks):
         if row and track.process != before:
             drawn.append(f'<path class="edge" d="M0 {_ROW * row}H{_WIDTH:g}"/>')
-        process = "" if track.process == before else f"<b>{escape(track.process)}</b> "
-        name = escape(f"{track.process} {track.name}")
-        labels.append(f'<span title="{name}">{process}{escape(track.name)}</span>')
+        process = "" if track.process == before else f"<b>{html(track.process)}</b> "
+        name = html(f"{track.process} {track.name}")
+        labels.append(f'<span title="{name}">{process}{html(track.name)}</span>')
         drawn += (_span(span, row, track, across) for span in track.spans)
         before = track.process
     return (
         f'<div class="chart bars timeline"><div class="names" aria-hidden="true">{"".join(labels)}</div>'
-        f'<div class="area" style="height:{height}px">{_svg(key, title, _ABOUT, height, "".join(drawn))}</div>'
+        f'<div class="area" style="height:{height}px">{_svg(key, title, _OF_TIMELINES, height, "".join(drawn))}</div>'
         f'<div class="across" aria-hidden="true">{_ticks(across, "left")}</div></div>'
     )
-
-
-_ABOUT: Final = "A row for each track of each process, a bar for everything that went on; the values are in the table below."
 
 
 def _span(span: Span, row: int, track: Track, across: Axis) -> str:
     left, right = (_WIDTH * min(max(across.share(at), 0.0), 1.0) for at in (span.start, span.stop))
     told = " ".join(part for part in (span.name, span.about) if part)
-    tip = f"{track.process}, {track.name}: {told}, {SECONDS.text(span.stop - span.start)} from {SECONDS.text(span.start)}"
+    lasting, start = SECONDS.text(span.stop - span.start), SECONDS.text(span.start)
+    tip = f"{track.process}, {track.name}: {told}, {lasting} from {start}"
     width = max(right - left, _LEAST_SPAN)
     return _rect(min(left, _WIDTH - width), row, width, span.colour, tip)

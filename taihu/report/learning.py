@@ -1,4 +1,4 @@
-"""What a run has learned: losses, scores, the learning rate."""
+"""Progress in learning: losses, scores, the learning rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from taihu.report.charts import Colour, Figure, Lines, Missing, Section, Series
 from taihu.report.run import Run, StepTable
 from taihu.report.values import NUMBER, SHARE, Bin, Unit, binned, bins_of, items, known, number
 
-__all__ = ["learning", "step_names", "tests_of"]
+__all__ = ["learning", "merged", "over_steps", "step_names", "tests_of"]
 
 MOST_BINS: Final = 150
 _FAR: Final = 100.0
@@ -22,8 +22,9 @@ def learning(run: Run) -> Section | Missing:
     figures = [*_losses(run), *_scores(run), *_learning_rate(run)]
     if figures:
         return Section("learning", "Loss and accuracy", figures)
-    how = "taihu train JOB.toml trains for real" if run.is_simulated else "give the run's folder, not its results alone"
-    return Missing("loss and accuracy", how)
+    if run.is_simulated:
+        return Missing("loss and accuracy", "taihu train JOB.toml trains for real")
+    return Missing("loss and accuracy", "give the run's folder, not its results alone")
 
 
 def tests_of(run: Run) -> StepTable:
@@ -45,7 +46,7 @@ def step_names(steps: Sequence[float | None], bins: Sequence[Bin]) -> tuple[tupl
 
 
 def over_steps(table: StepTable, columns: Sequence[Series], unit: Unit, *, areas: int = 0) -> Lines:
-    """A chart over the steps of a table; the values of `columns`, of which the first `areas` are such, are as long."""
+    """A chart over the steps of a table, of columns as long as it, of which the first `areas` lie upon each other."""
     bins = bins_of(len(table), MOST_BINS)
     places, names = step_names(table["step"], bins)
     series = [_with(each, binned(each.values, bins)) for each in columns]
@@ -59,8 +60,11 @@ def _with(series: Series, values: tuple[float | None, ...]) -> Series:
 def _losses(run: Run) -> Iterator[Figure]:
     tests = tests_of(run)
     own = [("worker 0, each step", run.steps, "worker_0_loss", "grey")]
-    tested = [("training, mean since the last test", tests, "train_loss", "blue"), ("test", tests, "test_loss", "orange")]
-    chart = _merged([each for each in (*own, *tested) if each[1].has(each[2])], NUMBER)
+    tested = [
+        ("training, mean since the last test", tests, "train_loss", "blue"),
+        ("test", tests, "test_loss", "orange"),
+    ]
+    chart = merged([each for each in (*own, *tested) if each[1].has(each[2])], NUMBER)
     if chart is None:
         return
     positive = [value for series in chart.series for value in known(series.values)]
@@ -76,7 +80,7 @@ def _scores(run: Run) -> Iterator[Figure]:
     for place, name in enumerate(names):
         is_share = name in _SHARES
         title = name.removeprefix("test_").replace("_", " ").capitalize()
-        chart = _merged([("test", tests, name, _COLOURS[place % len(_COLOURS)])], SHARE if is_share else NUMBER)
+        chart = merged([("test", tests, name, _COLOURS[place % len(_COLOURS)])], SHARE if is_share else NUMBER)
         if chart is not None:
             yield Figure(f"{title} on the test set", _from(chart))
 
@@ -92,7 +96,7 @@ def _learning_rate(run: Run) -> Iterator[Figure]:
         yield Figure("Learning rate", chart)
 
 
-def _merged(columns: Sequence[tuple[str, StepTable, str, Colour]], unit: Unit) -> Lines | None:
+def merged(columns: Sequence[tuple[str, StepTable, str, Colour]], unit: Unit) -> Lines | None:
     """A chart of columns of several tables, each with its own steps; None where there is no value."""
     series: list[tuple[str, Colour, dict[float, tuple[str, float | None]]]] = []
     for name, table, column, colour in columns:

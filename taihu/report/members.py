@@ -31,7 +31,7 @@ def members(run: Run) -> tuple[Section | None, list[Missing]]:
     skew, memory, events = list(_skew(run)), list(_memory(run)), list(_events(run))
     missing = []
     if not skew and not run.is_simulated:
-        missing.append(Missing("the skew of ranks", "taihu train notes it; of a run by hand, taihu top HOST:PORT --json FILE"))
+        missing.append(Missing("the skew of ranks", "taihu train notes it; of other runs, taihu top HOST:PORT"))
     if not memory:
         missing.append(Missing("memory against plan", "taihu plan --memory --job RUN/settings.toml plans it"))
     if not events and not run.is_simulated:
@@ -65,7 +65,10 @@ def _memory(run: Run) -> Iterator[Figure]:
         values = tuple(number(simulated, role) for role in simulated)
         chart = Bars("process", names, BYTES, (Series("states of the model", values, "blue"),))
         yield Figure("Memory by process, planned", chart, "Without activations.")
+    of_worker = results.get("memory")
     rows = [row for row in items(results, "memory") if isinstance(row, Mapping)]
+    if isinstance(of_worker, Mapping):
+        rows = [{"process": f"worker {number(results, 'rank') or 0:.0f}", **of_worker}]
     if not rows:
         return
     names = tuple(text(row, "process") for row in rows)
@@ -75,8 +78,8 @@ def _memory(run: Run) -> Iterator[Figure]:
     marks = (Series("measured", grown, "red"),) if known(grown) else ()
     if parts or marks:
         note = (
-            "What was planned, by kind; the stroke is by how much the process has grown at most since it began to make its "
-            "model, with the code that it has loaded since then."
+            "What was planned, by kind; the stroke is by how much the process has grown at most since it began to "
+            "make its model, with the code that it has loaded since then."
         )
         yield Figure("Memory, planned and measured", Bars("process", names, BYTES, parts, marks), note)
 
@@ -90,7 +93,7 @@ def _events(run: Run) -> Iterator[Figure]:
     rows = []
     for event in run.events:
         after, told = number(event, "step"), text(event, "event")
-        when = "–" if after is None else f"{after:.0f}"
+        when = "-" if after is None else f"{after:.0f}"
         rows.append((when, text(event, "time"), told, _facts(event)))
     if rows:
         columns = ("after step", "time", "event", "what")

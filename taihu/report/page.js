@@ -43,7 +43,7 @@
       const cells = [...rows[place].cells].map((cell) => cell.textContent);
       cursor.style.left = `${100 * places[place]}%`;
       cursor.style.display = "block";
-      const lines = cells.map((text, column) => [heads[column], text]).filter(([, text]) => text !== "–");
+      const lines = cells.map((text, column) => [heads[column], text]).filter(([, text]) => text !== "-");
       show(lines.map((line) => line.join(" ")).join("\n"), box.left + box.width * places[place], y ?? box.top);
     };
     const leave = () => { cursor.style.display = "none"; hide(); };

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 from taihu.errors import ConfigError
 from taihu.report.run import Run, StepTable, check_results
-from taihu.report.values import items, text
+from taihu.report.values import items, number, text
 
 __all__ = ["read_run", "read_trace"]
 
@@ -101,22 +100,29 @@ def _settings(path: Path) -> Mapping[str, Any]:
 
 
 def _table(path: Path) -> StepTable:
-    """A table with a column `step`; a row that was cut off at the end of a run that failed is left out."""
+    """A table with a column `step`, which ascends; a row that was cut off where a run failed is left out."""
     if not path.exists():
         return StepTable()
     header, *rows = list(csv.reader(_read(path).splitlines())) or [[]]
     if "step" not in header:
-        raise ConfigError(f"{path}: expected a table with a column step, its first line is {text(','.join(header))!r}")
-    whole = [row for row in rows if len(row) == len(header)]
-    return StepTable({name: tuple(_number(row[place]) for row in whole) for place, name in enumerate(header)})
+        first = text(",".join(header))
+        raise ConfigError(f"{path}: expected a table with a column step, its first line is {first!r}")
+    whole = [[_number(cell) for cell in row] for row in rows if len(row) == len(header)]
+    ascending: list[list[float | None]] = []
+    at, before = header.index("step"), 0.0
+    for row in whole:
+        step = row[at]
+        if step is not None and step > before:
+            ascending.append(row)
+            before = step
+    return StepTable({name: tuple(row[place] for row in ascending) for place, name in enumerate(header)})
 
 
 def _number(cell: str) -> float | None:
     try:
-        value = float(cell)
+        return number(float(cell))
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
 
 
 def _events(path: Path) -> tuple[Mapping[str, Any], ...]:

@@ -13,7 +13,6 @@ from taihu.results import RESULTS_FORMAT
 
 __all__ = ["Run", "StepTable", "check_results"]
 
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 Column = tuple[float | None, ...]
 
 
@@ -50,12 +49,12 @@ class Run:
     """
 
     name: str
-    results: Mapping[str, Any] = _NOTHING
+    results: Mapping[str, Any] = field(default_factory=dict)
     steps: StepTable = field(default_factory=StepTable)
     tests: StepTable = field(default_factory=StepTable)
-    settings: Mapping[str, Any] = _NOTHING
+    settings: Mapping[str, Any] = field(default_factory=dict)
     events: Sequence[Mapping[str, Any]] = ()
-    trace: Mapping[str, Any] = _NOTHING
+    trace: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_simulated(self) -> bool:
@@ -71,6 +70,10 @@ class Run:
     def model(self) -> str:
         """The name of the model, "" where it is not known."""
         return text(self.settings, "model", "name") or text(self.results, "model")
+
+    def named(self, name: str) -> Run:
+        """The same run by another name."""
+        return replace(self, name=name)
 
     def with_trace(self, trace: Mapping[str, Any]) -> Run:
         """The same run with another trace."""
@@ -99,12 +102,13 @@ def check_results(results: object, where: str) -> Mapping[str, Any]:
     known, _, newest = RESULTS_FORMAT.rpartition(" ")
     if name == known and version.isdecimal() and int(version) > int(newest):
         raise ConfigError(
-            f"{where}: its format is {name} {version}, this taihu reads up to {newest}; report it with the taihu that wrote it"
+            f"{where}: its format is {name} {version}, this taihu reads up to {newest}; "
+            "report it with the taihu that wrote it"
         )
     is_run = number(results, "steps") is not None and isinstance(results.get("seconds_per_step"), dict)
     is_simulated = number(results, "nodes") is not None and number(results, "seconds_per_step") is not None
     if not (is_run or is_simulated or Run("", results).is_sweep):
-        keys = ", ".join(text(key) for key in list(results)[:4]) or "nothing"
+        keys = ", ".join(repr(text(key)) for key in list(results)[:4]) or "nothing"
         raise ConfigError(f"{where}: {told}; it holds {keys}")
     return results
 

@@ -1,10 +1,12 @@
-"""Where the time of steps went: over the run, against the prediction, by layer, and in one step."""
+"""The time of steps: over the run, against the prediction, by layer, and in one step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
 
 from taihu.errors import ConfigError
 from taihu.planner.groups import Group
@@ -19,6 +21,9 @@ from taihu.report.values import NUMBER, SECONDS, items, number, text
 
 __all__ = ["Planned", "planned_of", "times"]
 
+_MOST_LAYERS: Final = 2000
+_LONGEST_S: Final = 1e9
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -30,36 +35,37 @@ class Planned:
 
 def planned_of(run: Run) -> Planned | None:
     """The prediction that belongs to the last plan; None where the run has measured no costs."""
-    results = run.results
     try:
-        profile = Profile.from_json(results["profile"])
-        groups = [Group(int(first), int(last)) for first, last in items(results, "group_layers")]
-        costs = step_costs(profile, _compression_of(run))
-        if [layer for group in groups for layer in range(group.first_layer, group.last_layer + 1)] != list(
-            range(len(profile.layers))
-        ):
+        profile = Profile.from_json(run.results.get("profile"))
+        groups = _groups_of(run, len(profile.layers))
+        if not groups:
             return None
-        return Planned(profile, simulate(costs, groups))
-    except (ConfigError, KeyError, TypeError, ValueError):
+        # Of costs that nobody measured the times may be no numbers.
+        with np.errstate(all="ignore"):
+            step = simulate(step_costs(profile, _compression_of(run)), groups)
+    except (ConfigError, TypeError, ValueError):
         return None
+    return Planned(profile, step) if 0 < step.seconds < _LONGEST_S else None
+
+
+def _groups_of(run: Run, layers: int) -> tuple[Group, ...]:
+    """The groups of the last plan; none where they do not cover every layer once, in order, or there are too many."""
+    groups, behind = [], 0
+    for row in items(run.results, "group_layers"):
+        first, last = number(row, 0), number(row, 1)
+        if first != behind or last is None or not first <= last < layers <= _MOST_LAYERS:
+            return ()
+        groups.append(Group(behind, int(last)))
+        behind = int(last) + 1
+    return tuple(groups) if behind == layers else ()
 
 
 def _compression_of(run: Run) -> Compression:
     """The compression of a run as its plan saw it."""
-    results, usual = run.results, Compression("none")
-    frame = number(results, "frame_bytes")
-    method: Any = text(results, "compression") or "none"
-    downlink: Any = text(results, "downlink") or usual.downlink
-    threshold: Any = text(results, "threshold") or usual.threshold
-    return Compression(
-        method,
-        number(results, "density") or 1.0,
-        int(number(results, "refresh_every") or usual.refresh_every),
-        value_bytes=2 if text(run.settings, "compression", "value_type") not in ("", "fp32") else 4,
-        downlink=downlink,
-        frame_bytes=int(frame) if frame else usual.frame_bytes,
-        threshold=threshold,
-    )
+    found = Compression.of_results(run.results)
+    frame = number(run.results, "frame_bytes")
+    wide = text(run.settings, "compression", "value_type") in ("", "fp32")
+    return replace(found, frame_bytes=int(frame or found.frame_bytes), value_bytes=4 if wide else 2)
 
 
 def times(run: Run, planned: Planned | None) -> tuple[Section | None, list[Missing]]:
@@ -71,17 +77,16 @@ def times(run: Run, planned: Planned | None) -> tuple[Section | None, list[Missi
         figures.append(Figure(*step))
     elif planned is not None:
         figures.append(_planned_timeline(planned))
-        missing.append(Missing("the timeline of a real step", f"{_again(run)} --trace RUN/trace.json --trace-steps 20-40"))
+        how = "taihu train --trace trace.json --trace-steps 20-40"
+        missing.append(Missing("the timeline of a real step", how))
     else:
-        missing.append(Missing("the timeline of a step", f"{_again(run)} --trace trace.json"))
+        command = "simulate" if run.is_simulated else "train"
+        how = f"taihu {command} ... --trace trace.json, then taihu report RUN --trace trace.json"
+        missing.append(Missing("the timeline of a step", how))
     if planned is None and not run.is_simulated:
         how = "train for more than exchange.calibration_steps steps with exchange.plan = 'auto', not in fp16"
         missing.append(Missing("costs by layer, and a prediction from them", how))
     return (Section("time", "Where the time goes", figures) if figures else None), missing
-
-
-def _again(run: Run) -> str:
-    return "taihu simulate" if run.is_simulated else "taihu train"
 
 
 def _over_run(run: Run) -> Iterator[Figure]:
@@ -89,14 +94,16 @@ def _over_run(run: Run) -> Iterator[Figure]:
     if not steps.has("step_seconds"):
         return
     series = [Series("compute", steps["compute_seconds"], "blue"), Series("wait", steps["wait_seconds"], "orange")]
-    series.append(Series("exchange, most of it beside computing", steps["exchange_seconds"], "teal"))
-    if any(steps["compress_seconds"]):
-        series.append(Series("compress, most of it beside computing", steps["compress_seconds"], "purple"))
     predicted = _predictions(run)
     if any(value is not None for value in predicted):
         series.append(Series("step as predicted", predicted, "red", dashed=True))
     note = "Worker 0. Compute and wait make up the step; a value is the median of its steps."
     yield Figure("Time of a step, over the run", over_steps(steps, series, SECONDS, areas=2), note)
+    beside = [Series("exchange", steps["exchange_seconds"], "teal")]
+    if any(steps["compress_seconds"]):
+        beside.append(Series("compress", steps["compress_seconds"], "purple"))
+    note = "Worker 0: from the first push to the last answer, and selecting and packing; most of it beside backward."
+    yield Figure("Beside computing, over the run", over_steps(steps, beside, SECONDS), note)
 
 
 def _predictions(run: Run) -> tuple[float | None, ...]:
@@ -132,7 +139,7 @@ def _sweep(run: Run) -> Iterator[Figure]:
     )
     yield Figure(f"Time of a step, by {key}", Bars(key, names, SECONDS, parts), "Compute and wait make up the step.")
     places = tuple(number(row, key) or 0.0 for row in rows)
-    lines = (Series("speed-up over one worker", column("speed_up"), "blue", dots=True),)
+    lines: tuple[Series, ...] = (Series("speed-up over one worker", column("speed_up"), "blue", dots=True),)
     if key == "nodes":
         lines += (Series("as many times as nodes", places, "grey", dashed=True),)
     yield Figure("Speed-up", Lines(key, places, names, NUMBER, lines))
@@ -157,10 +164,15 @@ def _parts(run: Run, planned: Planned | None) -> Iterator[Figure]:
         return
     names, *columns = zip(*rows, strict=True)
     kinds = (("compute", "blue"), ("wait for compression", "purple"), ("wait for others", "orange"))
-    parts = tuple(Series(name, tuple(values), colour) for (name, colour), values in zip(kinds, columns, strict=True) if any(values))
-    title = "A step as predicted and as measured" if len(rows) > 1 else "The parts of a step"
-    note = "Medians of worker 0's steady steps; the prediction is made from the costs that the run has measured last." if len(rows) > 1 else ""
-    yield Figure(title, Bars("step", names, SECONDS, parts), note)
+    told = zip(kinds, columns, strict=True)
+    chart = Bars(
+        "step", names, SECONDS, tuple(Series(name, values, colour) for (name, colour), values in told if any(values))
+    )
+    if len(rows) < 2:
+        yield Figure("The parts of a step", chart)
+        return
+    note = "The median of each part, of worker 0's steady steps, and what the costs measured last predict."
+    yield Figure("A step as predicted and as measured", chart, note)
 
 
 def _by_layer(run: Run, planned: Planned | None) -> Iterator[Figure]:
@@ -182,8 +194,8 @@ def _by_layer(run: Run, planned: Planned | None) -> Iterator[Figure]:
     columns += [("compress", stages[0], "purple"), ("up", stages[1], "teal"), ("down", stages[2], "blue")]
     parts = tuple(Series(name, tuple(reversed(values)), colour) for name, values, colour in columns if any(values))
     note = (
-        "In forward order. The exchange is by the measured costs of links; a group's start-up and bytes are shared out over "
-        "its layers by their size. Much of it goes on beside backward."
+        "In forward order. The exchange is by the measured costs of links; a group's start-up and bytes are shared "
+        "out over its layers by their size. Much of it goes on beside backward."
     )
     names = tuple(text(layer.name) for layer in reversed(layers))
     yield Figure("Time by layer", Bars("layer", names, SECONDS, parts), note)
@@ -225,4 +237,3 @@ def _planned_timeline(planned: Planned) -> Figure:
 def _of_group(profile: Profile, group: Group, place: int) -> str:
     names = dict.fromkeys(text(profile.layers[layer].name) for layer in (group.first_layer, group.last_layer))
     return f"group {place}: {' to '.join(names)}"
-

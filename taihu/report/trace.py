@@ -59,7 +59,10 @@ def traced_step(trace: Mapping[str, Any]) -> tuple[str, Timeline, str] | None:
     )
     tracks = _tracks([event for event in events if event.start < stop and event.stop > start], start, stop)
     shown, left_out = _most_telling(tracks)
-    note = f"Step {number_:.0f}, which took the median time of the {len(steps)} recorded ones, by the first worker's forward."
+    note = (
+        f"Step {number_:.0f}, which took the median time of the {len(steps)} recorded ones: from one forward of the "
+        "first worker to the next."
+    )
     if left_out:
         note += f" {left_out} tracks more are in the trace itself, which ui.perfetto.dev shows."
     return "Timeline of a step", Timeline(shown, stop - start), note
@@ -68,7 +71,9 @@ def traced_step(trace: Mapping[str, Any]) -> tuple[str, Timeline, str] | None:
 def _events(trace: Mapping[str, Any]) -> list[_Event]:
     records = [record for record in items(trace, "traceEvents") if isinstance(record, Mapping)]
     names = {
-        number(record, "pid"): text(record, "args", "name") for record in records if record.get("name") == "process_name"
+        number(record, "pid"): text(record, "args", "name")
+        for record in records
+        if record.get("name") == "process_name"
     }
     found = []
     for record in records:
@@ -117,9 +122,12 @@ def _tracks(events: Sequence[_Event], start: float, stop: float) -> list[Track]:
 
 
 def _most_telling(tracks: Sequence[Track]) -> tuple[tuple[Track, ...], int]:
-    """So many tracks as fit, and how many more there are; those that compute stand before those that wait for others."""
-    kept, spans = [], 0
-    ranked = sorted(tracks, key=lambda track: (track.name.startswith("collect"), not track.process.startswith("worker 0")))
+    """The tracks that there is room for, and how many more there are; those that collect are left out first."""
+    kept: list[Track] = []
+    spans = 0
+    ranked = sorted(
+        tracks, key=lambda track: (track.name.startswith("collect"), not track.process.startswith("worker 0"))
+    )
     for track in ranked[:_MOST_TRACKS]:
         spans += len(track.spans)
         if spans > _MOST_SPANS and kept:

@@ -1,4 +1,4 @@
-"""What crossed the network: bytes by direction, density, thresholds and their drift."""
+"""The exchange: bytes by direction, density, thresholds and their drift."""
 
 from __future__ import annotations
 
@@ -19,11 +19,18 @@ _MOST_UNITS: Final = 200
 
 def traffic(run: Run) -> tuple[Section | None, list[Missing]]:
     """All figures of the exchange, and what there is none of."""
-    figures = [*_bytes_over_run(run), *_bytes_by_member(run), *_sweep(run), *_density(run), *_drift(run), *_units(run)]
+    figures = [
+        *_bytes_over_run(run),
+        *_bytes_by_member(run),
+        *_sweep(run),
+        *_density(run),
+        *_drift(run),
+        *_units(run),
+    ]
     missing = []
     if not run.is_simulated and not items(run.results, "thresholds", "units"):
         missing.append(
-            Missing("thresholds, density and drift", "taihu train --compression dlgs --density 0.01 selects by thresholds")
+            Missing("thresholds, density and drift", "taihu train --compression dlgs --density 0.01 has thresholds")
         )
     return (Section("exchange", "What was exchanged", figures) if figures else None), missing
 
@@ -34,7 +41,8 @@ def _bytes_over_run(run: Run) -> Iterator[Figure]:
         return
     series = [Series("sent", steps["sent_bytes"], "blue"), Series("received", steps["received_bytes"], "orange")]
     total = {series_.name: sum(known(series_.values)) for series_ in series}
-    note = "Worker 0, headers included. In all " + " and ".join(f"{BYTES.text(each)} {name}" for name, each in total.items()) + "."
+    whole = " and ".join(f"{BYTES.text(each)} {name}" for name, each in total.items())
+    note = f"Worker 0, headers included. In all {whole}."
     yield Figure("Bytes of a step", over_steps(steps, series, BYTES), note)
 
 
@@ -121,7 +129,8 @@ def _units(run: Run) -> Iterator[Figure]:
         return
     names = tuple(text(row, "name") for row in reversed(rows))
     drift, largest, ratio = (
-        tuple(number(row, key) for row in reversed(rows)) for key in ("median_drift", "largest_drift", "selected_per_kept")
+        tuple(number(row, key) for row in reversed(rows))
+        for key in ("median_drift", "largest_drift", "selected_per_kept")
     )
     parts = (Series("median drift", drift, "blue"),)
     marks = (Series("largest drift", largest, "orange"),)

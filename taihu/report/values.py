@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
-__all__ = ["BYTES", "NUMBER", "SECONDS", "SHARE", "Bin", "Unit", "binned", "bins_of", "items", "known", "number", "text"]
+__all__ = [
+    "BYTES",
+    "NUMBER",
+    "SECONDS",
+    "SHARE",
+    "Bin",
+    "Unit",
+    "binned",
+    "bins_of",
+    "items",
+    "known",
+    "number",
+    "text",
+]
 
 _LONGEST: Final = 300
+_LARGEST: Final = 1e18
 
 
 def _at(data: object, path: Sequence[str | int]) -> object:
     for key in path:
-        if isinstance(data, Mapping) and key in data:
-            data = data[key]
+        found: object = None
+        if isinstance(data, Mapping):
+            found = data.get(key)
         elif isinstance(data, list | tuple) and isinstance(key, int) and 0 <= key < len(data):
-            data = data[key]
-        else:
-            return None
+            found = data[key]
+        data = found
     return data
 
 
 def number(data: object, *path: str | int) -> float | None:
-    """The finite number at a path of keys; None where there is none."""
+    """The number at a path of keys; None where there is none, or one that nothing measured can be.
+
+    What is too small to be drawn beside anything is 0.
+    """
     found = _at(data, path)
     if isinstance(found, bool) or not isinstance(found, int | float):
         return None
@@ -33,16 +50,17 @@ def number(data: object, *path: str | int) -> float | None:
         value = float(found)
     except OverflowError:
         return None
-    return value if math.isfinite(value) else None
+    if not abs(value) <= _LARGEST:
+        return None
+    return value if abs(value) >= 1 / _LARGEST else 0.0
 
 
 def text(data: object, *path: str | int) -> str:
-    """The text at a path of keys, shortened, without what does not print; "" where there is none."""
+    """The text at a path of keys, shortened; "" where there is none."""
     found = _at(data, path)
     if not isinstance(found, str):
         return ""
-    shown = found if len(found) <= _LONGEST else f"{found[:_LONGEST]}…"
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in shown)
+    return found if len(found) <= _LONGEST else f"{found[:_LONGEST]}..."
 
 
 def items(data: object, *path: str | int) -> list[Any]:
@@ -71,7 +89,7 @@ class Unit:
     def text(self, value: float | None) -> str:
         """A value with three digits in the size that suits it; a dash where there is none."""
         if value is None:
-            return "–"
+            return "-"
         size, suffix = self.size_for(value)
         return f"{digits(value / size, self.digits)}{suffix}"
 
@@ -79,7 +97,8 @@ class Unit:
 def digits(value: float, count: int = 3) -> str:
     """A number with so many significant digits, without an exponent where it can be read without."""
     if value and not 1e-4 <= abs(value) < 1e15:
-        return f"{value:.{count - 1}e}"
+        mantissa, _, power = f"{value:.{count - 1}e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
     if abs(value) >= 10 ** (count - 1):
         return f"{value:,.0f}"
     return f"{value:.{count}g}"
@@ -104,7 +123,7 @@ def bins_of(count: int, most: int) -> list[Bin]:
     """At most so many bins of nearly equal size for `count` rows; each row is one of its own where there is room."""
     bins = min(count, most)
     edges = [count * place // bins for place in range(bins + 1)] if bins else [0]
-    return [Bin(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+    return [Bin(start, stop) for start, stop in pairwise(edges)]
 
 
 def binned(values: Sequence[float | None], bins: Sequence[Bin]) -> tuple[float | None, ...]:

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taihu.cli.planning.free_memory import free_bytes
-from taihu.cli.planning.job_memory import memory_job
 from taihu.errors import ConfigError
 from taihu.job import load_job, parse_assignments
 from taihu.layout import LayerSpec, Layout, TensorSpec
@@ -28,6 +27,7 @@ from taihu.planner.partition import Shard
 from worker.engine import build_model
 from worker.fc.connected import spreadable
 from worker.fc.hybrid import HybridModel
+from worker.training.planned_memory import memory_job
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -55,7 +55,8 @@ def test_the_folder_is_told_and_complete(run: Run) -> None:
     assert run.output.count(f"runs/{run.folder.name}\n") == 2
     assert f"runs/{run.folder.name}/model.safetensors" in run.output
     assert {path.name for path in run.folder.iterdir()} == {
-        *("job.toml", "settings.toml", "results.json", "steps.csv", "epochs.csv", "model.safetensors", "logs"),
+        *("job.toml", "settings.toml", "results.json", "steps.csv", "epochs.csv", "events.jsonl"),
+        *("model.safetensors", "logs"),
     }
     logs = {path.name for path in (run.folder / "logs").iterdir()}
     assert logs == {"server-0.log", "worker-0.log", "worker-1.log"}

@@ -18,10 +18,29 @@ __all__ = ["PARTS", "Page", "made_results", "made_trace", "parse_value", "spread
 LAYERS = (("fc2", 650, 0.0008), ("fc1", 32832, 0.0007), ("conv2", 4640, 0.0016), ("conv1", 160, 0.002))
 GROUPS = ((0, 1), (2, 3))
 PARTS = ("compute", "compress", "compress_wait", "exchange", "wait")
-STEP_NAMES = ("step", "epoch", "worker_0_loss", "learning_rate", "step_seconds", "compute_seconds", "compress_seconds")
+STEP_NAMES: tuple[str, ...] = (
+    "step",
+    "epoch",
+    "worker_0_loss",
+    "learning_rate",
+    "step_seconds",
+    "compute_seconds",
+    "compress_seconds",
+)
 STEP_NAMES += ("exchange_seconds", "wait_seconds", "sent_bytes", "received_bytes", "selected_ratio", "loss_scale")
 _VOID = {"meta", "br", "hr", "img", "input", "link"}
-_SIZES = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9, "%": 1e-2}
+_SIZES = {
+    "TB": 1e12,
+    "GB": 1e9,
+    "MB": 1e6,
+    "kB": 1e3,
+    "B": 1.0,
+    "s": 1.0,
+    "ms": 1e-3,
+    "µs": 1e-6,
+    "ns": 1e-9,
+    "%": 1e-2,
+}
 
 
 def spread_of(value: float) -> dict[str, float]:
@@ -78,7 +97,13 @@ def made_results(workers: int = 3) -> dict[str, Any]:
         },
         "thresholds": {
             "selected_per_kept": {"min": 0.7, "median": 1.0, "max": 1.2},
-            "refreshes": {"every": 1, "step": [2, 2, 9], "unit": [0, 1, 0], "age": [1, 1, 7], "drift": [0.7, 0.5, 0.1]},
+            "refreshes": {
+                "every": 1,
+                "step": [2, 2, 9],
+                "unit": [0, 1, 0],
+                "age": [1, 1, 7],
+                "drift": [0.7, 0.5, 0.1],
+            },
             "units": [{**unit, "selected_per_kept": 0.98} for unit in units],
         },
         "memory": [
@@ -131,7 +156,13 @@ def write_run(folder: Path, results: dict[str, Any] | None = None, steps: int = 
     job = '[model]\nname = "small_cnn"\n[data]\nname = "digits"\n[train]\nbatch = 32\n[cluster]\nworkers = 3\n'
     (folder / "settings.toml").write_text(job)
     events = [
-        {"time": "2026-07-28T12:00:05+00:00", "step": 8, "event": "planned", "version": 2, "predicted_seconds": 0.0114},
+        {
+            "time": "2026-07-28T12:00:05+00:00",
+            "step": 8,
+            "event": "planned",
+            "version": 2,
+            "predicted_seconds": 0.0114,
+        },
         {"time": "2026-07-28T12:00:09+00:00", "step": 40, "event": "finished"},
     ]
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))

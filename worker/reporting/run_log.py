@@ -16,7 +16,7 @@ from typing import IO, Literal, Protocol, Self
 import structlog
 
 from taihu.errors import ConfigError
-from taihu.results import as_json
+from taihu.run_folder import add_events
 from worker.reporting.progress import Evaluation, StepSample
 from worker.reporting.run_rows import STEP_COLUMNS, EventNote, Scalars, StepNote, epoch_scalars, step_scalars
 
@@ -53,7 +53,7 @@ class CsvTables:
         self._steps = csv.writer(self._steps_file, lineterminator="\n")
         self._steps.writerow(STEP_COLUMNS)
         self._epochs_file: IO[str] | None = None
-        self._events_path = folder / "events.jsonl"
+        self._folder = folder
 
     def add_step(self, row: Scalars) -> None:
         """Write a line of `steps.csv`; microseconds are enough for a time."""
@@ -71,9 +71,7 @@ class CsvTables:
     def add_event(self, event: EventNote) -> None:
         """Write a line of `events.jsonl`; there are few of them."""
         when = datetime.fromtimestamp(event.time_s, UTC).isoformat(timespec="milliseconds")
-        line = {"time": when, "step": event.step, "event": event.event, **event.facts}
-        with self._events_path.open("a", encoding="utf-8") as file:
-            file.write(as_json(line) + "\n")
+        add_events(self._folder, [{"time": when, "step": event.step, "event": event.event, **event.facts}])
 
     def flush(self) -> None:
         """Let others read what there is."""

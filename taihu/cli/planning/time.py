@@ -36,7 +36,6 @@ _SCHEDULES: Final = {
     "inline": "compression on the thread that computes",
     "paper": "compression on the thread that computes, up and down one after the other",
 }
-_UNCOMPRESSED_RUN: Final = Compression("none")
 
 
 @dataclass(frozen=True)
@@ -114,22 +113,9 @@ def load_measured(path: Path) -> tuple[Profile, Compression]:
         remedy = "train for more than exchange.calibration_steps steps, and not in fp16"
         raise ConfigError(f"{path}: the run has no profile; {remedy}")
     try:
-        return Profile.from_json(results["profile"]), _compression_of(results)
+        return Profile.from_json(results["profile"]), Compression.of_results(results)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-
-
-def _compression_of(results: dict[str, Any]) -> Compression:
-    """A run's compression; results without its keys are those of a run that had none."""
-    if results.get("compression", "none") == "none":
-        return _UNCOMPRESSED_RUN
-    density, refresh_every = results.get("density"), results.get("refresh_every", _UNCOMPRESSED_RUN.refresh_every)
-    if not isinstance(density, float | int) or not isinstance(refresh_every, int):
-        raise ConfigError(f"density {density!r}, refresh_every {refresh_every!r}: expected numbers")
-    method, downlink = results["compression"], results.get("downlink", _UNCOMPRESSED_RUN.downlink)
-    # Results from before there was a choice are of thresholds by group.
-    threshold = results.get("threshold", "group" if method == "dlgs" else _UNCOMPRESSED_RUN.threshold)
-    return Compression(method, density, refresh_every, downlink=downlink, threshold=threshold)
 
 
 def profile_of_running_job(address: str, timeout_s: float = _ANSWER_S) -> Profile:
@@ -159,7 +145,7 @@ def _measured(profile_file: Path | None, coordinator: str | None) -> tuple[Profi
         raise ConfigError(f"costs to plan with: got {seen}; give either PROFILE.json or --coordinator HOST:PORT")
     if profile_file is not None:
         return load_measured(profile_file)
-    return profile_of_running_job(str(coordinator)), _UNCOMPRESSED_RUN
+    return profile_of_running_job(str(coordinator)), Compression("none")
 
 
 def _at(profile: Profile, workers: int | None, link_rate: float | None) -> Profile:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import typer
 
-from taihu.cli.planning.job_memory import memory_job
 from taihu.cli.simulation.inputs import Work, machines_of, work_of
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
@@ -22,6 +21,7 @@ from taihu.simulation.placement import Placement
 from taihu.trace.merging import trace_of
 from taihu.trace.parts import write_trace
 from taihu.words import aligned, counted
+from worker.training.planned_memory import memory_job
 
 __all__ = ["Asked", "run_simulation", "swept"]
 

@@ -40,8 +40,12 @@ def test_the_page_lies_in_the_folder_of_the_run(tmp_path: Path, capsys: pytest.C
         ("results.json", "{", "not JSON"),
         ("results.json", b"\xff\xfe", "not a text"),
         ("results.json", "[" * 100_000, "not JSON"),
-        ("results.json", "[1]", "expected what `taihu train --json` or `taihu simulate --json` wrote, not a JSON list"),
-        ("results.json", '{"rows": [{"paper": 1}]}', "it holds rows"),
+        (
+            "results.json",
+            "[1]",
+            "expected what `taihu train --json` or `taihu simulate --json` wrote, not a JSON list",
+        ),
+        ("results.json", '{"rows": [{"paper": 1}]}', "it holds 'rows'"),
         ("results.json", '{"format": "taihu results 9"}', "its format is taihu results 9, this taihu reads up to 1"),
     ],
 )

@@ -1,0 +1,85 @@
+"""A run in a few words and figures: what it was, how it ended, what it is known by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from taihu.report.learning import tests_of
+from taihu.report.run import Run
+from taihu.report.values import BYTES, NUMBER, SECONDS, SHARE, known, number, text
+from taihu.words import counted
+
+__all__ = ["figures_of", "how_it_ended", "what_it_was"]
+
+
+def what_it_was(run: Run) -> str:
+    """The job in one line: model and data, processes, precision, what is sent."""
+    data = text(run.settings, "data", "name")
+    model = f"{run.model}{f' on {data}' if data else ''}"
+    batch = run.fact("batch", "train", "batch")
+    compression = run.fact("compression", "compression", "method")
+    density = number(run.results, "density")
+    sent = f" at {SHARE.text(density)}" if density is not None and compression not in ("", "none") else ""
+    network = text(run.results, "network")
+    facts = [
+        f"simulated on {network}" if network else "",
+        model,
+        _size(run),
+        f"batch {batch} each" if batch else "",
+        run.fact("precision", "train", "precision"),
+        f"ZeRO {run.fact('zero', 'exchange', 'zero')}" if run.fact("zero", "exchange", "zero") else "",
+        f"{compression}{sent}" if compression not in ("", "none") else "uncompressed" if compression else "",
+    ]
+    return " · ".join(fact for fact in facts if fact)
+
+
+def _size(run: Run) -> str:
+    """The number of processes; "" where it is not known."""
+    workers = (
+        number(run.results, "workers") or number(run.results, "nodes") or number(run.settings, "cluster", "workers")
+    )
+    servers = number(run.results, "servers") or number(run.settings, "cluster", "servers")
+    if not workers:
+        return ""
+    if run.fact("exchange", "exchange", "kind") == "ring":
+        return f"a ring of {counted(int(workers), 'worker')}"
+    return ", ".join((*([counted(int(servers), "server")] if servers else []), counted(int(workers), "worker")))
+
+
+def how_it_ended(run: Run) -> str:
+    """The end of the run in one sentence."""
+    results = run.results
+    if run.is_simulated:
+        return "A simulation: no step was taken."
+    if not results:
+        return f"There are no results: the run goes on, or it failed. Its tables end with step {len(run.steps)}."
+    steps, total = number(results, "steps") or 0.0, number(results, "total_steps") or 0.0
+    if results.get("stopped") is True:
+        return f"Stopped after step {steps:,.0f} of {total:,.0f}: {text(results, 'stop_reason')}"
+    return f"Finished after {steps:,.0f} steps."
+
+
+def figures_of(run: Run) -> Iterator[tuple[str, str, str]]:
+    """The figures that a run is known by: name, value, and what else there is to say."""
+    results, tests = run.results, tests_of(run)
+    for name in [name for name in tests.columns if name.startswith("test_") and name != "test_loss"][:2]:
+        values = known(tests[name])
+        if values:
+            unit = SHARE if name == "test_accuracy" else NUMBER
+            best = f"the most {unit.text(max(values))}" if name == "test_accuracy" else ""
+            yield name.replace("_", " "), unit.text(values[-1]), best
+    loss = number(results, "final_loss")
+    if loss is not None:
+        yield "final loss", NUMBER.text(loss), ""
+    step = number(results, "seconds_per_step", "median") or number(results, "seconds_per_step")
+    predicted = number(results, "predicted_seconds_per_step")
+    if step is not None:
+        yield "time per step", SECONDS.text(step), f"predicted {SECONDS.text(predicted)}" if predicted else ""
+    for way in ("sent", "received"):
+        count = number(results, f"bytes_{way}_per_step")
+        if count is not None:
+            yield f"{way} per step", BYTES.text(count), "all workers" if "workers" in results else "worker 0"
+    for name in ("efficiency", "speed_up"):
+        value = number(results, name)
+        if value is not None:
+            yield name.replace("_", "-"), (SHARE if name == "efficiency" else NUMBER).text(value), ""
