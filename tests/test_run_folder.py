@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from datetime import datetime
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
-from taihu.run_folder import RunFiles, prepare_run, run_files, run_folder, run_name
+from taihu.run_folder import RunFiles, add_events, note_failure, prepare_run, run_files, run_folder, run_name
 from taihu.settings import RunSettings
 
 DEFAULT = Path("runs/{name}-{time}")
@@ -146,3 +147,15 @@ def test_no_folder_means_no_files() -> None:
 def test_braces_that_mean_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected no braces but \{name\} and \{time\}, got 'runs/\{tmie\}'"):
         load_job(None, {"run": {"dir": "runs/{tmie}"}})
+
+
+def test_a_failure_is_an_event_unless_the_worker_has_told_it(tmp_path: Path) -> None:
+    def events() -> list[dict[str, object]]:
+        return [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+
+    add_events(tmp_path, [{"event": "training", "step": 0}])
+    for _ in range(2):
+        note_failure(tmp_path, "worker 1 was killed", NOON)
+    failed = {"time": "2026-07-28T12:00:05.000", "event": "failed", "reason": "worker 1 was killed"}
+    assert events() == [{"event": "training", "step": 0}, failed]
+    note_failure(tmp_path / "gone", "nowhere to write", NOON)

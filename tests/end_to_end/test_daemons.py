@@ -48,7 +48,7 @@ def test_workers_may_start_before_servers_and_be_found_by_a_launchers_environmen
     assert json.loads((folder / "results.json").read_text()) == results[0]
     assert len((folder / "steps.csv").read_text().splitlines()) == 1 + 60
     assert {path.name for path in folder.iterdir()} == {
-        *("job.toml", "settings.toml", "steps.csv", "results.json", "model.safetensors"),
+        *("job.toml", "settings.toml", "steps.csv", "events.jsonl", "results.json", "model.safetensors"),
     }
 
 

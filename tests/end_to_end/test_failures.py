@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -57,6 +58,8 @@ def test_a_killed_daemon_ends_the_run_and_is_named(tmp_path: Path, victim: str) 
         assert log.is_file()
         assert log.parent.name == "logs"
         assert (log.parents[1] / "settings.toml").is_file()
+        last = json.loads((log.parents[1] / "events.jsonl").read_text().splitlines()[-1])
+        assert last["event"] == "failed"
         wait_until_gone(list(daemons))
 
 

@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 from support.commands import run_command
+from support.report_runs import Page, parse_value
 
 from taihu.job import load_job
+from taihu.report.page import page_of
+from taihu.report.reading import read_run
+from taihu.results import RESULTS_FORMAT
 
 # One run for all of them.
 pytestmark = pytest.mark.xdist_group("what stays")
@@ -88,6 +92,42 @@ def test_the_table_of_tests_is_that_of_the_results(run: Run) -> None:
     assert [int(row["step"]) for row in table] == [each["step"] for each in told]
     assert [float(row["test_accuracy"]) for row in table] == [each["test_accuracy"] for each in told]
     assert float(table[-1]["test_accuracy"]) == run.results["test_accuracy"]
+
+
+def test_every_worker_and_process_has_its_figures(run: Run) -> None:
+    results = run.results
+    assert results["format"] == RESULTS_FORMAT
+    assert [each["rank"] for each in results["by_rank"]] == [0, 1]
+    assert results["by_rank"][0]["seconds_compute"] == results["seconds_compute"]
+    assert sum(each["bytes_sent_per_step"] for each in results["by_rank"]) == results["bytes_sent_per_step"]
+    memory = {each["process"]: each for each in results["memory"]}
+    assert list(memory) == ["worker 0", "worker 1", "server 0"]
+    # By default the server has the optimizer's state, of as many values as there are parameters.
+    states = ("parameters", "gradients", "optimizer")
+    elements = sum(layer["elements"] for layer in results["profile"]["layers"])
+    assert [memory["worker 1"]["planned"][kind] for kind in states] == [4 * elements, 4 * elements, 0]
+    assert [memory["server 0"]["planned"][kind] for kind in states] == [4 * elements, 0, 4 * elements]
+    assert memory["worker 0"]["planned"]["activations"] > 0
+    assert all(0 < each["before_bytes"] <= each["peak_bytes"] for each in memory.values())
+
+
+def test_what_happened_is_told_with_the_step_after_which_it_did(run: Run) -> None:
+    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    assert [events[0]["event"], events[-1]["event"]] == ["training", "finished"]
+    plans = [each for each in events if each["event"] == "planned"]
+    assert plans[-1]["predicted_seconds"] == run.results["predicted_seconds_per_step"]
+    assert 0 < plans[0]["step"] < STEPS == events[-1]["step"]
+    assert [each["time"] for each in events] == sorted(each["time"] for each in events)
+
+
+def test_a_report_is_made_of_it(run: Run) -> None:
+    page = Page(page_of(read_run(run.folder)))
+    assert page.unbalanced == []
+    told = page.rows("Time of a step by worker")
+    medians = [each["seconds_compute"]["median"] for each in run.results["by_rank"]]
+    assert [parse_value(row["compute"]) for row in told] == pytest.approx(medians, rel=6e-3)
+    assert len(page.rows("Bytes of a step")) == STEPS
+    assert {"Time by layer", "Memory, planned and measured", "Events"} <= set(page.titles())
 
 
 def test_the_model_is_saved(run: Run) -> None:

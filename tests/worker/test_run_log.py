@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import struct
 import tempfile
 import threading
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -113,6 +115,21 @@ def test_every_test_is_a_row_and_an_event(tmp_path: Path) -> None:
     assert [float(row["test_rmse"]) for row in table] == [0.5, 0.875]
     told = {event.step: {v.tag: v.simple_value for v in event.summary.value} for event in events(tmp_path)}
     assert told[6] == {"epoch": 2, "loss/train_mean": 0.75, "test/loss": 0.5, "test/rmse": 0.875}
+
+
+def test_what_happened_is_a_line_with_the_step_before_it(tmp_path: Path) -> None:
+    with run_log(CsvTables(tmp_path), EventFile(tmp_path)) as log:
+        log.happened("training", workers=3)
+        log.stepped(1, SAMPLE, 1.0)
+        log.happened("planned", predicted_seconds=0.5)
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    times = [datetime.fromisoformat(each.pop("time")) for each in told]
+    assert told == [
+        {"step": 0, "event": "training", "workers": 3},
+        {"step": 1, "event": "planned", "predicted_seconds": 0.5},
+    ]
+    assert times == sorted(times)
+    assert times[0].utcoffset() == timedelta(0)
 
 
 class Waking(CsvTables):
