@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from kernels.sw26010.convolution import FilterPlace
 from kernels.sw26010.dma import bandwidth
-from kernels.sw26010.grids import PUBLISHED_SWDNN, ConvolutionShape, paper_grid, swdnn_grid
+from kernels.sw26010.grids import PUBLISHED_LOG, PUBLISHED_SWDNN, paper_grid, swdnn_grid
 from kernels.sw26010.ledger import Ledger
 from kernels.sw26010.machine import PEAK_FLOPS_PER_CPE_CLUSTER
 from kernels.sw26010.product import plan_product
@@ -28,26 +28,6 @@ __all__ = ["draw"]
 _SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _BLOCKS = (64, 128, 256, 1024, 4096)
 _MODELS = (("cifar10_quick", 100), ("resnet20", 32), ("resnet20", 128), ("vgg16_cifar", 32), ("vgg16_cifar", 128))
-# (Batch, side of the result, Ni, No, GFLOP/s) of single configurations in swDNN's log, filters of 3 x 3.
-_LOG = (
-    (128, 16, 128, 128, 1329),
-    (128, 16, 128, 160, 1293),
-    (128, 16, 128, 192, 1305),
-    (128, 16, 128, 224, 1245),
-    (128, 16, 128, 256, 1134),
-    (128, 16, 128, 288, 1034),
-    (128, 16, 128, 320, 940),
-    (128, 16, 128, 352, 726),
-    (128, 16, 160, 128, 1342),
-    (128, 16, 160, 160, 1356),
-    (128, 16, 160, 192, 1287),
-    (128, 16, 160, 224, 1227),
-    (128, 24, 128, 128, 1324),
-    (128, 24, 128, 160, 1322),
-    (128, 24, 128, 192, 1291),
-    (128, 24, 128, 224, 1228),
-    (256, 40, 256, 128, 1132),
-)
 
 
 def loops() -> Iterator[str]:
@@ -73,11 +53,11 @@ def single_configurations() -> Iterator[str]:
     """Some of them one by one."""
     yield "| batch | result | Ni | No | columns | measured GF | streamed | the log's loop | deviation |"
     yield "|---|---|---|---|---|---|---|---|---|"
-    for batch, side, inputs, outputs, measured in _LOG:
-        shape = ConvolutionShape(batch, inputs, outputs, side, 3)
+    for shape, measured in PUBLISHED_LOG:
         streamed, own = shape.cost().gflops, shape.run("log").gflops
-        numbers = f"{measured} | {streamed:.0f} | {own:.0f} | {own / measured - 1:+.0%}"
-        yield f"| {batch} | {side} x {side} | {inputs} | {outputs} | {shape.columns_of_log} | {numbers} |"
+        numbers = f"{measured:.0f} | {streamed:.0f} | {own:.0f} | {own / measured - 1:+.0%}"
+        side, channels = f"{shape.side} x {shape.side}", f"{shape.inputs} | {shape.outputs}"
+        yield f"| {shape.batch} | {side} | {channels} | {shape.columns_of_log} | {numbers} |"
 
 
 def sweep() -> Iterator[str]:

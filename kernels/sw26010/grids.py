@@ -22,6 +22,7 @@ from kernels.sw26010.threshold import selection_cost
 __all__ = [
     "GRIDS",
     "KERNELS",
+    "PUBLISHED_LOG",
     "PUBLISHED_SWDNN",
     "ConvolutionShape",
     "Loop",
@@ -91,6 +92,31 @@ class ConvolutionShape:
         """Columns of the tiles of swDNN's measured program, which keeps K taps and leaves 9 KB of LDM alone [F]."""
         words = 64 * 55 * 1024 // 8 - 2 * self.inputs * self.batch - 2 * self.size * self.inputs * self.outputs
         return words // (self.outputs * self.batch) - (self.size - 1)
+
+
+PUBLISHED_LOG: Final = tuple(
+    (ConvolutionShape(batch, inputs, outputs, side, 3), gflops)
+    for batch, side, inputs, outputs, gflops in (
+        (128, 16, 128, 128, 1329.0),
+        (128, 16, 128, 160, 1293.0),
+        (128, 16, 128, 192, 1305.0),
+        (128, 16, 128, 224, 1245.0),
+        (128, 16, 128, 256, 1134.0),
+        (128, 16, 128, 288, 1034.0),
+        (128, 16, 128, 320, 940.0),
+        (128, 16, 128, 352, 726.0),
+        (128, 16, 160, 128, 1342.0),
+        (128, 16, 160, 160, 1356.0),
+        (128, 16, 160, 192, 1287.0),
+        (128, 16, 160, 224, 1227.0),
+        (128, 24, 128, 128, 1324.0),
+        (128, 24, 128, 160, 1322.0),
+        (128, 24, 128, 192, 1291.0),
+        (128, 24, 128, 224, 1228.0),
+        (256, 40, 256, 128, 1132.0),
+    )
+)
+"""[F] Single configurations of swDNN's log, and the GFLOP/s measured."""
 
 
 @dataclass(frozen=True)

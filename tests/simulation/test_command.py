@@ -168,6 +168,9 @@ def test_a_wrong_network_is_one_line(
         (["--sweep", "nodes=8..2"], "the first not after the last"),
         (["--sweep", "servers=1,2", "--exchange", "ring"], "have no servers"),
         (["--picture", "x.png"], "give --sweep"),
+        (["--picture-dir", "x"], "belongs to taihu simulate figure"),
+        (["job.toml", "fc"], "expected behind the word figure"),
+        (["--all"], "expected behind the word figure"),
         (["--servers-beside", "--servers", "9"], "at most one on each host"),
         (["--network", "ethernet:1gbit", "--nodes", "20000"], "20000"),
         (["ps-vs-ring"], "not found"),
@@ -179,7 +182,7 @@ def test_a_mistake_is_one_line(run_simulate: Run, profile: Path, arguments: list
     assert words in errors
 
 
-def test_figures_are_listed_and_drawn_up(run_simulate: Run, tmp_path: Path) -> None:
+def test_figures_are_listed_and_written(run_simulate: Run, tmp_path: Path) -> None:
     file = tmp_path / "figure.json"
     assert "zero-memory" in run_simulate("figure")[1]
     code, out, _ = run_simulate("figure", "zero-memory", "--json", file)
@@ -188,6 +191,36 @@ def test_figures_are_listed_and_drawn_up(run_simulate: Run, tmp_path: Path) -> N
     assert len(rows) == 54
     assert all(row["deviation"] == 0 for row in rows)
     assert "paper" in out
-    code, _, errors = run_simulate("figure", "zero")
-    assert code == 2
-    assert "did you mean zero-memory?" in errors
+
+
+def test_figures_are_drawn(run_simulate: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    code, _, errors = run_simulate("figure", "swdnn", "--picture-dir", folder, "--json", tmp_path / "figure.json")
+    assert code == 0, errors
+    assert sorted(file.name for file in folder.iterdir()) == ["swdnn.png", "swdnn.svg"]
+    assert folder.joinpath("swdnn.png").read_bytes().startswith(b"\x89PNG")
+    drawn = folder.joinpath("swdnn.svg").read_text()
+    written = json.loads((tmp_path / "figure.json").read_text())
+    assert [panel["title"] in drawn for panel in written["panels"]] == [True, True]
+    assert "<dc:date>" not in drawn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["zero"], "did you mean zero-memory?"),
+        (["xyzzy"], "known: ps-vs-ring, "),
+        (["fc", "--all"], "figure fc --all: expected one of the two"),
+        (["--json", "x.json"], "which one is to be written?"),
+        (["fc", "--nodes", "5"], "--nodes: a figure has its own jobs and machines"),
+        (["fc", "--network", "taihulight"], "--network: a figure has its own"),
+        (["fc", "--model", "vgg16"], "--model: a figure has its own"),
+        (["fc", "--picture", "x.png"], "--picture: a figure has its own"),
+        (["fc", "--picture-dir", "/dev/null"], "/dev/null is not a folder"),
+        (["fc", "--json", "/nowhere/x.json"], "/nowhere is not a folder"),
+    ],
+)
+def test_a_mistake_with_a_figure_is_one_line(run_simulate: Run, arguments: list[str], words: str) -> None:
+    code, _, errors = run_simulate("figure", *arguments)
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert words in errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -52,6 +53,10 @@ def simulate(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --sweep: draw the rows, as .png, .svg or .pdf.")
     ] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option("--picture-dir", metavar="DIR", help="With figure: draw it there, as NAME.png and NAME.svg."),
+    ] = None,
     distinct: Annotated[
         bool, typer.Option("--distinct", help="Simulate hosts one by one, too, that are alike: the same, but slower.")
     ] = False,
@@ -68,7 +73,8 @@ def simulate(
     servers' partition and sums, the ring's schedule. Beside them stand a model of the network, and times of compute.
     Workers that are alike are simulated once. `--seed` is that of jitter and losses, too.
 
-    `taihu simulate figure NAME`, or --all: a figure of a paper beside what the simulator says of it.
+    `taihu simulate figure NAME`, or --all: a figure of a paper beside what the simulator says of it, by jobs and
+    networks of its own.
 
     A file of a network has these keys, of which the first two are needed:
 
@@ -97,16 +103,28 @@ def simulate(
       taihu simulate job.toml --profile result.json --sweep nodes=2..1024 --picture nodes.png
       taihu simulate job.toml --profile result.json --network lab.toml --set exchange.zero=3 --trace trace.json
       taihu simulate figure ps-vs-ring --json figure.json
+      taihu simulate figure --all --picture-dir figures
     """  # noqa: D301
     if str(job_file) == "figure":
         from taihu.cli.simulation.figure import run_figures
 
-        run_figures(figure, json_file, every=every)
+        of_job = {"--nodes": nodes, "--network": network, "--profile": profile, "--servers-beside": beside}
+        _check_alone(of_job | {"--sweep": sweep, "--picture": picture, "--distinct": distinct, "--trace": trace})
+        _check_alone(flags.given())
+        run_figures(figure, json_file, pictures, every=every)
         return
     if figure is not None or every:
         raise ConfigError(f"{figure or '--all'}: expected behind the word figure, as in taihu simulate figure --all")
+    if pictures is not None:
+        raise ConfigError(f"--picture-dir {pictures}: belongs to taihu simulate figure; a sweep has --picture FILE")
     from taihu.cli.simulation.run import Asked, run_simulation
 
     own = {} if nodes is None else {"cluster": {"workers": nodes}}
     job = flags.resolve(job_file, own)
     run_simulation(job, Asked(network, profile, beside, sweep, picture, distinct, trace, json_file))
+
+
+def _check_alone(of_job: Mapping[str, object]) -> None:
+    """Raise ConfigError for an option of a job: a figure has its own."""
+    if name := next((name for name, value in of_job.items() if value not in (None, False)), None):
+        raise ConfigError(f"{name}: a figure has its own jobs and machines; leave one of the two out")

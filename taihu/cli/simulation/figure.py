@@ -1,4 +1,4 @@
-"""`taihu simulate figure`: rows of paper, ours and the deviation."""
+"""`taihu simulate figure`: rows of paper, ours and the deviation, and their picture."""
 
 from __future__ import annotations
 
@@ -8,30 +8,41 @@ from pathlib import Path
 import typer
 
 from taihu.errors import ConfigError
-from taihu.results import check_writable, write_json
-from taihu.simulation.figures import FIGURES, Figure
+from taihu.results import check_folder_writable, check_writable, write_json
+from taihu.simulation.figures.catalogue import FIGURES
+from taihu.simulation.figures.figure import Figure, Row
 from taihu.words import aligned
 
 __all__ = ["run_figures"]
 
 
-def run_figures(name: str | None, json_file: Path | None, *, every: bool) -> None:
-    """Print the figure of this name, all, or without a name the list of them.
+def run_figures(name: str | None, json_file: Path | None, pictures: Path | None, *, every: bool) -> None:
+    """Print the figure of this name, all, or without a name the list of them; draw them into the folder `pictures`.
 
     Raises:
-        ConfigError: there is no such figure.
+        ConfigError: there is no such figure, or what is asked for cannot be written.
     """
+    if every and name is not None:
+        raise ConfigError(f"figure {name} --all: expected one of the two")
+    names = list(FIGURES) if every else [] if name is None else [_known(name)]
+    if not names and (json_file or pictures):
+        raise ConfigError(f"figure: which one is to be written? give one of {', '.join(FIGURES)}, or --all")
     check_writable(json_file)
-    if name is None and not every:
+    check_folder_writable(pictures)
+    if not names:
         typer.echo(f"figures: {', '.join(FIGURES)}; taihu simulate figure NAME, or --all")
         return
-    names = list(FIGURES) if every else [_known(str(name))]
-    found = {each: FIGURES[each]() for each in names}
-    for each, figure in found.items():
-        for line in _lines(each, figure):
+    found = {}
+    for each in names:
+        found[each] = FIGURES[each]()
+        for line in _lines(each, found[each]):
             typer.echo(line)
+    if pictures is not None:
+        from taihu.cli.simulation.picture import draw_figures  # noqa: PLC0415 - only drawing needs matplotlib
+
+        draw_figures(pictures, found)
     if json_file is not None:
-        tables = {each: _as_json(figure) for each, figure in found.items()}
+        tables = {each: figure.to_json() for each, figure in found.items()}
         write_json(json_file, {"figures": tables} if every else tables[names[0]])
 
 
@@ -43,24 +54,15 @@ def _known(name: str) -> str:
     raise ConfigError(f"figure {name}: there is none; {hint}")
 
 
-def _as_json(figure: Figure) -> dict[str, object]:
-    return {
-        "title": figure.title,
-        "constants": figure.constants,
-        "rows": [row.to_json() for row in figure.rows],
-    }
-
-
 def _lines(name: str, figure: Figure) -> list[str]:
-    rows = [["", "paper", "ours", "deviation", ""]]
-    rows += [
-        [
-            row.case,
-            " to ".join(f"{each:g}" for each in row.paper),
-            f"{row.ours:.4g}",
-            f"{row.deviation:+.1%}",
-            row.term,
-        ]
-        for row in figure.rows
-    ]
-    return [f"{name}: {figure.title}", f"constants: {figure.constants}", *aligned(rows, left=1), ""]
+    beside = bool(figure.beside)
+    header = ["", "paper", "ours", *(["beside"] * beside), "deviation", ""]
+    rows = [header, *(_cells(row, beside=beside) for row in figure.rows)]
+    facts = [f"{name}: {figure.title}", f"constants: {figure.constants}"]
+    return [*facts, *([f"beside: {figure.beside}"] * beside), *aligned(rows, left=1), ""]
+
+
+def _cells(row: Row, *, beside: bool) -> list[str]:
+    second = ["" if row.beside is None else f"{row.beside:.4g}"] * beside
+    deviation = "-" if row.deviation is None else f"{row.deviation:+.1%}"
+    return [row.case, row.paper_as_text(), f"{row.ours:.4g}", *second, deviation, row.term]

@@ -1,0 +1,194 @@
+"""Figures of papers against formulas by hand, those of docs/methods.md, and the numbers that are printed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from taihu.planner.model_shapes import layer_table
+from taihu.simulation.figures import exchanges, fully_connected, passes, processor, sparse, zero
+from taihu.simulation.figures.figure import Figure, Row
+from taihu.simulation.figures.papers_machine import whole_chunks_seconds
+from taihu.simulation.machines import Network
+from worker.fc.passes import Scheme
+
+RATE = 4.46e9
+PLAIN = Network("plain", 1e-3, 1e9)
+
+
+def start_up(workers: int) -> float:
+    return float(0.36e-3 * (workers - 1) ** 0.84)
+
+
+def unexplained(rows: Sequence[Row]) -> list[str]:
+    return [row.case for row in rows if abs(row.deviation or 0.0) > 0.2 and not row.term]
+
+
+@pytest.fixture(scope="module")
+def fc() -> Figure:
+    return fully_connected.fully_connected()
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours", "deviation", "shown"),
+    [
+        ((10.0,), 12.0, 0.2, "10"),
+        ((2.0, 4.0), 3.0, 0.0, "2 to 4"),
+        ((2.0, 4.0), 5.0, 0.25, "2 to 4"),
+        ((2.0, 4.0), 1.0, -0.5, "2 to 4"),
+        ((1.0, math.inf), 7.0, 0.0, "at least 1"),
+        ((1.0, math.inf), 0.5, -0.5, "at least 1"),
+        ((), 7.0, None, "-"),
+    ],
+)
+def test_a_deviation_is_that_from_the_nearest_number_of_the_paper(
+    paper: tuple[float, ...], ours: float, deviation: float | None, shown: str
+) -> None:
+    row = Row("a case", paper, ours)
+    assert row.deviation == (None if deviation is None else pytest.approx(deviation))
+    assert row.paper_as_text() == shown
+
+
+def test_servers_over_ring_is_the_formula_where_no_chunk_is_cut() -> None:
+    # Ports send and receive at once: pushes, and then answers, take as long as half of a ring.
+    blobs = {"alexnet": 16, "googlenet": 128, "resnet50": 320}
+    for model, nodes in (("alexnet", 512), ("googlenet", 256), ("resnet50", 256)):
+        volume = 2 * (nodes - 1) / nodes * layer_table(model).elements * 4 / RATE
+        servers = 2 * blobs[model] * start_up(nodes) + volume
+        ring = 2 * (nodes - 1) * 50e-6 + volume
+        assert exchanges.servers_over_ring(model, nodes) == pytest.approx(servers / ring, rel=0.01), model
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "printed", "within"),
+    [("alexnet", 256, 10, 0.22), ("googlenet", 32, 77, 0.1), ("resnet50", 32, 98, 0.1)],
+)
+def test_servers_over_ring_are_near_the_printed_ratios(model: str, nodes: int, printed: int, within: float) -> None:
+    assert exchanges.servers_over_ring(model, nodes) == pytest.approx(printed, rel=within)
+
+
+def test_mpi_over_ring_is_between_the_printed_ends() -> None:
+    figure = exchanges.ring_and_mpi()
+    (row,) = figure.rows
+    size_bytes, nodes = 4 * 60.97e6, 512
+    volume = size_bytes / RATE
+    ring = 2 * (nodes - 1) * 50e-6 + 2 * (nodes - 1) / nodes * volume
+    # Half of the buffer crosses to the other supernode, by links that are 4 times slower, and 255/512 do not.
+    halving = 18 * 50e-6 + 2 * volume * (4 * 256 / 512 + 255 / 512) + (nodes - 1) / nodes * size_bytes / 1e9
+    assert row.ours == pytest.approx(halving / ring, rel=0.01)
+    assert row.deviation == 0.0
+
+
+@pytest.mark.parametrize(("workers", "batch"), [(2, 1), (4, 16), (8, 128)])
+def test_the_papers_transfers_and_chunks_are_its_formulas(workers: int, batch: int) -> None:
+    start_up_s = start_up(workers)
+    transfers = Network("transfers", start_up_s, RATE)
+    hops = Network("hops", start_up_s / (2 * (workers - 1)), RATE)
+    for layer in fully_connected.LAYERS:
+        values = (workers - 1) * batch * (4 * layer.inputs + 2 * layer.outputs)
+        spread = fully_connected.papers_transfers_seconds(layer, workers, batch, transfers)
+        assert spread == pytest.approx(7 * start_up_s + 4 * values / RATE)
+        elements = (layer.inputs + 1) * layer.outputs
+        data = start_up_s + 2 * (workers - 1) / workers * elements * 4 / RATE
+        assert whole_chunks_seconds(workers, elements, hops) == pytest.approx(data)
+
+
+def test_all_cells_are_on_the_papers_side(fc: Figure) -> None:
+    cells = {tuple(row.case.split(", ")): row for row in fc.rows[:72]}
+    printed = {("FC1", p, m) for p in (2, 4, 8) for m in (1, 2, 4, 8, 16, 32, 64, 128)}
+    printed |= {("FC2", p, m) for _, p, m in printed} - {("FC2", 8, 128)}
+    printed |= {("FC3", 2, m) for m in (1, 2, 4, 8, 16, 32, 64)} | {("FC3", 4, 1)}
+    faster = {case for case, row in cells.items() if row.ours > 1.0}
+    assert faster == {(layer, f"P={workers}", f"M={batch}") for layer, workers, batch in printed}
+    assert len(cells) == 72
+    *_, most_1, most_2, on_side = fc.rows
+    assert [most_1.ours, most_2.ours] == pytest.approx([35.4, 6.1], abs=0.1)
+    assert (on_side.ours, on_side.beside) == (72, 64)
+    # Where our transfers are on the other side, the row says why.
+    assert sum(bool(row.term) for row in cells.values()) == 72 - 64
+
+
+def test_the_table_of_zero_is_exact() -> None:
+    rows = zero.zero_memory().rows
+    assert [row.deviation for row in rows] == [0.0] * 54
+
+
+def test_passes_wait_for_the_first_transfer_alone_where_products_are_longer() -> None:
+    layers = ((1024, 1024),)
+    schemes: tuple[Scheme, ...] = ("turns", "slices")
+    for scheme, workers in product(schemes, (2, 4)):
+        step = passes.timed(scheme, workers, 128, layers, replace(PLAIN, alpha_seconds=0.0, bytes_per_second=1e13))
+        assert step.transfers > 0
+        # The first one reaches some workers sooner than others.
+        assert 0.8 <= workers * step.waited / step.transfers <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_transfers_of_passes_are_those_of_the_busiest_port(workers: int) -> None:
+    inputs, batch = 512, 24
+    each_s = 4 * (workers - 1) * batch * inputs / PLAIN.bytes_per_second
+
+    def transfers(scheme: Scheme) -> float:
+        return passes.timed(scheme, workers, batch, ((inputs, 64),), PLAIN).transfers
+
+    assert transfers("gather") == pytest.approx(PLAIN.alpha_seconds + each_s)
+    assert transfers("turns") == pytest.approx(workers * (PLAIN.alpha_seconds + each_s))
+    assert transfers("slices") == pytest.approx(workers * PLAIN.alpha_seconds + each_s)
+
+
+def test_passes_that_are_shorter_than_transfers_wait_for_all() -> None:
+    slow = replace(PLAIN, alpha_seconds=0.0, bytes_per_second=1e7)
+    schemes: tuple[Scheme, ...] = ("gather", "turns", "slices")
+    for scheme in schemes:
+        step = passes.timed(scheme, 2, 64, ((4096, 16),), slow)
+        assert step.waited == pytest.approx(step.transfers, rel=0.05)
+        # Gradients come back after products, and take as long as their features did.
+        back = step.transfers * (2 if scheme == "turns" else 1)
+        assert step.seconds >= 0.99 * (step.products + back)
+
+
+def test_the_weird_trick_hides_all_transfers_but_one() -> None:
+    figure = passes.one_weird_trick()
+    waited = {row.case[:8]: row for row in figure.rows if "waited" in row.case}
+    assert [waited[f"(a), K={workers}"].ours for workers in (2, 4, 8)] == pytest.approx([2, 4, 8])
+    for name, workers in product("bc", (2, 4, 8)):
+        row = waited[f"({name}), K={workers}"]
+        assert row.ours == pytest.approx(1.0, rel=0.1) or (name == "b" and row.term)
+    assert waited["(b), K=2"].ours == pytest.approx(1.0, rel=0.01)
+    grown = {row.case[:8]: row.ours for row in figure.rows if "over products" in row.case}
+    assert grown["(b), K=8"] == pytest.approx(7.0, rel=0.1)
+    assert grown["(c), K=8"] == pytest.approx(7 / 8 / (1 / 2), rel=0.1)
+    batches = [row for row in figure.rows if "update" in row.case or "convolutions" in row.case]
+    assert [row.deviation for row in batches] == [0.0] * 12
+
+
+def test_selecting_takes_what_its_costs_say() -> None:
+    layout, compute = sparse.work_of(sparse.MODELS[0])
+    dense = sparse.step_of(layout, compute, "none")
+    assert dense.compute == pytest.approx(compute.seconds)
+    assert (dense.sparsify, dense.selects) == (0.0, 0.0)
+    # 80 us and 2 ns an element: Top-K selects once from all, LAGS once from each layer.
+    top_k, lags, own = (sparse.step_of(layout, compute, method, 0.01) for method in ("topk", "lags", "dlgs"))
+    assert top_k.selects == pytest.approx(80e-6 + 2e-9 * layout.elements)
+    assert lags.selects == pytest.approx(80e-6 * len(layout.layers) + 2e-9 * layout.elements)
+    assert own.selects < lags.selects
+    for step in (top_k, lags, own):
+        assert step.compute == dense.compute
+        assert min(step.sparsify, step.communicate) >= 0.0
+        assert step.seconds <= dense.seconds + step.selects
+    # Top-K begins when backward has ended: nothing hides its selecting.
+    assert top_k.sparsify == pytest.approx(top_k.selects)
+
+
+def test_the_processors_figures_are_those_of_its_page() -> None:
+    convolutions, products = processor.convolutions(), processor.products()
+    assert [round(row.ours) for row in convolutions.rows[:3]] == [861, 1268, 1394]
+    assert all(abs(row.deviation or 0.0) < 0.22 for row in convolutions.rows)
+    assert unexplained(convolutions.rows) == []
+    large = [row for row in products.rows if row.paper]
+    assert [round(row.ours, 3) for row in large] == [0.886, 0.902, 0.918]
+    assert unexplained(products.rows) == []
