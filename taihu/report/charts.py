@@ -50,6 +50,7 @@ class Lines:
         unit: of all values.
         is_log: whether the axis of values is logarithmic, where all of them are positive.
         from_zero: whether that axis begins with 0.
+        is_even: whether places stand at even distances, each with its name, and not by their numbers.
     """
 
     over: str
@@ -60,6 +61,7 @@ class Lines:
     areas: tuple[Series, ...] = ()
     is_log: bool = False
     from_zero: bool = True
+    is_even: bool = False
 
     @property
     def series(self) -> tuple[Series, ...]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Final
 
 from taihu.report.charts import Bars, Colour, Figure, Lines, Section, Series, plain
-from taihu.report.learning import merged, tests_of
+from taihu.report.learning import loss_figure, merged, tests_of
 from taihu.report.run import Run, StepTable
 from taihu.report.summary import figures_of
-from taihu.report.values import NUMBER, SECONDS, SHARE, known, number, text
+from taihu.report.values import NUMBER, SECONDS, SHARE, Unit, known, number, text
 
 __all__ = ["compared", "with_names"]
 
@@ -52,30 +53,31 @@ def _figures(runs: Sequence[Run]) -> Figure:
 
 def _curves(runs: Sequence[Run]) -> Iterator[Figure]:
     tests = [tests_of(run) for run in runs]
-    charts = (
-        ("Loss of worker 0", [run.steps for run in runs], "worker_0_loss", NUMBER),
-        ("Loss on the test set", tests, "test_loss", NUMBER),
-        ("Accuracy on the test set", tests, "test_accuracy", SHARE),
-    )
-    for title, tables, column, unit in charts:
-        columns = [
-            (text(run.name), table, column, _COLOURS[place % len(_COLOURS)])
-            for place, (run, table) in enumerate(zip(runs, tables, strict=True))
-        ]
-        chart = merged([each for each in columns if each[1].has(column)], unit)
+    for title, tables, column in (
+        ("Loss of worker 0", [run.steps for run in runs], "worker_0_loss"),
+        ("Loss on the test set", tests, "test_loss"),
+    ):
+        chart = _merged(runs, tables, column, NUMBER)
         if chart is not None:
-            yield Figure(title, chart)
-    timed = [(run, _over_time(run)) for run in runs]
-    columns = [
-        (text(run.name), table, "test_accuracy", _COLOURS[place % len(_COLOURS)])
-        for place, (run, table) in enumerate(timed)
-        if table.has("test_accuracy")
-    ]
-    chart = merged(columns, SHARE)
+            yield loss_figure(title, chart)
+    chart = _merged(runs, tests, "test_accuracy", SHARE)
     if chart is not None:
-        names = tuple(SECONDS.text(place) for place in chart.places)
-        over = Lines("seconds of steps", chart.places, names, SHARE, chart.lines, from_zero=False)
+        yield Figure("Accuracy on the test set", replace(chart, from_zero=False))
+    chart = _merged(runs, [_over_time(run) for run in runs], "test_accuracy", SHARE)
+    if chart is not None:
+        names = tuple(map(SECONDS.text, chart.places))
+        over = replace(chart, over="seconds of steps", names=names, from_zero=False)
         yield Figure("Accuracy over time", over, "Seconds are those of worker 0's steps until then.")
+
+
+def _merged(runs: Sequence[Run], tables: Sequence[StepTable], column: str, unit: Unit) -> Lines | None:
+    """A line of each run, which keeps its colour in all charts."""
+    columns = [
+        (text(run.name), table, column, _COLOURS[place % len(_COLOURS)])
+        for place, (run, table) in enumerate(zip(runs, tables, strict=True))
+        if table.has(column)
+    ]
+    return merged(columns, unit)
 
 
 def _over_time(run: Run) -> StepTable:

@@ -26,6 +26,7 @@ _OF_TIMELINES: Final = (
     "A row for each track of each process, a bar for all that went on; the table below has the values."
 )
 _DOTS_UP_TO: Final = 40
+_MOST_NAMES: Final = 10
 
 
 def html(text: str) -> str:
@@ -142,16 +143,17 @@ def _at_end(share: float) -> str:
 def _lines(chart: Lines, key: str, title: str) -> tuple[str, str]:
     """The chart, and what it does not show."""
     across, up, beyond = _axes(chart)
+    places = tuple(map(float, range(len(chart.places)))) if chart.is_even else chart.places
     drawn = [f'<path class="grid" d="{_level_lines(up)}"/>']
-    below = [0.0] * len(chart.places)
+    below = [0.0] * len(places)
     for series in chart.areas:
         above = [low + (value or 0.0) for low, value in zip(below, series.values, strict=True)]
-        drawn.append(f'<path class="fill {series.colour}" d="{_area(chart.places, below, above, across, up)}"/>')
+        drawn.append(f'<path class="fill {series.colour}" d="{_area(places, below, above, across, up)}"/>')
         below = above
     for series in chart.lines:
-        drawn += _line(chart.places, series, across, up)
+        drawn += _line(places, series, across, up)
     about = f"{', '.join(each.name for each in chart.series)} over {chart.over}; the table below has the values."
-    shares = ",".join(f"{across.share(place):.4f}" for place in chart.places)
+    shares = ",".join(f"{across.share(place):.4f}" for place in places)
     body = (
         f'<div class="chart lines" data-values="{key}-values" data-places="{shares}" tabindex="0" role="group" '
         f'aria-label="{html(title)}: arrow keys tell the values">'
@@ -165,12 +167,7 @@ def _lines(chart: Lines, key: str, title: str) -> tuple[str, str]:
 
 def _axes(chart: Lines) -> tuple[Axis, Axis, str]:
     """Both axes, and a word on values beyond the upper one."""
-    whole = all(place == int(place) for place in chart.places)
-    across = value_axis(chart.places[0], chart.places[-1], NUMBER, whole=whole)
-    across = Axis(chart.places[0], max(chart.places[-1], chart.places[0] + 1e-9), across.ticks)
-    across = Axis(
-        across.low, across.high, tuple(tick for tick in across.ticks if across.low <= tick[0] <= across.high)
-    )
+    across = _across(chart)
     sums = [sum(known([each.values[place] for each in chart.areas])) for place in range(len(chart.places))]
     values = [*(sums if chart.areas else ()), *(value for each in chart.lines for value in known(each.values))]
     if chart.is_log:
@@ -183,6 +180,17 @@ def _axes(chart: Lines) -> tuple[Axis, Axis, str]:
     if not over:
         return across, up, ""
     return across, up, f"{over} of {len(values)} values lie above the chart, up to {chart.unit.text(max(values))}."
+
+
+def _across(chart: Lines) -> Axis:
+    """The axis of places."""
+    if chart.is_even:
+        every = -(-len(chart.places) // _MOST_NAMES)
+        ticks = tuple((float(place), name) for place, name in enumerate(chart.names))[::every]
+        return Axis(0.0, max(1.0, len(chart.places) - 1.0), ticks)
+    first, last = chart.places[0], chart.places[-1]
+    axis = value_axis(first, last, NUMBER, whole=all(place == int(place) for place in chart.places))
+    return Axis(first, max(last, first + 1e-9), tuple(tick for tick in axis.ticks if first <= tick[0] <= last))
 
 
 def _level_lines(up: Axis) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from taihu.report.charts import Colour, Figure, Lines, Missing, Section, Series
 from taihu.report.run import Run, StepTable
 from taihu.report.values import NUMBER, SHARE, Bin, Unit, binned, bins_of, items, known, number
 
-__all__ = ["learning", "merged", "over_steps", "step_names", "tests_of"]
+__all__ = ["learning", "loss_figure", "merged", "over_steps", "step_names", "tests_of"]
 
 MOST_BINS: Final = 150
 _FAR: Final = 100.0
@@ -49,12 +50,8 @@ def over_steps(table: StepTable, columns: Sequence[Series], unit: Unit, *, areas
     """A chart over the steps of a table, of columns as long as it, of which the first `areas` lie upon each other."""
     bins = bins_of(len(table), MOST_BINS)
     places, names = step_names(table["step"], bins)
-    series = [_with(each, binned(each.values, bins)) for each in columns]
+    series = [replace(each, values=binned(each.values, bins)) for each in columns]
     return Lines("step", places, names, unit, lines=tuple(series[areas:]), areas=tuple(series[:areas]))
-
-
-def _with(series: Series, values: tuple[float | None, ...]) -> Series:
-    return Series(series.name, values, series.colour, series.dashed, series.joined, series.dots)
 
 
 def _losses(run: Run) -> Iterator[Figure]:
@@ -67,10 +64,15 @@ def _losses(run: Run) -> Iterator[Figure]:
     chart = merged([each for each in (*own, *tested) if each[1].has(each[2])], NUMBER)
     if chart is None:
         return
-    positive = [value for series in chart.series for value in known(series.values)]
-    is_log = min(positive) > 0 and max(positive) > _FAR * min(positive)
-    note = "The axis of losses is logarithmic." if is_log else ""
-    yield Figure("Loss", Lines(chart.over, chart.places, chart.names, NUMBER, chart.lines, is_log=is_log), note)
+    yield loss_figure("Loss", chart)
+
+
+def loss_figure(title: str, chart: Lines) -> Figure:
+    """A figure of losses, whose axis is logarithmic where they differ by much."""
+    values = [value for series in chart.series for value in known(series.values)]
+    if min(values) <= 0 or max(values) <= _FAR * min(values):
+        return Figure(title, chart)
+    return Figure(title, replace(chart, is_log=True), "The axis of losses is logarithmic.")
 
 
 def _scores(run: Run) -> Iterator[Figure]:
@@ -82,11 +84,7 @@ def _scores(run: Run) -> Iterator[Figure]:
         title = name.removeprefix("test_").replace("_", " ").capitalize()
         chart = merged([("test", tests, name, _COLOURS[place % len(_COLOURS)])], SHARE if is_share else NUMBER)
         if chart is not None:
-            yield Figure(f"{title} on the test set", _from(chart))
-
-
-def _from(chart: Lines) -> Lines:
-    return Lines(chart.over, chart.places, chart.names, chart.unit, chart.lines, from_zero=False)
+            yield Figure(f"{title} on the test set", replace(chart, from_zero=False))
 
 
 def _learning_rate(run: Run) -> Iterator[Figure]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Final
@@ -51,10 +52,13 @@ def _skew(run: Run) -> Iterator[Figure]:
         return tuple(number(row, f"seconds_{name}", of) for row in rows)
 
     parts = (Series("compute", column("compute"), "blue"), Series("wait", column("wait"), "orange"))
-    marks = (Series("longest compute", column("compute", "max"), "red"),)
     skew = max(computed) / median(computed) if median(computed) else 1.0
     note = f"Medians over the steady steps. The longest median of compute is {skew:.2f} times the one in the middle."
-    yield Figure("Time of a step by worker", Bars("worker", names, SECONDS, parts, marks), note)
+    slowest = {name: seconds for name, seconds in zip(names, column("compute", "max"), strict=True) if seconds}
+    if slowest:
+        name = max(slowest, key=slowest.__getitem__)
+        note += f" The longest compute of any step was {SECONDS.text(slowest[name])}, of {name}."
+    yield Figure("Time of a step by worker", Bars("worker", names, SECONDS, parts), note)
 
 
 def _memory(run: Run) -> Iterator[Figure]:
@@ -90,14 +94,24 @@ def _grown(row: Mapping[str, Any]) -> float | None:
 
 
 def _events(run: Run) -> Iterator[Figure]:
-    rows = []
+    rows, first = [], None
     for event in run.events:
-        after, told = number(event, "step"), text(event, "event")
+        after, at = number(event, "step"), _instant(event)
+        first = first or at
+        elapsed = None if at is None or first is None else (at - first).total_seconds()
         when = "-" if after is None else f"{after:.0f}"
-        rows.append((when, text(event, "time"), told, _facts(event)))
+        rows.append((when, SECONDS.text(elapsed), text(event, "event"), _facts(event)))
     if rows:
-        columns = ("after step", "time", "event", "what")
-        yield plain("Events", columns, rows, left=4)
+        began = f"Times count from {first:%Y-%m-%d %H:%M:%S %Z}." if first is not None else ""
+        yield plain("Events", ("after step", "after", "event", "what"), rows, began, left=4)
+
+
+def _instant(event: Mapping[str, Any]) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text(event, "time"))
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _facts(event: Mapping[str, Any]) -> str:
@@ -105,7 +119,12 @@ def _facts(event: Mapping[str, Any]) -> str:
     facts = []
     for key in event:
         value, told = number(event, key), text(event, key)
-        if key in {"step", "time", "event"} or (value is None and not told):
+        # Of plans whose steps are not predicted the time is 0.
+        if (
+            key in {"step", "time", "event"}
+            or (value is None and not told)
+            or (key, value) == ("predicted_seconds", 0)
+        ):
             continue
         shown = told or (SECONDS.text(value) if str(key).endswith("_seconds") else f"{value:,.6g}")
         facts.append(f"{text(key).removesuffix('_seconds').replace('_', ' ')} {shown}")

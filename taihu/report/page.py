@@ -12,9 +12,11 @@ from taihu.report.comparison import compared, with_names
 from taihu.report.drawing import draw_figure, html
 from taihu.report.learning import learning
 from taihu.report.members import members
+from taihu.report.planned import Planned, planned_of
 from taihu.report.run import Run
 from taihu.report.summary import figures_of, how_it_ended, what_it_was
-from taihu.report.times import Planned, planned_of, times
+from taihu.report.sweep import sweep
+from taihu.report.times import times
 from taihu.report.traffic import traffic
 from taihu.report.values import text
 from taihu.words import listed
@@ -52,9 +54,12 @@ def sections_of(run: Run, planned: Planned | None) -> tuple[list[Section], list[
         found.append(learned)
     else:
         missing.append(learned)
-    for section, absent in (times(run, planned), traffic(run), members(run)):
-        found.append(section)
-        missing += absent
+    if run.is_sweep:
+        found.append(sweep(run))
+    else:
+        for section, absent in (times(run, planned), traffic(run), members(run)):
+            found.append(section)
+            missing += absent
     found.append(_settings(run))
     return [section for section in found if section is not None], missing
 

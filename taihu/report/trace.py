@@ -52,8 +52,8 @@ def traced_step(trace: Mapping[str, Any]) -> tuple[str, Timeline, str] | None:
     if not steps:
         return None
     lasting = sorted(steps, key=lambda step: step[2] - step[1])
-    # The first and the last step begin and end with the run.
-    inner = [step for step in lasting if step not in {steps[0], steps[-1]}] or lasting
+    # The first and the last step begin and end with the run; of two the first one waits for nothing before it.
+    inner = [step for step in lasting if step not in {steps[0], steps[-1]}] or steps[-1:]
     number_, start, stop = next(
         step for step in inner if step[2] - step[1] == median_low([each[2] - each[1] for each in inner])
     )
@@ -94,9 +94,11 @@ def _steps(events: Sequence[_Event]) -> list[tuple[float, float, float]]:
     starts: dict[float, float] = {}
     ends: dict[float, float] = {}
     for event in events:
-        if event.process == first and event.track == "compute" and event.step is not None:
+        if event.process != first or event.step is None:
+            continue
+        ends[event.step] = max(event.stop, ends.get(event.step, event.stop))
+        if event.track == "compute":
             starts[event.step] = min(event.start, starts.get(event.step, event.start))
-            ends[event.step] = max(event.stop, ends.get(event.step, event.stop))
     return [(step, starts[step], starts.get(step + 1, ends[step])) for step in sorted(starts)]
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Final
 
-from taihu.report.charts import Bars, Figure, Lines, Missing, Section, Series
+from taihu.report.charts import Bars, Figure, Lines, Missing, Section, Series, plain
 from taihu.report.learning import over_steps, step_names
 from taihu.report.run import Run
-from taihu.report.values import BYTES, NUMBER, SHARE, binned, bins_of, items, known, number, text
+from taihu.report.values import BYTES, NUMBER, SECONDS, SHARE, binned, bins_of, items, known, number, text
 
 __all__ = ["traffic"]
 
@@ -22,7 +22,7 @@ def traffic(run: Run) -> tuple[Section | None, list[Missing]]:
     figures = [
         *_bytes_over_run(run),
         *_bytes_by_member(run),
-        *_sweep(run),
+        *_spread_layers(run),
         *_density(run),
         *_drift(run),
         *_units(run),
@@ -39,7 +39,10 @@ def _bytes_over_run(run: Run) -> Iterator[Figure]:
     steps = run.steps
     if not steps.has("sent_bytes"):
         return
-    series = [Series("sent", steps["sent_bytes"], "blue"), Series("received", steps["received_bytes"], "orange")]
+    series = [
+        Series("sent", steps["sent_bytes"], "blue"),
+        Series("received", steps["received_bytes"], "orange", dashed=True),
+    ]
     total = {series_.name: sum(known(series_.values)) for series_ in series}
     whole = " and ".join(f"{BYTES.text(each)} {name}" for name, each in total.items())
     note = f"Worker 0, headers included. In all {whole}."
@@ -62,23 +65,22 @@ def _bytes_by_member(run: Run) -> Iterator[Figure]:
         yield Figure(title, Bars("process", names, BYTES, parts), note)
 
 
-def _sweep(run: Run) -> Iterator[Figure]:
-    """Bytes over the rows of a simulation."""
-    rows = [row for row in items(run.results, "rows") if isinstance(row, Mapping)] if run.is_sweep else []
-    key = "servers" if len({number(row, "nodes") for row in rows}) == 1 and len(rows) > 1 else "nodes"
-    rows = sorted((row for row in rows if number(row, key) is not None), key=lambda row: number(row, key) or 0.0)
-    if not rows:
-        return
-    series = []
-    for role, colours in (("worker", ("blue", "teal")), ("server", ("orange", "gold"))):
-        for way, colour in zip(("sent", "received"), colours, strict=True):
-            values = tuple(number(row, "bytes_per_process", role, way) for row in rows)
-            if known(values):
-                series.append(Series(f"{role}: {way}", values, colour, dots=True))
-    if series:
-        places = tuple(number(row, key) or 0.0 for row in rows)
-        names = tuple(f"{place:,.0f}" for place in places)
-        yield Figure(f"Bytes of a step, by {key}", Lines(key, places, names, BYTES, tuple(series)), "Of one process.")
+def _spread_layers(run: Run) -> Iterator[Figure]:
+    """The choice of each fully connected layer, of runs that may spread them over the workers."""
+    layers = [row for row in items(run.results, "fc", "layers") if isinstance(row, Mapping)]
+    if layers:
+        rows = [
+            (
+                text(row, "name"),
+                text(row, "choice"),
+                *(SECONDS.text(number(row, f"{way}_seconds")) for way in ("data", "shard")),
+            )
+            for row in layers
+        ]
+        sent = BYTES.text(number(run.results, "fc", "bytes_sent_per_step"))
+        note = f"By {text(run.results, 'fc', 'scheme')}: each worker sends {sent} of activations in a step."
+        columns = ("layer", "choice", "exchanged, predicted", "spread, predicted")
+        yield plain("Fully connected layers, exchanged or spread over the workers", columns, rows, note, left=2)
 
 
 def _density(run: Run) -> Iterator[Figure]:
