@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 from support.command_lines import parse
 
-from benchmarks import accuracy_by_method, claims, fc_memory, larger_batches, ps_and_ring, three_ways, transports
+from benchmarks import (
+    accuracy_by_method,
+    claims,
+    fc_memory,
+    figures,
+    larger_batches,
+    ps_and_ring,
+    three_ways,
+    transports,
+)
 from benchmarks.rows import in_page
 
 ROOT = Path(__file__).parents[1]
@@ -75,6 +84,7 @@ PAGES: list[tuple[str, str, str, Callable[[Any], str]]] = [
     ("allreduce.md", "measured by benchmarks.three_ways", "three_ways", three_ways.table),
     ("fc.md", fc_memory.SOURCE, "fc_memory", fc_memory.told),
     ("zero.md", larger_batches.SOURCE, "larger_batches", larger_batches.table),
+    ("simulation.md", figures.SOURCE, "figures/all", figures.table),
 ]
 
 
@@ -87,6 +97,17 @@ def test_a_page_shows_what_was_measured(page: str, mark: str, name: str, table: 
 def test_the_table_of_claims_follows_from_what_was_measured() -> None:
     text = (DOCS / "methods.md").read_text()
     assert in_page(text, "made by benchmarks.claims", claims.table(claims.Measured(DOCS))) == text
+
+
+def test_what_is_far_from_a_figure_is_explained_and_all_are_drawn() -> None:
+    results = json.loads((DOCS / "figures/all.json").read_text())["figures"]
+    assert sorted(path.stem for path in (DOCS / "figures").glob("*.svg")) == sorted(results)
+    for name, figure in results.items():
+        far = [row["case"] for row in figure["rows"] if abs(row["deviation"] or 0.0) > 0.2 and not row["term"]]
+        assert not far, name
+        assert figure["constants"]
+    claimed = [figures.simulated({"figures": results}, claim.section, claim.number) for claim in claims.CLAIMS]
+    assert {each[0] for each in claimed if each is not None} == set(results)
 
 
 def test_a_page_without_marks_is_refused() -> None:

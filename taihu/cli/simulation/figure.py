@@ -64,5 +64,5 @@ def _lines(name: str, figure: Figure) -> list[str]:
 
 def _cells(row: Row, *, beside: bool) -> list[str]:
     second = ["" if row.beside is None else f"{row.beside:.4g}"] * beside
-    deviation = "-" if row.deviation is None else f"{row.deviation:+.1%}"
+    deviation = "-" if row.deviation is None else f"{round(row.deviation, 3) + 0.0:+.1%}"
     return [row.case, row.paper_as_text(), f"{row.ours:.4g}", *second, deviation, row.term]

@@ -15,6 +15,7 @@ from taihu.simulation.figures.papers_machine import (
     communicating,
     exchange_seconds,
     start_up_seconds,
+    whole_chunks_seconds,
 )
 from taihu.simulation.halving_doubling import halving_doubling_seconds
 from taihu.simulation.machines import Machines, Network
@@ -31,6 +32,7 @@ _CASES: Final = (("alexnet", 256, 10.0), ("googlenet", 32, 77.0), ("resnet50", 3
 _MPI_ADDS: Final = 1e9
 _MPI_ADDS_DRAWN: Final = (0.25e9, 0.5e9, 0.75e9, 1e9, 1.5e9, 2e9, 4e9, 8e9)
 _PRINTED_ALLREDUCE: Final = (2.3, 4.1)
+_RING: Final = Network("ring", RING_ALPHA_S, BYTES_PER_SECOND)
 
 
 def servers_and_ring() -> Figure:
@@ -45,6 +47,7 @@ def servers_and_ring() -> Figure:
         "those with which all 72 cells of the figure of fully connected layers come out; 50 us for a hop of the ring",
         rows,
         (Panel("through servers / around a ring", "nodes", "ratio", (*series, points), "xy"),),
+        beside="over a ring whose chunks are not cut",
     )
 
 
@@ -53,20 +56,25 @@ def _row(model: str, workers: int, paper: float, ours: float) -> Row:
     segment = segment_elements(layout, Group(0, len(layout.layers) - 1), workers, _FP32_BYTES)
     is_cut = layout.elements / workers > segment
     term = "our ring sends a chunk in segments, which hide the start-ups of its hops" if is_cut else ""
-    return Row(f"{model}, {workers} nodes", (paper,), ours, term)
+    through = _through_servers(layout, workers)
+    whole = through / whole_chunks_seconds(workers, layout.elements, _RING)
+    return Row(f"{model}, {workers} nodes", (paper,), ours, term, beside=whole)
 
 
 def servers_over_ring(model: str, workers: int) -> float:
     """Seconds of a step's communication through as many servers as workers, over those around a ring."""
-    blobs, start_up_s = _blobs(model), start_up_seconds(workers)
+    blobs = _blobs(model)
+    ring = communicating(workers, {"kind": "ring", "plan": "single"})
+    return _through_servers(blobs, workers) / exchange_seconds(ring, blobs, Placement(_RING, Machines()))
+
+
+def _through_servers(blobs: Layout, workers: int) -> float:
+    start_up_s = start_up_seconds(workers)
     # A port is busy with each of the P - 1 messages of a blob; together they are the start-up.
     of_servers = Network("caffe", 0.0, BYTES_PER_SECOND, message_seconds=start_up_s / (workers - 1))
-    of_ring = Network("ring", RING_ALPHA_S, BYTES_PER_SECOND)
     waiting = {"kind": "server", "plan": "per-layer", "window_frames": 1, "frame_bytes": 4 << 20}
     beside = Placement(of_servers, Machines(), servers_beside=True)
-    through = exchange_seconds(communicating(workers, waiting), blobs, beside)
-    ring = communicating(workers, {"kind": "ring", "plan": "single"})
-    return through / exchange_seconds(ring, blobs, Placement(of_ring, Machines()))
+    return exchange_seconds(communicating(workers, waiting), blobs, beside)
 
 
 def _blobs(model: str) -> Layout:
