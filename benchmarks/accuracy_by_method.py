@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rows import in_page, load_rows, save_rows
+from benchmarks.rows import in_page, load_rows, row_of_a_cell, save_rows
 from taihu.job import Job
 from taihu.job.reading import load_job, parse_assignments
 
@@ -414,16 +414,7 @@ def main() -> None:
         options.models.split(","), [float(each) for each in options.densities.split(",")], options.seeds
     ):
         if cell not in done:
-            command = [
-                sys.executable,
-                "-P",
-                "-m",
-                "benchmarks.accuracy_by_method",
-                "--cell",
-                json.dumps(asdict(cell)),
-            ]
-            command += ["--path", str(options.path)] if options.path is not None else []
-            rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+            rows.append(row_of_a_cell("accuracy_by_method", asdict(cell), options.path))
             save_rows(options.json, rows)
             print(f"{cell}: {100 * rows[-1]['test_accuracy']:.2f} %", flush=True)
     print(table(rows))

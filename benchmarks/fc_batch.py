@@ -20,8 +20,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy_by_method import First
-from benchmarks.rows import in_page, load_rows, save_rows
+from benchmarks.rows import in_page, load_rows, row_of_a_cell, save_rows
 from taihu.job import Job
 from worker.fc.passes import Scheme, plan_passes
 
@@ -287,13 +285,6 @@ def _of_batch(rows: Sequence[dict[str, Any]], fc_batch: int, rate: float) -> lis
     return [row["test_accuracy"] for row in rows if (row["fc_batch"], row["learning_rate"]) == (fc_batch, rate)]
 
 
-def _train_in_a_process(cell: Cell, path: Path | None) -> dict[str, Any]:
-    command = [sys.executable, "-P", "-m", "benchmarks.fc_batch", "--cell", json.dumps(asdict(cell))]
-    command += ["--path", str(path)] if path is not None else []
-    row: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    return row
-
-
 def main() -> None:
     """Train the cells that are missing, then draw all that are there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -314,7 +305,7 @@ def main() -> None:
     workers, rates = list(map(int, options.workers.split(","))), list(map(float, options.rates.split(",")))
     for cell in cells(workers, rates, options.seeds):
         if cell not in done:
-            rows.append(_train_in_a_process(cell, options.path))
+            rows.append(row_of_a_cell("fc_batch", asdict(cell), options.path))
             save_rows(options.json, rows)
             print(f"{cell}: {100 * rows[-1]['test_accuracy']:.2f} %", flush=True)
     if options.draw is not None:

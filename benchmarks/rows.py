@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["in_page", "load_rows", "save_rows"]
+__all__ = ["in_page", "load_rows", "row_of_a_cell", "save_rows"]
 
 
 def load_rows(path: Path | None) -> list[dict[str, Any]]:
@@ -20,6 +22,20 @@ def save_rows(path: Path | None, rows: Sequence[dict[str, Any]]) -> None:
     """Write all of them, if there is a path."""
     if path is not None:
         path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def row_of_a_cell(benchmark: str, cell: Mapping[str, object], data: Path | None) -> dict[str, Any]:
+    """The row that `python -m benchmarks.BENCHMARK --cell CELL` prints, as a process of its own.
+
+    Raises:
+        CalledProcessError: it failed.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--cell", json.dumps(cell)]
+    command += ["--path", str(data.resolve())] if data is not None else []
+    # Benchmarks are not installed: Python finds them from the folder that holds them.
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1])
+    row: dict[str, Any] = json.loads(done.stdout)
+    return row
 
 
 def in_page(page: str, mark: str, text: str) -> str:
