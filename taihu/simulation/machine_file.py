@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from taihu.errors import ConfigError
 from taihu.simulation.machines import Machines, Network, ethernet, taihulight
-from taihu.words import parse_rate
+from taihu.words import parse_bytes, parse_rate
 
 __all__ = ["EXAMPLE", "machines_in", "named_machines"]
 
@@ -31,6 +31,8 @@ add_bytes_per_second = 4e9      # gradients that a host adds
 # jitter = 0.05                 # of compute, from step to step
 # stragglers = 1                # workers that take straggler_slowdown times as long
 # straggler_slowdown = 2
+# hosts = 8                     # how many there are; without it, one for every process
+# memory = "16GB"               # free on a host; or memory_bytes
 """
 
 _ETHERNET: Final = "ethernet:"
@@ -39,8 +41,8 @@ _TABLES: Final = ("network", "machines")
 Part = TypeVar("Part", Network, Machines)
 
 
-def named_machines(name: str) -> tuple[Network, Machines] | None:
-    """The machines called `taihulight` or `ethernet:RATE`; None for other names, which are files.
+def named_machines(name: str, option: str = "--network") -> tuple[Network, Machines] | None:
+    """The machines called `taihulight` or `ethernet:RATE`, as `option` says; None for other names, which are files.
 
     Raises:
         ConfigError: the rate is none.
@@ -51,7 +53,7 @@ def named_machines(name: str) -> tuple[Network, Machines] | None:
         return None
     rate = parse_rate(name.removeprefix(_ETHERNET))
     if rate is None or not rate:
-        raise ConfigError(f"--network {name}: expected a rate with kbit, mbit or gbit, for example ethernet:1gbit")
+        raise ConfigError(f"{option} {name}: expected a rate with kbit, mbit or gbit, for example ethernet:1gbit")
     return ethernet(rate)
 
 
@@ -74,10 +76,16 @@ def machines_in(text: str, name: str) -> tuple[Network, Machines]:
                 f"{name}: network.rate: expected one such as '10gbit', and no bytes_per_second beside it"
             )
         network["bytes_per_second"] = ethernet(rate)[0].bytes_per_second
+    machines = dict(_table(name, tables, "machines"))
+    if "memory" in machines:
+        size = parse_bytes(str(machines.pop("memory")))
+        if not size or "memory_bytes" in machines:
+            raise ConfigError(f"{name}: machines.memory: expected one such as '16GB', and no memory_bytes beside it")
+        machines["memory_bytes"] = size
     try:
         return (
             _make(Network, name, "network", {"name": name, **network}),
-            _make(Machines, name, "machines", _table(name, tables, "machines")),
+            _make(Machines, name, "machines", machines),
         )
     except ConfigError as error:
         raise ConfigError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None

@@ -70,15 +70,21 @@ class Machines:
         add_bytes_per_second: gradients that a host adds up, or updates parameters by; no limit if infinite.
         jitter: spread of a worker's compute from step to step: the standard deviation of its logarithm.
         stragglers: workers, the last ones, whose compute takes `straggler_slowdown` times as long.
+        hosts: how many there are; 0 where there is one for every process.
+        memory_bytes: of a host, free for what its processes keep.
     """
 
     add_bytes_per_second: float = math.inf
     jitter: float = 0.0
     stragglers: int = 0
     straggler_slowdown: float = 2.0
+    hosts: int = 0
+    memory_bytes: float = math.inf
 
     def __post_init__(self) -> None:
-        _check_at_least("machines", self, 0.0, "jitter", "stragglers")
+        _check_at_least("machines", self, 0.0, "jitter", "stragglers", "hosts")
+        if not self.memory_bytes > 0:
+            raise ConfigError(f"machines.memory {self.memory_bytes:g}: expected more than nothing")
         if not self.add_bytes_per_second > 0:
             raise ConfigError(f"machines.add_bytes_per_second {self.add_bytes_per_second:g}: expected more than 0")
         if not self.straggler_slowdown > 0:

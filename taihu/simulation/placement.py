@@ -70,6 +70,12 @@ def check(job: Job, placement: Placement) -> None:
             f"{servers} servers beside {workers} workers: expected at most one on each host; give fewer servers, or "
             "hosts of their own"
         )
+    hosts = max(workers, servers) if placement.servers_beside else workers + servers
+    if 0 < placement.machines.hosts < hosts:
+        raise ConfigError(
+            f"machines.hosts {placement.machines.hosts}: {workers} workers and {servers} servers take {hosts} hosts; "
+            "give fewer of them, or servers beside workers"
+        )
     if placement.machines.stragglers > workers:
         raise ConfigError(
             f"machines.stragglers {placement.machines.stragglers}: expected at most {workers}, the number of workers"

@@ -1,4 +1,4 @@
-"""`taihu plan`: of a step's time, or with --memory of what the processes take."""
+"""`taihu plan`: of a step's time, with --memory of what the processes take, with --search of how to run a job."""
 
 from __future__ import annotations
 
@@ -62,6 +62,47 @@ def plan(
     free_server: Annotated[
         str | None, typer.Option(metavar="SIZE", help="With --memory: free for one server, e.g. 4GB.")
     ] = None,
+    search: Annotated[
+        Path | None,
+        typer.Option(metavar="JOB.toml", help="Search for the fastest way to run this job on the --machines."),
+    ] = None,
+    machines: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.toml|taihulight|ethernet:RATE",
+            help="With --search: hosts, their memory and their links; without it, links as the run of --profile "
+            "measured them.",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN.json",
+            help="With --search: compute and compression as a run of the job measured them; without it, the modelled "
+            "times of an SW26010.",
+        ),
+    ] = None,
+    min_density: Annotated[
+        float | None,
+        typer.Option(
+            metavar="R",
+            help="With --search: the least share of a gradient that may be sent; by default what the job itself "
+            "sends, everything where it does not compress.",
+        ),
+    ] = None,
+    precisions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="fp32,bf16,fp16",
+            help="With --search: what may be exchanged; by default fp32 and the job's own precision.",
+        ),
+    ] = None,
+    best: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="With --search: ways that are ranked; by default 10.")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="With --search: write the best way's job file.")
+    ] = None,
     json_file: JsonOption = None,
     flags: JobFlags,
 ) -> None:
@@ -73,6 +114,13 @@ def plan(
     With --memory: what every process of a job takes, by kind of state, with activations; whether so much is free; and
     the largest batch for each stage of ZeRO, with and without activations that are computed again.
 
+    With --search: the fastest way to run a job on given machines, of a ring and servers, compression, plans, layers
+    that are spread, ZeRO, precision and recomputation, by simulation (docs/simulation.md); why each of the others
+    loses; and the winner's job file. The number of workers and their batch stay. What loses accuracy beyond what the
+    job itself does is not tried unless --min-density and --precisions allow it. Machines are a file as of `taihu
+    simulate --help`, where `hosts` under [machines] says how many there are, and `memory`, as in "16GB", what is free
+    on each; Python and its libraries, about 200 MB in each process, are not counted.
+
     \b
     Examples:
       taihu plan result.json
@@ -82,6 +130,8 @@ def plan(
       taihu plan --memory --job job.toml --set exchange.zero=2 --free-worker 4GB
       taihu plan --memory --model resnet50 --data synthetic:3x224x224 --exchange ring --free-worker 16GB
       taihu plan --memory --table
+      taihu plan --search job.toml --machines lab.toml --profile result.json --write best.toml
+      taihu plan --search job.toml --machines ethernet:1gbit --min-density 0.01 --precisions fp32,bf16
     """  # noqa: D301
     of_time = {
         "PROFILE.json": profile_file,
@@ -89,8 +139,25 @@ def plan(
         "--rate": rate,
         "--timeline": timeline != "overlapped",
     }
+    of_compression = {"--refresh-every": refresh_every, "--threshold": threshold, "--downlink": downlink}
     job_alone = {name: value for name, value in flags.given().items() if name not in _OF_BOTH}
     of_job = {"--job": job_file, "--free-worker": free_worker, "--free-server": free_server}
+    of_search = {
+        "--machines": machines,
+        "--profile": profile,
+        "--min-density": min_density is not None,
+        "--precisions": precisions,
+        "--best": best,
+        "--write": write,
+    }
+    if search is not None:
+        _check_search({**of_time, **of_compression, "--memory": memory, **of_job, "--table": table})
+        from taihu.cli.planning.search import AskedSearch, plan_search
+
+        limits = AskedSearch(machines, profile, min_density, precisions, best or 10, write, json_file)
+        plan_search(flags.resolve(search), limits)
+        return
+    _check_no_search(of_search)
     _check_mode(memory, of_memory={**of_job, **job_alone, "--table": table}, of_time=of_time)
     if table:
         from taihu.cli.planning.tables import plan_tables
@@ -111,6 +178,19 @@ def plan(
         asked = AskedCompression(flags.compression, flags.density, refresh_every, downlink, threshold)
         costs = Costs(profile_file, coordinator, flags.workers, rate)
         plan_time(costs, asked, flags.plan or "auto", timeline, json_file)
+
+
+def _check_search(others: Mapping[str, object]) -> None:
+    """Raise ConfigError for an option of another kind of plan."""
+    if name := next((name for name, value in others.items() if value), None):
+        remedy = "give what was measured by --profile" if name == "PROFILE.json" else "set keys of the job by --set"
+        raise ConfigError(f"{name}: does not go with --search; {remedy}")
+
+
+def _check_no_search(of_search: Mapping[str, object]) -> None:
+    """Raise ConfigError for an option of the search."""
+    if name := next((name for name, value in of_search.items() if value), None):
+        raise ConfigError(f"{name}: belongs to the search for the best way to run a job; give --search JOB.toml too")
 
 
 def _check_mode(memory: bool, *, of_memory: Mapping[str, object], of_time: Mapping[str, object]) -> None:

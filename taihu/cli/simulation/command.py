@@ -84,7 +84,7 @@ def simulate(
       rate = "10gbit"              # of a host's port; or bytes_per_second
       full_duplex = true
       message_seconds = 0          # in which a port is busy with any message
-      supernode = 0                # hosts that are joined at full speed, 0: all
+      supernode = 0                # those joined at full speed, 0: all
       oversubscription = 1         # their ports together, over what leads out
       supernode_alpha_seconds = 0
       jitter = 0                   # of alpha: the deviation of its logarithm
@@ -95,6 +95,8 @@ def simulate(
       jitter = 0                   # of compute, from step to step
       stragglers = 0               # workers that are so many times slower:
       straggler_slowdown = 2
+      hosts = 0                    # how many there are; 0: one for every process
+      memory = "16GB"              # free on each; or memory_bytes
 
     \b
     Examples:

@@ -54,17 +54,17 @@ def work_of(job: Job, profile_file: Path | None) -> Work:
     return Work(model.layout, of_modelled("sw26010", step.forward_seconds, step.backward_seconds))
 
 
-def machines_of(network: str | None, work: Work) -> tuple[Network, Machines]:
-    """The machines that `--network` names; without it those of the run that the profile is from.
+def machines_of(network: str | None, work: Work, option: str = "--network") -> tuple[Network, Machines]:
+    """The machines that `option` names; without it those of the run that the profile is from.
 
     Raises:
         ConfigError: there is neither, or the file is wrong.
     """
     if network is None:
         if work.profile is None:
-            raise ConfigError("--network: missing; give taihulight, ethernet:1gbit, a file, or a measured --profile")
+            raise ConfigError(f"{option}: missing; give taihulight, ethernet:1gbit, a file, or a measured --profile")
         return of_profile(work.profile.link, work.profile.workers, work.profile.servers)
-    named = named_machines(network)
+    named = named_machines(network, option)
     if named is not None:
         return named
     try:
@@ -72,7 +72,7 @@ def machines_of(network: str | None, work: Work) -> tuple[Network, Machines]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise ConfigError(
-            f"--network {network}: {reason}; expected taihulight, ethernet:1gbit or a file of a network"
+            f"{option} {network}: {reason}; expected taihulight, ethernet:1gbit or a file of a network"
         ) from None
 
 

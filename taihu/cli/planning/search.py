@@ -1,0 +1,161 @@
+"""`taihu plan --search`: the fastest way to run a job on given machines, told and written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from taihu.cli.planning.search_memory import HostMemory
+from taihu.cli.planning.search_tables import Answer, as_json, described, notes
+from taihu.cli.simulation.inputs import machines_of, work_of
+from taihu.errors import ConfigError
+from taihu.job import Job
+from taihu.job.advice import advice
+from taihu.results import check_writable, write_json
+from taihu.search.floors import Floor
+from taihu.search.job_file import job_file
+from taihu.search.search import Found, Search, ranked
+from taihu.search.steps import Costs, Steps
+from taihu.search.ways import Candidate, allowed_for, candidates_of
+from taihu.simulation.placement import Placement
+
+__all__ = ["AskedSearch", "plan_search", "searched"]
+
+_QUIET_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class AskedSearch:
+    """The options of the search beside those of the job.
+
+    Attributes:
+        machines: a name or a file; None for those of the profile's run.
+        profile: results of a run, for what it measured.
+        min_density: no less of a gradient is sent; None for what the job itself sends.
+        precisions: that are tried, with commas; None for the job's and fp32.
+        best: ways that are ranked.
+        write: where the winner's job file goes.
+        json_file: where the results go.
+    """
+
+    machines: str | None = None
+    profile: Path | None = None
+    min_density: float | None = None
+    precisions: str | None = None
+    best: int = 10
+    write: Path | None = None
+    json_file: Path | None = None
+
+
+def plan_search(job: Job, asked: AskedSearch) -> None:
+    """Search, print, and write what is asked for.
+
+    Raises:
+        ConfigError: something asked for is wrong, or the job fits nowhere.
+    """
+    check_writable(asked.write, asked.json_file)
+    for line in advice(job):
+        typer.echo(f"warning: {line}", err=True)
+    answer = searched(job, asked, _Progress())
+    for line in described(answer):
+        typer.echo(line)
+    if asked.write is not None:
+        winner = answer.ranking[0].candidate
+        try:
+            asked.write.write_text(job_file(winner, notes(answer)))
+        except OSError as error:
+            raise ConfigError(f"cannot write {asked.write}: {error.strerror}") from None
+        typer.echo(f"written         {asked.write}")
+    if asked.json_file is not None:
+        write_json(asked.json_file, as_json(answer))
+
+
+def searched(job: Job, asked: AskedSearch, tell: Callable[[str], None] = lambda _: None) -> Answer:
+    """The answer for a job; `tell` hears now and then how far the search is.
+
+    Raises:
+        ConfigError: something asked for is wrong, or the job fits nowhere.
+    """
+    work = work_of(job, asked.profile)
+    network, machines = machines_of(asked.machines, work, option="--machines")
+    placement = Placement(network, machines, seed=job.train.seed)
+    precisions = None if asked.precisions is None else asked.precisions.split(",")
+    allowed = allowed_for(job, machines.hosts, asked.min_density, precisions)
+    measured_with = "none" if work.profile is None else job.train.recompute
+    steps = Steps(Costs(work.layout, work.compute, measured_with, work.profile), placement)
+    memory = HostMemory(job, machines.memory_bytes)
+    candidates = []
+    for candidate in candidates_of(job, allowed, memory.fits, steps.spread):
+        candidates.append(candidate)
+        tell(f"{len(candidates):,} ways to run the job so far")
+    fitting = [candidate for candidate in candidates if memory.fits(candidate)]
+    if not fitting:
+        raise ConfigError(memory.complaint(candidates))
+    search, refused = _driven(fitting, steps, asked.best, tell)
+    ranking = ranked(search.found)[: asked.best]
+    return Answer(
+        job=job,
+        allowed=allowed,
+        placement=placement,
+        compute=work.compute.source,
+        ranking=ranking,
+        terms=[steps.terms(each.candidate, each.step) for each in ranking],
+        as_it_is=_as_it_is(fitting[0], search, steps),
+        found=len(search.found),
+        passed=search.passed,
+        too_large=[candidate for candidate in candidates if not memory.fits(candidate)],
+        refused=refused,
+        host_bytes=[memory.host_bytes(each.candidate) for each in ranking],
+    )
+
+
+def _driven(
+    candidates: Sequence[Candidate], steps: Steps, best: int, tell: Callable[[str], None]
+) -> tuple[Search, list[tuple[Candidate, str]]]:
+    """The search, done, and the candidates that cannot be simulated, with the reason."""
+    floors: list[tuple[Candidate, Floor]] = []
+    refused: list[tuple[Candidate, str]] = []
+    for candidate in candidates:
+        try:
+            floors.append((candidate, steps.floor(candidate)))
+        except ConfigError as error:
+            refused.append((candidate, str(error)))
+    search = Search(floors, best)
+    while (candidate := search.next()) is not None:
+        try:
+            search.add(candidate, steps.simulate(candidate))
+        except ConfigError as error:
+            refused.append((candidate, str(error)))
+        tell(f"{len(search.found):,} ways simulated, {search.left:,} left to look at")
+    if not search.found:
+        raise ConfigError(refused[0][1])
+    return search, refused
+
+
+def _as_it_is(first: Candidate, search: Search, steps: Steps) -> Found | None:
+    """The job without a change, which is the first of all candidates where it may be run at all."""
+    if first.changes:
+        return None
+    found = next((each for each in search.found if each.candidate is first), None)
+    try:
+        return found or Found(first, steps.simulate(first))
+    except ConfigError:
+        return None
+
+
+class _Progress:
+    """Tells standard error how far it is, every two seconds."""
+
+    def __init__(self) -> None:
+        self._next_s = time.monotonic() + _QUIET_S
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + _QUIET_S
+            typer.echo(text, err=True)

@@ -1,0 +1,189 @@
+"""The answer of a search for the best way to run a job: in lines, and as results."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from taihu.job import Job
+from taihu.local.display import human_bytes
+from taihu.search.job_file import where
+from taihu.search.reasons import why_it_loses, why_it_was_passed
+from taihu.search.search import Found, Passed
+from taihu.search.ways import Allowed, Candidate, Way
+from taihu.simulation.placement import Placement
+from taihu.words import aligned, counted
+
+__all__ = ["Answer", "as_json", "described", "exchange_in_words", "notes"]
+
+_COLUMNS: Final = ("", "step s", "exchange", "sends", "plan", "fc", "zero", "precision", "recompute", "hosts")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best ways to run a job, and the others.
+
+    Attributes:
+        job: as it was given.
+        allowed: what was tried.
+        placement: the machines.
+        compute: where times of compute are from.
+        ranking: the best ways, the best one first.
+        terms: of their steps' time.
+        as_it_is: the step of the job as it was given, if that is allowed, fits and can be simulated.
+        found: how many were simulated.
+        passed: that were not worth it.
+        too_large: that do not fit into a host.
+        refused: that cannot be simulated, with the reason.
+        host_bytes: of the ranking, of the host that holds the most; None without a limit.
+    """
+
+    job: Job
+    allowed: Allowed
+    placement: Placement
+    compute: str
+    ranking: Sequence[Found]
+    terms: Sequence[Mapping[str, float]]
+    as_it_is: Found | None
+    found: int
+    passed: Sequence[Passed]
+    too_large: Sequence[Candidate]
+    refused: Sequence[tuple[Candidate, str]]
+    host_bytes: Sequence[int | None]
+
+    @property
+    def reasons(self) -> list[str]:
+        """The reason why each of the ranking loses; of the first, nothing."""
+        winner, own = self.ranking[0], self.terms[0]
+        losers = zip(self.ranking[1:], self.terms[1:], strict=True)
+        return ["", *(why_it_loses(loser, terms, winner, own) for loser, terms in losers)]
+
+
+def described(answer: Answer) -> Iterator[str]:
+    """The answer in lines."""
+    job, network = answer.job, answer.placement.network
+    members = counted(job.cluster.workers, "worker")
+    yield f"{job.model.name}, {members}, batch {job.train.batch}; network {network.name}"
+    yield f"allowed         {_allowed(answer)}"
+    yield f"ways            {_counts(answer)}"
+    memory = ["a host"] if answer.host_bytes[0] is not None else []
+    rows = [[*_COLUMNS, *memory, "why it loses"]]
+    for number, (each, used, reason) in enumerate(
+        zip(answer.ranking, answer.host_bytes, answer.reasons, strict=True), 1
+    ):
+        cells = [] if used is None else [human_bytes(used)]
+        rows.append([f"{number}", f"{each.step.seconds:.4g}", *_cells(each.candidate), *cells, reason])
+    yield from aligned(rows)
+    yield from _others(answer)
+    own, best = answer.as_it_is, answer.ranking[0]
+    if own is None:
+        yield "as it is        not allowed, too large for a host, or not simulated"
+    elif own is not best:
+        faster = own.step.seconds / best.step.seconds
+        yield f"as it is        {own.step.seconds:.4g} s; the first is {faster:.2f} times as fast"
+    else:
+        yield "as it is        the job is the first itself"
+
+
+def notes(answer: Answer) -> list[str]:
+    """The lines above the winner's job file."""
+    best, network = answer.ranking[0], answer.placement.network.name
+    own = answer.as_it_is
+    told = [f"The best of {_total(answer):,} ways on {network}: {best.step.seconds:.4g} s a step, as predicted."]
+    if own is not None and own is not best:
+        told.append(f"As it was, the job took {own.step.seconds:.4g} s.")
+    return told
+
+
+def as_json(answer: Answer) -> dict[str, Any]:
+    """The answer as results."""
+    job, allowed, machines = answer.job, answer.allowed, answer.placement.machines
+    rows = zip(answer.ranking, answer.terms, answer.reasons, answer.host_bytes, strict=True)
+    winner = answer.ranking[0]
+    own = answer.as_it_is
+    return {
+        "model": job.model.name,
+        "workers": job.cluster.workers,
+        "batch": job.train.batch,
+        "network": answer.placement.network.name,
+        "compute": answer.compute,
+        "seed": answer.placement.seed,
+        "hosts": allowed.hosts,
+        "memory_bytes": machines.memory_bytes,
+        "min_density": allowed.min_density,
+        "precisions": list(allowed.precisions),
+        "ways": _total(answer),
+        "simulated": answer.found,
+        "as_it_is_seconds_per_step": None if own is None else own.step.seconds,
+        "ranking": [_row(*row) for row in rows],
+        "passed": [
+            {
+                **each.candidate.way.to_json(),
+                "seconds_at_least": each.floor.seconds,
+                "reason": why_it_was_passed(each, winner),
+            }
+            for each in answer.passed
+        ],
+        "too_large": [each.way.to_json() for each in answer.too_large],
+        "refused": [{**each.way.to_json(), "reason": reason} for each, reason in answer.refused],
+    }
+
+
+def exchange_in_words(way: Way) -> str:
+    """`ring`, `4 servers beside`, `1 server apart`."""
+    if not way.servers:
+        return "ring"
+    return f"{counted(way.servers, 'server')} {'beside' if way.beside else 'apart'}"
+
+
+def _row(each: Found, terms: Mapping[str, float], reason: str, host_bytes: int | None) -> dict[str, Any]:
+    candidate = each.candidate
+    return {
+        **candidate.way.to_json(),
+        "hosts": candidate.hosts,
+        "where": where(candidate.way),
+        **each.step.to_json(),
+        "host_bytes": host_bytes,
+        "seconds_of": dict(terms),
+        "reason": reason or None,
+    }
+
+
+def _cells(candidate: Candidate) -> list[str]:
+    way = candidate.way
+    sends = "everything" if way.method == "none" else f"{way.method} {way.density:g}"
+    how = (way.plan, way.fc, f"{way.zero}", way.precision, way.recompute)
+    return [exchange_in_words(way), sends, *how, f"{candidate.hosts}"]
+
+
+def _allowed(answer: Answer) -> str:
+    allowed, memory = answer.allowed, answer.placement.machines.memory_bytes
+    density = "everything is sent" if allowed.min_density >= 1 else f"density {allowed.min_density:g} and above"
+    room = "" if answer.host_bytes[0] is None else f" with {human_bytes(memory)} each"
+    return f"{density}; {', '.join(allowed.precisions)}; {counted(allowed.hosts, 'host')}{room}"
+
+
+def _counts(answer: Answer) -> str:
+    parts = [f"{_total(answer):,}: {answer.found:,} simulated, {len(answer.passed):,} passed by"]
+    if answer.too_large:
+        parts.append(f"{len(answer.too_large):,} do not fit into a host")
+    if answer.refused:
+        parts.append(f"{len(answer.refused):,} cannot be simulated")
+    return ", ".join(parts)
+
+
+def _total(answer: Answer) -> int:
+    return answer.found + len(answer.passed) + len(answer.too_large) + len(answer.refused)
+
+
+def _others(answer: Answer) -> Iterator[str]:
+    """Lines on those that were not ranked: the term that takes too long, or the reason why it is not known."""
+    least: defaultdict[str, list[float]] = defaultdict(list)
+    for each in answer.passed:
+        least[each.floor.largest].append(each.floor.seconds)
+    for name, seconds in sorted(least.items()):
+        yield f"passed by       {counted(len(seconds), 'way')} for {name}: at least {min(seconds):.3g} s a step"
+    for reason in dict.fromkeys(reason for _, reason in answer.refused):
+        yield f"not simulated   {reason}"

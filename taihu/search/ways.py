@@ -1,0 +1,268 @@
+"""The ways to run a job that are compared: exchange, compression, plan, spread layers, ZeRO, precision. Pure.
+
+A way is what differs between them; laid over the job it is a job of its own, which its daemons would run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Final
+
+from taihu.errors import ConfigError
+from taihu.job import Job, load_job
+
+__all__ = ["Allowed", "Candidate", "Way", "allowed_for", "candidates_of"]
+
+PRECISIONS: Final = ("fp32", "bf16", "fp16")
+"""From the one that loses nothing on."""
+
+_DENSITIES: Final = (0.1, 0.01, 0.001)
+_METHODS: Final = ("topk", "lags", "dlgs")
+_PLANS: Final = ("auto", "single", "bucket:4MB")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a job.
+
+    Attributes:
+        servers: how many there are; 0 in a ring.
+        beside: whether server i runs on the host of worker i.
+        method: of compression.
+        density: share of the gradient that is sent; 1 without compression.
+        plan: how layers are merged.
+        fc: what fully connected layers exchange.
+        zero: the stage of ZeRO.
+        precision: of what is exchanged.
+        recompute: of activations.
+    """
+
+    servers: int
+    beside: bool
+    method: str
+    density: float
+    plan: str
+    fc: str
+    zero: int
+    precision: str
+    recompute: str
+
+    @classmethod
+    def of(cls, job: Job, *, beside: bool) -> Way:
+        """The way of a job as it is."""
+        compression = job.compression
+        return cls(
+            job.servers,
+            beside and job.servers > 0,
+            compression.method,
+            1.0 if compression.method == "none" else compression.density,
+            job.exchange.plan,
+            job.exchange.fc,
+            job.zero,
+            job.train.precision,
+            job.train.recompute,
+        )
+
+    def over(self, job: Job) -> Job:
+        """The job run this way; what else it says stays, but what would have no effect.
+
+        Raises:
+            ConfigError: its other settings do not go with that.
+        """
+        tables: dict[str, dict[str, Any]] = job.model_dump(exclude={"name"}, exclude_unset=True)
+        exchange, train = tables.setdefault("exchange", {}), tables.setdefault("train", {})
+        cluster, compression = tables.setdefault("cluster", {}), tables.setdefault("compression", {})
+        exchange |= {"kind": "server" if self.servers else "ring", "plan": self.plan, "fc": self.fc}
+        exchange["zero"] = self.zero
+        train |= {"precision": self.precision, "recompute": self.recompute}
+        if self.servers:
+            cluster["servers"] = self.servers
+        else:
+            cluster.pop("servers", None)
+        if self.method == "none":
+            compression.clear()
+        else:
+            compression |= {"method": self.method, "density": self.density}
+        return load_job(None, tables, {"": {"name": job.name}})
+
+    def changes(self, other: Way) -> int:
+        """The number of settings in which two ways differ."""
+        return sum(value != getattr(other, key) for key, value in vars(self).items())
+
+    def to_json(self) -> dict[str, Any]:
+        """The way as results show it."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The limits of what is tried.
+
+    Attributes:
+        min_density: no less of the gradient is sent.
+        precisions: of what is exchanged, among `PRECISIONS`.
+        hosts: no more are taken.
+    """
+
+    min_density: float
+    precisions: tuple[str, ...]
+    hosts: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run the job, the job that does, and the number of settings in which that differs from what it is."""
+
+    way: Way
+    job: Job
+    changes: int
+
+    @property
+    def hosts(self) -> int:
+        """The hosts that it takes."""
+        workers, servers = self.job.cluster.workers, self.way.servers
+        return max(workers, servers) if self.way.beside else workers + servers
+
+    @property
+    def preference(self) -> tuple[float, ...]:
+        """Less is better among those that are as fast: what is lost, what is changed, hosts; and then any order."""
+        way = self.way
+        place = (way.servers, way.zero, _METHODS.index(way.method) if way.method in _METHODS else -1)
+        return (-way.density, PRECISIONS.index(way.precision), self.changes, self.hosts, *place)
+
+
+def allowed_for(job: Job, hosts: int, min_density: float | None, precisions: Iterable[str] | None) -> Allowed:
+    """The limits of a search: what the job loses itself, unless more is allowed; `hosts` 0 are as many as it takes.
+
+    Raises:
+        ConfigError: a limit is none, or there is no host for each worker.
+    """
+    compression, workers = job.compression, job.cluster.workers
+    own = 1.0 if compression.method == "none" else compression.density
+    least = own if min_density is None else min_density
+    if not 0 < least <= 1:
+        raise ConfigError(f"--min-density {least:g}: expected a share above 0 and at most 1, for example 0.01")
+    named = ("fp32", job.train.precision) if precisions is None else tuple(precisions)
+    unknown = next((name for name in named if name not in PRECISIONS), None)
+    if unknown is not None or not named:
+        raise ConfigError(f"--precisions {unknown or ''}: expected some of {', '.join(PRECISIONS)}, with commas")
+    if 0 < hosts < workers:
+        raise ConfigError(
+            f"machines.hosts {hosts}: the job has {workers} workers, each on a host of its own; give "
+            f"{workers} hosts, or cluster.workers = {hosts}"
+        )
+    return Allowed(least, tuple(name for name in PRECISIONS if name in named), hosts or workers + job.servers)
+
+
+def candidates_of(
+    job: Job, allowed: Allowed, fits: Callable[[Candidate], bool], spread: Callable[[Job], frozenset[str]]
+) -> Iterator[Candidate]:
+    """All ways to run `job` that are allowed and that its other settings go with, the job as it is first.
+
+    ZeRO's higher stages and recomputation cost time and save memory: they are tried where it `fits` no other way.
+    `spread` names the layers that a job would spread over its workers; ways that spread the same ones are one.
+    """
+    own = Way.of(job, beside=bool(job.servers) and job.cluster.workers + job.servers > allowed.hosts)
+    seen = set[Way]()
+    for base in (own, *_bases(own, job, allowed, _modes(own, job, spread))):
+        for candidate in _thrifty(base, own, job, fits):
+            is_own = candidate.way == own
+            if candidate.way in seen or not (is_own or _is_new(candidate, own, spread)):
+                continue
+            if not _is_allowed(candidate, allowed):
+                continue
+            seen.add(candidate.way)
+            yield candidate
+
+
+def _is_allowed(candidate: Candidate, allowed: Allowed) -> bool:
+    way = candidate.way
+    beside = not way.beside or way.servers <= candidate.job.cluster.workers
+    return (
+        beside
+        and way.density >= allowed.min_density
+        and way.precision in allowed.precisions
+        and candidate.hosts <= allowed.hosts
+    )
+
+
+def _modes(own: Way, job: Job, spread: Callable[[Job], frozenset[str]]) -> Sequence[str]:
+    """The modes of fully connected layers: only one where none of them can be spread."""
+    whole = _candidate(replace(own, fc="shard", method="none", density=1.0, precision="fp32", zero=1), own, job)
+    others = ("auto", "shard") if whole is not None and spread(whole.job) else ()
+    return tuple(dict.fromkeys((own.fc, "data", *others)))
+
+
+def _bases(own: Way, job: Job, allowed: Allowed, modes: Sequence[str]) -> Iterator[Way]:
+    """All combinations but of ZeRO's stages and recomputation."""
+    sent = [("none", 1.0, precision) for precision in allowed.precisions]
+    sent += [(*each, "fp32") for each in product(_METHODS, _densities(own, allowed.min_density))]
+    plans = tuple(dict.fromkeys((own.plan, *_PLANS)))
+    for (servers, beside), (method, density, precision), fc in product(_exchanges(own, job), sent, modes):
+        exchanged = replace(own, servers=servers, beside=beside, fc=fc)
+        for plan in plans if method != "topk" else ("auto",):
+            yield replace(exchanged, method=method, density=density, precision=precision, plan=plan)
+
+
+def _exchanges(own: Way, job: Job) -> Iterator[tuple[int, bool]]:
+    """Servers, and whether they are beside workers."""
+    workers = job.cluster.workers
+    yield (0, False)
+    counts = {own.servers, workers, *(1 << power for power in range(workers.bit_length()))} - {0}
+    yield from product(sorted(count for count in counts if count <= max(workers, own.servers)), (True, False))
+
+
+def _densities(own: Way, least: float) -> Sequence[float]:
+    """The densities that compressed gradients may have; none where nothing may be left out."""
+    if least >= 1.0:
+        return ()
+    known = {own.density, least, *_DENSITIES} - {1.0}
+    return sorted(density for density in known if density >= least)
+
+
+def _thrifty(base: Way, own: Way, job: Job, fits: Callable[[Candidate], bool]) -> Iterator[Candidate]:
+    """A way with the stages that cost no time, and with those that save memory if it takes them to fit."""
+    if base == own:
+        yield Candidate(own, job, 0)
+    for recompute in ("none", own.recompute if own.recompute != "none" else "memory"):
+        fitting = False
+        for zero in _stages(base):
+            candidate = _candidate(replace(base, zero=zero, recompute=recompute), own, job)
+            if candidate is None or (fitting and zero > 1):
+                continue
+            yield candidate
+            fitting = fits(candidate) or fitting
+        if fitting:
+            return
+
+
+def _stages(way: Way) -> Sequence[int]:
+    """The stages that go with what is sent."""
+    if way.method != "none":
+        return (int(way.servers > 0),)
+    return (0, 1, 2, 3) if way.precision == "fp32" else (2, 3)
+
+
+def _candidate(way: Way, own: Way, job: Job) -> Candidate | None:
+    try:
+        return Candidate(way, way.over(job), way.changes(own))
+    except ConfigError:
+        return None
+
+
+def _is_new(candidate: Candidate, own: Way, spread: Callable[[Job], frozenset[str]]) -> bool:
+    """Whether no other way does the same: spreads these layers, and merges by this plan."""
+    way, job = candidate.way, candidate.job
+    if way.plan == "single" and not job.plans_by_measuring and own.plan != "single":
+        return False
+    if way.fc == "data":
+        return True
+    names = spread(job)
+    if not names:
+        return False
+    if way.fc == "auto" or own.fc == "shard":
+        return True
+    auto = _candidate(replace(way, fc="auto"), own, job)
+    return auto is None or spread(auto.job) != names

@@ -1,0 +1,233 @@
+"""The search ranks as if all candidates were simulated, and floors are below steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.simulations import job_of, layout_of, seconds_of
+
+from taihu.errors import ConfigError
+from taihu.job import Job, load_job
+from taihu.search.floors import Floor
+from taihu.search.reasons import why_it_loses, why_it_was_passed
+from taihu.search.search import ALIKE, Found, Passed, Search, ranked
+from taihu.search.steps import TERMS, Costs, Steps
+from taihu.search.ways import Candidate, Way, allowed_for, candidates_of
+from taihu.simulation.compute import Compute
+from taihu.simulation.job import Simulated
+from taihu.simulation.machines import Machines, Network, ethernet
+from taihu.simulation.placement import Placement
+
+WAY = Way.of(Job(), beside=False)
+STEP = Simulated(1.0, 0.5, 0.5, 0.0, 0.2, 0.5, (1, 1), None, None, 0)  # type: ignore[arg-type] - no plan is looked at
+MACHINES = Machines(add_bytes_per_second=4e9)
+
+
+def step_of(seconds: float) -> Simulated:
+    """A step that takes so long."""
+    return replace(STEP, seconds=seconds)
+
+
+def steps_on(network: Network, elements: tuple[int, ...], each: float, machines: Machines = MACHINES) -> Steps:
+    """Steps of jobs whose layers have so many parameters and take `each` seconds."""
+    layout = layout_of(*elements)
+    return Steps(Costs(layout, seconds_of(layout, each)), Placement(network, machines))
+
+
+def found_by(search: Search, steps: Steps) -> list[Found]:
+    while (candidate := search.next()) is not None:
+        search.add(candidate, steps.simulate(candidate))
+    return ranked(search.found)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.9, 1.1), st.floats(0.0, 0.1), st.integers(0, 3), st.sampled_from([1.0, 0.1])),
+        min_size=1,
+        max_size=30,
+    ),
+    st.integers(1, 4),
+)
+def test_nothing_is_passed_by_that_would_be_ranked(drawn: list[tuple[float, float, int, float]], best: int) -> None:
+    """Floors, what steps take beyond them, changes and densities: most steps are about as fast."""
+    seconds, floors = {}, []
+    for number, (floor, more, changes, density) in enumerate(drawn):
+        candidate = Candidate(replace(WAY, servers=number + 1, density=density), Job(), changes)
+        seconds[candidate.way] = floor + more
+        floors.append((candidate, Floor(floor, 0.0, 0.0)))
+    search = Search(floors, best)
+    while (candidate := search.next()) is not None:
+        search.add(candidate, step_of(seconds[candidate.way]))
+    everything = ranked([Found(each, step_of(seconds[each.way])) for each, _ in floors])
+    assert ranked(search.found)[:best] == everything[:best]
+    assert len(search.found) + len(search.passed) == len(floors)
+
+
+@pytest.mark.parametrize(("rate", "density"), [(1e8, None), (1e8, 0.05), (1e10, None)])
+def test_the_winner_is_the_best_of_all(rate: float, density: float | None) -> None:
+    """Every candidate simulated, without floors, ranks the same."""
+    job = job_of(3, 1, exchange={"plan": "auto"})
+    steps = steps_on(ethernet(rate)[0], (300_000, 90_000, 20_000, 900), 0.004)
+    candidates = list(candidates_of(job, allowed_for(job, 5, density, None), lambda _: True, steps.spread))
+    search = Search([(each, steps.floor(each)) for each in candidates], 3)
+    chosen = found_by(search, steps)[:3]
+    everything = ranked([Found(each, steps.simulate(each)) for each in candidates])
+    assert [each.candidate.way for each in chosen] == [each.candidate.way for each in everything[:3]]
+    assert search.passed, "nothing was spared"
+    least = min(each.step.seconds for each in everything)
+    assert chosen[0].step.seconds <= least * (1.0 + ALIKE)
+
+
+@pytest.fixture(scope="module")
+def ways_of() -> dict[int, list[Candidate]]:
+    """All ways to run a job of so many workers."""
+    free = steps_on(ethernet(1e9)[0], (1000, 10), 0.0)
+    found = {}
+    for workers in (1, 2, 5):
+        job = job_of(workers, 1, exchange={"plan": "auto"})
+        allowed = allowed_for(job, 0, 0.01, ("fp32", "bf16", "fp16"))
+        found[workers] = list(candidates_of(job, replace(allowed, hosts=2 * workers), lambda _: False, free.spread))
+    return found
+
+
+@given(st.data())
+@settings(max_examples=25)
+def test_no_step_is_shorter_than_its_floor(ways_of: dict[int, list[Candidate]], data: st.DataObject) -> None:
+    network = Network(
+        "drawn",
+        data.draw(st.sampled_from([0.0, 1e-5, 5e-3])),
+        data.draw(st.sampled_from([1e6, 1e8, 1e12])),
+        full_duplex=data.draw(st.booleans()),
+        jitter=data.draw(st.sampled_from([0.0, 0.3])),
+    )
+    machines = Machines(jitter=data.draw(st.sampled_from([0.0, 0.0, 0.2])), stragglers=data.draw(st.integers(0, 1)))
+    elements = tuple(data.draw(st.lists(st.integers(1, 300_000), min_size=1, max_size=5)))
+    steps = steps_on(network, elements, data.draw(st.sampled_from([0.0, 1e-3, 0.1])), machines)
+    ways = ways_of[data.draw(st.sampled_from(sorted(ways_of)))]
+    for candidate in data.draw(st.lists(st.sampled_from(ways), min_size=1, max_size=4)):
+        assert steps.floor(candidate).seconds <= steps.simulate(candidate).seconds
+
+
+@given(
+    st.sampled_from([None, 0.5, 0.02, 1e-4]),
+    st.sampled_from([None, ("bf16",), ("fp32", "fp16")]),
+    st.sampled_from(["none", "dlgs"]),
+    st.integers(4, 12),
+)
+@settings(max_examples=8)
+def test_no_limit_is_crossed(
+    density: float | None, precisions: tuple[str, ...] | None, method: str, hosts: int
+) -> None:
+    compression = {"method": method, "density": 0.1} if method != "none" else {}
+    job = job_of(4, 2, exchange={"plan": "auto"}, compression=compression)
+    steps = steps_on(ethernet(1e9)[0], (1000, 10), 0.01)
+    allowed = allowed_for(job, hosts, density, precisions)
+    least = density if density is not None else 0.1 if method != "none" else 1.0
+    ways = list(islice(candidates_of(job, allowed, lambda _: True, steps.spread), 400))
+    assert len({each.way for each in ways}) == len(ways)
+    for each in ways:
+        compression = each.job.compression
+        assert compression.method == "none" or compression.density >= least
+        assert each.job.train.precision in (precisions or ("fp32",))
+        assert each.hosts <= hosts
+        assert Way.of(each.job, beside=each.way.beside) == each.way
+        assert each.job.cluster.workers == 4
+
+
+def test_the_job_as_it_is_comes_first_and_loses_nothing_more_by_default() -> None:
+    job = job_of(2, 1, train={"precision": "bf16"})
+    steps = steps_on(ethernet(1e9)[0], (1000, 10), 0.01)
+    first, *others = candidates_of(job, allowed_for(job, 0, None, None), lambda _: True, steps.spread)
+    assert (first.job, first.changes) == (job, 0)
+    assert {each.way.precision for each in others} == {"bf16", "fp32"}
+    assert {each.way.method for each in others} == {"none"}
+
+
+def test_memory_is_saved_only_where_it_has_to_be() -> None:
+    job = job_of(3, 1, exchange={"plan": "auto"})
+    steps = steps_on(ethernet(1e9)[0], (1000, 10), 0.01)
+    allowed = allowed_for(job, 0, None, None)
+
+    def settings_where(fits: bool, least: int = 0) -> set[tuple[int, str]]:
+        """Stages and recomputation that are tried where so much is kept back."""
+        ways = candidates_of(job, allowed, lambda each: fits and each.way.zero >= least, steps.spread)
+        return {(each.way.zero, each.way.recompute) for each in ways}
+
+    assert settings_where(fits=True) == {(0, "none"), (1, "none")}
+    assert settings_where(fits=True, least=2) == {(0, "none"), (1, "none"), (2, "none")}
+    assert settings_where(fits=False) == {(zero, way) for zero in range(4) for way in ("none", "memory")}
+
+
+def test_recomputation_takes_a_forward_more() -> None:
+    layout = layout_of(5, 5)
+    compute = Compute("test", (1.0, 2.0), (3.0, 4.0))
+    assert Costs(layout, compute).compute_with("memory").backward == (4.0, 6.0)
+    assert Costs(layout, compute, "spill").compute_with("none").backward == (2.0, 2.0)
+    assert Costs(layout, compute, "memory").compute_with("spill") == compute
+
+
+def test_what_job_settings_do_not_go_with_is_no_way() -> None:
+    clipped = load_job(None, {"optimizer": {"clip_norm": 1.0}})
+    steps = steps_on(ethernet(1e9)[0], (1000, 10), 0.01)
+    ways = list(candidates_of(clipped, allowed_for(clipped, 0, 0.01, None), lambda _: True, steps.spread))
+    assert {each.way.method for each in ways} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "density", "precisions", "words"),
+    [
+        (2, None, None, "machines.hosts 2: the job has 3 workers"),
+        (0, 0.0, None, "--min-density 0: expected a share above 0"),
+        (0, 1.5, None, "--min-density 1.5"),
+        (0, None, ("fp64",), "--precisions fp64: expected some of fp32, bf16, fp16"),
+    ],
+)
+def test_limits_that_are_none(
+    hosts: int, density: float | None, precisions: tuple[str, ...] | None, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        allowed_for(Job(), hosts, density, precisions)
+
+
+def test_the_largest_term_is_the_reason() -> None:
+    """One server's port against a ring; start-ups of a ring of many; selecting from what is cheap to send."""
+    heavy = steps_on(ethernet(1e8)[0], (400_000,), 0.001)
+    assert _lost(heavy, Way.of(job_of(8, 1), beside=False), replace(WAY, servers=0, zero=0)).startswith("transfers:")
+    light = steps_on(Network("slow to start", 5e-3, 1e10), (400,), 0.001)
+    assert _lost(light, replace(WAY, servers=0, zero=0), replace(WAY, servers=1)).startswith("start-ups:")
+    wide = steps_on(Network("fast", 1e-6, 1e12), (4_000_000,), 0.0, Machines())
+    lags = replace(WAY, servers=1, method="lags", density=0.01)
+    assert _lost(wide, lags, replace(WAY, servers=1)).startswith("selection:")
+    again = replace(WAY, servers=1, recompute="memory")
+    slow = steps_on(Network("fast", 1e-6, 1e11), (400,), 1.0)
+    assert _lost(slow, again, replace(WAY, servers=1)).startswith("compute:")
+
+
+def _lost(steps: Steps, loser: Way, winner: Way) -> str:
+    job = job_of(8, 1)
+    both = [Candidate(way, replace(way, plan="single").over(job), 0) for way in (loser, winner)]
+    found = [Found(each, steps.simulate(each)) for each in both]
+    terms = [steps.terms(each.candidate, each.step) for each in found]
+    assert all(tuple(each) == TERMS for each in terms)
+    assert found[0].step.seconds > found[1].step.seconds
+    return why_it_loses(found[0], terms[0], found[1], terms[1])
+
+
+def test_what_is_as_fast_loses_by_preference() -> None:
+    winner = Found(Candidate(WAY, Job(), 0), STEP)
+    for way, changes, words in (
+        (replace(WAY, density=0.1, method="dlgs"), 1, "sends less of the gradient"),
+        (replace(WAY, precision="bf16"), 1, "less exact values"),
+        (replace(WAY, plan="single"), 1, "changes more"),
+        (replace(WAY, servers=3), 0, "more hosts"),
+    ):
+        loser = Found(Candidate(way, Job(), changes), STEP)
+        assert ranked([loser, winner])[0] == winner
+        assert words in why_it_loses(loser, {}, winner, {})
+    passed = Passed(winner.candidate, Floor(0.5, 3.0, 1.0))
+    assert why_it_was_passed(passed, winner) == "transfers: at least 3 s a step"
+    assert "preferred" in why_it_was_passed(replace(passed, floor=Floor(0.5, 0.0, 0.0)), winner)
