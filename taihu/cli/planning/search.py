@@ -126,11 +126,11 @@ def _driven(
         except ConfigError as error:
             refused.append((candidate, str(error)))
     search = Search(floors, best)
-    while (candidate := search.next()) is not None:
+    while (chosen := search.next()) is not None:
         try:
-            search.add(candidate, steps.simulate(candidate))
+            search.add(chosen, steps.simulate(chosen))
         except ConfigError as error:
-            refused.append((candidate, str(error)))
+            refused.append((chosen, str(error)))
         tell(f"{len(search.found):,} ways simulated, {search.left:,} left to look at")
     if not search.found:
         raise ConfigError(refused[0][1])
