@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -36,6 +37,7 @@ add_bytes_per_second = 4e9      # gradients that a host adds
 """
 
 _ETHERNET: Final = "ethernet:"
+_LARGEST: Final = 1e30
 _TABLES: Final = ("network", "machines")
 
 Part = TypeVar("Part", Network, Machines)
@@ -126,6 +128,8 @@ def _check_type(key: str, kind: str, value: object) -> None:
         "float": is_number,
         "str": isinstance(value, str),
     }
+    if isinstance(value, int | float) and _LARGEST < abs(value) < math.inf:
+        raise ConfigError(f"{key}: expected a number of at most {_LARGEST:g}")
     if not fits[kind]:
         expected = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text"}[kind]
         raise ConfigError(f"{key} {value!r}: expected {expected}")

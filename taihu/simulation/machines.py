@@ -14,6 +14,9 @@ __all__ = ["Machines", "Network", "ethernet", "of_profile", "taihulight"]
 # Of a frame of 1514 bytes on the wire so much is TCP's payload.
 _TCP_PAYLOAD_SHARE: Final = 1448 / 1514
 _BITS_PER_BYTE: Final = 8
+# A factor of e^5 from one message, or step, to the next; of ten messages one arrives at the first attempt.
+_MOST_JITTER: Final = 5.0
+_MOST_LOST: Final = 0.9
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,9 @@ class Network:
         _check_at_least("network", self, 0.0, "alpha_seconds", "message_seconds", "supernode_alpha_seconds", "jitter")
         _check_at_least("network", self, 0.0, "supernode", "retransmit_seconds", "loss_ratio")
         _check_at_least("network", self, 1.0, "oversubscription")
-        if not self.bytes_per_second > 0:
-            raise ConfigError(f"network.bytes_per_second {self.bytes_per_second:g}: expected more than 0")
-        if self.loss_ratio >= 1:
-            raise ConfigError(
-                f"network.loss_ratio {self.loss_ratio:g}: expected less than 1, or nothing ever arrives"
-            )
+        _check_above_zero("network", self, math.nextafter(math.inf, 0.0), "bytes_per_second")
+        _check_at_most("network", self, _MOST_JITTER, "jitter")
+        _check_at_most("network", self, _MOST_LOST, "loss_ratio")
 
     @property
     def is_even(self) -> bool:
@@ -85,10 +85,9 @@ class Machines:
         _check_at_least("machines", self, 0.0, "jitter", "stragglers", "hosts")
         if not self.memory_bytes > 0:
             raise ConfigError(f"machines.memory {self.memory_bytes:g}: expected more than nothing")
-        if not self.add_bytes_per_second > 0:
-            raise ConfigError(f"machines.add_bytes_per_second {self.add_bytes_per_second:g}: expected more than 0")
-        if not self.straggler_slowdown > 0:
-            raise ConfigError(f"machines.straggler_slowdown {self.straggler_slowdown:g}: expected more than 0")
+        _check_at_most("machines", self, _MOST_JITTER, "jitter")
+        _check_above_zero("machines", self, math.inf, "add_bytes_per_second")
+        _check_above_zero("machines", self, math.nextafter(math.inf, 0.0), "straggler_slowdown")
 
 
 def taihulight() -> tuple[Network, Machines]:
@@ -132,3 +131,17 @@ def _check_at_least(section: str, values: object, least: float, *names: str) -> 
         value = getattr(values, name)
         if not least <= value < math.inf:
             raise ConfigError(f"{section}.{name} {value:g}: expected at least {least:g}")
+
+
+def _check_at_most(section: str, values: object, most: float, *names: str) -> None:
+    for name in names:
+        value = getattr(values, name)
+        if value > most:
+            raise ConfigError(f"{section}.{name} {value:g}: expected at most {most:g}")
+
+
+def _check_above_zero(section: str, values: object, most: float, name: str) -> None:
+    value = getattr(values, name)
+    if not 0.0 < value <= most:
+        finite = "" if value <= 0.0 or math.isinf(most) else ", and a finite number"
+        raise ConfigError(f"{section}.{name} {value:g}: expected more than 0{finite}")

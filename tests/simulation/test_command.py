@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,20 @@ def test_the_example_of_a_network_file_is_one(results: Callable[..., dict[str, A
         ("[network]\nalpha_seconds = '1ms'\nrate = '1gbit'", "network.alpha_seconds '1ms': expected a number"),
         ("[network]\nalpha_seconds = 0\nrate = '1 GB/s'", "network.rate: expected one such as '10gbit'"),
         ("[network]\nalpha_seconds = 0\nbytes_per_second = 0", "network.bytes_per_second 0: expected more than 0"),
-        ("[network]\nalpha_seconds = 0\nrate = '1gbit'\nloss_ratio = 1.0", "expected less than 1"),
+        (
+            "[network]\nalpha_seconds = 0\nrate = '1gbit'\nloss_ratio = 1.0",
+            "network.loss_ratio 1: expected at most 0.9",
+        ),
+        ("[network]\nalpha_seconds = 0\nrate = '1gbit'\njitter = 1e6", "network.jitter 1e+06: expected at most 5"),
+        ("[network]\nalpha_seconds = nan\nrate = '1gbit'", "network.alpha_seconds nan: expected at least 0"),
+        ("[network]\nalpha_seconds = 0\nbytes_per_second = inf", "expected more than 0, and a finite number"),
+        ("[network]\nalpha_seconds = 0\nbytes_per_second = 1" + "0" * 400, "expected a number of at most 1e+30"),
+        ("[network]\nalpha_seconds = 0\nrate = '1gbit'\noversubscription = 0.5", "expected at least 1"),
+        ("[network]\nalpha_seconds = 0\nrate = '1gbit'\nfull_duplex = 1", "expected true or false"),
+        ("[network]\nalpha_seconds = 0\nrate = '1gbit'\n[machines]\njitter = 1e6", "machines.jitter 1e+06"),
+        ("[network]\nalpha_seconds = 0\nrate = '1gbit'\n[machines]\nstraggler_slowdown = inf", "a finite number"),
+        ("[network]\nalpha_seconds = 0\nrate = '1gbit'\n[machines]\nadd_bytes_per_second = 0", "more than 0"),
+        ("", "network.alpha_seconds is missing"),
         ("[network]\nalpha_seconds = 0\nrate = '1gbit'\nsupernode = 2.5", "expected a whole number"),
         ("[network]\nalpha_seconds = 0\nrate = '1gbit'\n[machines]\nstragglers = 9", "expected at most 3"),
         ("[links]\n", "unknown key links"),
@@ -167,6 +181,20 @@ def test_a_wrong_network_is_one_line(
         (["--sweep", "density=1..2"], "expected nodes=2..1024"),
         (["--sweep", "nodes=8..2"], "the first not after the last"),
         (["--sweep", "servers=1,2", "--exchange", "ring"], "have no servers"),
+        (["--sweep", "nodes=0..4"], "expected nodes=2..1024"),
+        (["--sweep", "nodes=2,,3"], "expected nodes=2..1024"),
+        (["--sweep", "nodes=1..99999999"], "from 1 to 10000"),
+        (["--sweep", "nodes=2..4", "--nodes", "5"], "--nodes 5 is given as well"),
+        (["--sweep", "servers=1,2", "--servers", "2"], "--servers 2 is given as well"),
+        (["--sweep", "nodes=2,4", "--trace", "t.json"], "of one job; leave --sweep out"),
+        (["--nodes", "4", "--workers", "5"], "--workers 5 means the same"),
+        (["--servers-beside", "--exchange", "ring"], "have no servers"),
+        (["--network", ""], "expected taihulight, ethernet:1gbit or a file"),
+        (["--network", "ethernet:0gbit"], "expected a rate"),
+        (["--network", "/"], "Is a directory"),
+        (["--trace", "nowhere/t.json"], "nowhere is not a folder"),
+        (["--set", "exchange.fc=shard"], "has no fully connected layer at its end"),
+        (["--nodes", "0"], "greater than or equal to 1"),
         (["--picture", "x.png"], "give --sweep"),
         (["--picture-dir", "x"], "belongs to taihu simulate figure"),
         (["job.toml", "fc"], "expected behind the word figure"),
@@ -180,6 +208,24 @@ def test_a_mistake_is_one_line(run_simulate: Run, profile: Path, arguments: list
     code, _, errors = run_simulate("--profile", profile, *arguments)
     assert (code, errors.count("\n")) == (2, 1), errors
     assert words in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not JSON"),
+        ("[]", "expected an object|Input should be an object"),
+        ("{}", "profile: layers: Field required"),
+        ('{"profile": {"layers": []}}', "at least 1 item"),
+        (json.dumps({"profile": {**PROFILE.to_json(), "forward_seconds": -1.0}}), "forward_seconds"),
+    ],
+)
+def test_a_wrong_profile_is_one_line(run_simulate: Run, tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(text)
+    code, _, errors = run_simulate("--profile", file, "--network", "taihulight")
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert re.search(words, errors), errors
 
 
 def test_figures_are_listed_and_written(run_simulate: Run, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def simulate(
         raise ConfigError(f"{figure or '--all'}: expected behind the word figure, as in taihu simulate figure --all")
     if pictures is not None:
         raise ConfigError(f"--picture-dir {pictures}: belongs to taihu simulate figure; a sweep has --picture FILE")
+    _check_once(sweep, nodes, flags)
     from taihu.cli.simulation.run import Asked, run_simulation
 
     own = {} if nodes is None else {"cluster": {"workers": nodes}}
@@ -130,3 +131,14 @@ def _check_alone(of_job: Mapping[str, object]) -> None:
     """Raise ConfigError for an option of a job: a figure has its own."""
     if name := next((name for name, value in of_job.items() if value not in (None, False)), None):
         raise ConfigError(f"{name}: a figure has its own jobs and machines; leave one of the two out")
+
+
+def _check_once(sweep: str | None, nodes: int | None, flags: JobFlags) -> None:
+    """Raise ConfigError for a number that is given twice."""
+    given = {"--nodes": nodes, "--workers": flags.workers, "--servers": flags.servers}
+    key = None if sweep is None else sweep.partition("=")[0]
+    swept = {"nodes": ("--nodes", "--workers"), "servers": ("--servers",)}.get(key or "", ())
+    if name := next((name for name in swept if given[name] is not None), None):
+        raise ConfigError(f"--sweep {sweep}: {name} {given[name]} is given as well; leave one of the two out")
+    if nodes is not None and flags.workers is not None:
+        raise ConfigError(f"--nodes {nodes}: --workers {flags.workers} means the same; leave one of the two out")

@@ -64,6 +64,8 @@ def run_simulation(job: Job, asked: Asked) -> None:
         raise ConfigError(f"--picture {asked.picture}: of which rows? give --sweep nodes=2..1024 as well")
     if asked.trace is not None and asked.sweep is not None:
         raise ConfigError(f"--trace {asked.trace}: of one job; leave --sweep out")
+    if asked.servers_beside and not job.servers:
+        raise ConfigError("--servers-beside: workers in a ring have no servers; leave it out")
     for line in advice(job):
         typer.echo(f"warning: {line}", err=True)
     jobs = [job] if asked.sweep is None else [_with(job, key, value) for key, value in swept(asked.sweep)]
