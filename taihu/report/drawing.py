@@ -189,8 +189,11 @@ def _across(chart: Lines) -> Axis:
         ticks = tuple((float(place), name) for place, name in enumerate(chart.names))[::every]
         return Axis(0.0, max(1.0, len(chart.places) - 1.0), ticks)
     first, last = chart.places[0], chart.places[-1]
+    if first == last:  # a point alone stands in the middle
+        room = 0.5 * abs(first) or 1.0
+        first, last = first - room, last + room
     axis = value_axis(first, last, NUMBER, whole=all(place == int(place) for place in chart.places))
-    return Axis(first, max(last, first + 1e-9), tuple(tick for tick in axis.ticks if first <= tick[0] <= last))
+    return Axis(first, last, tuple(tick for tick in axis.ticks if first <= tick[0] <= last))
 
 
 def _level_lines(up: Axis) -> str:

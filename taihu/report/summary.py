@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from taihu.report.learning import tests_of
 from taihu.report.run import Run
-from taihu.report.values import BYTES, NUMBER, SECONDS, SHARE, known, number, text
+from taihu.report.values import BYTES, NUMBER, SECONDS, SHARE, items, known, number, text
 from taihu.words import counted
 
 __all__ = ["figures_of", "how_it_ended", "what_it_was"]
@@ -78,8 +78,14 @@ def figures_of(run: Run) -> Iterator[tuple[str, str, str]]:
     for way in ("sent", "received"):
         count = number(results, f"bytes_{way}_per_step")
         if count is not None:
-            yield f"{way} per step", BYTES.text(count), "all workers" if "workers" in results else "worker 0"
+            yield f"{way} per step", BYTES.text(count), _whose(run)
     for name in ("efficiency", "speed_up"):
         value = number(results, name)
         if value is not None:
             yield name.replace("_", "-"), (SHARE if name == "efficiency" else NUMBER).text(value), ""
+
+
+def _whose(run: Run) -> str:
+    """The workers whose bytes the results tell: those of a run by hand are worker 0's."""
+    workers, told = number(run.results, "workers"), len(items(run.results, "by_rank"))
+    return "worker 0" if workers is None or 0 < told < workers else "all workers"

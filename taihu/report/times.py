@@ -46,12 +46,22 @@ def _over_run(run: Run) -> Iterator[Figure]:
     steps = run.steps
     if not steps.has("step_seconds"):
         return
-    series = [Series("compute", steps["compute_seconds"], "blue"), Series("wait", steps["wait_seconds"], "orange")]
+    compress, wait = steps["compress_wait_seconds"], steps["wait_seconds"]
+    series = [Series("compute", steps["compute_seconds"], "blue")]
+    if any(compress):
+        others = tuple(
+            None if whole is None else max(0.0, whole - (part or 0.0))
+            for whole, part in zip(wait, compress, strict=True)
+        )
+        series += [Series("wait for compression", compress, "purple"), Series("wait for others", others, "orange")]
+    else:
+        series.append(Series("wait", wait, "orange"))
+    areas = len(series)
     predicted = _predictions(run)
     if any(value is not None for value in predicted):
         series.append(Series("step as predicted", predicted, "red", dashed=True))
-    note = "Worker 0. Compute and wait make up the step; a value is the median of its steps."
-    yield Figure("Time of a step, over the run", over_steps(steps, series, SECONDS, areas=2), note)
+    note = "Worker 0. The areas together make up the step; a value is the median of its steps."
+    yield Figure("Time of a step, over the run", over_steps(steps, series, SECONDS, areas=areas), note)
     beside = [Series("exchange", steps["exchange_seconds"], "teal")]
     if any(steps["compress_seconds"]):
         beside.append(Series("compress", steps["compress_seconds"], "purple"))
@@ -67,9 +77,12 @@ def _predictions(run: Run) -> tuple[float | None, ...]:
         if text(event, "event") == "planned"
     ]
     found: list[float | None] = []
+    place, now = 0, None
     for step in run.steps["step"]:
-        earlier = [seconds for after, seconds in plans if step is not None and after < step]
-        found.append((earlier[-1] or None) if earlier else None)
+        while place < len(plans) and plans[place][0] < (step or 0.0):
+            now = plans[place][1] or None
+            place += 1
+        found.append(now)
     return tuple(found)
 
 

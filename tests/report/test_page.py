@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.report_runs import PARTS, Page, made_results, made_trace, parse_value, step_rows, write_run
 
-from taihu.report.page import page_of
+from taihu.report.page import comparison_of, page_of
 from taihu.report.reading import read_run
 from taihu.report.run import Run, StepTable, check_results
 
@@ -89,8 +90,10 @@ def test_the_values_of_steps_are_those_of_the_table(page: Page) -> None:
     told = page.rows("Time of a step, over the run")
     asked = step_rows(40)
     assert [int(row["step"]) for row in told] == [row["step"] for row in asked]
-    for column, name in (("compute", "compute_seconds"), ("wait", "wait_seconds")):
-        assert [parse_value(row[column]) for row in told] == pytest.approx([row[name] for row in asked], rel=5e-3)
+    parts = [("compute", "compute_seconds", 0.0), ("wait for compression", "compress_wait_seconds", 0.0)]
+    for column, name, less in (*parts, ("wait for others", "wait_seconds", 0.0005)):
+        expected = [row[name] - less for row in asked]
+        assert [parse_value(row[column]) for row in told] == pytest.approx(expected, rel=6e-3)
     exchange = [parse_value(row["exchange"]) for row in page.rows("Beside computing, over the run")]
     assert exchange == pytest.approx([row["exchange_seconds"] for row in asked], rel=5e-3)
     # What the plan predicts holds for the steps behind it.
@@ -113,6 +116,36 @@ def test_the_values_of_ranks_and_memory_are_those_of_the_results(page: Page) -> 
     worker, server = page.rows("Memory, planned and measured")
     assert (parse_value(worker["measured"]), parse_value(worker["activations"])) == (2.5e6, 7e5)
     assert (server["measured"], parse_value(server["optimizer"])) == ("-", 76.6e3)
+
+
+def test_bars_are_as_long_as_their_values(page: Page) -> None:
+    results = made_results()
+    rects = page.figure("Time of a step by worker").all("rect")
+    told = [
+        rank[f"seconds_{part}"]["median"] for rank in results["by_rank"] for part in ("compute", "wait")
+    ]
+    widths = [float(rect.attributes["width"]) for rect in rects]
+    assert widths == pytest.approx([value * widths[0] / told[0] for value in told], abs=0.02)
+    for first, second in zip(rects[::2], rects[1::2], strict=True):
+        assert float(second.attributes["x"]) == pytest.approx(
+            float(first.attributes["x"]) + float(first.attributes["width"]), abs=0.02
+        )
+        assert first.attributes["y"] == second.attributes["y"]
+    assert [rect.all("title")[0].whole_text for rect in rects[:1]] == ["worker 0: compute 8\xa0ms"]
+
+
+def test_lines_go_through_their_values(page: Page) -> None:
+    (path,) = [
+        each for each in page.figure("Learning rate").all("path") if each.attributes["class"].startswith("line")
+    ]
+    points = [tuple(map(float, point.split())) for point in path.attributes["d"].removeprefix("M").split("L")]
+    rates = [row["learning_rate"] for row in step_rows(40)]
+    # Steps go from the left edge to the right one, and a rate that falls evenly is a straight line downwards.
+    assert [x for x, _ in points] == pytest.approx([1000 * place / 39 for place in range(40)], abs=0.06)
+    (_, first), (_, last) = points[0], points[-1]
+    assert first < last
+    slope = (last - first) / (rates[-1] - rates[0])
+    assert [y for _, y in points] == pytest.approx([first + slope * (rate - rates[0]) for rate in rates], abs=0.2)
 
 
 def test_a_step_is_shown_beside_its_prediction(page: Page) -> None:
@@ -282,3 +315,30 @@ def test_a_simulated_run_and_a_sweep_are_shown() -> None:
     assert [row["nodes"] for row in sweep.rows("Time of a step")] == ["2", "8"]
     assert [parse_value(row["worker: sent"]) for row in sweep.rows("Bytes of a step")] == [2000, 8000]
     assert [parse_value(row["server"]) for row in sweep.rows("Memory, planned")] == [2e6, 2e6]
+
+
+def test_several_runs_stand_beside_each_other(tmp_path: Path) -> None:
+    slow = made_results() | {"seconds_compute": {"min": 1.0, "median": 2.0, "max": 3.0}, "test_accuracy": 0.5}
+    one, other = (
+        read_run(write_run(tmp_path / name / "run", results, steps))
+        for name, results, steps in (("a", made_results(), 40), ("b", slow, 30))
+    )
+    page = Page(comparison_of([one, replace(other, settings={"train": {"batch": 64}})]))
+    check_whole(page)
+    losses = page.rows("Loss of worker 0")
+    # Runs of one name are told apart; where one of them has ended the other goes on.
+    assert [parse_value(row["run"]) for row in losses] == pytest.approx([2.3 / step for step in range(1, 41)], rel=6e-3)
+    assert [row["run (2)"] == "-" for row in losses] == [step > 30 for step in range(1, 41)]
+    assert [row["compute"] for row in page.rows("Time of a step")] == ["8\xa0ms", "2\xa0s"]
+    assert {"key": "train.batch", "run": "32", "run (2)": "64"} in page.rows("Settings that differ")
+    # Tests after steps 14 and 28; the first step takes 250 ms, each other one 13 ms.
+    over_time = [parse_value(row["seconds of steps"]) for row in page.rows("Accuracy over time")]
+    assert over_time == pytest.approx([0.25 + 13 * 0.013, 0.25 + 27 * 0.013], rel=6e-3)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_runs_of_hardly_a_step_are_shown(steps: int, tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path, steps=steps))
+    page = Page(page_of(replace(run, tests=StepTable())))
+    check_whole(page)
+    assert ("Bytes of a step" in page.titles()) == (steps > 0)

@@ -18,16 +18,11 @@ __all__ = ["PARTS", "Page", "made_results", "made_trace", "parse_value", "spread
 LAYERS = (("fc2", 650, 0.0008), ("fc1", 32832, 0.0007), ("conv2", 4640, 0.0016), ("conv1", 160, 0.002))
 GROUPS = ((0, 1), (2, 3))
 PARTS = ("compute", "compress", "compress_wait", "exchange", "wait")
-STEP_NAMES: tuple[str, ...] = (
-    "step",
-    "epoch",
-    "worker_0_loss",
-    "learning_rate",
-    "step_seconds",
-    "compute_seconds",
-    "compress_seconds",
+STEP_NAMES = (
+    *("step", "epoch", "worker_0_loss", "learning_rate", "step_seconds", "compute_seconds", "compress_seconds"),
+    *("compress_wait_seconds", "exchange_seconds", "wait_seconds", "sent_bytes", "received_bytes", "selected_ratio"),
+    "loss_scale",
 )
-STEP_NAMES += ("exchange_seconds", "wait_seconds", "sent_bytes", "received_bytes", "selected_ratio", "loss_scale")
 _VOID = {"meta", "br", "hr", "img", "input", "link"}
 _SIZES = {
     "TB": 1e12,
@@ -130,6 +125,7 @@ def step_rows(count: int) -> list[dict[str, float]]:
             "step_seconds": 0.25 if step == 1 else 0.013,
             "compute_seconds": 0.24 if step == 1 else 0.008,
             "compress_seconds": 0.001,
+            "compress_wait_seconds": 0.0005,
             "exchange_seconds": 0.01 + step / 1e6,
             "wait_seconds": 0.01 if step == 1 else 0.005,
             "sent_bytes": 15_000 + step,

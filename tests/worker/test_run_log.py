@@ -92,7 +92,7 @@ def test_every_step_is_a_row_and_an_event(notes: list[tuple[StepSample, float]])
             assert float(row["worker_0_loss"]) == sample.loss
             assert (int(row["sent_bytes"]), int(row["received_bytes"])) == (sample.sent_bytes, sample.received_bytes)
             assert (float(row["selected_ratio"]), float(row["loss_scale"])) == (sample.selected_ratio, scale)
-            for part in ("step", "compute", "compress", "exchange", "wait"):
+            for part in ("step", "compute", "compress", "compress_wait", "exchange", "wait"):
                 seconds = getattr(sample, f"{part}_seconds")
                 assert float(row[f"{part}_seconds"]) == pytest.approx(seconds, abs=1e-6)
                 assert told[step][f"seconds/{part}"] == pytest.approx(seconds)

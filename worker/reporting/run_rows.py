@@ -17,6 +17,7 @@ STEP_COLUMNS = (
     "step_seconds",
     "compute_seconds",
     "compress_seconds",
+    "compress_wait_seconds",
     "exchange_seconds",
     "wait_seconds",
     "sent_bytes",
