@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.report_runs import parse_value
 
@@ -14,6 +14,7 @@ SIZES = st.floats(1e-9, 1e13)
 UNITS = st.sampled_from([SECONDS, BYTES, SHARE, NUMBER])
 
 
+@settings(max_examples=40)
 @given(SIZES, SIZES, UNITS)
 def test_an_axis_holds_its_values_and_its_ticks_tell_where_they_are(one: float, other: float, unit: Unit) -> None:
     low, high = sorted((one, other))
@@ -28,6 +29,7 @@ def test_an_axis_holds_its_values_and_its_ticks_tell_where_they_are(one: float, 
     assert len({text for _, text in axis.ticks}) == len(axis.ticks)
 
 
+@settings(max_examples=40)
 @given(st.floats(1e-9, 1e9), st.floats(1, 1e6))
 def test_a_logarithmic_axis_goes_from_a_power_of_ten_to_another(low: float, ratio: float) -> None:
     axis = log_axis(low, low * ratio, NUMBER)
@@ -37,11 +39,13 @@ def test_a_logarithmic_axis_goes_from_a_power_of_ten_to_another(low: float, rati
     assert axis.share(axis.high) == 1
 
 
+@settings(max_examples=40)
 @given(st.floats(1e-7, 1e13), UNITS)
 def test_a_text_tells_its_value(value: float, unit: Unit) -> None:
     assert parse_value(unit.text(value)) == pytest.approx(value, rel=6e-3)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.none() | st.floats(0, 1), max_size=50), st.integers(1, 20))
 def test_bins_cover_every_row_once(values: list[float | None], most: int) -> None:
     bins = bins_of(len(values), most)
