@@ -2,6 +2,9 @@
 
 Needs root and iproute2. Each host's egress is limited on its own interface and its ingress on the bridge's port
 towards it, so a link is full duplex at the given rate.
+
+Hosts' TCP is Reno, of what a namespace may choose the nearest to Linux's usual CUBIC. Where the machine's own is BBR,
+its estimates of a limiter's rate let steps of one run at 100 Mbit/s take from 0.24 to 2.3 s, and with Reno 0.29 s.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ _PORT = 7072
 _SUBNET = "10.98.0"
 _QUEUE_MS = 50
 _LARGEST_PACKET_BYTES = 64 << 10
+_CONGESTION_CONTROL = "reno"
 _SMALLEST_PACKET_BYTES = 1514
 _BURST_S = 0.0005
 # `ip netns exec` gives a process mounts of its own.
@@ -75,6 +79,8 @@ class ShapedNetwork:
         namespace, port = self.namespace(host), f"port{host}"
         self._ip("netns", "add", namespace)
         self._ip("-n", namespace, "link", "set", "lo", "up")
+        chosen = f"net.ipv4.tcp_congestion_control={_CONGESTION_CONTROL}"
+        self._ip("netns", "exec", namespace, "sysctl", "-qw", chosen)
         veth = ("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", namespace)
         self._ip("-n", self._switch, *veth)
         self._ip("-n", self._switch, "link", "set", port, "master", "br0", "up")
