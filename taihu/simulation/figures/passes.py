@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from kernels.sw26010.layer_costs import linear_cost
@@ -21,7 +21,7 @@ from taihu.simulation.machines import Network, taihulight
 from taihu.simulation.network import Fabric
 from worker.fc.passes import Pass, Scheme, plan_passes
 
-__all__ = ["Timed", "one_weird_trick", "timed"]
+__all__ = ["Timed", "one_weird_trick", "product_seconds", "timed"]
 
 _BATCH: Final = 128
 _WORKERS: Final = (2, 4, 8)
@@ -33,6 +33,7 @@ _VALUE_BYTES: Final = 4
 _BEHIND: Final = "columns between the layers wait at the one port that sends the next features; in (c) all ports do"
 _OWN: Final = "a worker's own examples do not travel: (K - 1)/K"
 
+Seconds = Callable[[int, int, int], tuple[float, float]]
 Wanted = float | Callable[[], bool]
 Layers = Sequence[tuple[int, int]]
 Products = Sequence[tuple[float, float]]
@@ -60,11 +61,28 @@ class Timed:
         return max(0.0, round(1.0 - self.waited / self.transfers, 9))
 
 
-def timed(scheme: Scheme, workers: int, batch: int, layers: Layers, network: Network) -> Timed:
-    """Time the passes of `workers`, each with `batch` examples and 1/`workers` of all columns, on SW26010s."""
+def product_seconds(rows: int, inputs: int, columns: int) -> tuple[float, float]:
+    """Seconds forward and backward of a layer's columns for so many examples, on an SW26010."""
+    cost = linear_cost(rows, inputs, columns, core_groups=CORE_GROUPS)
+    return cost.forward.seconds, cost.backward.seconds
+
+
+def timed(
+    scheme: Scheme,
+    workers: int,
+    batch: int,
+    layers: Layers,
+    network: Network,
+    *,
+    seconds: Seconds = product_seconds,
+) -> Timed:
+    """Time the passes of `workers`, each with `batch` examples and 1/`workers` of all columns.
+
+    `seconds` is `product_seconds`, or remembers what that said.
+    """
     passes = plan_passes(scheme, workers, batch)
-    by_rows = {rows: _products(rows, workers, layers) for rows in {one.rows[-1] for one in passes}}
-    products = [by_rows[one.rows[-1]] for one in passes]
+    columns = [(inputs, -(-outputs // workers)) for inputs, outputs in layers]
+    products = [[seconds(one.rows[-1], *shape) for shape in columns] for one in passes]
     whole, without = (
         _Ranks(passes, workers, layers, products, network).run(features=features) for features in (layers[0][0], 0)
     )
@@ -81,12 +99,6 @@ def _alone(one: Pass, workers: int, inputs: int, network: Network) -> float:
     counts = [stop - start for start, stop in zip(one.starts, one.stops, strict=True)]
     busiest = max(max((workers - 1) * count, sum(counts) - count) for count in counts)
     return network.alpha_seconds + _VALUE_BYTES * inputs * busiest / network.bytes_per_second
-
-
-def _products(rows: int, workers: int, layers: Layers) -> Products:
-    """Seconds forward and backward of a worker's columns of every layer, for so many examples."""
-    costs = [linear_cost(rows, inputs, -(-outputs // workers), core_groups=CORE_GROUPS) for inputs, outputs in layers]
-    return [(cost.forward.seconds, cost.backward.seconds) for cost in costs]
 
 
 class _Ranks:
@@ -187,14 +199,15 @@ class _Ranks:
 def one_weird_trick() -> Figure:
     """The transfers that passes hide, how they grow, and the batches that layers are updated by."""
     network, _ = taihulight()
+    seconds = cache(product_seconds)
     steps = {
-        (name, workers): timed(scheme, workers, _BATCH, _LAYERS, network)
+        (name, workers): timed(scheme, workers, _BATCH, _LAYERS, network, seconds=seconds)
         for name, scheme in _SCHEMES
         for workers in _WORKERS
     }
     hidden = {at: at[1] * each.hidden for at, each in steps.items()}
     rows = [_hidden_row(*at, transfers) for at, transfers in hidden.items()]
-    growths = {(name, scheme): _growths(scheme, network) for name, scheme in _SCHEMES[1:]}
+    growths = {(name, scheme): _growths(scheme, network, seconds) for name, scheme in _SCHEMES[1:]}
     rows += [row for (name, _), growth in growths.items() for row in _growth_rows(name, growth)]
     rows += [row for name, scheme in _SCHEMES[1:] for row in _batch_rows(name, scheme)]
     return Figure(
@@ -212,10 +225,12 @@ def _hidden_row(name: str, workers: int, hidden: float) -> Row:
     return Row(f"({name}), K={workers}: transfers of features that passes hide, of {workers}", (paper,), hidden, term)
 
 
-def _growths(scheme: Scheme, network: Network) -> list[float]:
+def _growths(scheme: Scheme, network: Network, seconds: Seconds) -> list[float]:
     """Transfers over products of a layer of which every worker has as many columns, over that of two workers."""
     inputs = _LAYERS[0][0]
-    steps = [timed(scheme, count, _BATCH, ((inputs, _COLUMNS * count),), network) for count in _WORKERS]
+    steps = [
+        timed(scheme, count, _BATCH, ((inputs, _COLUMNS * count),), network, seconds=seconds) for count in _WORKERS
+    ]
     ratios = [each.transfers / each.products for each in steps]
     return [ratio / ratios[0] for ratio in ratios]
 
