@@ -16,6 +16,7 @@ __all__ = ["traced_step"]
 _US: Final = 1e-6
 _MOST_TRACKS: Final = 32
 _MOST_SPANS: Final = 1500
+_TRACKS: Final = ("compute", "modelled", "compress", "push", "pull", "fetch", "update", "collect")
 _COLOURS: Final[Mapping[str, Colour]] = MappingProxyType(
     {
         "forward": "blue",
@@ -118,9 +119,14 @@ def _tracks(events: Sequence[_Event], start: float, stop: float) -> list[Track]:
         found.setdefault((event.process, event.track), []).append(
             Span(event.name, left, right, colour, ", ".join(about))
         )
-    order = sorted(found, key=lambda key: (not key[0].startswith("worker"), _by_number(key[0])))
-    by_process = dict.fromkeys(process for process, _ in order)
-    return [Track(*key, tuple(found[key])) for process in by_process for key in found if key[0] == process]
+    return [Track(*key, tuple(found[key])) for key in sorted(found, key=_in_order)]
+
+
+def _in_order(key: tuple[str, str]) -> tuple[bool, tuple[str, int], int, tuple[str, int]]:
+    """Workers before servers; in each process the tracks as a step passes through them."""
+    process, track = key
+    place = next((place for place, name in enumerate(_TRACKS) if track.startswith(name)), len(_TRACKS))
+    return not process.startswith("worker"), _by_number(process), place, _by_number(track)
 
 
 def _most_telling(tracks: Sequence[Track]) -> tuple[tuple[Track, ...], int]:

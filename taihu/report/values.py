@@ -90,7 +90,8 @@ class Unit:
         """A value with three digits in the size that suits it; a dash where there is none."""
         if value is None:
             return "-"
-        size, suffix = self.size_for(value)
+        # Nothing is told in the unit itself, where there is one.
+        size, suffix = self.size_for(value or 1.0)
         return f"{digits(value / size, self.digits)}{suffix}"
 
 

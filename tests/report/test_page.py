@@ -174,7 +174,7 @@ def test_a_trace_shows_the_step_of_the_median_time(tmp_path: Path) -> None:
     spans = page.rows("Timeline of a step")
     own = [row for row in spans if row["of"].startswith("step 3")]
     assert [(row["process"], row["what"], row["starts"], row["takes"]) for row in own] == [
-        ("worker 0", "forward", "0\xa0ns", "10\xa0ms"),
+        ("worker 0", "forward", "0\xa0s", "10\xa0ms"),
         ("worker 0", "backward", "10\xa0ms", "30\xa0ms"),
         ("worker 0", "push", "20\xa0ms", "20\xa0ms"),
     ]
