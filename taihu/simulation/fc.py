@@ -196,7 +196,7 @@ class TailSteps:
         return self._move(partial(_of_rows, one, stage.outputs / self._workers) if stage.is_spread else None)
 
     def _between(self, before: Stage, stage: Stage, one: Pass) -> Callable[[], bool]:
-        """What is between two layers goes to where the second one needs it."""
+        """Values between two layers go to where the second one needs them."""
         if before.is_spread and stage.is_spread:
             return self._move(partial(_of_columns, one, stage.inputs / self._workers))
         if stage.is_spread:
@@ -234,17 +234,17 @@ def _rows_of(one: Pass, rank: int) -> int:
 
 
 def _of_rows(one: Pass, values: float, sender: int, receiver: int) -> float:
-    """So many values of each of the sender's rows."""
+    """`values` of each of the sender's rows."""
     return values * _rows_of(one, sender)
 
 
 def _to_rows(one: Pass, values: float, sender: int, receiver: int) -> float:
-    """So many values of each of the receiver's rows."""
+    """`values` of each of the receiver's rows."""
     return values * _rows_of(one, receiver)
 
 
 def _of_columns(one: Pass, values: float, sender: int, receiver: int) -> float:
-    """So many values of all rows."""
+    """`values` of all rows."""
     return values * one.rows[-1]
 
 

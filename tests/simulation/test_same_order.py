@@ -103,7 +103,7 @@ class Measured:
         return self.told.offered[server, group, step][rank] - self.ranks[rank].pushes[step, group]
 
     def down(self, rank: int, server: int, group: int, step: int) -> float:
-        """From when a server had the last worker's push until this worker had been updated."""
+        """Seconds from the last worker's push, at the server, until this worker had been updated."""
         complete = max(self.told.offered[server, group, step].values())
         return self.ranks[rank].updates[server, group, step] - complete
 
@@ -122,7 +122,7 @@ class Measured:
         start = self.told.origin
 
         def compute(step: int, way: Way, group: int) -> None:
-            """What was computed before ends with this turn, unless it ended with a push; the next begins."""
+            """A turn ends what was computed before it, unless that ended with a push; the next begins."""
             nonlocal begun, start
             reached = protocol.reached()
             if begun is not None and begun[1] == "forward":

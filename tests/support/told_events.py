@@ -148,12 +148,12 @@ class ToldProtocol(StepProtocol):
             self.told_parameters.reached = self._told.clock()
 
     def reached(self) -> float:
-        """When it had come to the group that it computes now."""
+        """The instant at which it had come to the group that it computes now."""
         self.told_parameters.is_behind_push = False
         return self.told_parameters.reached
 
     def there(self, way: str, group: int, step: int) -> float:
-        """When the parameters of the group came that are read in a step."""
+        """The instant at which the parameters of the group came that are read in a step."""
         if self._rules.fetches:
             return self.told_parameters.there[group]
         if way == "backward" or step == 1:
