@@ -10,34 +10,55 @@ Where compute is `paced` its time passes and costs no processor (`benchmarks/mod
 a processor of its own, as the simulator's hosts do; everything else, the exchange and the products of the small
 layers, is computed. Rows with a model of the zoo compute all of it, on the cores that all processes share.
 
-Rows that the file of --json holds are not measured again, and all are simulated anew.
+Rows that the file of --json holds are not measured again, and all are simulated anew. *disturbed* is the share of the
+processors' time during a run that others had: other processes here, and other guests of a virtual machine's host.
+Rows with more of it than --again are measured again.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import csv
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Final
 
+from benchmarks import allreduce
 from benchmarks.roles import run_job
 from benchmarks.rows import in_page, load_rows, save_rows
+from taihu.cli.planning.link_rate import parse_rate
 from taihu.job import Job, load_job, parse_assignments
 from taihu.planner.profile import Profile
 from taihu.simulation.compute import of_measured
 from taihu.simulation.job import Simulated, simulate_job
-from taihu.simulation.machines import of_profile
+from taihu.simulation.machines import ethernet
 from taihu.simulation.placement import Placement
 
-__all__ = ["RUNS", "SOURCE", "Run", "compared", "simulated", "table"]
+__all__ = ["MACHINE", "RUNS", "SOURCE", "Run", "compared", "simulated", "table"]
 
 SOURCE: Final = "measured by benchmarks.simulated"
+MACHINE: Final = "the machine below all hosts"
 _PACED: Final = Path(__file__).parent / "models" / "paced.py"
 _SIMULATED_STEPS: Final = 6
-_CALIBRATION: Final = 8
+_CALIBRATION: Final = 10
+_CORES: Final = os.cpu_count() or 1
+# Of the allreduces that tell what the machine takes: over links that do not hold them up.
+_RANKS, _ROUNDS, _FREE_RATE, _FEW_MB, _MANY_MB = 4, 5, "40gbit", 0.1, 24.0
+_SPIN: Final = """
+import os
+os.nice(19)
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while True: pass
+"""
 _DLGS: Final = MappingProxyType({"compression.method": "dlgs"})
 
 
@@ -66,7 +87,7 @@ class Run:
     @property
     def is_paced(self) -> bool:
         """Whether its compute is modelled."""
-        return self.model in {"small", "medium", "large"}
+        return self.model in {"small", "medium", "large", "headed"}
 
     @property
     def whole(self) -> Run:
@@ -107,17 +128,20 @@ RUNS: Final = (
     Run("100mbit", 0, 4, "medium", 16, {**_DLGS, "compression.density": 0.05}),
     Run("100mbit", 2, 2, "small", 16, {"exchange.zero": 3}),
     Run("1gbit", 1, 3, "medium", 8),
-    Run("1gbit", 2, 4, "medium", 8, {"exchange.zero": 3}),
+    Run("1gbit", 2, 4, "medium", 8, {"exchange.zero": 3, "exchange.bucket_bytes": 1 << 20}),
     Run("1gbit", 2, 4, "medium", 8, {"exchange.zero": 3, "train.precision": "bf16"}),
     Run("1gbit", 1, 3, "large", 8, {**_DLGS, "compression.density": 0.05}),
     Run("1gbit", 0, 6, "medium", 8),
     Run("1gbit", 0, 4, "medium", 8, {"exchange.zero": 1}),
-    Run("1gbit", 0, 4, "medium", 8, {"exchange.zero": 3}),
+    Run("1gbit", 0, 4, "medium", 8, {"exchange.zero": 3, "exchange.bucket_bytes": 1 << 20}),
     Run("1gbit", 0, 3, "large", 8, {"exchange.zero": 2, "train.precision": "bf16"}),
     Run("1gbit", 0, 4, "large", 8),
-    Run("1gbit", 0, 4, "large", 8, {"exchange.fc": "shard"}),
+    Run("1gbit", 0, 4, "headed", 16),
+    Run("1gbit", 0, 4, "headed", 16, {"exchange.fc": "shard"}),
     Run("1gbit", 2, 2, "large", 8),
-    Run("1gbit", 2, 2, "large", 8, {"exchange.fc": "shard", "exchange.fc_scheme": "slices"}),
+    Run("100mbit", 2, 2, "headed", 16),
+    Run("100mbit", 2, 2, "headed", 16, {"exchange.fc": "shard", "exchange.fc_scheme": "slices"}),
+    Run("100mbit", 2, 2, "headed", 16, {"exchange.fc": "shard", "exchange.fc_scheme": "turns"}),
     Run("10gbit", 1, 2, "large", 8),
     Run("10gbit", 2, 3, "large", 8, {"exchange.zero": 3}),
     Run("10gbit", 0, 3, "large", 8),
@@ -128,16 +152,57 @@ RUNS: Final = (
 """Runs with whole layers stand before those that are simulated by their profile."""
 
 
+@contextmanager
+def awake() -> Iterator[None]:
+    """No processor halts meanwhile: each has a process that runs when nothing else does.
+
+    A host of virtual machines may be late to wake a processor that has halted, by more than a message takes.
+    """
+    with ExitStack() as ending:
+        for _ in range(_CORES):
+            process = ending.enter_context(subprocess.Popen([sys.executable, "-c", _SPIN]))
+            ending.callback(process.kill)
+        yield
+
+
+class Processors:
+    """What the machine's processors did since this object was made, beside what processes of ours did."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def disturbed(self) -> float:
+        """The share of their time that others had: other processes here, and other guests of the machine's host."""
+        others, whole = (end - start for end, start in zip(self._read(), self._start, strict=True))
+        return max(0.0, others / whole)
+
+    @staticmethod
+    def _read() -> tuple[float, float]:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        user, nice, system, idle, wait, hard, soft, stolen = (int(each) / os.sysconf("SC_CLK_TCK") for each in fields)
+        own = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        # Those that keep processors awake are nice.
+        busy = user + system + stolen
+        return busy - own, busy + nice + idle + wait + hard + soft
+
+
 def measure(run: Run) -> dict[str, Any]:
     """One row, which is not simulated yet."""
-    results = run_job(run.all_settings(), run.rate, servers=run.servers, workers=run.workers)
+    processors = Processors()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {**run.all_settings(), "run.dir": f"{folder}/run"}
+        results = run_job(settings, run.rate, servers=run.servers, workers=run.workers)
+        with (Path(folder) / "run" / "steps.csv").open() as file:
+            steps = [float(row["step_seconds"]) for row in csv.DictReader(file)]
     slowest = max(results, key=lambda result: float(result["seconds_per_step"]["median"]))
     keys = ("seconds_per_step", "seconds_compute", "seconds_compress", "seconds_exchange", "seconds_wait")
     row = {key: slowest[key] for key in keys}
     sent, received = (max(result[f"bytes_{way}_per_step"] for result in results) for way in ("sent", "received"))
     return {
         "run": run.name,
+        "disturbed": processors.disturbed(),
         **row,
+        "steps": steps,
         "bytes_sent_per_step": sent,
         "bytes_received_per_step": received,
         "group_layers": results[0]["group_layers"],
@@ -145,17 +210,39 @@ def measure(run: Run) -> dict[str, Any]:
     }
 
 
-def simulated(run: Run, profile: Profile) -> Simulated:
-    """The steps of a run on the machines that `profile` is of."""
-    network, machines = of_profile(profile.link, profile.workers, profile.servers)
-    placement = Placement(network, machines)
+def calibrated() -> dict[str, Any]:
+    """What the machine below all hosts takes for a message and its bytes: of allreduces, which no row is one of.
+
+    Of few bytes they are start-ups, and of many, over links that are faster than the processors, work for these: each
+    byte that goes from a host to the next is sent and taken in.
+    """
+    processors = Processors()
+    few, many = allreduce.measure(_FREE_RATE, _RANKS, f"{_FEW_MB},{_MANY_MB}", _ROUNDS, [])
+    hops, seconds = 2 * (_RANKS - 1), float(many["seconds"]["median"])
+    handled = 2 * hops * _MANY_MB * 1e6
+    return {
+        "alpha_seconds": (few["seconds"]["median"] - _FEW_MB / _MANY_MB * seconds) / hops,
+        "core_bytes_per_second": handled / seconds / _CORES,
+        "disturbed": processors.disturbed(),
+        "of": [few, many],
+    }
+
+
+def simulated(run: Run, profile: Profile, machine: Mapping[str, float]) -> Simulated:
+    """The steps of a run on hosts of `machine`, with links of its rate, by the costs that `profile` has."""
+    network, machines = ethernet(parse_rate(run.rate))
+    placement = Placement(
+        replace(network, alpha_seconds=machine["alpha_seconds"]),
+        replace(machines, shared_cores=_CORES, core_bytes_per_second=machine["core_bytes_per_second"]),
+    )
     compute = of_measured(profile)
     return simulate_job(run.job(), profile.layout, compute, placement, profile, steps=_SIMULATED_STEPS)
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, each with its simulation."""
+    """The rows, each with its simulation; the first one is of the machine."""
     by_name = {row["run"]: row for row in rows}
+    machine = by_name[MACHINE]
     runs = {run.name: run for run in RUNS}
     found = []
     for row in rows:
@@ -164,7 +251,7 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if run is None or profile is None:
             found.append(row)
             continue
-        step = simulated(run, Profile.from_json(profile)).to_json()
+        step = simulated(run, Profile.from_json(profile), machine).to_json()
         deviation = step["seconds_per_step"] / row["seconds_per_step"]["median"] - 1.0
         found.append({**row, "simulated": step, "deviation": deviation})
     return found
@@ -173,8 +260,8 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown, and what the deviations are."""
     lines = [
-        "| run | compute | measured s | of steps | simulated s | deviation |",
-        "|---|---|---|---|---|---|",
+        "| run | compute | measured s | of steps | simulated s | deviation | disturbed |",
+        "|---|---|---|---|---|---|---|",
     ]
     runs = {run.name: run for run in RUNS}
     lines += [_line(runs[row["run"]], row) for row in rows if row["run"] in runs and "deviation" in row]
@@ -189,23 +276,44 @@ def _line(run: Run, row: dict[str, Any]) -> str:
     compute = "paced" if run.is_paced else "computed"
     spread = f"{step['min']:.4f} to {step['max']:.4f}"
     seconds = row["simulated"]["seconds_per_step"]
-    return f"| {run.name} | {compute} | {step['median']:.4f} | {spread} | {seconds:.4f} | {row['deviation']:+.1%} |"
+    disturbed = f"{row['disturbed']:.1%}" if "disturbed" in row else "-"
+    cells = [
+        run.name,
+        compute,
+        f"{step['median']:.4f}",
+        spread,
+        f"{seconds:.4f}",
+        f"{row['deviation']:+.1%}",
+        disturbed,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _measure_missing(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    done = {row["run"] for row in rows}
+    if MACHINE not in done:
+        rows.insert(0, {"run": MACHINE, **calibrated()})
+        save_rows(options.json, rows)
+    for run in RUNS:
+        if run.name not in done and options.only in run.name:
+            rows.append(measure(run))
+            save_rows(options.json, rows)
+            print(_line(run, compared(rows)[-1]), flush=True)
 
 
 def main() -> None:
     """Measure what is missing, and simulate all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="runs whose name holds this text")
+    parser.add_argument("--again", type=float, metavar="SHARE", help="measure again what was disturbed by more")
     parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
     options = parser.parse_args()
     rows = load_rows(options.json)
-    done = {row["run"] for row in rows}
-    for run in RUNS:
-        if run.name not in done and options.only in run.name:
-            rows.append(measure(run))
-            save_rows(options.json, rows)
-            print(table(compared(rows)).splitlines()[len(rows) + 1], flush=True)
+    if options.again is not None:
+        rows = [row for row in rows if row.get("disturbed", 1.0) <= options.again]
+    with awake():
+        _measure_missing(rows, options)
     rows = compared(rows)
     save_rows(options.json, rows)
     print(table(rows))

@@ -141,7 +141,7 @@ class _Simulation:
         self._tracers: list[tuple[str, Tracer]] = []
         self._bytes: list[list[tuple[float, float]]] = []
         self._queue = EventQueue()
-        self._fabric = Fabric(self._queue, placement.network, placement.seed)
+        self._fabric = Fabric(self._queue, placement.network, placement.seed, placement.machines)
         self._plan = plan_of(job, layout, costs)
         self._sizes = Sizes(job, self._plan, costs, placement.machines)
         places = workers_of(job, placement)

@@ -34,6 +34,8 @@ add_bytes_per_second = 4e9      # gradients that a host adds
 # straggler_slowdown = 2
 # hosts = 8                     # how many there are; without it, one for every process
 # memory = "16GB"               # free on a host; or memory_bytes
+# shared_cores = 2              # of one machine that all hosts are on
+# core_bytes_per_second = 2e9   # of messages that one of them sends or takes in
 """
 
 _ETHERNET: Final = "ethernet:"

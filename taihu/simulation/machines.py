@@ -72,6 +72,8 @@ class Machines:
         stragglers: workers, the last ones, whose compute takes `straggler_slowdown` times as long.
         hosts: how many there are; 0 where there is one for every process.
         memory_bytes: of a host, free for what its processes keep.
+        shared_cores: processors that all hosts share, as namespaces of one machine do; 0 where each has its own.
+        core_bytes_per_second: bytes of messages that one such processor sends or takes in.
     """
 
     add_bytes_per_second: float = math.inf
@@ -80,14 +82,21 @@ class Machines:
     straggler_slowdown: float = 2.0
     hosts: int = 0
     memory_bytes: float = math.inf
+    shared_cores: int = 0
+    core_bytes_per_second: float = math.inf
 
     def __post_init__(self) -> None:
-        _check_at_least("machines", self, 0.0, "jitter", "stragglers", "hosts")
+        _check_at_least("machines", self, 0.0, "jitter", "stragglers", "hosts", "shared_cores")
         if not self.memory_bytes > 0:
             raise ConfigError(f"machines.memory {self.memory_bytes:g}: expected more than nothing")
         _check_at_most("machines", self, _MOST_JITTER, "jitter")
-        _check_above_zero("machines", self, math.inf, "add_bytes_per_second")
+        for rate in ("add_bytes_per_second", "core_bytes_per_second"):
+            _check_above_zero("machines", self, math.inf, rate)
         _check_above_zero("machines", self, math.nextafter(math.inf, 0.0), "straggler_slowdown")
+        if self.shared_cores and math.isinf(self.core_bytes_per_second):
+            raise ConfigError(
+                f"machines.shared_cores {self.shared_cores}: how fast is one? give core_bytes_per_second as well"
+            )
 
 
 def taihulight() -> tuple[Network, Machines]:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from taihu.simulation.events import EventQueue, WorkQueue
-from taihu.simulation.machines import Network
+from taihu.simulation.machines import Machines, Network
 
 __all__ = ["Fabric", "Host", "Path"]
+
+_OF_THEIR_OWN: Final = Machines()
 
 
 class Host:
@@ -58,6 +60,8 @@ class Path:
         self._message_s = network.message_seconds
         self._per_byte = 1.0 / network.bytes_per_second
         self._uplinks = fabric.uplinks(source, target, source.count * copies[0])
+        # Both ends of all messages that this one stands for.
+        self._copies_of_all = source.count * copies[0]
         self._last_end = 0.0
 
     def send(
@@ -80,6 +84,7 @@ class Path:
         seconds = each_s * self._copies_out
         end = source.out.book(now, seconds)
         start = end - seconds
+        end = max(end, self._fabric.worked(now, size_bytes * self._copies_of_all))
         if start > now:
             self._queue.at(start, self._enter, end, size_bytes, deliver, args)
         else:
@@ -94,6 +99,7 @@ class Path:
             end = max(end, port.book(start, copies * size_bytes * per_byte))
         each_s = size_bytes * self._per_byte + self._message_s
         end = max(end, self._target.into.book(start, self._copies_in * each_s), self._last_end)
+        end = max(end, self._fabric.worked(start, size_bytes * self._copies_of_all))
         # One connection keeps the order of its messages.
         self._last_end = end
         self._queue.at(end, deliver, *args)
@@ -103,10 +109,18 @@ class Path:
 
 
 class Fabric:
-    """All links of a network, and what is random in it, by `seed`."""
+    """All links of a network, and what is random in it, by `seed`.
 
-    def __init__(self, queue: EventQueue, network: Network, seed: int) -> None:
+    Where the hosts of `machines` share processors, both ends of every message are work for these, which they do in
+    the order in which it comes, all of them at once.
+    """
+
+    def __init__(self, queue: EventQueue, network: Network, seed: int, machines: Machines = _OF_THEIR_OWN) -> None:
         self.queue = queue
+        self._cores = WorkQueue()
+        self._core_seconds = 0.0
+        if machines.shared_cores:
+            self._core_seconds = 1.0 / (machines.shared_cores * machines.core_bytes_per_second)
         self.network = network
         self._random = Random(f"network {seed}")  # noqa: S311 - no secret
         self._up: dict[int, WorkQueue] = {}
@@ -140,6 +154,12 @@ class Fabric:
         per_byte = network.oversubscription / (network.supernode * network.bytes_per_second)
         up, down = (links.setdefault(at, WorkQueue()) for links, at in ((self._up, first), (self._down, last)))
         return [(up, copies, per_byte), (down, copies, per_byte)]
+
+    def worked(self, start: float, size_bytes: float) -> float:
+        """The instant at which shared processors have sent, or taken in, so many bytes more."""
+        if not self._core_seconds:
+            return start
+        return self._cores.book(start, size_bytes * self._core_seconds)
 
     def uneven(self, alpha_s: float) -> float:
         """A start-up with jitter, and with the repetition of messages that are lost."""

@@ -69,6 +69,20 @@ def test_additions_take_their_time() -> None:
     )
 
 
+def test_hosts_of_one_machine_share_its_cores() -> None:
+    """What two cores do for both ends of every message, where links are no limit; each worker's up and down."""
+    free = replace(PLAIN, bytes_per_second=1e15, alpha_seconds=0.0)
+    for workers, servers, messages in ((3, 1, 2 * 3), (1, 1, 2), (2, 0, 2 * 2)):
+        size = BYTES if servers else HEADER_BYTES + 4 * ELEMENTS // 20
+        machines = Machines(shared_cores=2, core_bytes_per_second=1e9)
+        elements = ELEMENTS if servers else ELEMENTS // 10
+        for distinct in (False, True):
+            step = simulated(job_of(workers, servers), [elements], free, machines, distinct=distinct)
+            assert step.seconds == pytest.approx(2 * messages * size / 2e9, rel=1e-6)
+    with pytest.raises(ConfigError, match=r"machines.shared_cores 2: how fast is one\?"):
+        Machines(shared_cores=2)
+
+
 def test_compute_that_is_longer_than_the_exchange_hides_all_but_the_first_layer() -> None:
     job = job_of(2, 1, exchange={"plan": "per-layer"})
     sizes = [100_000] * 4

@@ -97,6 +97,8 @@ def simulate(
       straggler_slowdown = 2
       hosts = 0                    # how many there are; 0: one for every process
       memory = "16GB"              # free on each; or memory_bytes
+      shared_cores = 0             # of one machine below all, each of which sends or takes in
+      core_bytes_per_second = inf  # so many bytes of messages
 
     \b
     Examples:
