@@ -1,8 +1,8 @@
 """Figures of docs/methods.md section 4: passes of all workers' examples through fully connected layers.
 
-The passes are `plan_passes`' and the order that of `worker.fc.tail`: the next pass's features are on their way while
-one computes, and its gradients go back while the next one does. Workers take turns, so that each is simulated for
-itself here.
+The passes are `plan_passes`', and what moves is what `taihu.simulation.fc` moves: the next pass's features are on
+their way while one computes, and its gradients go back while the next one does. The order is the paper's, though, all
+of whose products are in their pass; our workers leave the weights' gradients to the end, so that less hides.
 """
 
 from __future__ import annotations
