@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Final
@@ -111,7 +111,7 @@ def _instant(event: Mapping[str, Any]) -> datetime | None:
         found = datetime.fromisoformat(text(event, "time"))
     except ValueError:
         return None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return found if found.tzinfo is not None else None
 
 
 def _facts(event: Mapping[str, Any]) -> str:

@@ -146,6 +146,44 @@ def test_lines_go_through_their_values(page: Page) -> None:
     assert [y for _, y in points] == pytest.approx([first + slope * (rate - rates[0]) for rate in rates], abs=0.2)
 
 
+def test_ticks_stand_where_their_values_are(page: Page) -> None:
+    def ticks(title: str, side: str, kind: str) -> list[tuple[float, float]]:
+        (axis,) = [each for each in page.figure(title).all("div") if each.attributes.get("class") == kind]
+        return [
+            (parse_value(tick.whole_text), float(tick.attributes["style"].removeprefix(f"{side}:").rstrip("%")))
+            for tick in axis.all("span")
+        ]
+
+    # Of 40 steps the first one stands at the left edge.
+    across = ticks("Bytes of a step", "left", "across")
+    assert len(across) >= 3
+    assert [share for _, share in across] == pytest.approx([100 * (step - 1) / 39 for step, _ in across], abs=0.01)
+    for title, side, kind in (
+        ("Bytes of a step", "bottom", "up"),
+        ("Time of a step by worker", "left", "across"),
+    ):
+        found = ticks(title, side, kind)
+        most, _ = found[-1]
+        assert len(found) >= 3
+        assert [share for _, share in found] == pytest.approx([100 * value / most for value, _ in found], abs=0.01)
+
+
+def test_all_bytes_and_events_are_told(page: Page) -> None:
+    said = page.figure("Bytes of a step").all("p")[0].whole_text
+    sent, received = (sum(row[f"{way}_bytes"] for row in step_rows(40)) for way in ("sent", "received"))
+    assert f"In all {round(sent / 1000)}\xa0kB sent and {round(received / 1000)}\xa0kB received." in said
+    planned, finished = page.rows("Events")
+    assert planned == {"after step": "8", "after": "0\xa0s", "event": "planned", "what": planned["what"]}
+    assert planned["what"] == "version 2, predicted 11.4\xa0ms"
+    assert (finished["after"], finished["what"]) == ("4\xa0s", "")
+    assert "2026-07-28 12:00:05 UTC" in page.figure("Events").all("p")[0].whole_text
+
+
+def test_tests_are_joined_by_a_line_over_the_steps_between_them(page: Page) -> None:
+    lines = [each for each in page.figure("Loss").all("path") if each.attributes["class"].startswith("line")]
+    assert [each.attributes["d"].count("L") for each in lines] == [39, 1, 1]
+
+
 def test_a_step_is_shown_beside_its_prediction(page: Page) -> None:
     predicted, measured = page.rows("A step as predicted and as measured")
     results = made_results()

@@ -10,6 +10,7 @@ from support.report_runs import made_results, made_trace, write_run
 
 from taihu.cli.main import make_app
 from taihu.process.entry import run_app
+from taihu.report.reading import read_run
 
 
 def report(*arguments: object) -> int:
@@ -90,3 +91,10 @@ def test_a_run_that_ended_in_the_middle_of_a_line_is_shown_up_to_there(tmp_path:
         path.write_text(path.read_text()[:-9])
     assert report(folder) == 0
     assert "end with step 39" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_rows_whose_steps_do_not_ascend_are_left_out(tmp_path: Path) -> None:
+    path = write_run(tmp_path, steps=5) / "steps.csv"
+    head, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([head, rows[1], rows[0], rows[1], rows[4], rows[3].replace("4", "nan", 1)]) + "\n")
+    assert read_run(tmp_path).steps["step"] == (2.0, 5.0)
