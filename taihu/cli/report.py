@@ -43,16 +43,15 @@ def report(
 
     Of several runs it is a page that shows them beside each other.
 
-    The page needs nothing else, no network either. What the run has not measured is left out, with a word on how to
-    get it.
+    The page needs nothing else, no network either. What was not measured is left out, with a word on how to get it.
 
     \b
     Examples:
       taihu report runs/small_cnn-on-digits-20260728-120005 --open
       taihu report runs/first --trace trace.json --out first.html
-      taihu report result.json                        of taihu train --json result.json: report.html beside it
-      taihu report simulated.json --trace trace.json  of taihu simulate JOB.toml --json simulated.json
-      taihu report runs/first runs/second             beside each other: comparison.html
+      taihu report result.json              what taihu train --json wrote
+      taihu report simulated.json           what taihu simulate --json wrote
+      taihu report runs/first runs/second   beside each other
     """  # noqa: D301
     if trace is not None and len(runs) > 1:
         raise ConfigError(f"--trace {trace}: of which of the runs? give one RUN")
