@@ -350,7 +350,7 @@ CLAIMS: Sequence[Claim] = (
     ),
     Claim("3", 5, "equal", _told("to rounding, every scheme, 1 to 4 workers"), "`tests/worker/test_fc_hybrid.py`"),
     Claim("4", 1, "(K - 1)/K", _hidden, "`python -m benchmarks.fc_schemes --json docs/fc_schemes.json`"),
-    Claim("4", 2, "better minima", _minima, "`python -m benchmarks.fc_batch --help`"),
+    Claim("4", 2, "better minima", _minima, "`python -m benchmarks.fc_batch --json docs/fc_batch.json`"),
     Claim(
         "4",
         3,

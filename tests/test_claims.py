@@ -15,6 +15,7 @@ from support.command_lines import parse
 from benchmarks import (
     accuracy_by_method,
     claims,
+    fc_batch,
     fc_memory,
     figures,
     larger_batches,
@@ -83,6 +84,7 @@ PAGES: list[tuple[str, str, str, Callable[[Any], str]]] = [
     ),
     ("allreduce.md", "measured by benchmarks.three_ways", "three_ways", three_ways.table),
     ("fc.md", fc_memory.SOURCE, "fc_memory", fc_memory.told),
+    ("fc.md", fc_batch.SOURCE, "fc_batch", fc_batch.table),
     ("zero.md", larger_batches.SOURCE, "larger_batches", larger_batches.table),
     ("simulation.md", figures.SOURCE, "figures/all", figures.table),
 ]
