@@ -13,7 +13,7 @@ from typing import Any, Final
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 
-__all__ = ["Allowed", "Candidate", "Way", "allowed_for", "candidates_of"]
+__all__ = ["PRECISIONS", "Allowed", "Candidate", "Way", "allowed_for", "candidates_of"]
 
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
 """From the one that loses nothing on."""

@@ -1,0 +1,224 @@
+"""Choices of `taihu plan --search` beside real runs of the best: `python -m benchmarks.search --help`.
+
+For every job and network the search ranks the ways to run the job; its three best, of which no two differ in nothing but
+their plan, are run with real processes, each host a namespace behind a shaped link (see `benchmarks.network`; needs
+root). What counts is whether the first of them is the fastest measured one, or within 5 % of it. Compute and selection
+are taken from the profile of one run of each model, through a server with compressed gradients, and the links' start-up
+and the machine's own share from allreduces (`benchmarks.simulated`): none of the compared runs is looked at before.
+
+Compute is `paced`: its time passes and costs no processor (`benchmarks/models/paced.py`), so that each host has a
+processor of its own for it. A run's time is the median of the steps behind the calibration, of the slowest worker.
+
+Rows that the file of --json holds are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from benchmarks.roles import run_job
+from benchmarks.rows import in_page, load_rows, save_rows
+from benchmarks.simulated import MACHINE, calibrated
+from taihu.cli.planning.search import AskedSearch, searched
+from taihu.cli.planning.search_tables import exchange_in_words
+from taihu.job import Job, load_job, parse_assignments
+from taihu.job.toml import toml_value
+from taihu.search.search import Found
+from taihu.search.ways import Way
+
+__all__ = ["PAIRS", "SOURCE", "Pair", "table"]
+
+SOURCE: Final = "measured by benchmarks.search"
+_PACED: Final = Path(__file__).parent / "models" / "paced.py"
+_CALIBRATION: Final = 8
+_BEST: Final = 3
+_CLOSE: Final = 0.05
+# Steps behind the calibration: so many, or as many as take so long.
+_LEAST_STEPS, _MOST_STEPS, _RUN_S = 12, 60, 5.0
+_DLGS: Final = MappingProxyType({"compression.method": "dlgs", "compression.density": 0.05})
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A job of `workers` on `hosts` behind links of a rate; `settings` are what it sets beside what all do."""
+
+    rate: str
+    model: str
+    batch: int
+    workers: int
+    hosts: int
+    settings: Mapping[str, object] = field(default_factory=dict)
+    min_density: float | None = None
+    precisions: str | None = None
+    memory: str | None = None
+
+    @property
+    def name(self) -> str:
+        """A text that no other pair has."""
+        allowed = [f"density {self.min_density:g}"] if self.min_density is not None else []
+        allowed += [self.precisions.replace(",", " or ")] if self.precisions is not None else []
+        allowed += [f"{self.memory} a host"] if self.memory is not None else []
+        own = [f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items()]
+        return ", ".join([f"{self.model}, batch {self.batch}, {self.workers} workers, {self.hosts} hosts", *own, *allowed])
+
+    def job(self) -> Job:
+        """The job as it is: through one server, everything sent."""
+        return load_job(None, parse_assignments([f"{key}={value}" for key, value in self._settings().items()]))
+
+    def _settings(self) -> dict[str, object]:
+        return {
+            "model.name": f"{_PACED}:{self.model}",
+            "data.name": "synthetic:128x1x1:samples=1024",
+            "train.batch": self.batch,
+            "train.steps": 2 * _CALIBRATION + _MOST_STEPS,
+            "train.evaluate": "false",
+            "optimizer.learning_rate": 0.001,
+            "exchange.transport": "tcp",
+            "exchange.calibration_steps": _CALIBRATION,
+            "cluster.servers": 1,
+            "cluster.workers": self.workers,
+            "cluster.threads": 1,
+            **self.settings,
+        }
+
+
+PAIRS: Final = (
+    Pair("100mbit", "small", 16, 2, 3),
+    Pair("100mbit", "small", 16, 3, 4),
+    Pair("100mbit", "small", 16, 4, 5, min_density=0.05),
+    Pair("100mbit", "small", 16, 4, 4, precisions="fp32,bf16"),
+    Pair("100mbit", "medium", 16, 3, 5, min_density=0.01),
+    Pair("100mbit", "medium", 16, 2, 4),
+    Pair("100mbit", "headed", 16, 2, 3),
+    Pair("1gbit", "medium", 8, 3, 4),
+    Pair("1gbit", "large", 8, 3, 3),
+    Pair("1gbit", "large", 8, 2, 4, min_density=0.05),
+)
+
+
+def searched_for(pair: Pair, profile: Mapping[str, Any], machine: Mapping[str, float]) -> list[Found]:
+    """The best ways to run the job of a pair, no two of which differ in their plan alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        machines, measured = Path(folder) / "machines.toml", Path(folder) / "profile.json"
+        machines.write_text("\n".join(_machine_lines(pair, machine)))
+        measured.write_text(json.dumps({"profile": profile}))
+        asked = AskedSearch(str(machines), measured, pair.min_density, pair.precisions, best=4 * _BEST)
+        ranking = searched(pair.job(), asked).ranking
+    best: dict[tuple[object, ...], Found] = {}
+    for each in ranking:
+        way = {key: value for key, value in each.candidate.way.to_json().items() if key != "plan"}
+        best.setdefault(tuple(way.values()), each)
+    return list(best.values())[:_BEST]
+
+
+def _machine_lines(pair: Pair, machine: Mapping[str, float]) -> Iterator[str]:
+    yield "[network]"
+    yield f"rate = '{pair.rate}'"
+    yield f"alpha_seconds = {machine['alpha_seconds']}"
+    yield "[machines]"
+    yield "add_bytes_per_second = 4e9"
+    yield from (f"{key} = {machine[key]}" for key in ("shared_cores", "core_bytes_per_second") if key in machine)
+    yield f"hosts = {pair.hosts}"
+    if pair.memory is not None:
+        yield f"memory = '{pair.memory}'"
+
+
+def profile_of(model: str, batch: int) -> dict[str, Any]:
+    """The profile of a model: through one server, with compressed gradients."""
+    job = Pair("1gbit", model, batch, 2, 3, settings=_DLGS).job()
+    results = _run(job, "1gbit", beside=False, steps=_LEAST_STEPS)
+    profile: dict[str, Any] = results[0]["profile"]
+    return profile
+
+
+def measure(pair: Pair, found: Found) -> dict[str, Any]:
+    """The real steps of a way to run a job."""
+    candidate, predicted = found.candidate, found.step.seconds
+    steps = round(min(_MOST_STEPS, max(_LEAST_STEPS, _RUN_S / predicted)))
+    results = _run(candidate.job, pair.rate, beside=candidate.way.beside, steps=steps)
+    slowest = max((result["seconds_per_step"] for result in results), key=lambda seconds: float(seconds["median"]))
+    return {"way": candidate.way.to_json(), "predicted_seconds_per_step": predicted, "seconds_per_step": slowest}
+
+
+def _run(job: Job, rate: str, *, beside: bool, steps: int) -> list[dict[str, Any]]:
+    given = job.model_dump(exclude={"name"}, exclude_unset=True)
+    settings = {f"{table}.{key}": toml_value(value) for table, of in given.items() for key, value in of.items()}
+    settings["train.steps"] = str(2 * _CALIBRATION + steps)
+    return run_job(settings, rate, servers=job.servers, workers=job.cluster.workers, colocated=beside)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The pairs as Markdown, each with the ways that were run in the order of the search."""
+    lines = [
+        "| links | job | the three best, as the search ranks them | predicted s | measured s | choice over the fastest |",
+        "|---|---|---|---|---|---|",
+    ]
+    done = [row for row in rows if "runs" in row]
+    for row in done:
+        ways = [Way(**run["way"]) for run in row["runs"]]
+        told = ("<br>".join(each) for each in zip(*map(_cells, ways, row["runs"]), strict=True))
+        lines.append(f"| {row['rate']} | {row['pair']} | {' | '.join(told)} | {_excess(row):+.1%} |")
+    right = sum(_excess(row) == 0 for row in done)
+    close = sum(_excess(row) <= _CLOSE for row in done)
+    lines += ["", f"{len(done)} pairs: the choice is the fastest in {right}, within {_CLOSE:.0%} of it in {close}."]
+    return "\n".join(lines)
+
+
+def _cells(way: Way, run: dict[str, Any]) -> tuple[str, str, str]:
+    sent = [] if way.method == "none" else [f"{way.method} {way.density:g}"]
+    other = [way.fc != "data" and f"fc {way.fc}", way.precision != "fp32" and way.precision, way.plan]
+    told = ", ".join([exchange_in_words(way), *sent, f"zero {way.zero}", *(each for each in other if each)])
+    return told, f"{run['predicted_seconds_per_step']:.4f}", f"{run['seconds_per_step']['median']:.4f}"
+
+
+def _excess(row: dict[str, Any]) -> float:
+    """The share by which the choice takes longer than the fastest of the three."""
+    measured = [float(run["seconds_per_step"]["median"]) for run in row["runs"]]
+    return measured[0] / min(measured) - 1.0
+
+
+def main() -> None:
+    """Measure what is missing, and show all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="pairs whose rate and name hold this text")
+    parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
+    parser.add_argument("--dry", action="store_true", help="search, and run nothing but what the search takes")
+    options = parser.parse_args()
+    rows = load_rows(options.json)
+    known = {row.get("pair") or row.get("profile_of") or row.get("run"): row for row in rows}
+
+    def keep(name: str, row: dict[str, Any]) -> dict[str, Any]:
+        rows.append(row)
+        known[name] = row
+        save_rows(options.json, rows)
+        return row
+
+    machine = known.get(MACHINE) or keep(MACHINE, {"run": MACHINE, **calibrated()})
+    for pair in PAIRS:
+        name = f"{pair.rate}, {pair.name}"
+        if name in known or options.only not in name:
+            continue
+        of = f"{pair.model}, batch {pair.batch}"
+        measured = known.get(of) or keep(of, {"profile_of": of, "profile": profile_of(pair.model, pair.batch)})
+        best = searched_for(pair, measured["profile"], machine)
+        for each in best:
+            print(f"{name}: {each.step.seconds:.4f} s {each.candidate.way}", flush=True)
+        if not options.dry:
+            runs = [measure(pair, each) for each in best]
+            keep(name, {"pair": name, "rate": pair.rate, "runs": runs})
+            print(table(rows).splitlines()[-3], flush=True)
+    print(table(rows))
+    if options.docs is not None:
+        options.docs.write_text(in_page(options.docs.read_text(), SOURCE, table(rows)))
+
+
+if __name__ == "__main__":
+    main()
