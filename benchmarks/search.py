@@ -1,15 +1,16 @@
 """Choices of `taihu plan --search` beside real runs of the best: `python -m benchmarks.search --help`.
 
-For every job and network the search ranks the ways to run the job; its three best, of which no two differ in nothing but
-their plan, are run with real processes, each host a namespace behind a shaped link (see `benchmarks.network`; needs
-root). What counts is whether the first of them is the fastest measured one, or within 5 % of it. Compute and selection
-are taken from the profile of one run of each model, through a server with compressed gradients, and the links' start-up
-and the machine's own share from allreduces (`benchmarks.simulated`): none of the compared runs is looked at before.
+For every job and network the search ranks the ways to run the job; its three best, of which no two differ in their
+plan or ZeRO's stage alone, are run with real processes, each host a namespace behind a shaped link (see
+`benchmarks.network`; needs root). What counts is whether the first of them is the fastest measured one, or within 5 %
+of it. Compute and selection are taken from the profile of one run of each model, through a server with compressed
+gradients, and the links' start-up and the machine's own share from allreduces (`benchmarks.simulated`): none of the
+compared runs is looked at before.
 
 Compute is `paced`: its time passes and costs no processor (`benchmarks/models/paced.py`), so that each host has a
 processor of its own for it. A run's time is the median of the steps behind the calibration, of the slowest worker.
 
-Rows that the file of --json holds are not measured again.
+Ways that the file of --json holds are not run again; all jobs are searched anew.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _PACED: Final = Path(__file__).parent / "models" / "paced.py"
 _CALIBRATION: Final = 8
 _BEST: Final = 3
 _CLOSE: Final = 0.05
+# Settings in which the three ways are not to differ alone.
+_ALIKE: Final = ("plan", "zero")
 # Steps behind the calibration: so many, or as many as take so long.
 _LEAST_STEPS, _MOST_STEPS, _RUN_S = 12, 60, 5.0
 _DLGS: Final = MappingProxyType({"compression.method": "dlgs", "compression.density": 0.05})
@@ -66,7 +69,8 @@ class Pair:
         allowed += [self.precisions.replace(",", " or ")] if self.precisions is not None else []
         allowed += [f"{self.memory} a host"] if self.memory is not None else []
         own = [f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items()]
-        return ", ".join([f"{self.model}, batch {self.batch}, {self.workers} workers, {self.hosts} hosts", *own, *allowed])
+        sizes = f"{self.model}, batch {self.batch}, {self.workers} workers, {self.hosts} hosts"
+        return ", ".join([sizes, *own, *allowed])
 
     def job(self) -> Job:
         """The job as it is: through one server, everything sent."""
@@ -104,16 +108,16 @@ PAIRS: Final = (
 
 
 def searched_for(pair: Pair, profile: Mapping[str, Any], machine: Mapping[str, float]) -> list[Found]:
-    """The best ways to run the job of a pair, no two of which differ in their plan alone."""
+    """The best ways to run the job of a pair, no two of which differ in their plan or stage alone."""
     with tempfile.TemporaryDirectory() as folder:
         machines, measured = Path(folder) / "machines.toml", Path(folder) / "profile.json"
         machines.write_text("\n".join(_machine_lines(pair, machine)))
         measured.write_text(json.dumps({"profile": profile}))
-        asked = AskedSearch(str(machines), measured, pair.min_density, pair.precisions, best=4 * _BEST)
+        asked = AskedSearch(str(machines), measured, pair.min_density, pair.precisions, best=12 * _BEST)
         ranking = searched(pair.job(), asked).ranking
     best: dict[tuple[object, ...], Found] = {}
     for each in ranking:
-        way = {key: value for key, value in each.candidate.way.to_json().items() if key != "plan"}
+        way = {key: value for key, value in each.candidate.way.to_json().items() if key not in _ALIKE}
         best.setdefault(tuple(way.values()), each)
     return list(best.values())[:_BEST]
 
@@ -138,9 +142,12 @@ def profile_of(model: str, batch: int) -> dict[str, Any]:
     return profile
 
 
-def measure(pair: Pair, found: Found) -> dict[str, Any]:
-    """The real steps of a way to run a job."""
+def measure(pair: Pair, found: Found, known: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The real steps of a way to run a job; those that are `known` are not made again."""
     candidate, predicted = found.candidate, found.step.seconds
+    for run in known:
+        if run["way"] == candidate.way.to_json():
+            return {**run, "predicted_seconds_per_step": predicted}
     steps = round(min(_MOST_STEPS, max(_LEAST_STEPS, _RUN_S / predicted)))
     results = _run(candidate.job, pair.rate, beside=candidate.way.beside, steps=steps)
     slowest = max((result["seconds_per_step"] for result in results), key=lambda seconds: float(seconds["median"]))
@@ -157,14 +164,15 @@ def _run(job: Job, rate: str, *, beside: bool, steps: int) -> list[dict[str, Any
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The pairs as Markdown, each with the ways that were run in the order of the search."""
     lines = [
-        "| links | job | the three best, as the search ranks them | predicted s | measured s | choice over the fastest |",
+        "| links | job | the three best, as ranked | predicted s | measured s | choice over the fastest |",
         "|---|---|---|---|---|---|",
     ]
     done = [row for row in rows if "runs" in row]
     for row in done:
         ways = [Way(**run["way"]) for run in row["runs"]]
         told = ("<br>".join(each) for each in zip(*map(_cells, ways, row["runs"]), strict=True))
-        lines.append(f"| {row['rate']} | {row['pair']} | {' | '.join(told)} | {_excess(row):+.1%} |")
+        told_pair = row["pair"].partition(", ")[2]
+        lines.append(f"| {row['rate']} | {told_pair} | {' | '.join(told)} | {_excess(row):+.1%} |")
     right = sum(_excess(row) == 0 for row in done)
     close = sum(_excess(row) <= _CLOSE for row in done)
     lines += ["", f"{len(done)} pairs: the choice is the fastest in {right}, within {_CLOSE:.0%} of it in {close}."]
@@ -204,7 +212,7 @@ def main() -> None:
     machine = known.get(MACHINE) or keep(MACHINE, {"run": MACHINE, **calibrated()})
     for pair in PAIRS:
         name = f"{pair.rate}, {pair.name}"
-        if name in known or options.only not in name:
+        if options.only not in name:
             continue
         of = f"{pair.model}, batch {pair.batch}"
         measured = known.get(of) or keep(of, {"profile_of": of, "profile": profile_of(pair.model, pair.batch)})
@@ -212,9 +220,13 @@ def main() -> None:
         for each in best:
             print(f"{name}: {each.step.seconds:.4f} s {each.candidate.way}", flush=True)
         if not options.dry:
-            runs = [measure(pair, each) for each in best]
-            keep(name, {"pair": name, "rate": pair.rate, "runs": runs})
-            print(table(rows).splitlines()[-3], flush=True)
+            before = known.get(name, {"pair": name, "rate": pair.rate, "runs": []})
+            before["runs"] = [measure(pair, each, before["runs"]) for each in best]
+            if name not in known:
+                rows.append(before)
+            known[name] = before
+            save_rows(options.json, rows)
+            print(table([before]).splitlines()[2], flush=True)
     print(table(rows))
     if options.docs is not None:
         options.docs.write_text(in_page(options.docs.read_text(), SOURCE, table(rows)))

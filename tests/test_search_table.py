@@ -6,7 +6,6 @@ from pathlib import Path
 
 from benchmarks.rows import in_page, load_rows
 from benchmarks.search import PAIRS, SOURCE, table
-
 from taihu.search.ways import PRECISIONS, Way
 
 ROOT = Path(__file__).parent.parent
@@ -19,7 +18,9 @@ def test_the_page_shows_the_rows() -> None:
 
 
 def test_nine_of_ten_choices_are_the_fastest_or_within_five_percent() -> None:
-    measured = {row["pair"]: [run["seconds_per_step"]["median"] for run in row["runs"]] for row in ROWS if "runs" in row}
+    measured = {
+        row["pair"]: [run["seconds_per_step"]["median"] for run in row["runs"]] for row in ROWS if "runs" in row
+    }
     assert list(measured) == [f"{pair.rate}, {pair.name}" for pair in PAIRS]
     assert sum(seconds[0] <= 1.05 * min(seconds) for seconds in measured.values()) >= 9
     assert {len(seconds) for seconds in measured.values()} == {3}

@@ -40,4 +40,6 @@ def _less_preferred(loser: Candidate, winner: Candidate) -> str:
         return "exchanges less exact values"
     if loser.changes > winner.changes:
         return "changes more of the job"
-    return "takes more hosts" if loser.hosts > winner.hosts else "there is no difference"
+    if loser.hosts > winner.hosts:
+        return "takes more hosts"
+    return "takes more servers" if loser.way.servers > winner.way.servers else "there is little between them"

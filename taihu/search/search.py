@@ -16,7 +16,7 @@ from taihu.simulation.job import Simulated
 
 __all__ = ["ALIKE", "Found", "Passed", "Search", "ranked"]
 
-ALIKE: Final = 0.01
+ALIKE: Final = 0.02
 """Steps that differ by no more of their time are as fast: predictions cannot tell them apart."""
 
 

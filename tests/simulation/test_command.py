@@ -158,7 +158,10 @@ def test_the_example_of_a_network_file_is_one(results: Callable[..., dict[str, A
         ("", "network.alpha_seconds is missing"),
         ("[network]\nalpha_seconds = 0\nrate = '1gbit'\nsupernode = 2.5", "expected a whole number"),
         ("[network]\nalpha_seconds = 0\nrate = '1gbit'\n[machines]\nstragglers = 9", "expected at most 3"),
-        ("[network]\nalpha_seconds = 0\nrate = '1gbit'\n[machines]\nhosts = 4", "3 workers and 2 servers take 5 hosts"),
+        (
+            "[network]\nalpha_seconds = 0\nrate = '1gbit'\n[machines]\nhosts = 4",
+            "3 workers and 2 servers take 5 hosts",
+        ),
         ("[links]\n", "unknown key links"),
         ("network = 3", "expected a table, [network]"),
         ("rate = ", "not TOML"),
