@@ -8,7 +8,8 @@ gradients, and the links' start-up and the machine's own share from allreduces (
 compared runs is looked at before.
 
 Compute is `paced`: its time passes and costs no processor (`benchmarks/models/paced.py`), so that each host has a
-processor of its own for it. A run's time is the median of the steps behind the calibration, of the slowest worker.
+processor of its own for it. A run's time is the median of the steps behind the calibration, of the slowest worker; of
+several --rounds that of the fastest, which was disturbed the least.
 
 Ways that the file of --json holds are not run again; all jobs are searched anew.
 """
@@ -142,16 +143,25 @@ def profile_of(model: str, batch: int) -> dict[str, Any]:
     return profile
 
 
-def measure(pair: Pair, found: Found, known: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The real steps of a way to run a job; those that are `known` are not made again."""
+def measure(pair: Pair, found: Found, known: Sequence[dict[str, Any]], rounds: int) -> dict[str, Any]:
+    """The real steps of a way to run a job, of the least disturbed of so many runs; those that are `known` count."""
+    way, predicted = found.candidate.way.to_json(), found.step.seconds
+    run = next((run for run in known if run["way"] == way), None)
+    made = 0 if run is None else run.get("rounds", 1)
+    if run is not None and made >= rounds:
+        return {**run, "predicted_seconds_per_step": predicted}
+    seconds = _seconds(pair, found)
+    if run is not None and run["seconds_per_step"]["median"] <= seconds["median"]:
+        seconds = run["seconds_per_step"]
+    return {"way": way, "predicted_seconds_per_step": predicted, "seconds_per_step": seconds, "rounds": made + 1}
+
+
+def _seconds(pair: Pair, found: Found) -> dict[str, float]:
+    """Seconds of the steps of one run, of the slowest worker."""
     candidate, predicted = found.candidate, found.step.seconds
-    for run in known:
-        if run["way"] == candidate.way.to_json():
-            return {**run, "predicted_seconds_per_step": predicted}
     steps = round(min(_MOST_STEPS, max(_LEAST_STEPS, _RUN_S / predicted)))
     results = _run(candidate.job, pair.rate, beside=candidate.way.beside, steps=steps)
-    slowest = max((result["seconds_per_step"] for result in results), key=lambda seconds: float(seconds["median"]))
-    return {"way": candidate.way.to_json(), "predicted_seconds_per_step": predicted, "seconds_per_step": slowest}
+    return max((result["seconds_per_step"] for result in results), key=lambda seconds: float(seconds["median"]))
 
 
 def _run(job: Job, rate: str, *, beside: bool, steps: int) -> list[dict[str, Any]]:
@@ -198,6 +208,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="pairs whose rate and name hold this text")
     parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of every way, of which the fastest counts")
     parser.add_argument("--dry", action="store_true", help="search, and run nothing but what the search takes")
     options = parser.parse_args()
     rows = load_rows(options.json)
@@ -221,7 +232,7 @@ def main() -> None:
             print(f"{name}: {each.step.seconds:.4f} s {each.candidate.way}", flush=True)
         if not options.dry:
             before = known.get(name, {"pair": name, "rate": pair.rate, "runs": []})
-            before["runs"] = [measure(pair, each, before["runs"]) for each in best]
+            before["runs"] = [measure(pair, each, before["runs"], options.rounds) for each in best]
             if name not in known:
                 rows.append(before)
             known[name] = before
