@@ -289,7 +289,7 @@ def main() -> None:
     """Train the cells that are missing, then draw all that are there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", default="2,4,8", help="comma-separated")
-    parser.add_argument("--rates", default="0.01,0.03", help="comma-separated learning rates")
+    parser.add_argument("--rates", default="0.01,0.03,0.1", help="comma-separated learning rates")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="cells that the file holds are not trained again")
     parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw the cells of --json at the end")

@@ -166,7 +166,7 @@ def awake() -> Iterator[None]:
 
 
 class Processors:
-    """What the machine's processors did since this object was made, beside what processes of ours did."""
+    """The work of the machine's processors since this object was made, beside that of our own processes."""
 
     def __init__(self) -> None:
         self._start = self._read()
@@ -211,7 +211,7 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 def calibrated() -> dict[str, Any]:
-    """What the machine below all hosts takes for a message and its bytes: of allreduces, which no row is one of.
+    """The time that the machine below all hosts takes for a message and its bytes, by allreduces that are no row.
 
     Of few bytes they are start-ups, and of many, over links that are faster than the processors, work for these: each
     byte that goes from a host to the next is sent and taken in.

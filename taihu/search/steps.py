@@ -100,7 +100,10 @@ class Steps:
         return self._simulated(candidate, self._placement.network, self._placement.machines, self._costs.profile)
 
     def terms(self, candidate: Candidate, step: Simulated) -> Mapping[str, float]:
-        """Seconds by which its step would be shorter if one of `TERMS` took no time; of compute, what it takes."""
+        """Seconds by which its step would be shorter if one of `TERMS` took no time; of compute, what it takes.
+
+        Other groups that are planned then may make it longer: no term is less than nothing.
+        """
         network, machines, profile = self._placement.network, self._placement.machines, self._costs.profile
         fast = replace(network, bytes_per_second=network.bytes_per_second * _FREE)
         prompt = replace(
@@ -117,7 +120,8 @@ class Steps:
         if candidate.way.method != "none":
             without["selection"] = (network, machines, self._selecting_for_nothing(candidate.job))
         shorter = {
-            name: step.seconds - self._simulated(candidate, *changed).seconds for name, changed in without.items()
+            name: max(0.0, step.seconds - self._simulated(candidate, *changed).seconds)
+            for name, changed in without.items()
         }
         return {name: step.compute_seconds if name == "compute" else shorter.get(name, 0.0) for name in TERMS}
 
