@@ -1,10 +1,10 @@
 """Simulated steps beside real ones: `python -m benchmarks.simulated --help`.
 
 Every row is a run of real processes, each on a host of its own behind a shaped link (see `benchmarks.network`; needs
-root), and its simulation: by what that run's calibration measured of compute, selection and links, as
-`taihu simulate --profile` takes it. A run with spread layers is simulated by the profile of the same job with whole
-ones, since a run measures only what it exchanges. A row's time is the median of the steps behind the calibration, of
-the slowest worker.
+root), and its simulation: by what that run's calibration measured of compute and selection, the link's rate, and the
+start-up of a message and the speed of a core, which allreduces have measured before. A run with spread layers is
+simulated by the profile of the same job with whole ones, since a run measures only what it exchanges. A row's time is
+the median of the steps behind the calibration, of the slowest worker.
 
 Where compute is `paced` its time passes and costs no processor (`benchmarks/models/paced.py`), so that each host has
 a processor of its own, as the simulator's hosts do; everything else, the exchange and the products of the small

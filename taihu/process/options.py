@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -36,6 +37,7 @@ __all__ = [
     "VerboseOption",
     "from_here",
     "make_tracer",
+    "refuse",
     "stop_with_stdin",
 ]
 
@@ -163,6 +165,12 @@ def make_tracer(path: Path | None, steps: str | None) -> Tracer:
     if not (dash and first.isdecimal() and last.isdecimal()):
         raise ConfigError(f"--trace-steps {steps}: expected FIRST-LAST, for example 20-40")
     return Tracer(first_step=int(first), last_step=int(last))
+
+
+def refuse(options: Mapping[str, object], why: str) -> None:
+    """Raise ConfigError with `why` for the first of these options that was given: neither None nor False."""
+    if name := next((name for name, value in options.items() if value not in (None, False)), None):
+        raise ConfigError(f"{name}: {why}")
 
 
 def stop_with_stdin(interrupts: Interrupts) -> None:

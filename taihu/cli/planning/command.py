@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 
-from taihu.errors import ConfigError
 from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.process.options import CoordinatorOption, JsonOption
+from taihu.process.options import CoordinatorOption, JsonOption, refuse
 
 __all__ = ["plan"]
 
@@ -151,18 +149,25 @@ def plan(
         "--write": write,
     }
     if search is not None:
-        _check_search({**of_time, **of_compression, "--memory": memory, **of_job, "--table": table})
+        refuse({"PROFILE.json": profile_file}, "does not go with --search; give what was measured by --profile")
+        others = {**of_time, **of_compression, "--memory": memory, **of_job, "--table": table}
+        refuse(others, "does not go with --search; set keys of the job by --set")
         from taihu.cli.planning.search import AskedSearch, plan_search
 
         limits = AskedSearch(machines, profile, min_density, precisions, best or 10, write, json_file)
         plan_search(flags.resolve(search), limits)
         return
-    _check_no_search(of_search)
-    _check_mode(memory, of_memory={**of_job, **job_alone, "--table": table}, of_time=of_time)
+    refuse(of_search, "belongs to the search for the best way to run a job; give --search JOB.toml too")
+    if memory:
+        refuse(of_time, "--memory plans no measured costs; give the job by --job JOB.toml and --set")
+    else:
+        of_memory = {**of_job, **job_alone, "--table": table}
+        refuse(of_memory, "belongs to the plan of a job's memory; give --memory as well")
     if table:
         from taihu.cli.planning.tables import plan_tables
 
-        _check_table({**of_job, **flags.given()})
+        given = {**of_job, **flags.given()}
+        refuse(given, "--table is of a paper's models, not of a job; leave one of the two out")
         plan_tables(json_file)
     elif memory:
         from taihu.cli.planning.memory import plan_memory
@@ -178,32 +183,3 @@ def plan(
         asked = AskedCompression(flags.compression, flags.density, refresh_every, downlink, threshold)
         costs = Costs(profile_file, coordinator, flags.workers, rate)
         plan_time(costs, asked, flags.plan or "auto", timeline, json_file)
-
-
-def _check_search(others: Mapping[str, object]) -> None:
-    """Raise ConfigError for an option of another kind of plan."""
-    if name := next((name for name, value in others.items() if value), None):
-        remedy = "give what was measured by --profile" if name == "PROFILE.json" else "set keys of the job by --set"
-        raise ConfigError(f"{name}: does not go with --search; {remedy}")
-
-
-def _check_no_search(of_search: Mapping[str, object]) -> None:
-    """Raise ConfigError for an option of the search."""
-    if name := next((name for name, value in of_search.items() if value), None):
-        raise ConfigError(f"{name}: belongs to the search for the best way to run a job; give --search JOB.toml too")
-
-
-def _check_mode(memory: bool, *, of_memory: Mapping[str, object], of_time: Mapping[str, object]) -> None:
-    """Raise ConfigError for an option of the other kind of plan: `of_memory` go with --memory only."""
-    refused = of_time if memory else of_memory
-    name = next((name for name, value in refused.items() if value), None)
-    if name is not None and memory:
-        raise ConfigError(f"{name}: --memory plans no measured costs; give the job by --job JOB.toml and --set")
-    if name is not None:
-        raise ConfigError(f"{name}: belongs to the plan of a job's memory; give --memory as well")
-
-
-def _check_table(of_job: Mapping[str, object]) -> None:
-    """Raise ConfigError for an option of a job: the tables are of models of their own."""
-    if name := next((name for name, value in of_job.items() if value), None):
-        raise ConfigError(f"{name}: --table is of a paper's models, not of a job; leave one of the two out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from taihu.errors import ConfigError
 from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.process.options import JobArgument, JsonOption
+from taihu.process.options import JobArgument, JsonOption, refuse
 
 __all__ = ["simulate"]
 
@@ -113,8 +112,8 @@ def simulate(
         from taihu.cli.simulation.figure import run_figures
 
         of_job = {"--nodes": nodes, "--network": network, "--profile": profile, "--servers-beside": beside}
-        _check_alone(of_job | {"--sweep": sweep, "--picture": picture, "--distinct": distinct, "--trace": trace})
-        _check_alone(flags.given())
+        of_job |= {"--sweep": sweep, "--picture": picture, "--distinct": distinct, "--trace": trace}
+        refuse({**of_job, **flags.given()}, "a figure has its own jobs and machines; leave one of the two out")
         run_figures(figure, json_file, pictures, every=every)
         return
     if figure is not None or every:
@@ -127,12 +126,6 @@ def simulate(
     own = {} if nodes is None else {"cluster": {"workers": nodes}}
     job = flags.resolve(job_file, own)
     run_simulation(job, Asked(network, profile, beside, sweep, picture, distinct, trace, json_file))
-
-
-def _check_alone(of_job: Mapping[str, object]) -> None:
-    """Raise ConfigError for an option of a job: a figure has its own."""
-    if name := next((name for name, value in of_job.items() if value not in (None, False)), None):
-        raise ConfigError(f"{name}: a figure has its own jobs and machines; leave one of the two out")
 
 
 def _check_once(sweep: str | None, nodes: int | None, flags: JobFlags) -> None:
