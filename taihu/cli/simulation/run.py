@@ -15,7 +15,7 @@ from taihu.job import Job, load_job
 from taihu.job.advice import advice
 from taihu.local.display import human_bytes
 from taihu.planner.memory import server_memory, worker_memory
-from taihu.results import check_writable, write_json
+from taihu.results import RESULTS_FORMAT, check_writable, write_json
 from taihu.simulation.job import Simulated, simulate_job
 from taihu.simulation.placement import Placement
 from taihu.trace.merging import trace_of
@@ -84,7 +84,7 @@ def run_simulation(job: Job, asked: Asked) -> None:
     if asked.json_file is not None:
         facts = _facts(job, work, placement)
         results = rows[0].to_json() if asked.sweep is None else {"rows": [row.to_json() for row in rows]}
-        write_json(asked.json_file, {**facts, **results})
+        write_json(asked.json_file, {"format": RESULTS_FORMAT, **facts, **results})
 
 
 def swept(sweep: str) -> list[tuple[str, int]]:
