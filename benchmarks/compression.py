@@ -7,7 +7,7 @@ as one group, LAGS with every layer on its own, dense and DLGS by the plan that 
 settings of one model and rate take turns, `--rounds` times over, so that what else the machine does meets them alike.
 Prints a line for each run and, with --json, writes it; the table at the end shows medians over the runs of a setting.
 `--draw` draws the breakdown of the runs in a file. `--thresholds` compares `dlgs` and `dlgs-group` in the eight cells
-of docs/compression.md, with as many steps in each as make a run of half a minute; a round takes nine minutes.
+of docs/compression.md, where they take turns within each run: see `benchmarks.thresholds`; 15 minutes.
 """
 
 from __future__ import annotations
@@ -21,23 +21,12 @@ from typing import Any
 
 from benchmarks.roles import run_job
 from benchmarks.rows import load_rows, save_rows
+from benchmarks.thresholds import CELLS, measure_in_turns, told
 
 __all__ = ["measure"]
 
 _WORKERS = 3
 _PLANS = {"none": "auto", "topk": "single", "lags": "per-layer", "dlgs": "auto", "dlgs-group": "auto"}
-# Model, rate and density; steps of a calibration and behind both.
-_CELLS = (
-    ("vgg16_cifar", "100mbit", 0.01, 8, 20),
-    ("vgg16_cifar", "100mbit", 0.1, 4, 6),
-    ("vgg16_cifar", "1gbit", 0.01, 8, 30),
-    ("vgg16_cifar", "1gbit", 0.1, 8, 20),
-    ("resnet20", "100mbit", 0.01, 20, 120),
-    ("resnet20", "100mbit", 0.1, 20, 100),
-    ("resnet20", "1gbit", 0.01, 20, 120),
-    ("resnet20", "1gbit", 0.1, 20, 120),
-)
-_THRESHOLDS = ("dlgs", "dlgs-group")
 _KEYS = (
     "seconds_per_step",
     "seconds_compute",
@@ -59,21 +48,14 @@ def measure(model: str, rate: str, method: str, density: float, options: argpars
     """One row; times are worker 0's, bytes those of all workers together."""
     name, _, threshold = method.partition("-")
     settings = {
+        **_common(options.batch),
         "model.name": model,
-        "data.name": "synthetic:3x32x32",
-        "train.batch": options.batch,
         "train.steps": 2 * options.calibration + options.steps,
-        "train.evaluate": "false",
-        "optimizer.learning_rate": 0.01,
         "exchange.plan": _PLANS[method],
-        "exchange.transport": "tcp",
         "exchange.calibration_steps": options.calibration,
         "compression.method": name,
         "compression.threshold": threshold or "layer",
         "compression.density": density,
-        "cluster.servers": 1,
-        "cluster.workers": _WORKERS,
-        "cluster.threads": 1,
     }
     results = run_job(settings, rate, servers=1, workers=_WORKERS, extra=options.set)
     row = {key: results[0][key] for key in _KEYS}
@@ -82,6 +64,20 @@ def measure(model: str, rate: str, method: str, density: float, options: argpars
     predicted = row["predicted_seconds_per_step"]
     row["prediction_error"] = predicted / row["seconds_per_step"]["median"] - 1 if predicted else None
     return {"model": model, "rate": rate, "method": method, "density": density, "batch": options.batch, **row}
+
+
+def _common(batch: int) -> dict[str, object]:
+    """Settings of all runs."""
+    return {
+        "data.name": "synthetic:3x32x32",
+        "train.batch": batch,
+        "train.evaluate": "false",
+        "optimizer.learning_rate": 0.01,
+        "exchange.transport": "tcp",
+        "cluster.servers": 1,
+        "cluster.workers": _WORKERS,
+        "cluster.threads": 1,
+    }
 
 
 def settings_of(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -142,23 +138,6 @@ def _bytes(runs: Sequence[dict[str, Any]]) -> float:
     return float(statistics.median(row["bytes_sent_per_step"] + row["bytes_received_per_step"] for row in runs))
 
 
-def by_threshold(rows: Sequence[dict[str, Any]]) -> str:
-    """Thresholds by layer against those by group as Markdown: step times, medians over the runs and the least."""
-    lines = [
-        "| model | links | density | runs | by layer, s | by group, s | ratio | least by layer | by group | ratio |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for model, rate, density, *_ in _CELLS:
-        cell = [row for row in rows if (row["model"], row["rate"], row["density"]) == (model, rate, density)]
-        runs = [[row["seconds_per_step"] for row in cell if row["method"] == method] for method in _THRESHOLDS]
-        if all(runs):
-            medians = [statistics.median(step["median"] for step in steps) for steps in runs]
-            least = [min(step["min"] for step in steps) for steps in runs]
-            columns = (f"{layer:.4f} | {group:.4f} | {layer / group:.3f}" for layer, group in (medians, least))
-            lines.append(f"| {model} | {rate} | {density:g} | {len(runs[0])} | {' | '.join(columns)} |")
-    return "\n".join(lines)
-
-
 def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
     """The stacked breakdown of every row, one panel for each model and rate."""
     import matplotlib as mpl  # noqa: PLC0415 - only drawing needs it
@@ -208,14 +187,17 @@ def main() -> None:
         print(table(rows))
         return
     if options.thresholds:
-        for number, (model, rate, density, calibration, steps) in itertools.product(range(options.rounds), _CELLS):
-            options.calibration, options.steps = calibration, steps
-            # Who comes first changes from round to round: what else the machine does may fade.
-            for method in _THRESHOLDS[:: 1 if number % 2 == 0 else -1]:
-                rows.append(measure(model, rate, method, density, options))
-                print(table(rows[-1:]).splitlines()[-1], flush=True)
+        done = [(row["model"], row["rate"], row["density"]) for row in rows]
+        for cell in CELLS:
+            if (
+                cell.model in options.models.split(",")
+                and cell.rate in options.rates.split(",")
+                and cell[:3] not in done
+            ):
+                rows.append(measure_in_turns(cell, _common(options.batch), options.set))
+                print(told(rows[-1:]).splitlines()[-1], flush=True)
                 save_rows(options.json, rows)
-        print(by_threshold(rows))
+        print(told(rows))
         return
     for model, rate, method, density in _turns(options):
         rows.append(measure(model, rate, method, density, options))

@@ -25,10 +25,11 @@ def run_job(
     workers: int,
     extra: Sequence[str] = (),
     colocated: bool = False,
+    worker: Sequence[str] = ("-P", "-m", "worker"),
 ) -> list[dict[str, Any]]:
     """Every worker's results; `settings` and `extra`, texts KEY=VALUE, go to all. Without servers, of a ring.
 
-    With `colocated`, server i and worker i share a host and its link.
+    With `colocated`, server i and worker i share a host and its link. Python runs `worker` as the workers.
     """
     first_worker = 0 if colocated else servers
     hosts = max(servers, first_worker + workers)
@@ -42,7 +43,7 @@ def run_job(
         ]
         files = [Path(name) / f"worker-{rank}.json" for rank in range(workers)]
         for rank, file in enumerate(files):
-            worker = [sys.executable, "-P", "-m", "worker", *common, "--rank", str(rank), "--json", str(file)]
-            commands.append(network.command(first_worker + rank, *worker))
+            command = [sys.executable, *worker, *common, "--rank", str(rank), "--json", str(file)]
+            commands.append(network.command(first_worker + rank, *command))
         run_together(commands)
         return [json.loads(file.read_text()) for file in files]
