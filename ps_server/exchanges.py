@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -184,9 +185,8 @@ class Exchanges:
                 give_back_freed_memory()
         return exchange
 
-    def close(self, exchange: WorkerExchange) -> None:
-        """End one whose stream has ended."""
-        exchange.close()
+    def forget(self, exchange: WorkerExchange) -> None:
+        """The exchange's stream ends: its worker may open another one. `read` cuts the connection after that."""
         with self._lock:
             if self._exchanges.get(exchange.identity.rank) is exchange:
                 del self._exchanges[exchange.identity.rank]
@@ -226,7 +226,10 @@ class Exchanges:
             connection.close()
 
     def read(self, requests: Iterator[bytes], exchange: WorkerExchange) -> None:
-        """Take in what comes in one worker's stream until the worker closes it."""
+        """Take in what comes in one worker's stream until it has ended, and cut the connection beside it.
+
+        A worker whose connection ended before its stream could not tell why.
+        """
         rank = exchange.identity.rank
         try:
             for message in requests:
@@ -248,6 +251,9 @@ class Exchanges:
         except BaseException as error:
             exchange.end(RunError(f"internal error while taking in a frame of worker {rank}: {error!r}"))
             raise
+        finally:
+            _until_it_has_ended(requests)
+            exchange.close()
 
     def _connection_of(self, identity: WorkerIdentity) -> socket.socket | None:
         """The connection that the worker has opened, unless it has given it up since."""
@@ -318,3 +324,10 @@ class Exchanges:
             answer = answer.shared
         self._metrics.sent_bytes.inc(answer.moved_bytes)
         exchange.answer(answer)
+
+
+def _until_it_has_ended(requests: Iterator[bytes]) -> None:
+    """Drop what still comes in a stream, which gRPC ends once its status has been sent."""
+    with suppress(grpc.RpcError):
+        for _ in requests:
+            pass

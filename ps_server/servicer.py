@@ -116,7 +116,7 @@ class ParameterServerServicer:
         except TaihuError as error:
             abort(context, error)
         finally:
-            self._exchanges.close(exchange)
+            self._exchanges.forget(exchange)
 
     def _share(self, request: pb.ShareRequest, context: grpc.ServicerContext) -> pb.ShareResponse:
         identity = WorkerIdentity(request.job, request.rank, request.incarnation)

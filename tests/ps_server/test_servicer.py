@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from queue import SimpleQueue
@@ -15,6 +16,7 @@ from support.frames import changed, header_of, initial_header
 from support.shards import LAYOUT, make_plan, shard_job
 
 from protos import parameter_server_pb2 as pb
+from ps_server.exchanges import WorkerExchange
 from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from ps_server.shard_holder import ShardHolder
 from taihu.errors import FrameError, ModelError, RunError, StaleError, TaihuError
@@ -305,6 +307,37 @@ def test_a_bad_frame_ends_its_exchange_alone(changes: dict[str, Any], error: typ
         push_all((good, again), 0)
         assert [exchange.answer().address.at.step for exchange in (good, again)] == [1, 1]
         assert served.lost.empty()
+
+
+@pytest.mark.parametrize("reason", ["out of paper", "frame of worker 1 in"])
+def test_a_worker_is_told_why_before_its_connection_is_cut(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run has failed, or it sent a bad frame: one that lost its connection first could only guess."""
+    told, cut = threading.Event(), threading.Event()
+
+    def close(exchange: WorkerExchange) -> None:
+        if told.wait(TIMEOUT_S / 4):
+            cut.set()
+        unpatched(exchange)
+
+    unpatched = WorkerExchange.close
+    monkeypatch.setattr(WorkerExchange, "close", close)
+    with Served() as served:
+        served.initialize()
+        connection = served.connect(worker(0))
+        assert connection is not None
+        with connection:
+            exchange, other = (served.exchange(worker(rank)) for rank in range(2))
+            push_all((exchange, other), 0)
+            assert [each.answer().address.at.step for each in (exchange, other)] == [1, 1]
+            if reason == "out of paper":
+                served.servicer.fail(RunError(reason))
+            else:
+                exchange.push(1, rank=1)
+            with pytest.raises(TaihuError, match=reason):
+                exchange.answer()
+            told.set()
+            assert connection.recv(1) == b""
+    assert cut.is_set()
 
 
 def test_a_frame_of_an_attempt_that_was_given_up_is_dropped_and_its_sender_goes_on() -> None:
