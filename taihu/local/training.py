@@ -269,6 +269,8 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[di
         "threshold": job.compression.threshold,
         "downlink": job.downlink,
         "precision": job.train.precision,
+        "recompute": job.train.recompute,
+        "recompute_segments": job.train.recompute_segments,
         "compute": job.cluster.compute,
         "modelled": first["modelled"],
         "skipped_steps": first["skipped_steps"],

@@ -67,8 +67,16 @@ def _memory(run: Run) -> Iterator[Figure]:
     if isinstance(simulated, Mapping):
         names = tuple(text(role) for role in simulated)
         values = tuple(number(simulated, role) for role in simulated)
-        chart = Bars("process", names, BYTES, (Series("states of the model", values, "blue"),))
-        yield Figure("Memory by process, planned", chart, "Without activations.")
+        bars: tuple[Series, ...] = (Series("in all", values, "blue"),)
+        told = [name for name in _KINDS if any(number(results, "memory_by_kind", role, name) for role in names)]
+        if told:
+            bars = tuple(
+                Series(kind, tuple(number(results, "memory_by_kind", role, kind) for role in names), _KINDS[kind])
+                for kind in told
+            )
+        chart = Bars("process", names, BYTES, bars)
+        without = "examples" if "activations" in told else "activations"
+        yield Figure("Memory by process, planned", chart, f"Without {without}.")
     of_worker = results.get("memory")
     rows = [row for row in items(results, "memory") if isinstance(row, Mapping)]
     if isinstance(of_worker, Mapping):

@@ -53,7 +53,8 @@ class Search:
     """The search among candidates with their floors, which ranks the `best` of them as if all were simulated.
 
     Floors are looked at from the lowest on. A candidate is passed by where its floor is above as many steps as are
-    wanted, or where so many that are to be preferred to it are as fast as anything that is left can be.
+    wanted, or where so many that are to be preferred to it are as fast as anything that is left can be. In the end
+    those come back that what was found since has made matter.
     """
 
     def __init__(self, candidates: Sequence[tuple[Candidate, Floor]], best: int) -> None:
@@ -72,15 +73,33 @@ class Search:
         """The candidate to simulate, of which `add` is told or which is left out; None when the search is over."""
         while self._waiting:
             candidate, floor = self._waiting.pop()
-            if not (self._is_beaten(floor.seconds) or self._is_behind(candidate, floor.seconds)):
+            if not self._is_spared(candidate, floor.seconds):
                 return candidate
             self.passed.append(Passed(candidate, floor))
-        return None
+        return self._taken_back()
 
     def add(self, candidate: Candidate, step: Simulated) -> None:
         """The step of a candidate has been simulated."""
         self.found.append(Found(candidate, step))
         insort(self._seconds, step.seconds)
+
+    def _taken_back(self) -> Candidate | None:
+        """One that was passed by and may change the ranking after all."""
+        slowest = self._slowest_alike()
+        for number, passed in enumerate(self.passed):
+            floor = passed.floor.seconds
+            if slowest > floor * (1.0 + ALIKE) or not self._is_spared(passed.candidate, floor):
+                return self.passed.pop(number).candidate
+        return None
+
+    def _slowest_alike(self) -> float:
+        """The longest step of the best ones that are as fast as the fastest: a faster one might show they are not."""
+        enough = self._seconds[0] * (1.0 + ALIKE) if self._seconds else 0.0
+        best = (each.step.seconds for each in ranked(self.found)[: self._best])
+        return max((seconds for seconds in best if seconds <= enough), default=0.0)
+
+    def _is_spared(self, candidate: Candidate, floor_seconds: float) -> bool:
+        return self._is_beaten(floor_seconds) or self._is_behind(candidate, floor_seconds)
 
     def _is_beaten(self, floor_seconds: float) -> bool:
         seconds = self._seconds

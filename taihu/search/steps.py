@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,7 +14,7 @@ from taihu.planner.fc_mode import FcLayer
 from taihu.planner.profile import LinearCost, Profile
 from taihu.search.floors import Floor, floor_of, slowest_pace
 from taihu.search.ways import Candidate
-from taihu.simulation.compute import Compute
+from taihu.simulation.compute import Compute, Segments
 from taihu.simulation.costs import costs_of
 from taihu.simulation.fc import end_of
 from taihu.simulation.job import Simulated, simulate_job
@@ -39,24 +39,19 @@ class Costs:
 
     Attributes:
         layout: the layers of the model.
-        compute: of a step.
-        recompute: the setting with which that was measured; none of what is modelled.
+        compute: of a step that computes nothing again.
         profile: what a run measured, if one did.
+        run_again: the segments whose forward is run again by a setting of `train.recompute`.
     """
 
     layout: Layout
     compute: Compute
-    recompute: str = "none"
     profile: Profile | None = None
+    run_again: Callable[[str], Segments] = lambda _: ()
 
     def compute_with(self, recompute: str) -> Compute:
-        """Compute where activations are computed again, or are not: a forward more, or less, in backward."""
-        again = (recompute != "none") - (self.recompute != "none")
-        if not again:
-            return self.compute
-        own = self.compute
-        pairs = zip(own.forward, own.backward, strict=True)
-        return replace(own, backward=tuple(max(0.0, backward + again * forward) for forward, backward in pairs))
+        """Compute where activations are computed again, or are not."""
+        return replace(self.compute, run_again=self.run_again(recompute))
 
 
 class Steps:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 
-__all__ = ["PRECISIONS", "Allowed", "Candidate", "Way", "allowed_for", "candidates_of"]
+__all__ = ["PRECISIONS", "Allowed", "Candidate", "Way", "allowed_for", "candidates_of", "why_no_higher_stage"]
 
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
 """From the one that loses nothing on."""
@@ -22,6 +22,7 @@ _DENSITIES: Final = (0.1, 0.01, 0.001)
 _METHODS: Final = ("dlgs", "lags", "topk")
 """From the one that selects the least exactly on: what selecting costs the processors no model of links shows."""
 
+_NO_STAGE: Final = 4
 _PLANS: Final = ("auto", "single", "bucket:4MB")
 
 
@@ -180,6 +181,18 @@ def candidates_of(
             yield candidate
 
 
+def why_no_higher_stage(candidate: Candidate) -> str:
+    """The reason why the settings of a way do not go with the next stage of ZeRO; "" where they do."""
+    way = candidate.way
+    if way.zero + 1 >= _NO_STAGE:
+        return ""
+    try:
+        replace(way, zero=way.zero + 1).over(candidate.job)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def _is_allowed(candidate: Candidate, allowed: Allowed) -> bool:
     way = candidate.way
     beside = not way.beside or way.servers <= candidate.job.cluster.workers
@@ -226,19 +239,23 @@ def _densities(own: Way, least: float) -> Sequence[float]:
 
 
 def _thrifty(base: Way, own: Way, job: Job, fits: Callable[[Candidate], bool]) -> Iterator[Candidate]:
-    """A way with the stages that cost no time, and with those that save memory if it takes them to fit."""
+    """A way with the stages that cost no time, and with those that save memory if it takes them to fit.
+
+    Where only a higher stage fits, a lower one with recomputation may be faster.
+    """
     if base == own:
         yield Candidate(own, job, 0)
+    stages = _stages(base)
     for recompute in ("none", own.recompute if own.recompute != "none" else "memory"):
-        fitting = False
-        for zero in _stages(base):
+        least = _NO_STAGE
+        for zero in stages:
             candidate = _candidate(replace(base, zero=zero, recompute=recompute), own, job)
-            if candidate is None or (fitting and zero > 1):
+            if candidate is None or least < zero > 1:
                 continue
             yield candidate
-            fitting = fits(candidate) or fitting
-        if fitting:
-            return
+            if zero < least and fits(candidate):
+                least = zero
+        stages = [zero for zero in stages if zero < least > 1]
 
 
 def _stages(way: Way) -> Sequence[int]:

@@ -6,38 +6,71 @@ Layers are numbered in backward order (0 is the output side), as in `taihu.layou
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
 from taihu.planner.profile import Profile
 from taihu.simulation.machines import Machines
 
-__all__ = ["Compute", "Pace", "of_measured", "of_modelled"]
+__all__ = ["Compute", "Pace", "Segments", "of_measured", "of_modelled"]
+
+Segments = tuple[tuple[int, int], ...]
+"""The first and the last layer of segments whose forward backward runs again, in backward order."""
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Seconds of every layer; `source` says where they are from."""
+    """Seconds of every layer.
+
+    Attributes:
+        source: where they are from.
+        forward: of each layer, once.
+        backward: of each layer, without what is run again.
+        run_again: the segments whose forward is run again, before the backward of the first layer of each.
+    """
 
     source: str
     forward: tuple[float, ...]
     backward: tuple[float, ...]
+    run_again: Segments = ()
 
     @property
     def seconds(self) -> float:
-        """Forward and backward of a step."""
-        return math.fsum(self.forward) + math.fsum(self.backward)
+        """Forward and backward of a step, with what is run again."""
+        again = math.fsum(math.fsum(self.forward[first : last + 1]) for first, last in self.run_again)
+        return math.fsum(self.forward) + math.fsum(self.backward) + again
 
 
-def of_measured(profile: Profile) -> Compute:
-    """The times that a run measured: of forward the sum, of which each layer gets its share of backward."""
-    backward = tuple(layer.backward_seconds for layer in profile.layers)
-    return Compute("profile", _shared_out(profile.forward_seconds, backward), backward)
+def of_measured(profile: Profile, run_again: Segments = ()) -> Compute:
+    """The times that a run measured: of forward the sum, of which each layer gets its share of backward.
+
+    Where the run computed the forward of some segments again, that is in the backward of the first layer of each;
+    the compute here is without it.
+    """
+    backward = [layer.backward_seconds for layer in profile.layers]
+    ratio = _forward_over_backward(profile.forward_seconds, backward, run_again)
+    for first, last in run_again:
+        own = math.fsum(backward[first : last + 1]) / (1.0 + ratio)
+        backward[first] = max(0.0, backward[first] - ratio * own)
+    return Compute("profile", _shared_out(profile.forward_seconds, tuple(backward)), tuple(backward))
 
 
 def of_modelled(source: str, forward_seconds: float, backward: tuple[float, ...]) -> Compute:
     """The times that a model of a processor says."""
     return Compute(source, _shared_out(forward_seconds, backward), backward)
+
+
+def _forward_over_backward(forward: float, measured: Sequence[float], run_again: Segments) -> float:
+    """Seconds of forward for one of backward, in all layers alike, of which `measured` holds some forwards again.
+
+    Backward alone takes b with `b = again / (1 + forward / b) + rest`.
+    """
+    again = math.fsum(math.fsum(measured[first : last + 1]) for first, last in run_again)
+    rest = math.fsum(measured) - again
+    half = (again + rest - forward) / 2.0
+    alone = half + math.sqrt(half * half + rest * forward)
+    return forward / alone if alone else 0.0
 
 
 def _shared_out(seconds: float, weights: tuple[float, ...]) -> tuple[float, ...]:

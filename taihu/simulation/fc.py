@@ -20,7 +20,7 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
 from taihu.planner.profile import Profile
-from taihu.simulation.compute import Compute
+from taihu.simulation.compute import Compute, Segments
 from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Network
 from taihu.simulation.network import Fabric, Path
@@ -106,7 +106,17 @@ def _end(layout: Layout, compute: Compute, layers: Sequence[FcLayer], spread: se
         for seconds in (compute.forward, compute.backward)
     )
     rest = Layout(tuple(layout.layers[index] for index in kept))
-    return End(stages, rest, Compute(compute.source, forward, backward), sum(index in at_end for index in kept))
+    whole = sum(index in at_end for index in kept)
+    return End(stages, rest, Compute(compute.source, forward, backward, _before(compute, len(at_end), whole)), whole)
+
+
+def _before(compute: Compute, of_end: int, whole: int) -> Segments:
+    """What is run again of the layers before the end, which has so many layers, some of them still there as `whole`.
+
+    Segments are those of the whole model, although a run cuts what is before the end by itself.
+    """
+    moved = ((max(first, of_end), last) for first, last in compute.run_again if last >= of_end)
+    return tuple((first - of_end + whole, last - of_end + whole) for first, last in moved)
 
 
 def _connected(layout: Layout, profile: Profile | None) -> dict[str, FcLayer]:

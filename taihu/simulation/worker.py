@@ -1,8 +1,9 @@
 """A worker on the virtual clock: the training loop of `worker.training`, around the daemons' `StepProtocol`.
 
 The loop reads, computes, and pushes a group when its last gradient is there, as `Trainer` and `StepDriver` do layer
-by layer: between the layers of one group nothing is waited for, so that they are computed at once here. Actions are
-carried out as `worker.exchange.shell` does, whose threads are work queues here.
+by layer: between the layers of one group nothing is waited for, so that they are computed at once here, but for
+segments of layers whose forward is run again. Actions are carried out as `worker.exchange.shell` does, whose threads
+are work queues here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal, Protocol
 
 from taihu.coordination.plan import Plan
 from taihu.optimization import LossScale
-from taihu.planner.groups import Group, GroupCountdown, group_bounds
+from taihu.planner.groups import GroupCountdown, group_bounds
 from taihu.simulation.compute import Compute, Pace
 from taihu.simulation.events import EventQueue, WorkQueue
 from taihu.simulation.fc import TailSteps
@@ -124,6 +125,8 @@ class SimulatedWorker:
         self._pace = pace
         self._passes = passes
         self._countdown = GroupCountdown(plan.layout, plan.groups)
+        self._run_again = dict(compute.run_again)
+        self._stretches = tuple(self._cut())
         self._own = WorkQueue()
         self._awaited: Callable[[], bool] | None = None
         self._is_agreeing = False
@@ -157,10 +160,10 @@ class SimulatedWorker:
         """Carry `task` out on the exchange's own thread, when that has done `seconds` of work for it."""
         self.queue.at(self._own.book(self.queue.now, seconds), task)
 
-    def seconds(self, step: int, way: Literal["forward", "backward"], group: int) -> float:
-        """The usual seconds of a group in a step; every one takes as long here."""
+    def seconds(self, step: int, way: Literal["forward", "backward"], first: int, last: int) -> float:
+        """The usual seconds of layers `first` to `last` in a step; every one takes as long here."""
         of = self._compute.forward if way == "forward" else self._compute.backward
-        return _of_group(of, self.plan.groups[group])
+        return math.fsum(of[first : last + 1])
 
     def _train(self, steps: int) -> Iterator[Wanted]:
         groups = self.plan.groups
@@ -168,19 +171,20 @@ class SimulatedWorker:
             record = StepRecord(step, self.queue.now)
             self.records.append(record)
             pace = self._pace.of(step)
-            for number in reversed(range(len(groups))):
+            for number, group in reversed(list(enumerate(groups))):
                 yield from self._read(number)
-                yield self.seconds(step, "forward", number) * pace
+                yield self.seconds(step, "forward", group.first_layer, group.last_layer) * pace
             record.forward_end = self.queue.now
             self._do(self.protocol.begin(step))
             self.route.begin(self.protocol.at)
             self._countdown.begin()
             if self.tail is not None:
                 yield from self._through_tail(self.tail, pace)
-            for number, group in enumerate(groups):
+            for number, first, last in self._stretches:
+                yield from self._forward_again(step, first, pace)
                 yield from self._prepare(number)
-                yield self.seconds(step, "backward", number) * pace
-                for layer in range(group.first_layer, group.last_layer + 1):
+                yield self.seconds(step, "backward", first, last) * pace
+                for layer in range(first, last + 1):
                     complete = self._countdown.ready(layer)
                     if complete is not None:
                         self._do(self.protocol.ready(complete))
@@ -188,6 +192,26 @@ class SimulatedWorker:
             self._end(record, pace)
         for number in range(len(groups)):
             yield from self._wait(partial(self.protocol.is_complete, number), number)
+
+    def _cut(self) -> Iterator[tuple[int, int, int]]:
+        """Every group in backward order, its first and last layer; cut where a segment that is run again begins."""
+        for number, group in enumerate(self.plan.groups):
+            layers = range(group.first_layer, group.last_layer + 1)
+            starts = [layer for layer in layers if layer == group.first_layer or layer in self._run_again]
+            stops = [*starts[1:], group.last_layer + 1]
+            yield from ((number, start, stop - 1) for start, stop in zip(starts, stops, strict=True))
+
+    def _forward_again(self, step: int, first: int, pace: float) -> Iterator[Wanted]:
+        """The forward of the segment that begins with layer `first`, if one does, group by group."""
+        last = self._run_again.get(first)
+        if last is None:
+            return
+        for number, group in reversed(list(enumerate(self.plan.groups))):
+            start, end = max(first, group.first_layer), min(last, group.last_layer)
+            if start <= end:
+                if self._rules.fetches:
+                    yield from self._turn(self.protocol.parameters.backward_reading(number, ahead=False))
+                yield self.seconds(step, "forward", start, end) * pace
 
     def _through_tail(self, tail: TailSteps, pace: float) -> Iterator[Wanted]:
         for wanted in tail.step(pace):
@@ -308,8 +332,3 @@ class SimulatedWorker:
         now = self.queue.now
         self.tracer.add("compress", "compress", now - seconds, now, step=step, group=group)
         self.route.send(group)
-
-
-def _of_group(seconds: Sequence[float], group: Group) -> float:
-    """The seconds of all layers of a group."""
-    return math.fsum(seconds[group.first_layer : group.last_layer + 1])

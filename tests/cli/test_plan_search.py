@@ -88,8 +88,23 @@ def test_no_host_holds_more_than_it_has(search: Run, tmp_path: Path) -> None:
     assert all(0 < row["host_bytes"] <= free for row in written["ranking"])
     assert written["too_large"]
     assert f"{len(written['too_large'])} do not fit into a host" in told
+    assert all(row["host_bytes"] > free and "616 kB" in row["reason"] for row in written["too_large"])
     assert [(row["servers"], row["zero"]) for row in written["ranking"][:1]] == [(0, 2)]
     assert "as it is        not allowed, too large" in told
+
+
+def test_compression_that_no_stage_makes_small_enough_says_so(search: Run, tmp_path: Path) -> None:
+    job = f'{JOB}[exchange]\nkind = "ring"\n[cluster]\nthreads = 1\n'
+    machines = f"{MACHINES}memory_bytes = 700_000\n"
+    code, told, errors = search(
+        "--min-density", 0.1, "--best", 1, "--json", tmp_path / "out.json", machines=machines, job=job
+    )
+    assert code == 0, errors
+    rows = json.loads((tmp_path / "out.json").read_text())["too_large"]
+    compressed = [row["reason"] for row in rows if row["method"] == "lags"]
+    assert compressed
+    assert all("which zero" in reason for reason in compressed), compressed
+    assert f"{len(compressed)} ways with lags, and no higher stage of ZeRO: " in told
 
 
 def test_what_fits_nowhere_is_one_line_with_what_would(search: Run) -> None:

@@ -236,6 +236,7 @@ def test_every_read_of_parameters_is_announced_and_every_gradient_once() -> None
     ready_before = [event for event in events[: events.index(("recompute", again[0]))] if event[0] == "ready"]
     assert 0 < len(ready_before) < layers
     assert sorted(again) == list(range(len(ready_before), layers))
+    assert again == [i for first, last in model.run_again for i in reversed(range(first, last + 1))]
     assert all(events.index(("recompute", i)) < events.index(("backward", i)) for i in again)
 
 
@@ -249,6 +250,7 @@ def test_a_segment_is_computed_again_right_before_its_backward() -> None:
     )
     model.train(*_batch(2, _SMALL), _training(), hooks)
     assert events == [("backward", 0), ("recompute", 1), ("backward", 1), ("recompute", 2), ("backward", 2)]
+    assert model.run_again == ((1, 1), (2, 2))
 
 
 # n layers whose outputs have `_side`**2 * 4 * 4 bytes per sample; each also holds a gradient of that size.

@@ -69,6 +69,33 @@ def test_a_step_is_told_and_written(run_simulate: Run, profile: Path, tmp_path: 
     assert written["memory_per_process"]["server"] > 0
 
 
+def test_activations_that_are_computed_again_take_time_and_spare_memory(run_simulate: Run, tmp_path: Path) -> None:
+    """By modelled times, and as the planner rehearses them."""
+    rows = []
+    for way in ("none", "memory"):
+        file, again = tmp_path / f"{way}.json", f"train.recompute={way}"
+        code, out, errors = run_simulate(
+            "--network", "taihulight", "--nodes", 1, "--exchange", "ring", "--set", again, "--json", file
+        )
+        assert code == 0, errors
+        rows.append(json.loads(file.read_text()))
+        assert f"recompute {way}" in out
+        assert "of activations, without the examples" in out
+    once, again_s = (row["seconds_compute"] for row in rows)
+    assert once < again_s < 2 * once
+    of_worker = [row["memory_by_kind"]["worker"] for row in rows]
+    assert 0 < of_worker[1]["activations"] < of_worker[0]["activations"]
+    assert [row["memory_per_process"]["worker"] for row in rows] == [sum(kinds.values()) for kinds in of_worker]
+
+
+def test_a_profile_of_another_model_says_nothing_of_activations(run_simulate: Run, profile: Path) -> None:
+    out = run_simulate("--profile", profile, "--network", "taihulight")[1]
+    assert "without activations: the profile is of another model" in out
+    code, _, errors = run_simulate("--profile", profile, "--network", "taihulight", "--set", "train.recompute=spill")
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert "train.recompute = 'spill': the profile has 4 layers with 1,305,100 parameters, the job's" in errors
+
+
 def test_the_network_of_the_profile_is_the_default(results: Callable[..., dict[str, Any]]) -> None:
     """One server, as measured: 3 workers at its port, whose rate follows."""
     measured = results("--workers", 3, "--servers", 1)

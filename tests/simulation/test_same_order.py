@@ -196,8 +196,9 @@ def measured_parts(measured: Measured) -> tuple[type[Fabric], type[SimulatedWork
             super().__init__(queue=queue, **of)
             self.rank, OwnWorker.number = OwnWorker.number, OwnWorker.number + 1
 
-        def seconds(self, step: int, way: Way, group: int) -> float:
-            return measured.computed[self.rank, step, way, group]
+        def seconds(self, step: int, way: Way, first: int, last: int) -> float:
+            assert first == last
+            return measured.computed[self.rank, step, way, first]
 
     return OwnFabric, OwnWorker
 

@@ -180,6 +180,19 @@ class Model:
         """
         self._runner = segmented(self._root, segments, spill=spill, stop=stop)
 
+    @property
+    def run_again(self) -> tuple[tuple[int, int], ...]:
+        """The first and the last layer of the layout in each segment whose forward backward runs again, in its order.
+
+        Segments without parameters are left out; nothing is run again by a model that does not recompute.
+        """
+        if not isinstance(self._runner, SegmentedChain):
+            return ()
+        parts = (self.chain[start:stop] for start, stop in self._runner.run_again)
+        leaves = ([leaf for layer in part for leaf in layer.leaves()] for part in parts)
+        indices = ([leaf.index for leaf in part if isinstance(leaf, ParameterLayer)] for part in leaves)
+        return tuple((min(part), max(part)) for part in indices if part)
+
     def bind(self, parameters: Array, gradients: Array) -> None:
         """Use two arenas, of which the layers keep views.
 

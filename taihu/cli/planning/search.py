@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -86,8 +87,8 @@ def searched(job: Job, asked: AskedSearch, tell: Callable[[str], None] = lambda 
     placement = Placement(network, machines, seed=job.train.seed)
     precisions = None if asked.precisions is None else asked.precisions.split(",")
     allowed = allowed_for(job, machines.hosts, asked.min_density, precisions)
-    measured_with = "none" if work.profile is None else job.train.recompute
-    steps = Steps(Costs(work.layout, work.compute, measured_with, work.profile), placement)
+    run_again = partial(work.run_again, segments=job.train.recompute_segments)
+    steps = Steps(Costs(work.layout, work.compute, work.profile, run_again), placement)
     memory = HostMemory(job, machines.memory_bytes)
     candidates = []
     for candidate in candidates_of(job, allowed, memory.fits, steps.spread):
@@ -108,7 +109,7 @@ def searched(job: Job, asked: AskedSearch, tell: Callable[[str], None] = lambda 
         as_it_is=_as_it_is(fitting[0], search, steps),
         found=len(search.found),
         passed=search.passed,
-        too_large=[candidate for candidate in candidates if not memory.fits(candidate)],
+        too_large=[(each, memory.host_bytes(each) or 0) for each in candidates if not memory.fits(each)],
         refused=refused,
         host_bytes=[memory.host_bytes(each.candidate) for each in ranking],
     )

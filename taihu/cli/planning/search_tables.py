@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,7 +12,7 @@ from taihu.local.display import human_bytes
 from taihu.search.job_file import where
 from taihu.search.reasons import why_it_loses, why_it_was_passed
 from taihu.search.search import Found, Passed
-from taihu.search.ways import Allowed, Candidate, Way
+from taihu.search.ways import Allowed, Candidate, Way, why_no_higher_stage
 from taihu.simulation.placement import Placement
 from taihu.words import aligned, counted
 
@@ -35,7 +35,7 @@ class Answer:
         as_it_is: the step of the job as it was given, if that is allowed, fits and can be simulated.
         found: how many were simulated.
         passed: that were not worth it.
-        too_large: that do not fit into a host.
+        too_large: that do not fit into a host, with the bytes that they take there.
         refused: that cannot be simulated, with the reason.
         host_bytes: of the ranking, of the host that holds the most; None without a limit.
     """
@@ -49,7 +49,7 @@ class Answer:
     as_it_is: Found | None
     found: int
     passed: Sequence[Passed]
-    too_large: Sequence[Candidate]
+    too_large: Sequence[tuple[Candidate, int]]
     refused: Sequence[tuple[Candidate, str]]
     host_bytes: Sequence[int | None]
 
@@ -126,7 +126,14 @@ def as_json(answer: Answer) -> dict[str, Any]:
             }
             for each in answer.passed
         ],
-        "too_large": [each.way.to_json() for each in answer.too_large],
+        "too_large": [
+            {
+                **each.way.to_json(),
+                "host_bytes": needed,
+                "reason": _why_too_large(each, needed, machines.memory_bytes),
+            }
+            for each, needed in answer.too_large
+        ],
         "refused": [{**each.way.to_json(), "reason": reason} for each, reason in answer.refused],
     }
 
@@ -178,6 +185,12 @@ def _total(answer: Answer) -> int:
     return answer.found + len(answer.passed) + len(answer.too_large) + len(answer.refused)
 
 
+def _why_too_large(candidate: Candidate, needed: int, free: float) -> str:
+    """The bytes that are missing, and the reason why a higher stage of ZeRO, which needs fewer, is none."""
+    refusal = why_no_higher_stage(candidate)
+    return f"takes {human_bytes(needed)} of {human_bytes(free)}" + (f"; {refusal}" if refusal else "")
+
+
 def _others(answer: Answer) -> Iterator[str]:
     """Lines on those that were not ranked: the term that takes too long, or the reason why it is not known."""
     least: defaultdict[str, list[float]] = defaultdict(list)
@@ -185,5 +198,13 @@ def _others(answer: Answer) -> Iterator[str]:
         least[each.floor.largest].append(each.floor.seconds)
     for name, seconds in sorted(least.items()):
         yield f"passed by       {counted(len(seconds), 'way')} for {name}: at least {min(seconds):.3g} s a step"
+    if answer.too_large:
+        fewest = min(needed for _, needed in answer.too_large)
+        free = human_bytes(answer.placement.machines.memory_bytes)
+        yield f"too large       {counted(len(answer.too_large), 'way')}: at least {human_bytes(fewest)} of {free}"
+    stuck = Counter(each.way.method for each, _ in answer.too_large if each.way.method != "none")
+    for method, count in stuck.items():
+        refusal = next(why_no_higher_stage(each) for each, _ in answer.too_large if each.way.method == method)
+        yield f"too large       {counted(count, 'way')} with {method}, and no higher stage of ZeRO: {refusal}"
     for reason in dict.fromkeys(reason for _, reason in answer.refused):
         yield f"not simulated   {reason}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 from pathlib import Path
@@ -28,7 +28,7 @@ from taihu.wire.host_names import check_host
 from taihu.wire.retry import call_until_reachable
 from taihu.words import aligned, counted
 
-__all__ = ["AskedCompression", "Costs", "load_measured", "plan_time", "profile_of_running_job"]
+__all__ = ["AskedCompression", "Costs", "Measured", "load_measured", "plan_time", "profile_of_running_job"]
 
 _COLUMNS = ("group", "layers", "elements", "up", "down", "ready ms", "compressed ms", "sent ms", "done ms")
 _ANSWER_S = 5.0
@@ -96,8 +96,23 @@ def plan_time(
         write_json(json_file, {**_as_json(profile, settings, decision, groups), "timeline": schedule, "fc": fc})
 
 
-def load_measured(path: Path) -> tuple[Profile, Compression]:
-    """The profile in a file, bare or under the key `profile` of the results of a training, and how that compressed.
+@dataclass(frozen=True)
+class Measured:
+    """The profile of a run, and how that ran.
+
+    Attributes:
+        profile: its costs.
+        compression: its own.
+        recompute: its setting, and the number of its segments; None where the file does not tell.
+    """
+
+    profile: Profile
+    compression: Compression
+    recompute: tuple[str, int | None] | None = None
+
+
+def load_measured(path: Path) -> Measured:
+    """The profile in a file, bare or under the key `profile` of the results of a training, and how that ran.
 
     Raises:
         ConfigError: the file cannot be read, is no JSON, or holds no valid profile.
@@ -113,9 +128,20 @@ def load_measured(path: Path) -> tuple[Profile, Compression]:
         remedy = "train for more than exchange.calibration_steps steps, and not in fp16"
         raise ConfigError(f"{path}: the run has no profile; {remedy}")
     try:
-        return Profile.from_json(results["profile"]), Compression.of_results(results)
+        return Measured(
+            Profile.from_json(results["profile"]), Compression.of_results(results), _recompute_of(results)
+        )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _recompute_of(results: Mapping[str, Any]) -> tuple[str, int | None] | None:
+    way, segments = results.get("recompute"), results.get("recompute_segments")
+    if way is None:
+        return None
+    if not isinstance(way, str) or not (segments is None or isinstance(segments, int)):
+        raise ConfigError(f"recompute {way!r}, recompute_segments {segments!r}: expected a text and a number")
+    return way, segments
 
 
 def profile_of_running_job(address: str, timeout_s: float = _ANSWER_S) -> Profile:
@@ -144,7 +170,8 @@ def _measured(profile_file: Path | None, coordinator: str | None) -> tuple[Profi
         seen = "neither" if profile_file is None else "both"
         raise ConfigError(f"costs to plan with: got {seen}; give either PROFILE.json or --coordinator HOST:PORT")
     if profile_file is not None:
-        return load_measured(profile_file)
+        measured = load_measured(profile_file)
+        return measured.profile, measured.compression
     return profile_of_running_job(str(coordinator)), Compression("none")
 
 

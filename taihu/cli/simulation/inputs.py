@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernels.sw26010.errors import BlockingError
 from taihu.cli.planning.time import load_measured
+from taihu.cli.simulation.described import DescribedModel
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.layout import Layout
-from taihu.model_defaults import smallest_size
-from taihu.names import built_in_data
 from taihu.planner.profile import Profile
-from taihu.simulation.compute import Compute, of_measured, of_modelled
+from taihu.simulation.compute import Compute, Segments, of_measured, of_modelled
 from taihu.simulation.machine_file import machines_in, named_machines
 from taihu.simulation.machines import Machines, Network, of_profile
-from worker.data.load import load_dataset
-from worker.engine import Model, build_model
-from worker.engine.layer import Shape
 from worker.sw26010 import modelled_step
-from worker.training.objective import objective
 
 __all__ = ["Work", "machines_of", "work_of"]
 
 
 @dataclass(frozen=True)
 class Work:
-    """The layers of a model and the times of a worker; `profile` is where they are from, if they were measured."""
+    """The layers of a model and the times of a worker.
+
+    Attributes:
+        layout: of the model.
+        compute: of a step that computes nothing again.
+        model: the job's, with the layers of `layout` unless another one was measured.
+        profile: where the times are from, if they were measured.
+    """
 
     layout: Layout
     compute: Compute
+    model: DescribedModel
     profile: Profile | None = None
+
+    @property
+    def knows_model(self) -> bool:
+        """Whether the job's model is the one whose times these are."""
+        return self.profile is None or self.model.is_of(self.layout)
+
+    def run_again(self, recompute: str, segments: int | None) -> Segments:
+        """The segments whose forward is run again with these settings.
+
+        Raises:
+            ConfigError: another model was measured.
+        """
+        if recompute != "none" and self.profile is not None:
+            self.model.check(self.layout, f"train.recompute = '{recompute}'")
+        return self.model.run_again(recompute, segments)
+
+    def compute_of(self, job: Job) -> Compute:
+        """Compute as `job` has it, with what is computed again."""
+        return replace(self.compute, run_again=self.run_again(job.train.recompute, job.train.recompute_segments))
 
 
 def work_of(job: Job, profile_file: Path | None) -> Work:
@@ -41,17 +63,22 @@ def work_of(job: Job, profile_file: Path | None) -> Work:
         ConfigError: the file holds no profile, or neither model nor data can be found, or the processor has no model
             of a layer.
     """
+    described = DescribedModel(job)
     if profile_file is not None:
-        profile, _ = load_measured(profile_file)
-        return Work(profile.layout, of_measured(profile), profile)
-    model, shape = _model_of(job)
+        measured = load_measured(profile_file)
+        profile, layout = measured.profile, measured.profile.layout
+        without = Work(layout, of_measured(profile), described, profile)
+        # A file that does not tell is taken to be of this job.
+        again = without.run_again(*(measured.recompute or (job.train.recompute, job.train.recompute_segments)))
+        return replace(without, compute=of_measured(profile, again))
+    model = described.model
     try:
-        step = modelled_step(model, shape, job.train.batch, job.cluster.core_groups)
+        step = modelled_step(model, model.input_shape, job.train.batch, job.cluster.core_groups)
     except BlockingError as error:
         raise ConfigError(
             f"model {job.model.name} on an SW26010: {error}; give measured times by --profile"
         ) from None
-    return Work(model.layout, of_modelled("sw26010", step.forward_seconds, step.backward_seconds))
+    return Work(model.layout, of_modelled("sw26010", step.forward_seconds, step.backward_seconds), described)
 
 
 def machines_of(network: str | None, work: Work, option: str = "--network") -> tuple[Network, Machines]:
@@ -74,17 +101,3 @@ def machines_of(network: str | None, work: Work, option: str = "--network") -> t
         raise ConfigError(
             f"{option} {network}: {reason}; expected taihulight, ethernet:1gbit or a file of a network"
         ) from None
-
-
-def _model_of(job: Job) -> tuple[Model, Shape]:
-    """The model, not bound to memory, and the shape of an input; no data are made or read where that is known."""
-    name, settings = job.model.name, job.data
-    known = built_in_data(settings.name)
-    if known is not None and known.shape:
-        height, width, channels = known.shape
-        height, width = settings.size or smallest_size(name, known.shape) or (height, width)
-        shape = height, width, channels
-        return build_model(name, shape, known.classes), shape
-    data = load_dataset(settings, name)
-    _, outputs = objective(job.train, data)
-    return build_model(name, data.input_shape, outputs), data.input_shape

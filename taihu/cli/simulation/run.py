@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 from taihu.job.advice import advice
 from taihu.local.display import human_bytes
-from taihu.planner.memory import server_memory, worker_memory
+from taihu.planner.memory import MemoryUse, server_memory, worker_memory
 from taihu.results import RESULTS_FORMAT, check_writable, write_json
 from taihu.simulation.job import Simulated, simulate_job
 from taihu.simulation.placement import Placement
@@ -116,7 +116,7 @@ class _Row:
 
     job: Job
     step: Simulated
-    memory: dict[str, int]
+    memory: dict[str, MemoryUse]
 
     @property
     def speed_up(self) -> float:
@@ -130,17 +130,26 @@ class _Row:
             "servers": self.job.servers,
             **self.step.to_json(),
             "speed_up": self.speed_up,
-            "memory_per_process": self.memory,
+            "memory_per_process": {role: use.total for role, use in self.memory.items()},
+            "memory_by_kind": {role: asdict(use) for role, use in self.memory.items()},
         }
 
 
 def _simulated(job: Job, work: Work, placement: Placement, *, traced: bool) -> _Row:
-    step = simulate_job(job, work.layout, work.compute, placement, work.profile, traced=traced)
-    facts = replace(memory_job(job, work.layout), groups=step.plan.groups)
-    memory = {"worker": worker_memory(facts).total}
-    if job.servers:
-        memory["server"] = server_memory(facts).total
-    return _Row(job, step, memory)
+    step = simulate_job(job, work.layout, work.compute_of(job), placement, work.profile, traced=traced)
+    return _Row(job, step, _memory(job, work, step))
+
+
+def _memory(job: Job, work: Work, step: Simulated) -> dict[str, MemoryUse]:
+    """The memory of a worker, and of a server if there is one; without activations of a model that is not known."""
+    if not work.knows_model:
+        facts = memory_job(job, work.layout)
+    else:
+        activations, batches = work.model.step_bytes(job)
+        facts = memory_job(job, work.layout, work.model.spreadable)
+        facts = replace(facts, activation_bytes=activations, data_bytes=batches)
+    facts = replace(facts, groups=step.plan.groups)
+    return {"worker": worker_memory(facts)} | ({"server": server_memory(facts)} if job.servers else {})
 
 
 def _with(job: Job, key: str, value: int) -> Job:
@@ -167,6 +176,7 @@ def _facts(job: Job, work: Work, placement: Placement) -> dict[str, Any]:
         "density": 1.0 if compression.method == "none" else compression.density,
         "zero": job.zero,
         "precision": job.train.precision,
+        "recompute": job.train.recompute,
         "network": placement.network.name,
         "compute": work.compute.source,
         "seed": placement.seed,
@@ -176,7 +186,7 @@ def _facts(job: Job, work: Work, placement: Placement) -> dict[str, Any]:
 def _described(job: Job, work: Work, placement: Placement, rows: Sequence[_Row]) -> list[str]:
     """The result in lines: what was simulated, and a row for each step."""
     facts = _facts(job, work, placement)
-    keys = ("exchange", "compression", "zero", "precision")
+    keys = ("exchange", "compression", "zero", "precision", "recompute")
     how = ", ".join(f"{key} {facts[key]}" for key in keys)
     compute = "measured" if work.profile is not None else "modelled (sw26010)"
     lines = [
@@ -184,7 +194,7 @@ def _described(job: Job, work: Work, placement: Placement, rows: Sequence[_Row])
         f"network {facts['network']}, compute {compute}, seed {facts['seed']}",
     ]
     header = ["nodes", "servers", "groups", *_COLUMNS]
-    return [*lines, *aligned([header, *map(_cells, rows)], left=0), *_memory_lines(rows[-1])]
+    return [*lines, *aligned([header, *map(_cells, rows)], left=0), *_memory_lines(rows[-1], work)]
 
 
 def _cells(row: _Row) -> list[str]:
@@ -201,10 +211,16 @@ def _cells(row: _Row) -> list[str]:
     ]
 
 
-def _memory_lines(row: _Row) -> list[str]:
-    memory = ", ".join(f"{human_bytes(count)} a {role}" for role, count in row.memory.items())
+def _memory_lines(row: _Row, work: Work) -> list[str]:
+    memory = ", ".join(f"{human_bytes(use.total)} a {role}" for role, use in row.memory.items())
     of = counted(row.job.cluster.workers, "node")
-    lines = [f"bytes sent and received are a worker's in a step; memory with {of}: {memory}, without activations"]
+    activations = "without activations: the profile is of another model than the job"
+    if work.knows_model:
+        activations = f"with {human_bytes(row.memory['worker'].activations)} of activations, without the examples"
+    lines = [
+        "bytes sent and received are a worker's in a step",
+        f"memory with {of}: {memory}, {activations}",
+    ]
     if row.step.server_bytes is not None:
         sent, received = map(human_bytes, row.step.server_bytes)
         lines.append(f"a server's host sends {sent} and receives {received} in a step with {of}")

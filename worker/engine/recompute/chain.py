@@ -89,6 +89,12 @@ class SegmentedChain:
         return self._segments
 
     @property
+    def run_again(self) -> tuple[tuple[int, int], ...]:
+        """The segments whose forward backward runs again, in its order: not the last one, nor what is not reached."""
+        first, end = self._first_differentiated, len(self._layers)
+        return tuple((start, stop) for start, stop in reversed(self._segments) if first < stop < end)
+
+    @property
     def held_bytes(self) -> int:
         """Memory of all buffers: those of the layers, and those of kept inputs."""
         return self._pool.held_bytes + self._inputs.held_bytes
