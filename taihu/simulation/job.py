@@ -24,15 +24,17 @@ from taihu.simulation.ring import join_ring
 from taihu.simulation.servers import SimulatedServer, join_servers
 from taihu.simulation.sizes import Sizes
 from taihu.simulation.sparse import join_sparse
-from taihu.simulation.worker import Passes, SimulatedWorker, StepRecord
+from taihu.simulation.worker import Passes, SimulatedWorker
 from taihu.trace import Tracer
 from taihu.trace.parts import Part
 from worker.exchange.step_rules import rules_of
+from worker.training.step_record import StepRecord
 
 __all__ = ["Simulated", "simulate_job"]
 
 _LEAST_STEPS: Final = 2
 _UNEVEN_STEPS: Final = 8
+_ROUNDED: Final = 9
 
 
 @dataclass(frozen=True)
@@ -164,15 +166,15 @@ class _Simulation:
         self._queue.run()
         self._count_bytes()
         first, *others = max((worker.records for worker in self._workers), key=_computed_and_took)
-        last = others[-1]
-        seconds = (last.end - first.end) / len(others)
-        computed = sum(record.computed for record in others) / len(others)
+        last = others[-1].sample()
+        seconds = (others[-1].end_s - first.end_s) / len(others)
+        computed = sum(record.sample().compute_seconds for record in others) / len(others)
         return Simulated(
             seconds=seconds,
             usual_seconds=self._usual_seconds,
             compute_seconds=computed,
-            compress_seconds=last.compressed,
-            exchange_seconds=last.last_update - last.first_push,
+            compress_seconds=last.compress_seconds,
+            exchange_seconds=last.exchange_seconds,
             wait_seconds=seconds - computed,
             worker_bytes=self._most_bytes(0, len(self._workers), steps),
             server_bytes=self._most_bytes(len(self._workers), None, steps) if self._servers else None,
@@ -263,4 +265,6 @@ class _Simulation:
 
 def _computed_and_took(records: Sequence[StepRecord]) -> tuple[float, float]:
     """The seconds that a worker computed, and that its steps took, in all but the first."""
-    return sum(record.computed for record in records[1:]), records[-1].end - records[0].end
+    computed = sum(record.end_s - record.start_s - record.waited_s for record in records[1:])
+    # What was waited is rounded otherwise for workers that compute as long.
+    return round(computed, _ROUNDED), records[-1].end_s - records[0].end_s

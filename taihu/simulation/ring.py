@@ -49,9 +49,10 @@ class _Operation:
     """One rank's part in an operation; `early` came before it was started."""
 
     schedule: Ring | None = None
-    on_finished: Callable[[], None] = lambda: None
+    on_finished: Callable[[_Operation], None] = lambda _: None
     passes: Mapping[Action, int] = field(default_factory=dict)
     early: list[Segment] = field(default_factory=list)
+    sent_bytes: float = 0.0
 
 
 class _Rank:
@@ -65,7 +66,9 @@ class _Rank:
         self._add_rate = add_rate
         self._operations: dict[Key, _Operation] = {}
 
-    def start(self, key: Key, schedule: Ring, on_finished: Callable[[], None], passes: Mapping[Action, int]) -> None:
+    def start(
+        self, key: Key, schedule: Ring, on_finished: Callable[[_Operation], None], passes: Mapping[Action, int]
+    ) -> None:
         """Take part in an operation, which takes so many passes over every segment that comes."""
         operation = self._operations.setdefault(key, _Operation())
         operation.schedule, operation.on_finished, operation.passes = schedule, on_finished, passes
@@ -97,10 +100,12 @@ class _Rank:
             self._finish(key)
 
     def _finish(self, key: Key) -> None:
-        self._operations.pop(key).on_finished()
+        operation = self._operations.pop(key)
+        operation.on_finished(operation)
 
     def _send(self, key: Key, segment: Segment) -> None:
         size = HEADER_BYTES + segment.frame.count * self._value_bytes
+        self._operations[key].sent_bytes += size
         self.path.send(size, self.right.take, key, segment)
 
 
@@ -135,19 +140,21 @@ class RingRoute(Route):
         """Begin a step."""
         self._at = at
 
-    def send(self, group: int) -> None:
-        """Sum the group."""
+    def send(self, group: int) -> float:
+        """Sum the group; its bytes are known when it has been."""
         at, start = self._at, self._worker.queue.now
 
-        def finished() -> None:
-            now = self._worker.queue.now
+        def finished(operation: _Operation) -> None:
+            now, size = self._worker.queue.now, operation.sent_bytes
             self._worker.tracer.add("ring", "allreduce", start, now, step=at.step, group=group)
-            self._worker.updated(group, at)
+            # As much comes from the left as goes to the right.
+            self._worker.updated(group, at, sent_bytes=size, received_bytes=size)
 
         phase: Phase = "reduce-scatter" if self._scatters else "both"
         self._rank.start(
             (at.step, group, 0), self._rings.of_group(self._index, group, phase), finished, self._sum_passes
         )
+        return 0.0
 
     def apply(self, at: At) -> None:
         """Update by the sums of all groups, after the squares of what each rank owns, where it owns a part."""
@@ -183,10 +190,11 @@ class RingRoute(Route):
             self._gather((at.step, group, 1), gathered)
 
     def _gather(self, key: Key, on_finished: Callable[[], None]) -> None:
-        self._rank.start(key, self._rings.of_group(self._index, key[1], "allgather"), on_finished, _TAKEN_OVER)
+        ring = self._rings.of_group(self._index, key[1], "allgather")
+        self._rank.start(key, ring, lambda _: on_finished(), _TAKEN_OVER)
 
     def _small(self, key: Key, on_finished: Callable[[], None]) -> None:
-        self._rank.start(key, self._rings.of_flag(self._index), on_finished, _TAKEN_OVER)
+        self._rank.start(key, self._rings.of_flag(self._index), lambda _: on_finished(), _TAKEN_OVER)
 
 
 class _Rings:

@@ -83,7 +83,7 @@ class SimulatedServer:
         now, size = self._links[0].queue.now, self._sizes.answered(frame)
         self.tracer.add("update", "update", start, now, step=at.step, group=frame.group)
         for link in self._links:
-            link.down.send(size, link.answered, frame, at, now, urgent=size <= HEADER_BYTES)
+            link.down.send(size, link.answered, frame, at, now, size, urgent=size <= HEADER_BYTES)
 
 
 class _Link:
@@ -115,24 +115,25 @@ class _Link:
         """Frames pushed from now on belong to `at`."""
         self._at = at
 
-    def push(self, group: int) -> None:
-        """Send the group's frames."""
+    def push(self, group: int) -> float:
+        """Send the group's frames; returns their bytes."""
         for frame in self.frames(group):
             self._pass(self._under_way.push(frame.offset, frame))
+        return sum(map(self._sizes.pushed, self.frames(group)))
 
     def ask(self, group: int, step: int) -> None:
         """Ask for the group's parameters as they are after `step`, where they have been answered."""
         for frame in self._under_way.ask(self.frames(group)):
             self._ask(frame, step)
 
-    def answered(self, frame: FrameSpec, at: At, sent_s: float) -> None:
+    def answered(self, frame: FrameSpec, at: At, sent_s: float, size_bytes: float) -> None:
         """The answer to a frame has come."""
         self._trace("pull", frame.group, sent_s, self.queue.now)
         wanted, admitted = self._under_way.answered(frame.offset)
         if wanted is not None:
             self._ask(wanted, at.step)
         self._pass(admitted)
-        self._worker.updated(frame.group, at)
+        self._worker.updated(frame.group, at, received_bytes=size_bytes, completed_s=sent_s)
 
     def fetched(self, frame: FrameSpec, at: At) -> None:
         """Parameters that were asked for have come."""
@@ -171,10 +172,9 @@ class ServersRoute(Route):
         for link in self._links:
             link.begin(at)
 
-    def send(self, group: int) -> None:
+    def send(self, group: int) -> float:
         """Push to all servers."""
-        for link in self._links:
-            link.push(group)
+        return sum(link.push(group) for link in self._links)
 
     def apply(self, at: At) -> None:
         """Update, as every worker does where the servers only add."""

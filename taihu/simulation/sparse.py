@@ -63,8 +63,9 @@ class _Operation:
 
     exchange: SparseExchange | None = None
     elements: int = 0
-    on_finished: Callable[[], None] = lambda: None
+    on_finished: Callable[[_Operation], None] = lambda _: None
     early: list[Message] = field(default_factory=list)
+    sent_bytes: float = 0.0
 
 
 class _Rank:
@@ -84,7 +85,9 @@ class _Rank:
         """Send to `ranks`, which may be this one alone."""
         self._all = ranks
 
-    def start(self, key: Key, exchange: SparseExchange, elements: int, on_finished: Callable[[], None]) -> None:
+    def start(
+        self, key: Key, exchange: SparseExchange, elements: int, on_finished: Callable[[_Operation], None]
+    ) -> None:
         """Take part in an operation on so many elements."""
         operation = self._operations.setdefault(key, _Operation())
         operation.exchange, operation.elements, operation.on_finished = exchange, elements, on_finished
@@ -115,13 +118,14 @@ class _Rank:
     def _end_if_done(self, key: Key, operation: _Operation) -> None:
         if operation.exchange is not None and operation.exchange.done:
             del self._operations[key]
-            operation.on_finished()
+            operation.on_finished(operation)
 
     def _send_all(self, key: Key, operation: _Operation, messages: Sequence[Message]) -> None:
         for message in messages:
             density = len(message.indices) / max(1, message.stop - message.start)
             place_bytes = float(rice_bits_per_index(np.asarray(density))) / 8.0
             size = HEADER_BYTES + _SECTION_BYTES + len(message.indices) * (_VALUE_BYTES + place_bytes)
+            operation.sent_bytes += size
             if len(self._all) > 1:
                 target, received = self._all[message.to], message
             else:
@@ -169,19 +173,22 @@ class SparseRingRoute(Route):
         """Begin a step."""
         self._at = at
 
-    def send(self, group: int) -> None:
-        """Begin the allreduce of every part of the group."""
+    def send(self, group: int) -> float:
+        """Begin the allreduce of every part of the group; its bytes are known when it has ended."""
         at, worker, start = self._at, self._rank.worker, self._rank.worker.queue.now
         for frame in self._framing.by_group[group]:
             exchange = self._exchange(frame)
 
-            def finished(frame: FrameSpec = frame, exchange: SparseExchange = exchange) -> None:
+            def finished(
+                operation: _Operation, frame: FrameSpec = frame, exchange: SparseExchange = exchange
+            ) -> None:
                 updated = frame.count if self._is_dense else len(exchange.result().indices)
                 seconds = PASSES_OF_UPDATE * _VALUE_BYTES * updated / self._sizes.add_rate
                 done = worker.host.memory.book(worker.queue.now, seconds)
-                worker.queue.at(done, self._applied, at, frame.group, start)
+                worker.queue.at(done, self._applied, at, frame.group, start, operation.sent_bytes)
 
             self._rank.start((at.step, self._numbers[frame.offset]), exchange, frame.count, finished)
+        return 0.0
 
     def apply(self, at: At) -> None:
         """Refuse: what is selected has no whole norm."""
@@ -195,10 +202,11 @@ class SparseRingRoute(Route):
         """No step is skipped."""
         told()
 
-    def _applied(self, at: At, group: int, start: float) -> None:
+    def _applied(self, at: At, group: int, start: float, size_bytes: float) -> None:
         worker = self._rank.worker
         worker.tracer.add("sparse", "allreduce", start, worker.queue.now, step=at.step, group=group)
-        worker.updated(group, at)
+        # As much comes as goes.
+        worker.updated(group, at, sent_bytes=size_bytes, received_bytes=size_bytes)
 
     def _exchange(self, frame: FrameSpec) -> SparseExchange:
         kept = max(1, round(self._sizes.added(frame) / _VALUE_BYTES))

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Literal, Protocol
 
 from taihu.coordination.plan import Plan
@@ -23,12 +24,14 @@ from taihu.simulation.fc import TailSteps
 from taihu.simulation.network import Host
 from taihu.trace import Tracer
 from taihu.wire.headers import At
-from worker.exchange.step_actions import Action, Agree, Apply, Ask, Push, Widen
+from worker.exchange.step_actions import Action, Agree, Apply, Ask, Done, Push, Widen
 from worker.exchange.step_parameters import Reading
 from worker.exchange.step_protocol import StepProtocol
 from worker.exchange.step_rules import Rules
+from worker.exchange.times import GroupTimes
+from worker.training.step_record import StepRecord
 
-__all__ = ["Passes", "Route", "SimulatedWorker", "StepRecord"]
+__all__ = ["Passes", "Route", "SimulatedWorker"]
 
 _SHORTEST_TRACED_WAIT_S = 20e-6
 
@@ -44,8 +47,8 @@ class Route(Protocol):
     def begin(self, at: At) -> None:
         """Begin a step: what is sent from now on belongs to `at`."""
 
-    def send(self, group: int) -> None:
-        """Send the group's gradients, or what was selected of them."""
+    def send(self, group: int) -> float:
+        """Send the group's gradients, or what was selected of them; returns the bytes that are known to go up."""
 
     def apply(self, at: At) -> None:
         """Update by the sums of all groups; the worker's `applied` follows."""
@@ -65,25 +68,11 @@ class Passes:
     widen: Sequence[float]
 
 
-@dataclass
-class StepRecord:
-    """Instants of one step on one worker, and seconds in it; `start` is the end of the step before."""
-
-    step: int
-    start: float
-    forward_end: float = 0.0
-    end: float = 0.0
-    computed: float = 0.0
-    waited: float = 0.0
-    compressed: float = 0.0
-    first_push: float = 0.0
-    last_update: float = 0.0
-
-
 class SimulatedWorker:
-    """Trains `steps` steps, of which `records` tell; `route`, and `tail` if there is one, are set before `start`.
+    """Trains steps, of which `records` tell; `route`, and `tail` if there is one, are set before `start`.
 
-    `on_step` is called when a step has ended, some of whose groups are still under way.
+    `on_step` is called when a step has ended, some of whose groups are still under way. Instants of records, and of
+    the groups' times in them, are those that a real worker notes.
 
     Args:
         queue: the clock.
@@ -132,18 +121,27 @@ class SimulatedWorker:
         self._is_agreeing = False
         self._loop: Iterator[Wanted] = iter(())
         self._asked: dict[int, tuple[int, float]] = {}
+        self._sizes = [stop - start for start, stop in group_bounds(plan.layout, plan.groups)]
+        self._times: list[GroupTimes] = []
 
     def start(self, steps: int) -> None:
         """Begin to train."""
-        sizes = [stop - start for start, stop in group_bounds(self.plan.layout, self.plan.groups)]
-        parts = [self.route.parts(group) for group in range(len(sizes))]
-        self._do(self.protocol.adopt(self.plan.version, sizes, parts))
+        parts = [self.route.parts(group) for group in range(len(self._sizes))]
+        self._do(self.protocol.adopt(self.plan.version, self._sizes, parts))
         self._loop = self._train(steps)
         self.queue.at(self.queue.now, self._go_on)
 
-    def updated(self, group: int, at: At) -> None:
-        """One part of a pushed group has been summed and updated."""
-        self.records[-1].last_update = self.queue.now
+    def updated(
+        self,
+        group: int,
+        at: At,
+        *,
+        sent_bytes: float = 0.0,
+        received_bytes: float = 0.0,
+        completed_s: float | None = None,
+    ) -> None:
+        """One part of a pushed group has been summed and updated; the rest as `worker.exchange.route.Updated`."""
+        self._times[group].updated(round(sent_bytes), round(received_bytes), completed_s)
         self._hand_on(self.protocol.updated(group, at))
 
     def arrived(self, group: int, attempt: int) -> None:
@@ -168,30 +166,48 @@ class SimulatedWorker:
     def _train(self, steps: int) -> Iterator[Wanted]:
         groups = self.plan.groups
         for step in range(1, steps + 1):
-            record = StepRecord(step, self.queue.now)
+            record = StepRecord(step, serial=False, steady=True, start_s=self.queue.now)
             self.records.append(record)
             pace = self._pace.of(step)
             for number, group in reversed(list(enumerate(groups))):
                 yield from self._read(number)
                 yield self.seconds(step, "forward", group.first_layer, group.last_layer) * pace
-            record.forward_end = self.queue.now
-            self._do(self.protocol.begin(step))
-            self.route.begin(self.protocol.at)
-            self._countdown.begin()
+            record.forward_end_s = self.queue.now
+            record.waited_in_forward_s = record.waited_s
+            self._begin(step, record)
             if self.tail is not None:
                 yield from self._through_tail(self.tail, pace)
             for number, first, last in self._stretches:
                 yield from self._forward_again(step, first, pace)
                 yield from self._prepare(number)
                 yield self.seconds(step, "backward", first, last) * pace
+                self._note_ready(record, first, last, pace)
                 for layer in range(first, last + 1):
                     complete = self._countdown.ready(layer)
                     if complete is not None:
-                        self._do(self.protocol.ready(complete))
-                        yield from self._wait(lambda: not self._is_agreeing, complete)
-            self._end(record, pace)
+                        yield from self._push(complete)
+            self._end(record)
         for number in range(len(groups)):
             yield from self._wait(partial(self.protocol.is_complete, number), number)
+
+    def _begin(self, step: int, record: StepRecord) -> None:
+        self._do(self.protocol.begin(step))
+        self._times = [GroupTimes(elements) for elements in self._sizes]
+        record.times = self._times
+        self.route.begin(self.protocol.at)
+        self._countdown.begin()
+
+    def _push(self, group: int) -> Iterator[Wanted]:
+        self._times[group].ready_s = self.queue.now
+        self._do(self.protocol.ready(group))
+        yield from self._wait(lambda: not self._is_agreeing, group)
+
+    def _note_ready(self, record: StepRecord, first: int, last: int, pace: float) -> None:
+        """The gradients of layers that were computed one after another, the last of which is complete now."""
+        ready_s = self.queue.now - record.waited_in_backward_s
+        backward = self._compute.backward[first : last + 1]
+        later = [0.0, *accumulate(reversed(backward[1:]))]
+        record.ready_s += [ready_s - pace * seconds for seconds in reversed(later)]
 
     def _cut(self) -> Iterator[tuple[int, int, int]]:
         """Every group in backward order, its first and last layer; cut where a segment that is run again begins."""
@@ -220,11 +236,10 @@ class SimulatedWorker:
             else:
                 yield from self._wait(wanted)
 
-    def _end(self, record: StepRecord, pace: float) -> None:
-        record.end = self.queue.now
-        record.computed = (self._compute.seconds + (self.tail.seconds if self.tail is not None else 0.0)) * pace
-        self.tracer.add("compute", "forward", record.start, record.forward_end, step=record.step)
-        self.tracer.add("compute", "backward", record.forward_end, record.end, step=record.step)
+    def _end(self, record: StepRecord) -> None:
+        record.end_s = record.backward_end_s = self.queue.now
+        self.tracer.add("compute", "forward", record.start_s, record.forward_end_s, step=record.step)
+        self.tracer.add("compute", "backward", record.forward_end_s, record.backward_end_s, step=record.step)
         self.on_step()
 
     def _read(self, group: int) -> Iterator[Wanted]:
@@ -252,8 +267,10 @@ class SimulatedWorker:
         start = self.queue.now
         yield is_there
         record, stop = self.records[-1], self.queue.now
-        if not record.end:
-            record.waited += stop - start
+        if not record.end_s:
+            record.waited_s += stop - start
+            if record.forward_end_s and not record.backward_end_s:
+                record.waited_in_backward_s += stop - start
         if stop - start > _SHORTEST_TRACED_WAIT_S:
             self.tracer.add("compute", "wait", start, stop, step=record.step, group=group)
 
@@ -283,6 +300,8 @@ class SimulatedWorker:
                     self.later(0.0, partial(self.route.apply, at))
                 case Ask() | Widen():
                     self._bring(action)
+                case Done(group, skipped):
+                    self._times[group].done(self.queue.now, skipped=skipped)
                 case _:
                     pass
 
@@ -294,6 +313,8 @@ class SimulatedWorker:
                     self.later(0.0, partial(self._bring, action))
                 case Apply(at):
                     self.later(0.0, partial(self.route.apply, at))
+                case Done(group, skipped):
+                    self._times[group].done(self.queue.now, skipped=skipped)
                 case _:
                     pass
         self.changed()
@@ -320,15 +341,15 @@ class SimulatedWorker:
         self.changed()
 
     def _send(self, group: int) -> None:
-        record, seconds = self.records[-1], self._passes.compress[group]
-        record.first_push = record.first_push or self.queue.now
+        times, seconds = self._times[group], self._passes.compress[group]
         if not seconds:
-            self.route.send(group)
+            times.submitted(self.queue.now)
+            times.sent(round(self.route.send(group)))
             return
-        record.compressed += seconds
-        self.later(seconds, partial(self._compressed, group, record.step, seconds))
+        self.later(seconds, partial(self._compressed, group, self.protocol.at.step, times, seconds))
 
-    def _compressed(self, group: int, step: int, seconds: float) -> None:
-        now = self.queue.now
-        self.tracer.add("compress", "compress", now - seconds, now, step=step, group=group)
-        self.route.send(group)
+    def _compressed(self, group: int, step: int, times: GroupTimes, seconds: float) -> None:
+        start, now = self.queue.now - seconds, self.queue.now
+        self.tracer.add("compress", "compress", start, now, step=step, group=group)
+        times.packed(start, now)
+        times.sent(round(self.route.send(group)))
