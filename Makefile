@@ -11,9 +11,9 @@ TESTS_AT_ONCE ?= 3
 # uv installs in ten seconds what takes pip a minute. It does not read pip.conf: it is told of another index, and where
 # it cannot install pip does. Most modules are never imported: to compile them all would take half of the time.
 comma := ,
-PIP_INSTALL = $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-compile
+INSTALL := install --quiet --quiet --disable-pip-version-check --no-compile
+PIP_INSTALL = $(BIN)/pip $(INSTALL)
 define install
-$(PIP_INSTALL) uv
 UV_SYSTEM_CERTS=true UV_DEFAULT_INDEX="$${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null)}" \
 $(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[$(subst +,$(comma),$(1))]' 2>/dev/null || $(PIP_INSTALL) --editable '.[$(subst +,$(comma),$(1))]'
 endef
@@ -23,18 +23,22 @@ endef
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-$(BIN)/pip:
-	$(PYTHON) -m venv $(VENV)
+# Python's own pip fills an environment in half of the time in which that unpacks a pip of its own first. Not every
+# Python has one.
+$(BIN)/uv:
+	$(PYTHON) -m venv --without-pip $(VENV)
+	$(PYTHON) -m pip --python $(BIN)/python $(INSTALL) pip uv 2>/dev/null || \
+	{ $(PYTHON) -m venv $(VENV) && $(PIP_INSTALL) uv; }
 
-$(VENV)/installed: pyproject.toml | $(BIN)/pip
+$(VENV)/installed: pyproject.toml | $(BIN)/uv
 	$(call install,demo)
 	@touch $@
 
-$(VENV)/tested: pyproject.toml | $(BIN)/pip
+$(VENV)/tested: pyproject.toml | $(BIN)/uv
 	$(call install,demo+test)
 	@touch $@ $(VENV)/installed
 
-$(VENV)/checked: pyproject.toml | $(BIN)/pip
+$(VENV)/checked: pyproject.toml | $(BIN)/uv
 	$(call install,demo+dev)
 	@touch $@ $(VENV)/tested $(VENV)/installed
 
