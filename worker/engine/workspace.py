@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable
 from typing import Any, Final
@@ -47,7 +48,7 @@ class Workspace:
     def take(self, key: str, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """Return a C-contiguous buffer aligned to a cache line; its content is arbitrary."""
         dtype = np.dtype(dtype)
-        size = int(np.prod(shape)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         storage = self._storage.get(key)
         if storage is None or storage.size < size:
             storage = self._allocate(size)
