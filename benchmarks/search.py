@@ -25,9 +25,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from benchmarks.machine import MACHINE, calibrated, compute_share, machines_keys, settings_of
 from benchmarks.roles import run_job
 from benchmarks.rows import in_page, load_rows, save_rows
-from benchmarks.simulated import MACHINE, calibrated
 from taihu.cli.planning.search import AskedSearch, searched
 from taihu.cli.planning.search_tables import exchange_in_words
 from taihu.job import Job, load_job, parse_assignments
@@ -38,7 +38,6 @@ from taihu.search.ways import Way
 __all__ = ["PAIRS", "SOURCE", "Pair", "table"]
 
 SOURCE: Final = "measured by benchmarks.search"
-_PACED: Final = Path(__file__).parent / "models" / "paced.py"
 _CALIBRATION: Final = 8
 _BEST: Final = 3
 _CLOSE: Final = 0.05
@@ -78,20 +77,10 @@ class Pair:
         return load_job(None, parse_assignments([f"{key}={value}" for key, value in self._settings().items()]))
 
     def _settings(self) -> dict[str, object]:
-        return {
-            "model.name": f"{_PACED}:{self.model}",
-            "data.name": "synthetic:128x1x1:samples=1024",
-            "train.batch": self.batch,
-            "train.steps": 2 * _CALIBRATION + _MOST_STEPS,
-            "train.evaluate": "false",
-            "optimizer.learning_rate": 0.001,
-            "exchange.transport": "tcp",
-            "exchange.calibration_steps": _CALIBRATION,
-            "cluster.servers": 1,
-            "cluster.workers": self.workers,
-            "cluster.threads": 1,
-            **self.settings,
-        }
+        of_all = settings_of(
+            self.model, self.batch, workers=self.workers, calibration=_CALIBRATION, steps=_MOST_STEPS
+        )
+        return {**of_all, "cluster.servers": 1, **self.settings}
 
 
 PAIRS: Final = (
@@ -108,7 +97,7 @@ PAIRS: Final = (
 )
 
 
-def searched_for(pair: Pair, profile: Mapping[str, Any], machine: Mapping[str, float]) -> list[Found]:
+def searched_for(pair: Pair, profile: Mapping[str, Any], machine: Mapping[str, Any]) -> list[Found]:
     """The best ways to run the job of a pair, no two of which differ in their plan or stage alone."""
     with tempfile.TemporaryDirectory() as folder:
         machines, measured = Path(folder) / "machines.toml", Path(folder) / "profile.json"
@@ -123,13 +112,13 @@ def searched_for(pair: Pair, profile: Mapping[str, Any], machine: Mapping[str, f
     return list(best.values())[:_BEST]
 
 
-def _machine_lines(pair: Pair, machine: Mapping[str, float]) -> Iterator[str]:
+def _machine_lines(pair: Pair, machine: Mapping[str, Any]) -> Iterator[str]:
     yield "[network]"
     yield f"rate = '{pair.rate}'"
     yield f"alpha_seconds = {machine['alpha_seconds']}"
     yield "[machines]"
-    yield "add_bytes_per_second = 4e9"
-    yield from (f"{key} = {machine[key]}" for key in ("shared_cores", "core_bytes_per_second") if key in machine)
+    yield from (f"{key} = {value}" for key, value in machines_keys(machine).items())
+    yield f"core_compute_share = {machine['compute_shares'][pair.model]}"
     yield f"hosts = {pair.hosts}"
     if pair.memory is not None:
         yield f"memory = '{pair.memory}'"
@@ -220,7 +209,8 @@ def main() -> None:
         save_rows(options.json, rows)
         return row
 
-    machine = known.get(MACHINE) or keep(MACHINE, {"run": MACHINE, **calibrated()})
+    shares = {pair.model: compute_share(pair.model, pair.batch) for pair in PAIRS}
+    machine = known.get(MACHINE) or keep(MACHINE, {"run": MACHINE, **calibrated(), "compute_shares": shares})
     for pair in PAIRS:
         name = f"{pair.rate}, {pair.name}"
         if options.only not in name:

@@ -1,10 +1,10 @@
 """Simulated steps beside real ones: `python -m benchmarks.simulated --help`.
 
 Every row is a run of real processes, each on a host of its own behind a shaped link (see `benchmarks.network`; needs
-root), and its simulation: by what that run's calibration measured of compute and selection, the link's rate, and the
-start-up of a message and the speed of a core, which allreduces have measured before. A run with spread layers is
-simulated by the profile of the same job with whole ones, since a run measures only what it exchanges. A row's time is
-the median of the steps behind the calibration, of the slowest worker.
+root), and its simulation: by what that run's calibration measured of compute and selection, the link's rate, and what
+`benchmarks.machine` has measured before of messages, sums and the share of compute that takes a processor. A run with
+spread layers is simulated by the profile of the same job with whole ones, as a run measures only what it exchanges.
+A row's time is the median of the steps behind the calibration, of the slowest worker.
 
 Where compute is `paced` its time passes and costs no processor (`benchmarks/models/paced.py`), so that each host has
 a processor of its own, as the simulator's hosts do; everything else, the exchange and the products of the small
@@ -19,20 +19,24 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
-import resource
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Final
 
-from benchmarks import allreduce
+from benchmarks.machine import (
+    MACHINE,
+    PACED,
+    Processors,
+    awake,
+    calibrated,
+    compute_share,
+    machines_keys,
+    settings_of,
+)
 from benchmarks.roles import run_job
 from benchmarks.rows import in_page, load_rows, save_rows
 from taihu.cli.planning.link_rate import parse_rate
@@ -43,22 +47,11 @@ from taihu.simulation.job import Simulated, simulate_job
 from taihu.simulation.machines import ethernet
 from taihu.simulation.placement import Placement
 
-__all__ = ["MACHINE", "RUNS", "SOURCE", "Run", "compared", "simulated", "table"]
+__all__ = ["RUNS", "SOURCE", "Run", "compared", "simulated", "table"]
 
 SOURCE: Final = "measured by benchmarks.simulated"
-MACHINE: Final = "the machine below all hosts"
-_PACED: Final = Path(__file__).parent / "models" / "paced.py"
-_SIMULATED_STEPS: Final = 6
+_SIMULATED_STEPS: Final = 12
 _CALIBRATION: Final = 10
-_CORES: Final = os.cpu_count() or 1
-# Of the allreduces that tell what the machine takes: over links that do not hold them up.
-_RANKS, _ROUNDS, _FREE_RATE, _FEW_MB, _MANY_MB = 4, 5, "40gbit", 0.1, 24.0
-_SPIN: Final = """
-import os
-os.nice(19)
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-while True: pass
-"""
 _DLGS: Final = MappingProxyType({"compression.method": "dlgs"})
 
 
@@ -87,7 +80,7 @@ class Run:
     @property
     def is_paced(self) -> bool:
         """Whether its compute is modelled."""
-        return self.model in {"small", "medium", "large", "headed"}
+        return self.model in PACED
 
     @property
     def whole(self) -> Run:
@@ -97,22 +90,9 @@ class Run:
 
     def all_settings(self) -> dict[str, object]:
         """The job's, by key."""
-        data = "synthetic:128x1x1:samples=1024" if self.is_paced else "synthetic:3x32x32:samples=1024"
-        return {
-            "model.name": f"{_PACED}:{self.model}" if self.is_paced else self.model,
-            "data.name": data,
-            "train.batch": self.batch,
-            "train.steps": 2 * _CALIBRATION + self.steps,
-            "train.evaluate": "false",
-            "optimizer.learning_rate": 0.001,
-            "exchange.kind": "server" if self.servers else "ring",
-            "exchange.transport": "tcp",
-            "exchange.calibration_steps": _CALIBRATION,
-            "cluster.servers": max(1, self.servers),
-            "cluster.workers": self.workers,
-            "cluster.threads": 1,
-            **self.settings,
-        }
+        of_all = settings_of(self.model, self.batch, workers=self.workers, calibration=_CALIBRATION, steps=self.steps)
+        kind = "server" if self.servers else "ring"
+        return {**of_all, "exchange.kind": kind, "cluster.servers": max(1, self.servers), **self.settings}
 
     def job(self) -> Job:
         """The job."""
@@ -152,40 +132,6 @@ RUNS: Final = (
 """Runs with whole layers stand before those that are simulated by their profile."""
 
 
-@contextmanager
-def awake() -> Iterator[None]:
-    """No processor halts meanwhile: each has a process that runs when nothing else does.
-
-    A host of virtual machines may be late to wake a processor that has halted, by more than a message takes.
-    """
-    with ExitStack() as ending:
-        for _ in range(_CORES):
-            process = ending.enter_context(subprocess.Popen([sys.executable, "-c", _SPIN]))
-            ending.callback(process.kill)
-        yield
-
-
-class Processors:
-    """The work of the machine's processors since this object was made, beside that of our own processes."""
-
-    def __init__(self) -> None:
-        self._start = self._read()
-
-    def disturbed(self) -> float:
-        """The share of their time that others had: other processes here, and other guests of the machine's host."""
-        others, whole = (end - start for end, start in zip(self._read(), self._start, strict=True))
-        return max(0.0, others / whole)
-
-    @staticmethod
-    def _read() -> tuple[float, float]:
-        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-        user, nice, system, idle, wait, hard, soft, stolen = (int(each) / os.sysconf("SC_CLK_TCK") for each in fields)
-        own = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        # Those that keep processors awake are nice.
-        busy = user + system + stolen
-        return busy - own, busy + nice + idle + wait + hard + soft
-
-
 def measure(run: Run) -> dict[str, Any]:
     """One row, which is not simulated yet."""
     processors = Processors()
@@ -210,30 +156,13 @@ def measure(run: Run) -> dict[str, Any]:
     }
 
 
-def calibrated() -> dict[str, Any]:
-    """The time that the machine below all hosts takes for a message and its bytes, by allreduces that are no row.
-
-    Of few bytes they are start-ups, and of many, over links that are faster than the processors, work for these: each
-    byte that goes from a host to the next is sent and taken in.
-    """
-    processors = Processors()
-    few, many = allreduce.measure(_FREE_RATE, _RANKS, f"{_FEW_MB},{_MANY_MB}", _ROUNDS, [])
-    hops, seconds = 2 * (_RANKS - 1), float(many["seconds"]["median"])
-    handled = 2 * hops * _MANY_MB * 1e6
-    return {
-        "alpha_seconds": (few["seconds"]["median"] - _FEW_MB / _MANY_MB * seconds) / hops,
-        "core_bytes_per_second": handled / seconds / _CORES,
-        "disturbed": processors.disturbed(),
-        "of": [few, many],
-    }
-
-
-def simulated(run: Run, profile: Profile, machine: Mapping[str, float]) -> Simulated:
+def simulated(run: Run, profile: Profile, machine: Mapping[str, Any]) -> Simulated:
     """The steps of a run on hosts of `machine`, with links of its rate, by the costs that `profile` has."""
     network, machines = ethernet(parse_rate(run.rate))
+    share = machine["compute_shares"][run.model]
     placement = Placement(
         replace(network, alpha_seconds=machine["alpha_seconds"]),
-        replace(machines, shared_cores=_CORES, core_bytes_per_second=machine["core_bytes_per_second"]),
+        replace(machines, **machines_keys(machine), core_compute_share=share),
     )
     compute = of_measured(profile)
     return simulate_job(run.job(), profile.layout, compute, placement, profile, steps=_SIMULATED_STEPS)
@@ -292,7 +221,9 @@ def _line(run: Run, row: dict[str, Any]) -> str:
 def _measure_missing(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     done = {row["run"] for row in rows}
     if MACHINE not in done:
-        rows.insert(0, {"run": MACHINE, **calibrated()})
+        batches = {run.model: run.batch for run in RUNS}
+        shares = {model: compute_share(model, batch) for model, batch in batches.items()}
+        rows.insert(0, {"run": MACHINE, **calibrated(), "compute_shares": shares})
         save_rows(options.json, rows)
     for run in RUNS:
         if run.name not in done and options.only in run.name:

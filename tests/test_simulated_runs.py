@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-from benchmarks.simulated import MACHINE, RUNS, Processors, Run, compared, table
+from benchmarks.machine import MACHINE, Processors
+from benchmarks.simulated import RUNS, Run, compared, table
 from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
 
 NOTHING = LinearCost(0.0, 0.0)
@@ -41,13 +40,21 @@ def test_a_row_is_simulated_by_what_its_run_measured() -> None:
     assert run.name == RUNS[0].name
     step = {"min": 0.10, "median": 0.11, "max": 0.12}
     row = {"run": run.name, "seconds_per_step": step, "profile": PROFILE.to_json(), "disturbed": 0.012}
-    machine = {"run": MACHINE, "alpha_seconds": 1e-3, "core_bytes_per_second": 1e9}
+    machine = {
+        "run": MACHINE,
+        "alpha_seconds": 1e-3,
+        "shared_cores": 2,
+        "core_bytes_per_second": 1e9,
+        "core_message_seconds": 0.0,
+        "add_bytes_per_second": 1e10,
+        "compute_shares": {"small": 0.0},
+    }
     _, shown = compared([machine, row])
     # Forward and backward, and at the server's port the exchange of the last layer of both workers behind them.
     behind = 2e-3 + 2 * 2 * 4 * 90_000 / (1e8 / 8 * 1448 / 1514)
     assert 0.1 + behind / 2 < shown["simulated"]["seconds_per_step"] < 0.1 + behind + 0.01
     (slower,) = compared([{**machine, "core_bytes_per_second": 1e6}, row])[1:]
-    assert slower["simulated"]["seconds_per_step"] > 2 * 2 * 2 * 4 * 100_000 / (os.cpu_count() or 1) / 1e6
+    assert slower["simulated"]["seconds_per_step"] > 2 * 2 * 2 * 4 * 100_000 / 2 / 1e6
     assert shown["deviation"] == shown["simulated"]["seconds_per_step"] / 0.11 - 1
     lines = table([shown, {"run": "of an older table", "seconds_per_step": step}]).splitlines()
     assert lines[2].startswith("| 100mbit, 1+2, small, batch 16 | paced | 0.1100 | 0.1000 to 0.1200 | ")

@@ -36,6 +36,8 @@ add_bytes_per_second = 4e9      # gradients that a host adds
 # memory = "16GB"               # free on a host; or memory_bytes
 # shared_cores = 2              # of one machine that all hosts are on
 # core_bytes_per_second = 2e9   # of messages that one of them sends or takes in
+# core_message_seconds = 1e-4   # of one of them, at each end of a message
+# core_compute_share = 1        # of compute that one of them does, and not a processor of its own
 """
 
 _ETHERNET: Final = "ethernet:"

@@ -73,7 +73,9 @@ class Machines:
         hosts: how many there are; 0 where there is one for every process.
         memory_bytes: of a host, free for what its processes keep.
         shared_cores: processors that all hosts share, as namespaces of one machine do; 0 where each has its own.
-        core_bytes_per_second: bytes of messages that one such processor sends or takes in.
+        core_bytes_per_second: bytes of messages that one such processor sends, or takes in, in a second.
+        core_message_seconds: that it takes at each end for a message beside its bytes.
+        core_compute_share: share of compute that is work of a shared processor; during the rest none is needed.
     """
 
     add_bytes_per_second: float = math.inf
@@ -84,9 +86,13 @@ class Machines:
     memory_bytes: float = math.inf
     shared_cores: int = 0
     core_bytes_per_second: float = math.inf
+    core_message_seconds: float = 0.0
+    core_compute_share: float = 0.0
 
     def __post_init__(self) -> None:
         _check_at_least("machines", self, 0.0, "jitter", "stragglers", "hosts", "shared_cores")
+        _check_at_least("machines", self, 0.0, "core_message_seconds", "core_compute_share")
+        _check_at_most("machines", self, 1.0, "core_compute_share")
         if not self.memory_bytes > 0:
             raise ConfigError(f"machines.memory {self.memory_bytes:g}: expected more than nothing")
         _check_at_most("machines", self, _MOST_JITTER, "jitter")

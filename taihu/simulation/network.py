@@ -11,16 +11,55 @@ of them and each of the others, which leave together and have all come when the 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
 from taihu.simulation.events import EventQueue, WorkQueue
 from taihu.simulation.machines import Machines, Network
+from taihu.simulation.one_machine import Connection, Cores, Port, SharedPorts
+from taihu.wire.limits import MOST_UNSENT_BYTES
 
-__all__ = ["Fabric", "Host", "Path"]
+__all__ = ["Fabric", "Host", "Path", "Thread"]
 
 _OF_THEIR_OWN: Final = Machines()
+
+
+class Thread:
+    """Does one piece of work after another: on a processor of the host's own, or on one of `cores` that all share."""
+
+    def __init__(self, queue: EventQueue, cores: Cores | None) -> None:
+        self._queue = queue
+        self._cores = cores
+        self._own = WorkQueue()
+        self._waiting: deque[tuple[float, bool, Callable[..., None], tuple[Any, ...]]] = deque()
+        self._is_working = False
+
+    def do(self, seconds: float, call: Callable[..., None], *args: Any, waits: bool = False) -> None:
+        """Do `seconds` of work behind all that is to be done; `call(*args)` follows.
+
+        Seconds that were measured where processors are shared hold what it `waits` for them: others do not add to it.
+        """
+        if self._cores is None:
+            self._queue.at(self._own.book(self._queue.now, seconds), call, *args)
+            return
+        self._waiting.append((seconds, waits, call, args))
+        if not self._is_working:
+            self._go_on(self._cores)
+
+    def _go_on(self, cores: Cores) -> None:
+        self._is_working = bool(self._waiting)
+        if self._is_working:
+            seconds, waits, call, args = self._waiting.popleft()
+            if waits:
+                self._queue.at(self._queue.now + seconds, self._done, cores, call, args)
+            else:
+                cores.work(seconds, self._done, cores, call, args)
+
+    def _done(self, cores: Cores, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+        call(*args)
+        self._go_on(cores)
 
 
 class Host:
@@ -31,16 +70,50 @@ class Host:
         supernode: where they all are; None if they are spread.
         sent_bytes, received_bytes: of each, beyond its own machine.
         memory: adds and updates, one after another.
+        ports: out and in, where connections share them.
     """
 
-    def __init__(self, count: int, *, full_duplex: bool, supernode: int | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        queue: EventQueue,
+        network: Network,
+        supernode: int | None = None,
+        cores: Cores | None = None,
+    ) -> None:
         self.count = count
         self.supernode = supernode
         self.out = WorkQueue()
-        self.into = WorkQueue() if full_duplex else self.out
-        self.memory = WorkQueue()
+        self.into = WorkQueue() if network.full_duplex else self.out
+        out = Port(network.bytes_per_second)
+        self.ports = (out, Port(network.bytes_per_second) if network.full_duplex else out)
+        self._queue = queue
+        self._cores = cores
+        self.memory = self.thread()
         self.sent_bytes = 0.0
         self.received_bytes = 0.0
+
+    def thread(self) -> Thread:
+        """Make one more thread."""
+        return Thread(self._queue, self._cores)
+
+    def compute(self, seconds: float, call: Callable[[], None]) -> None:
+        """Compute, all threads at once; `call()` follows. What is work of shared processors may take longer."""
+        share = self._cores.machines.core_compute_share if self._cores is not None else 0.0
+        if self._cores is None or not share:
+            self._queue.at(self._queue.now + seconds, call)
+            return
+        missing = 2
+
+        def done() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                call()
+
+        self._queue.at(self._queue.now + seconds, done)
+        self._cores.work(seconds * share, done)
 
 
 class Path:
@@ -56,40 +129,53 @@ class Path:
         self._source, self._target = source, target
         self._copies_out, self._copies_in = copies
         self._alpha_s = alpha_s
+        self._connection = fabric.connection(source, target, alpha_s)
         self._is_even = network.is_even
         self._message_s = network.message_seconds
         self._per_byte = 1.0 / network.bytes_per_second
-        self._uplinks = fabric.uplinks(source, target, source.count * copies[0])
-        # Both ends of all messages that this one stands for.
-        self._copies_of_all = source.count * copies[0]
-        self._last_end = 0.0
+        each = source.count * copies[0]
+        self._uplinks = [(up, each, 1.0 / port.bytes_per_second) for up, port in fabric.uplinks(source, target)]
+        self._last_left = self._last_end = 0.0
 
     def send(
-        self, size_bytes: float, deliver: Callable[..., None], *args: Any, urgent: bool = False
-    ) -> tuple[float, float]:
-        """Send a message, on whose arrival `deliver(*args)` is called; returns when it begins to leave, and has left.
+        self,
+        size_bytes: float,
+        deliver: Callable[..., None],
+        *args: Any,
+        urgent: bool = False,
+        on_left: Callable[[float, float], None] | None = None,
+    ) -> None:
+        """Send a message, on whose arrival `deliver(*args)` is called; `on_left` gets when it began, and had left.
 
-        An urgent one overtakes all others and is so short that ports are not busy with it.
+        An urgent one overtakes all that the sender has not handed to its kernel, and is so short that ports are not
+        busy with it.
         """
         now, source = self._queue.now, self._source
         if not self._copies_out:
             self._queue.at(now, deliver, *args)
-            return now, now
+            if on_left is not None:
+                on_left(now, now)
+            return
         source.sent_bytes += size_bytes * self._copies_out
         self._target.received_bytes += size_bytes * self._copies_in
+        if self._connection is not None:
+            self._connection.send(size_bytes, deliver, args, on_left, urgent=urgent)
+            return
         each_s = size_bytes * self._per_byte + self._message_s
         if urgent:
-            self._queue.at(now + each_s + self._alpha(), deliver, *args)
-            return now, now
+            handed_s = MOST_UNSENT_BYTES * self._per_byte * self._copies_out
+            wait_s = min(max(0.0, self._last_left - now), handed_s)
+            self._queue.at(now + wait_s + each_s + self._alpha(), deliver, *args)
+            return
         seconds = each_s * self._copies_out
         end = source.out.book(now, seconds)
-        start = end - seconds
-        end = max(end, self._fabric.worked(now, size_bytes * self._copies_of_all))
+        start, self._last_left = end - seconds, end
+        if on_left is not None:
+            on_left(start, end)
         if start > now:
             self._queue.at(start, self._enter, end, size_bytes, deliver, args)
         else:
             self._enter(end, size_bytes, deliver, args)
-        return start, end
 
     def _enter(self, left: float, size_bytes: float, deliver: Callable[..., None], args: tuple[Any, ...]) -> None:
         """The message begins to leave, and has `left` then: what is behind the sender's port begins its work."""
@@ -99,7 +185,6 @@ class Path:
             end = max(end, port.book(start, copies * size_bytes * per_byte))
         each_s = size_bytes * self._per_byte + self._message_s
         end = max(end, self._target.into.book(start, self._copies_in * each_s), self._last_end)
-        end = max(end, self._fabric.worked(start, size_bytes * self._copies_of_all))
         # One connection keeps the order of its messages.
         self._last_end = end
         self._queue.at(end, deliver, *args)
@@ -111,24 +196,21 @@ class Path:
 class Fabric:
     """All links of a network, and what is random in it, by `seed`.
 
-    Where the hosts of `machines` share processors, both ends of every message are work for these, which they do in
-    the order in which it comes, all of them at once.
+    Where the hosts of `machines` share processors each is simulated for itself: see `one_machine`.
     """
 
     def __init__(self, queue: EventQueue, network: Network, seed: int, machines: Machines = _OF_THEIR_OWN) -> None:
         self.queue = queue
-        self._cores = WorkQueue()
-        self._core_seconds = 0.0
-        if machines.shared_cores:
-            self._core_seconds = 1.0 / (machines.shared_cores * machines.core_bytes_per_second)
+        self._cores = Cores(queue, machines) if machines.shared_cores else None
+        self._ports = SharedPorts(queue)
         self.network = network
         self._random = Random(f"network {seed}")  # noqa: S311 - no secret
-        self._up: dict[int, WorkQueue] = {}
-        self._down: dict[int, WorkQueue] = {}
+        self._up: dict[int, tuple[WorkQueue, Port]] = {}
+        self._down: dict[int, tuple[WorkQueue, Port]] = {}
 
     def host(self, count: int, supernode: int | None = None) -> Host:
         """Make `count` hosts of one kind."""
-        return Host(count, full_duplex=self.network.full_duplex, supernode=supernode)
+        return Host(count, queue=self.queue, network=self.network, supernode=supernode, cores=self._cores)
 
     def to_all(self, source: Host, target: Host) -> Path:
         """The way from each host of one kind to each of another, or of its own but itself."""
@@ -138,28 +220,40 @@ class Fabric:
 
     def to_neighbour(self, source: Host, target: Host, hosts: int) -> Path:
         """The way from each host to one other, the next on a ring of so many `hosts`."""
+        return Path(self, source, target, (1, 1), self.alpha_to_neighbour(source, target, hosts))
+
+    def alpha_to_neighbour(self, source: Host, target: Host, hosts: int) -> float:
+        """The start-up of a message to the next host on a ring of so many `hosts`."""
         alpha_s = self._alpha(source, target)
         if source.supernode is None and self.network.supernode:
             # Every value goes all around the ring: it enters each supernode once in so many hops.
             crossings = -(-hosts // self.network.supernode)
             alpha_s += self.network.supernode_alpha_seconds * (crossings / hosts if crossings > 1 else 0.0)
-        return Path(self, source, target, (1, 1), alpha_s)
+        return alpha_s
 
-    def uplinks(self, source: Host, target: Host, copies: int) -> list[tuple[WorkQueue, int, float]]:
-        """The links between supernodes on a way, the copies of a message that each carries, and seconds per byte."""
+    def uplinks(self, source: Host, target: Host) -> list[tuple[WorkQueue, Port]]:
+        """The links between supernodes on a way, as queues and as ports that connections share."""
         first, last = source.supernode, target.supernode
         if first is None or last is None or first == last:
             return []
         network = self.network
-        per_byte = network.oversubscription / (network.supernode * network.bytes_per_second)
-        up, down = (links.setdefault(at, WorkQueue()) for links, at in ((self._up, first), (self._down, last)))
-        return [(up, copies, per_byte), (down, copies, per_byte)]
+        rate = network.supernode * network.bytes_per_second / network.oversubscription
+        ends = ((self._up, first), (self._down, last))
+        return [links.setdefault(at, (WorkQueue(), Port(rate))) for links, at in ends]
 
-    def worked(self, start: float, size_bytes: float) -> float:
-        """The instant at which shared processors have sent, or taken in, so many bytes more."""
-        if not self._core_seconds:
-            return start
-        return self._cores.book(start, size_bytes * self._core_seconds)
+    def connection(self, source: Host, target: Host, alpha_s: float) -> Connection | None:
+        """The connection between two hosts that share processors; None where they share none."""
+        if self._cores is None:
+            return None
+        network = self.network
+        return Connection(
+            self.queue,
+            self._cores,
+            self._ports,
+            (source.ports[0], target.ports[1], *(port for _, port in self.uplinks(source, target))),
+            lambda: alpha_s if network.is_even else self.uneven(alpha_s),
+            network.message_seconds * network.bytes_per_second,
+        )
 
     def uneven(self, alpha_s: float) -> float:
         """A start-up with jitter, and with the repetition of messages that are lost."""

@@ -39,7 +39,12 @@ class Placement:
     @property
     def is_even(self) -> bool:
         """Whether workers that are alike do the same at the same time, so that one stands for all."""
-        return not self.is_random and not self.distinct
+        return not self.is_random and not self.is_distinct
+
+    @property
+    def is_distinct(self) -> bool:
+        """Whether every host is simulated for itself; those that share processors are."""
+        return self.distinct or bool(self.machines.shared_cores)
 
     def supernode(self, host: int) -> int | None:
         """The supernode of a host; None where there is but one."""
@@ -113,7 +118,7 @@ def servers_apart(job: Job, placement: Placement) -> list[Alike]:
     def supernode(index: int) -> int | None:
         return placement.supernode(job.cluster.workers + index)
 
-    alike = placement.network.is_even and not placement.distinct
+    alike = placement.network.is_even and not placement.is_distinct
     runs = _runs(job.servers, supernode) if alike else [(index, 1) for index in range(job.servers)]
     return [Alike(first, count, supernode(first)) for first, count in runs]
 

@@ -90,8 +90,7 @@ class _Rank:
         frame = segment.frame
         arrival = operation.schedule.arrive(segment.hop, frame.offset, frame.count)
         seconds = operation.passes[arrival.action] * frame.count * self._value_bytes / self._add_rate
-        done = self.worker.host.memory.book(self.worker.queue.now, seconds)
-        self.worker.queue.at(done, self._taken, key, arrival.forward, operation.schedule.done)
+        self.worker.host.memory.do(seconds, self._taken, key, arrival.forward, operation.schedule.done)
 
     def _taken(self, key: Key, forward: Segment | None, is_last: bool) -> None:
         if forward is not None:

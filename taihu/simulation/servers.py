@@ -6,6 +6,7 @@ Servers that are alike are one, as hosts are: it has the shard of the last of th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from ps_server.aggregator import Aggregator, Complete
@@ -70,18 +71,17 @@ class SimulatedServer:
         outcome = self._aggregator.offer(header, None)
         if isinstance(outcome, Complete):
             seconds = self._passes * self._sizes.added(frame) / self._sizes.add_rate
-            done = self.host.memory.book(link.queue.now, seconds)
-            link.queue.at(done, self._applied, frame, at, done - seconds)
+            self.host.memory.do(seconds, self._applied, frame, at, seconds)
 
     def ask(self, link: _Link, frame: FrameSpec, at: At) -> None:
         """A worker's question has come."""
         asked = self._aggregator.check_asked(FrameHeader(link.sender, at.range(frame), _QUESTION, Encoding.NONE))
         link.down.send(self._sizes.parameters(asked), link.fetched, asked, at)
 
-    def _applied(self, frame: FrameSpec, at: At, start: float) -> None:
+    def _applied(self, frame: FrameSpec, at: At, seconds: float) -> None:
         self._aggregator.applied(frame)
         now, size = self._links[0].queue.now, self._sizes.answered(frame)
-        self.tracer.add("update", "update", start, now, step=at.step, group=frame.group)
+        self.tracer.add("update", "update", now - seconds, now, step=at.step, group=frame.group)
         for link in self._links:
             link.down.send(size, link.answered, frame, at, now, size, urgent=size <= HEADER_BYTES)
 
@@ -145,8 +145,9 @@ class _Link:
 
     def _pass(self, admitted: Sequence[FrameSpec]) -> None:
         for frame in admitted:
-            start, end = self._up.send(self._sizes.pushed(frame), self._server.push, self, frame, self._at)
-            self._trace("push", frame.group, start, end)
+            traced = partial(self._trace, "push", frame.group) if self._worker.tracer.enabled else None
+            size = self._sizes.pushed(frame)
+            self._up.send(size, self._server.push, self, frame, self._at, on_left=traced)
 
     def _trace(self, name: str, group: int, start: float, stop: float) -> None:
         tracer, index = self._worker.tracer, self._server.index

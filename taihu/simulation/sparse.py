@@ -100,8 +100,7 @@ class _Rank:
     def take(self, key: Key, message: Message) -> None:
         """A message has come: it is added, behind what came before."""
         seconds = _VALUE_BYTES * len(message.indices) / self._sizes.add_rate
-        queue = self.worker.queue
-        queue.at(self.worker.host.memory.book(queue.now, seconds), self._added, key, message)
+        self.worker.host.memory.do(seconds, self._added, key, message)
 
     def _added(self, key: Key, message: Message) -> None:
         operation = self._operations.setdefault(key, _Operation())
@@ -184,8 +183,7 @@ class SparseRingRoute(Route):
             ) -> None:
                 updated = frame.count if self._is_dense else len(exchange.result().indices)
                 seconds = PASSES_OF_UPDATE * _VALUE_BYTES * updated / self._sizes.add_rate
-                done = worker.host.memory.book(worker.queue.now, seconds)
-                worker.queue.at(done, self._applied, at, frame.group, start, operation.sent_bytes)
+                worker.host.memory.do(seconds, self._applied, at, frame.group, start, operation.sent_bytes)
 
             self._rank.start((at.step, self._numbers[frame.offset]), exchange, frame.count, finished)
         return 0.0

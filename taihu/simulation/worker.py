@@ -19,7 +19,7 @@ from taihu.coordination.plan import Plan
 from taihu.optimization import LossScale
 from taihu.planner.groups import GroupCountdown, group_bounds
 from taihu.simulation.compute import Compute, Pace
-from taihu.simulation.events import EventQueue, WorkQueue
+from taihu.simulation.events import EventQueue
 from taihu.simulation.fc import TailSteps
 from taihu.simulation.network import Host
 from taihu.trace import Tracer
@@ -116,7 +116,7 @@ class SimulatedWorker:
         self._countdown = GroupCountdown(plan.layout, plan.groups)
         self._run_again = dict(compute.run_again)
         self._stretches = tuple(self._cut())
-        self._own = WorkQueue()
+        self._own = host.thread()
         self._awaited: Callable[[], bool] | None = None
         self._is_agreeing = False
         self._loop: Iterator[Wanted] = iter(())
@@ -156,7 +156,7 @@ class SimulatedWorker:
 
     def later(self, seconds: float, task: Callable[[], None]) -> None:
         """Carry `task` out on the exchange's own thread, when that has done `seconds` of work for it."""
-        self.queue.at(self._own.book(self.queue.now, seconds), task)
+        self._own.do(seconds, task)
 
     def seconds(self, step: int, way: Literal["forward", "backward"], first: int, last: int) -> float:
         """The usual seconds of layers `first` to `last` in a step; every one takes as long here."""
@@ -277,7 +277,7 @@ class SimulatedWorker:
     def _go_on(self) -> None:
         wanted = next(self._loop, None)
         if isinstance(wanted, float):
-            self.queue.at(self.queue.now + wanted, self._go_on)
+            self.host.compute(wanted, self._go_on)
         else:
             self._awaited = wanted
 
@@ -346,7 +346,8 @@ class SimulatedWorker:
             times.submitted(self.queue.now)
             times.sent(round(self.route.send(group)))
             return
-        self.later(seconds, partial(self._compressed, group, self.protocol.at.step, times, seconds))
+        # Measured by a run, on the processors that it had.
+        self._own.do(seconds, self._compressed, group, self.protocol.at.step, times, seconds, waits=True)
 
     def _compressed(self, group: int, step: int, times: GroupTimes, seconds: float) -> None:
         start, now = self.queue.now - seconds, self.queue.now

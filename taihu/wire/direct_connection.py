@@ -24,6 +24,7 @@ from protos import connection_pb2 as pb
 from taihu.errors import ConfigError, ExchangeError
 from taihu.wire.address import is_every_host, join_address, split_address
 from taihu.wire.identity import WorkerIdentity
+from taihu.wire.limits import MOST_UNSENT_BYTES
 
 __all__ = [
     "MOST_PIECES",
@@ -44,7 +45,6 @@ _PAUSE_S: Final = 0.2
 _KEEPALIVE_S: Final = 10
 _OPEN_TIMEOUT_S: Final = 60.0
 _WELCOME: Final = b"\x01"
-_MOST_UNSENT_BYTES: Final = 1 << 19
 
 
 OnConnection = Callable[[socket.socket], None]
@@ -236,6 +236,5 @@ def _make_ready(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), _KEEPALIVE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        # What the kernel holds back nothing urgent can overtake.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MOST_UNSENT_BYTES)
     connection.settimeout(None)

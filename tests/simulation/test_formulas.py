@@ -70,7 +70,10 @@ def test_additions_take_their_time() -> None:
 
 
 def test_hosts_of_one_machine_share_its_cores() -> None:
-    """The work of two cores for both ends of every message, where links are no limit; each worker's up and down."""
+    """The work of two cores for both ends of every message, where links are no limit; each worker's up and down.
+
+    Both ends of one message are two threads, so that all of them have both cores always.
+    """
     free = replace(PLAIN, bytes_per_second=1e15, alpha_seconds=0.0)
     for workers, servers, messages in ((3, 1, 2 * 3), (1, 1, 2), (2, 0, 2 * 2)):
         size = BYTES if servers else HEADER_BYTES + 4 * ELEMENTS // 20

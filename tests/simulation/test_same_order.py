@@ -152,10 +152,9 @@ class MeasuredPath(Path):
 
     measured: Measured
 
-    def send(
-        self, size_bytes: float, deliver: Callable[..., None], *args: Any, urgent: bool = False
-    ) -> tuple[float, float]:
+    def send(self, size_bytes: float, deliver: Callable[..., None], *args: Any, **way: object) -> None:
         """Send a push, a question, an answer or parameters."""
+        del way
         now, seconds = self._queue.now, 0.0
         if deliver.__name__ in {"push", "ask"}:
             link, frame, at = args
@@ -170,7 +169,6 @@ class MeasuredPath(Path):
             case "fetched":
                 seconds = self.measured.fetched(*place)
         self._queue.at(now + seconds, deliver, *args)
-        return now, now
 
 
 def measured_parts(measured: Measured) -> tuple[type[Fabric], type[SimulatedWorker]]:

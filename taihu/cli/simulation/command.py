@@ -98,6 +98,8 @@ def simulate(
       memory = "16GB"              # free on each; or memory_bytes
       shared_cores = 0             # of one machine below all, each of which sends or takes in
       core_bytes_per_second = inf  # so many bytes of messages
+      core_message_seconds = 0     # and each end of a message beside them
+      core_compute_share = 0       # of compute that one of them does
 
     \b
     Examples:

@@ -1,0 +1,213 @@
+"""The machine below all hosts of a benchmark: what it takes for messages and sums, and who else used it.
+
+Measured by allreduces, sums and computations that are no row of any table, before all runs. CPU seconds are those of
+all processes of a bench and what the kernel did for packets beside them; two lengths of the same bench tell a round
+from the start of its processes.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from allreduce.ring.schedule import buffer_layout, cut_chunks
+from benchmarks import allreduce
+from kernels.reduce import sum_in_rank_order
+from taihu.optimization.shard import OptimizerShard
+from taihu.planner.groups import Group
+from taihu.settings.optimizer import OptimizerSettings
+from taihu.simulation.sizes import PASSES_OF_UPDATE
+from worker.engine.layer import StepContext
+from worker.engine.model import StepHooks
+from worker.engine.models.loading import build_model
+
+__all__ = ["MACHINE", "PACED", "Processors", "awake", "calibrated", "compute_share", "machines_keys", "settings_of"]
+
+MACHINE: Final = "the machine below all hosts"
+PACED: Final = ("small", "medium", "large", "headed")
+_PACED_FILE: Final = Path(__file__).parent / "models" / "paced.py"
+_CORES: Final = os.cpu_count() or 1
+_VALUE_BYTES: Final = 4
+# Allreduces over links that do not hold them up: of start-ups, and of bytes; each with fewer rounds, and with more.
+_RANKS, _FREE_RATE, _FEW_MB, _MANY_MB = 4, "40gbit", 0.1, 24.0
+_FEW_ROUNDS, _MANY_ROUNDS = (3, 11), (4, 24)
+_CALLS_OF_FEW: Final = 200
+_FRAME, _FRAMES, _CONTRIBUTIONS, _ATTEMPTS = 1 << 17, 16, 2, 20
+_SPIN: Final = """
+import os
+os.nice(19)
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while True: pass
+"""
+
+
+def settings_of(model: str, batch: int, *, workers: int, calibration: int, steps: int) -> dict[str, object]:
+    """The settings of a benchmark's job, by key; `model` is a function of `models/paced.py`, or of the zoo.
+
+    So many `steps` come behind two calibrations of so many.
+    """
+    is_paced = model in PACED
+    return {
+        "model.name": f"{_PACED_FILE}:{model}" if is_paced else model,
+        "data.name": f"synthetic:{'128x1x1' if is_paced else '3x32x32'}:samples=1024",
+        "train.batch": batch,
+        "train.steps": 2 * calibration + steps,
+        "train.evaluate": "false",
+        "optimizer.learning_rate": 0.001,
+        "exchange.transport": "tcp",
+        "exchange.calibration_steps": calibration,
+        "cluster.workers": workers,
+        "cluster.threads": 1,
+    }
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """No processor halts meanwhile: each has a process that runs when nothing else does.
+
+    A host of virtual machines may be late to wake a processor that has halted, by more than a message takes.
+    """
+    with ExitStack() as ending:
+        for _ in range(_CORES):
+            process = ending.enter_context(subprocess.Popen([sys.executable, "-c", _SPIN]))
+            ending.callback(process.kill)
+        yield
+
+
+class Processors:
+    """The work of the machine's processors since this object was made, beside that of our own processes."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def disturbed(self) -> float:
+        """The share of their time that others had: other processes here, and other guests of the machine's host."""
+        others, whole, _ = self._since()
+        return max(0.0, others / whole)
+
+    def own_seconds(self) -> float:
+        """Seconds of our processes that have ended, and of packets, whose ever they were."""
+        return self._since()[2]
+
+    def _since(self) -> tuple[float, ...]:
+        return tuple(end - start for end, start in zip(self._read(), self._start, strict=True))
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        user, nice, system, idle, wait, hard, soft, stolen = (int(each) / os.sysconf("SC_CLK_TCK") for each in fields)
+        own = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        # Those that keep processors awake are nice.
+        busy = user + system + stolen
+        return busy - own, busy + nice + idle + wait + hard + soft, own + hard + soft
+
+
+def calibrated() -> dict[str, Any]:
+    """Times that a processor of the machine takes for messages, for their bytes and for sums, and that of a start-up.
+
+    The work of allreduces of few bytes is that of their messages, and of many that of their bytes. Between two ranks,
+    each of which has a processor then, what of their time is no work is the start-up.
+    """
+    processors = Processors()
+    rows: list[dict[str, Any]] = []
+    add_rate = _add_rate()
+    benches = ((_FEW_MB, _FEW_ROUNDS), (_MANY_MB, _MANY_ROUNDS))
+    few, many = (_work(_RANKS, size, rounds, rows) for size, rounds in benches)
+    (messages, sizes), (more, larger) = (_ends(_RANKS, size) for size in (_FEW_MB, _MANY_MB))
+    # Before every round all ranks meet: as many messages as for a few bytes.
+    more += messages
+    few, many = (work - size / 4 / add_rate for work, size in ((few, sizes), (many, larger)))
+    # few = messages x + sizes y, and many = more x + larger y.
+    per_byte = (many * messages - few * more) / (larger * messages - sizes * more)
+    per_message = max(0.0, (few - sizes * per_byte) / messages)
+    _work(2, _FEW_MB, _FEW_ROUNDS, rows)
+    hop = rows[-1]["seconds"]["median"] / 2
+    return {
+        "alpha_seconds": max(0.0, hop - 2 * per_message - _FEW_MB * 1e6 / 2 * per_byte),
+        "shared_cores": _CORES,
+        "core_bytes_per_second": 1.0 / per_byte,
+        "core_message_seconds": per_message,
+        "add_bytes_per_second": add_rate,
+        "disturbed": processors.disturbed(),
+        "of": rows,
+    }
+
+
+def machines_keys(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a row of `calibrated` that is of hosts, by the keys that a file of machines has."""
+    keys = ("shared_cores", "core_bytes_per_second", "core_message_seconds", "add_bytes_per_second")
+    return {key: machine[key] for key in keys}
+
+
+def _work(ranks: int, megabytes: float, rounds: tuple[int, int], rows: list[dict[str, Any]]) -> float:
+    """CPU seconds of one allreduce of all ranks together; adds its row to `rows`."""
+    spent = []
+    for number in rounds:
+        processors = Processors()
+        row = allreduce.measure(_FREE_RATE, ranks, f"{megabytes}", number, [])[0]
+        spent.append(processors.own_seconds())
+    calls = _CALLS_OF_FEW if megabytes == _FEW_MB else 1
+    seconds = (spent[1] - spent[0]) / (rounds[1] - rounds[0]) / calls
+    rows.append({**row, "cpu_seconds": seconds})
+    return seconds
+
+
+def _ends(ranks: int, megabytes: float) -> tuple[int, float]:
+    """The ends of all messages of an allreduce, and bytes at them all."""
+    layout, group = buffer_layout(round(megabytes * 1e6 / _VALUE_BYTES)), Group(0, 0)
+    chunks = cut_chunks(layout, group, ranks, _VALUE_BYTES)
+    segments = sum(len(chunk) for chunk in chunks)
+    return 2 * 2 * (ranks - 1) * segments, 2 * 2 * (ranks - 1) * megabytes * 1e6
+
+
+def _add_rate() -> float:
+    """Bytes that one processor adds up, or passes over in an update, in a second."""
+    contributions = np.ones((_CONTRIBUTIONS, _FRAMES, _FRAME), dtype=np.float32)
+    total, parameters = np.empty(_FRAME, dtype=np.float32), np.ones(_FRAMES * _FRAME, dtype=np.float32)
+    optimizer = OptimizerShard(OptimizerSettings(), parameters)
+    optimizer.warm_up()
+
+    def step() -> None:
+        for frame in range(_FRAMES):
+            sum_in_rank_order([each[frame] for each in contributions], total)
+            optimizer.update(frame * _FRAME, (frame + 1) * _FRAME, total, 1, scale=0.5)
+
+    seconds = min(_timed(step, time.thread_time) for _ in range(_ATTEMPTS))
+    return (_CONTRIBUTIONS + PASSES_OF_UPDATE) * parameters.nbytes / seconds
+
+
+def compute_share(model: str, batch: int, steps: int = 6) -> float:
+    """The share of the time of forward and backward, alone on the machine, in which a processor works."""
+    settings = settings_of(model, batch, workers=1, calibration=0, steps=steps)
+    shape, classes = ((1, 1, 128) if model in PACED else (32, 32, 3)), 10
+    built = build_model(str(settings["model.name"]), shape, classes)
+    parameters, gradients = (np.zeros(built.layout.elements, np.float32) for _ in range(2))
+    built.bind(parameters, gradients)
+    built.initialize(0)
+    generator = np.random.default_rng(0)
+    images = generator.standard_normal((batch, *shape), dtype=np.float32)
+    labels = generator.integers(0, classes, batch)
+
+    def step() -> None:
+        context = StepContext(training=True, seed=0, step=1, first_sample=0)
+        built.train(images, labels, context, StepHooks())
+
+    step()
+    clocks = time.process_time, time.perf_counter
+    works, passes = (min(_timed(step, clock) for _ in range(steps)) for clock in clocks)
+    return min(1.0, works / passes)
+
+
+def _timed(step: Callable[[], None], clock: Callable[[], float]) -> float:
+    start = clock()
+    step()
+    return clock() - start
