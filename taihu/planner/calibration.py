@@ -31,6 +31,9 @@ TOP_K_PER_SCAN: Final = 4.0
 # Sizes of which the largest is at most so much of itself above the smallest say nothing about the cost of a byte.
 _ALIKE: Final = 0.1
 
+# Answers that are mere headers say nothing about the cost of a byte either.
+_TELLING_BYTES: Final = 0.01
+
 _TELLING_SHARE: Final = 0.25
 
 # A line through fewer sizes than these says little about the start-up of a transfer.
@@ -87,12 +90,13 @@ def calibrate(
     forward, backward_L = _compute_seconds(usual)
     scan, top_k = _compression_costs(usual)
     layers = zip(names, elements, backward_L.tolist(), strict=True)
+    transfers = _transfers(serial, servers * (frame_elements or 0))
     return Profile(
         layers=tuple(LayerCost(name, count, seconds) for name, count, seconds in layers),
         forward_seconds=forward,
         scan=scan,
         top_k=top_k,
-        link=_link(_transfers(serial, servers * (frame_elements or 0)), len(usual[0][0].groups), previous),
+        link=_link(transfers, len(usual[0][0].groups), previous, in_ring=not servers),
         workers=len(reports),
         servers=servers,
     )
@@ -150,20 +154,27 @@ def fit_linear(elements: Array, seconds: Array) -> LinearCost:
     return LinearCost(0.0, max(0.0, float(np.median(seconds / np.maximum(elements, 1.0)))))
 
 
-def fit_link(transfers: Transfers) -> LinkCost:
+def fit_link(transfers: Transfers, *, in_ring: bool = False) -> LinkCost:
     """Bytes per second of both directions, and what an exchange takes beside.
 
-    A direction whose samples all have one size is taken to be as fast as the other one. If both are, everything is
-    put down to bytes: `alpha_seconds` is 0. Without samples all costs are 0.
+    A direction whose samples all have one size, or next to no bytes beside the other, is taken to be as fast as that.
+    If neither tells, everything is put down to bytes: `alpha_seconds` is 0. Without samples all costs are 0.
+
+    In a ring bytes come while as many go: all of the time is put down to those that go.
     """
     if not len(transfers.up_bytes):
         return LinkCost(0.0, 0.0, 0.0)
     round_trips = transfers.up_seconds + transfers.down_seconds
-    up = _slope(transfers.up_bytes, transfers.up_seconds)
-    down = _slope(transfers.down_bytes, transfers.down_seconds)
-    if up is None and down is None:
+    if in_ring:
+        nothing = np.zeros(len(round_trips))
+        one_way = replace(transfers, up_seconds=round_trips, down_bytes=nothing, down_seconds=nothing)
+        return replace(fit_link(one_way), down_seconds_per_byte=0.0)
+    least = _TELLING_BYTES * max(np.max(transfers.up_bytes), np.max(transfers.down_bytes))
+    up = _slope(transfers.up_bytes, transfers.up_seconds, least)
+    down = _slope(transfers.down_bytes, transfers.down_seconds, least)
+    if not up and not down:
         both_ways = np.maximum(transfers.up_bytes + transfers.down_bytes, 1.0)
-        up = max(0.0, float(np.median(round_trips / both_ways)))
+        up, down = max(0.0, float(np.median(round_trips / both_ways))), None
     per_byte = [slope for slope in (up, down) if slope is not None]
     # The intercepts are taken together: the difference of the clocks falls out.
     rest = round_trips - per_byte[0] * transfers.up_bytes - per_byte[-1] * transfers.down_bytes
@@ -172,10 +183,10 @@ def fit_link(transfers: Transfers) -> LinkCost:
     return LinkCost(max(0.0, float(alpha)), per_byte[0], per_byte[-1])
 
 
-def _link(transfers: Transfers, groups: int, previous: Profile | None) -> LinkCost:
+def _link(transfers: Transfers, groups: int, previous: Profile | None, *, in_ring: bool) -> LinkCost:
     # Several steps of the same few groups differ by what was selected, not by enough to tell more.
     if previous is None or min(groups, len(np.unique(transfers.up_bytes))) >= _TELLING_SIZES:
-        return fit_link(transfers)
+        return fit_link(transfers, in_ring=in_ring)
     link = previous.link
     up = link.up_seconds_per_byte * transfers.up_bytes
     down = link.down_seconds_per_byte * transfers.down_bytes
@@ -183,7 +194,7 @@ def _link(transfers: Transfers, groups: int, previous: Profile | None) -> LinkCo
     expected = link.alpha_seconds + np.maximum(up, down) + np.minimum(up, down) / transfers.frames
     measured = transfers.up_seconds + transfers.down_seconds - transfers.overlap_seconds
     if not len(measured) or not expected.min() > 0.0:
-        return fit_link(transfers)
+        return fit_link(transfers, in_ring=in_ring)
     factor = max(0.0, float(np.median(measured / expected)))
     return LinkCost(
         link.alpha_seconds * factor, link.up_seconds_per_byte * factor, link.down_seconds_per_byte * factor
@@ -261,9 +272,9 @@ def _transfers(steps: Sequence[Step], together: int) -> Transfers:
     )
 
 
-def _slope(sizes: Array, seconds: Array) -> float | None:
-    """Seconds per unit of size, not negative, or None if the sizes are too much alike to tell."""
-    if np.max(sizes) - np.min(sizes) <= _ALIKE * np.max(sizes):
+def _slope(sizes: Array, seconds: Array, least: float = 0.0) -> float | None:
+    """Seconds per unit of size, not negative, or None if the sizes are too much alike, or too small, to tell."""
+    if np.max(sizes) - np.min(sizes) <= _ALIKE * np.max(sizes) or np.max(sizes) < least:
         return None
     left, right = np.triu_indices(len(sizes), 1)
     apart = sizes[right] - sizes[left]

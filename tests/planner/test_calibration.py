@@ -281,6 +281,39 @@ def test_a_direction_of_one_size_is_as_fast_as_the_other() -> None:
         assert link.alpha_seconds == pytest.approx(0.5)
 
 
+@quick
+@given(st.lists(st.integers(10**4, 10**6), min_size=1, max_size=6), st.floats(1e-9, 1e-6), st.floats(0, 1e-2))
+def test_in_a_ring_bytes_come_while_others_go(sizes: list[int], per_byte: float, alpha: float) -> None:
+    """The rate is that of one direction, from one size as from several."""
+    sent = np.array(sizes, dtype=np.float64)
+    tells = max(sizes) - min(sizes) > 0.1 * max(sizes)
+    link = fit_link(whole(sent, sent, alpha * tells + per_byte * sent, np.zeros(len(sent))), in_ring=True)
+    assert link.up_seconds_per_byte == pytest.approx(per_byte, rel=1e-6)
+    assert link.down_seconds_per_byte == 0.0
+    assert link.alpha_seconds == pytest.approx(alpha * tells, abs=1e-9)
+
+
+def test_a_ring_of_one_group_is_calibrated_by_the_bytes_that_go() -> None:
+    group = GroupMeasurement(1000, 0.0, False, 8000, 8000, 0.4, 0.0)
+    reports = [[StepMeasurement(1, True, 0.1, (0.2,), (group,))] for _ in range(3)]
+    assert calibrate(["only"], [1000], reports, servers=0).link == LinkCost(0.0, 0.4 / 8000, 0.0)
+
+
+def test_answers_without_values_do_not_tell_what_bytes_cost() -> None:
+    """As in stage 3 of ZeRO, where one header more comes for every frame, and what it takes is a start-up."""
+    frames = np.array([1.0, 2.0, 4.0, 8.0])
+    up = 5e5 * frames
+    link = fit_link(whole(up, 64 * frames, 1e-3 + 1e-8 * up, 2e-3 * frames))
+    assert (link.up_seconds_per_byte, link.down_seconds_per_byte) == pytest.approx((1e-8, 1e-8))
+
+
+def test_times_that_fall_with_size_leave_a_rate_in_proportion() -> None:
+    sizes = np.array([1e5, 2e5, 4e5])
+    link = fit_link(whole(sizes, sizes, np.array([0.3, 0.2, 0.1]), np.zeros(3)))
+    assert (link.alpha_seconds, link.up_seconds_per_byte) == pytest.approx((0.0, 0.2 / 4e5))
+    assert link.down_seconds_per_byte == link.up_seconds_per_byte
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_exchanges_of_one_size_are_put_down_to_bytes(count: int) -> None:
     up, down = np.full(count, 2e6), np.full(count, 6e6)
