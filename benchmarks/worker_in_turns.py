@@ -36,7 +36,7 @@ def turn_of(step: int) -> int:
 
 
 class InTurns:
-    """What an exchange asks of its `GroupCompressor`, answered by the one whose turn it is."""
+    """The answers to what an exchange asks of its `GroupCompressor`, by the one whose turn it is."""
 
     def __init__(self, compressors: Sequence[GroupCompressor]) -> None:
         self._compressors = compressors

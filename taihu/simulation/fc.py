@@ -111,7 +111,7 @@ def _end(layout: Layout, compute: Compute, layers: Sequence[FcLayer], spread: se
 
 
 def _before(compute: Compute, of_end: int, whole: int) -> Segments:
-    """What is run again of the layers before the end, which has so many layers, some of them still there as `whole`.
+    """The layers that are run again before the end, which has so many layers, some of them still there as `whole`.
 
     Segments are those of the whole model, although a run cuts what is before the end by itself.
     """
