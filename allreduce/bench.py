@@ -17,12 +17,22 @@ from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.frame_link import Carrier
 from taihu.wire.headers import ValueType
 
-__all__ = ["AllreduceRow", "as_rows", "bus_bandwidth", "elements_of", "faster_way", "time_allreduce"]
+__all__ = [
+    "AllreduceRow",
+    "as_rows",
+    "bus_bandwidth",
+    "calls_of_a_round",
+    "elements_of",
+    "faster_way",
+    "time_allreduce",
+]
 
 Values = NDArray[np.float32]
 Allreduce = Callable[[Values], None]
 
 _CALLS_BYTES = 20e6
+# A small call takes as long as a message, a millisecond or two: more of them say nothing more.
+_MOST_CALLS = 200
 _WARMUP_ROUNDS = 2
 _TRIAL_CALLS = 8
 
@@ -53,7 +63,7 @@ def time_allreduce(
     rows = []
     for size in megabytes:
         elements = elements_of(size)
-        calls = max(1, round(_CALLS_BYTES / (elements * 4)))
+        calls = calls_of_a_round(elements)
         buffers = {name: allocate(name, elements) for name in contestants}
         seconds: dict[str, list[float]] = {name: [] for name in contestants}
         for number in range(_WARMUP_ROUNDS + rounds):
@@ -84,6 +94,11 @@ def faster_way(communicator: Communicator, values: Values, clock: Clock | None =
     communicator.allreduce(seconds, ValueType.FP64)
     cold, numbers = 2, range(_TRIAL_CALLS)
     return faster_carrier([[StepMeasurement(n, False, 0.0, (), (), float(seconds[n])) for n in numbers[cold:]]])
+
+
+def calls_of_a_round(elements: int) -> int:
+    """The number of times that so many fp32 values are summed in a round: by bytes alone, the same for all ranks."""
+    return min(_MOST_CALLS, max(1, round(_CALLS_BYTES / (4 * elements))))
 
 
 def elements_of(megabytes: float) -> int:

@@ -20,6 +20,8 @@ from kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
 __all__ = ["gradient_tile", "window_tile"]
 
 _UNROLLED: Final = 4
+# Pixels of a window lie as far apart as an image has channels, which the processor does not foresee.
+_PIXELS_AHEAD: Final = 4
 
 
 class _Tile:
@@ -62,6 +64,14 @@ class _Tile:
         for row in self._sums:
             for place, value in zip(row, values, strict=True):
                 self.builder.store(value, place)
+
+    def prefetch(self, pointer: Any) -> None:
+        """Ask for the cache line of the address, which may be any."""
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
+        ask = self.builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        read, near, data = (ir.Constant(_INT32, each) for each in (0, 3, 1))
+        self.builder.call(ask, [self.builder.bitcast(pointer, byte), read, near, data])
 
     def multiply(self, left: Sequence[Any], right: Any) -> None:
         """Add the outer product of the elements at the addresses `left` and the vectors at the address `right`."""
@@ -185,7 +195,7 @@ def gradient_tile(rows: int, vectors: int) -> Callable[..., None]:
     The other arguments are `dy, dy_first, dy_stride, dw, dw_first, row_stride`. For r < `rows` and every filter f of
     the tile, the sum over p = pixel + l * line_pixels + i, l < lines, i < count, in this order, of
     x[offsets[p] + shift + r] * dy[dy_first + p * dy_stride + f]
-    is added to dw[dw_first + r * row_stride + f].
+    is added to dw[dw_first + r * row_stride + f]. Of `offsets` four more are read than there are pixels.
 
     All arrays are one-dimensional and contiguous, `x`, `dy` and `dw` of one dtype, `offsets` int64. Nothing is
     checked.
@@ -222,6 +232,7 @@ def _gradient(tile: _Tile, arguments: Sequence[Any]) -> None:
 
     def turn(p: Any) -> None:
         window = tile.at(x, builder.load(tile.at(offsets, p)))
+        tile.prefetch(tile.at(x, builder.load(tile.at(offsets, p, tile.number(_PIXELS_AHEAD)))))
         left = [tile.at(window, tile.number(r)) for r in range(tile.rows)]
         tile.multiply(left, tile.at(dy, builder.mul(p, dy_stride)))
 

@@ -124,7 +124,7 @@ def _add_part(  # noqa: PLR0917 - arrays, what they mean, and the part of the wo
     pixels = part.images * part.rows * source.columns
     tile_room = pixels * TILE_ROWS + _APART
     packs = packed.size > 0
-    in_order = np.arange(pixels) * TILE_ROWS
+    in_order = np.arange(pixels + TILE_ROWS) * TILE_ROWS
     for begin in range(first, last, _TILES_TOGETHER):
         end = min(begin + _TILES_TOGETHER, last)
         if packs:

@@ -31,6 +31,7 @@ from worker.engine import (
     softmax_cross_entropy,
 )
 from worker.engine.layers import convolution
+from worker.engine.layers.products import even_side
 
 _TRAINING = StepContext(training=True, seed=0, step=0, first_sample=0)
 _EVALUATION = StepContext(training=False, seed=0, step=0, first_sample=0)
@@ -115,6 +116,14 @@ def test_a_kernel_of_one_pixel_is_a_product_of_matrices(
         seen.append((y, gradients))
     for product, tiles in zip(*seen, strict=True):
         np.testing.assert_allclose(product, tiles, rtol=1e-10, atol=1e-10)
+
+
+def test_few_blocks_of_a_product_are_as_many_for_either_of_two_threads() -> None:
+    for length in (*range(17, 1100), 1568, 2048, 6272, 25088):
+        side = even_side(length)
+        assert side <= 512
+        assert -(-length // side) % 2 == 0 or length > 16_384
+    assert [-(-length // even_side(length)) for length in (64, 392, 1024, 1568, 2048)] == [2, 2, 2, 4, 4]
 
 
 def test_same_padding_keeps_ceil_of_the_input_over_the_stride() -> None:

@@ -17,7 +17,7 @@ from kernels.nn.window import Window
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
 from worker.engine.layer import Array, ParameterLayer, Run, Shape, fill_normal, shape_error
-from worker.engine.layers.products import multiply, multiply_rows
+from worker.engine.layers.products import even_side, multiply, multiply_rows
 
 __all__ = ["Conv2d"]
 
@@ -29,8 +29,6 @@ _WEIGHT_SHARE: Final = 4
 _TOGETHER_BYTES: Final = 3 << 19
 # Weights of one pixel from which on packing pixels for BLAS costs less than rows of tiles that compete for the cache.
 _PRODUCT_FROM: Final = 1 << 14
-# A matrix' gradient, often small, is cut into parts of so many rows or columns.
-_GRADIENT_SIDE: Final = 128
 # Sums of a weight's gradient are read and written once for so many pixels.
 _GRADIENT_PIXELS: Final = 256
 
@@ -139,7 +137,8 @@ class Conv2d(ParameterLayer):
         self._input = x = self._read(x)
         y = self.workspace.take("output", (len(x), *self._output_shape), x.dtype)
         if self._is_product:
-            multiply_rows(run.team, _pixels(x), self.parameters["weight"][0, 0], _pixels(y))
+            rows = _pixels(x)
+            multiply_rows(run.team, rows, self.parameters["weight"][0, 0], _pixels(y), even_side(len(rows)))
             if self._bias:
                 add_bias(_pixels(y), self.parameters["bias"])
             return y
@@ -210,12 +209,14 @@ class Conv2d(ParameterLayer):
     def _differentiate_product(self, dy: Array, dx: Array, run: Run) -> None:
         x, slopes = self._input, _pixels(dy)
         product = multiply if self._filters > self._channels else multiply_rows
-        product(run.team, _pixels(x).T, slopes, self.gradients["weight"][0, 0], _GRADIENT_SIDE)
+        side = even_side(max(self._filters, self._channels))
+        product(run.team, _pixels(x).T, slopes, self.gradients["weight"][0, 0], side)
         if not self.needs_input_gradient:
             return
         step = self._strides_over
         read = dx if step == 1 else run.scratch.take("product", x.shape, x.dtype)
-        multiply_rows(run.team, slopes, self.parameters["weight"][0, 0].T, _pixels(read))
+        side = even_side(len(slopes))
+        multiply_rows(run.team, slopes, self.parameters["weight"][0, 0].T, _pixels(read), side)
         if step > 1:
             dx[:, ::step, ::step] = read
 

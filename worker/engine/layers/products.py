@@ -9,10 +9,24 @@ import numpy as np
 from worker.engine.layer import Array
 from worker.engine.team import Team
 
-__all__ = ["multiply", "multiply_rows"]
+__all__ = ["even_side", "multiply", "multiply_rows"]
 
 _COLUMNS: Final = 256
 _ROWS: Final = 256
+# Larger blocks are not multiplied any faster.
+_LARGEST: Final = 512
+# Elements of a cache line.
+_LINE: Final = 16
+
+
+def even_side(length: int) -> int:
+    """The side of blocks of so many rows or columns; by that alone, as blocks do not depend on threads.
+
+    Each block has the other factor packed anew, so there are as few as possible; but of a few an even number, so that
+    two threads have as many.
+    """
+    blocks = 2 * -(-length // (2 * _LARGEST))
+    return -(-length // (blocks * _LINE)) * _LINE
 
 
 def multiply(team: Team, a: Array, b: Array, out: Array, side: int = _COLUMNS) -> Array:
