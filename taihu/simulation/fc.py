@@ -111,9 +111,9 @@ def _end(layout: Layout, compute: Compute, layers: Sequence[FcLayer], spread: se
 
 
 def _before(compute: Compute, of_end: int, whole: int) -> Segments:
-    """The layers that are run again before the end, which has so many layers, some of them still there as `whole`.
+    """The segments that are run again before the end, which has so many layers, of which `whole` are exchanged.
 
-    Segments are those of the whole model, although a run cuts what is before the end by itself.
+    They are those of the whole model, although a run cuts what is before the end by itself.
     """
     moved = ((max(first, of_end), last) for first, last in compute.run_again if last >= of_end)
     return tuple((first - of_end + whole, last - of_end + whole) for first, last in moved)

@@ -116,10 +116,10 @@ class _Link:
         self._at = at
 
     def push(self, group: int) -> float:
-        """Send the group's frames; returns their bytes."""
+        """Send the group's frames; returns their bytes to all servers that this one stands for."""
         for frame in self.frames(group):
             self._pass(self._under_way.push(frame.offset, frame))
-        return sum(map(self._sizes.pushed, self.frames(group)))
+        return self._server.host.count * sum(map(self._sizes.pushed, self.frames(group)))
 
     def ask(self, group: int, step: int) -> None:
         """Ask for the group's parameters as they are after `step`, where they have been answered."""
@@ -133,7 +133,8 @@ class _Link:
         if wanted is not None:
             self._ask(wanted, at.step)
         self._pass(admitted)
-        self._worker.updated(frame.group, at, received_bytes=size_bytes, completed_s=sent_s)
+        received = self._server.host.count * size_bytes
+        self._worker.updated(frame.group, at, received_bytes=received, completed_s=sent_s)
 
     def fetched(self, frame: FrameSpec, at: At) -> None:
         """Parameters that were asked for have come."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,7 @@ __all__ = ["PASSES_OF_UPDATE", "Sizes"]
 # What an update reads and writes beside the sum: state and parameters.
 PASSES_OF_UPDATE: Final = 3
 _FP32_BYTES: Final = 4
+_NEVER: Final = 10**12
 
 
 class Sizes:
@@ -28,7 +30,6 @@ class Sizes:
 
     Attributes:
         value_bytes: of a dense value on the wire.
-        compress_seconds: of each group; 0 without compression.
         add_rate: bytes that a host adds, or updates, in a second.
     """
 
@@ -46,7 +47,22 @@ class Sizes:
         self._up_per_element = (compression.up_bytes(profile, sizes) / elements).tolist()
         self._down_per_element = (compression.down_bytes(profile, sizes) / elements).tolist()
         self._kept_per_element = (sizes.kept / elements).tolist()
-        self.compress_seconds: Sequence[float] = compression.seconds(profile, sizes).tolist()
+        self._compression, self._profile, self._sizes = compression, profile, sizes
+
+    def selecting(self, *, by_steps: bool) -> tuple[Sequence[float], Sequence[float], Sequence[float], int]:
+        """Seconds of selecting from each group: in the mean, exactly, and by thresholds that are used again.
+
+        And `by_steps` the steps from one exact selection to the next; else, or without compression, 0.
+        """
+        own, profile = self._compression, self._profile
+        ways = (
+            (own, profile),
+            (replace(own, refresh_every=1), profile),
+            (replace(own, refresh_every=_NEVER), replace(profile, refresh_ratio=0.0)),
+        )
+        mean, exactly, again = (way.seconds(costs, self._sizes).tolist() for way, costs in ways)
+        every = own.refresh_every if own.method == "dlgs" else 1
+        return mean, exactly, again, every if by_steps and self._is_sparse else 0
 
     def pushed(self, frame: FrameSpec) -> float:
         """Bytes of a frame on its way up."""

@@ -29,6 +29,7 @@ from worker.exchange.step_parameters import Reading
 from worker.exchange.step_protocol import StepProtocol
 from worker.exchange.step_rules import Rules
 from worker.exchange.times import GroupTimes
+from worker.training.calibration import Measuring
 from worker.training.step_record import StepRecord
 
 __all__ = ["Passes", "Route", "SimulatedWorker"]
@@ -62,10 +63,27 @@ class Route(Protocol):
 
 @dataclass(frozen=True)
 class Passes:
-    """Seconds of what a worker does with groups beside computing: selecting from each, and widening each."""
+    """Seconds of what a worker does with groups beside computing.
 
-    compress: Sequence[float]
+    Attributes:
+        widen: each of them.
+        compress: selecting from each of them, in the mean of all steps.
+        exactly, again: the same in a step that selects exactly, and in one that uses its thresholds again.
+        refresh_every: steps from one exact selection to the next; 0 where all steps take the mean.
+    """
+
     widen: Sequence[float]
+    compress: Sequence[float]
+    exactly: Sequence[float] = ()
+    again: Sequence[float] = ()
+    refresh_every: int = 0
+
+    def selecting(self, group: int, step: int) -> tuple[float, bool]:
+        """Seconds of selecting from a group in a step, and whether that is exact."""
+        if not self.refresh_every:
+            return self.compress[group], False
+        exact = (step - 1) % self.refresh_every == 0
+        return (self.exactly if exact else self.again)[group], exact
 
 
 class SimulatedWorker:
@@ -77,15 +95,15 @@ class SimulatedWorker:
     Args:
         queue: the clock.
         host: where it runs; of all workers that are alike.
-        plan: by which all steps run.
         rules: of the steps, with those of the route.
         compute: of a usual step.
         pace: of this worker.
-        passes: over groups.
         scale: of the loss, where gradients are held back.
+        measuring: the steps that are measured; None if none is.
         tracer: gets the entries that a real worker's gets.
     """
 
+    plan: Plan
     route: Route
     tail: TailSteps | None = None
 
@@ -94,17 +112,15 @@ class SimulatedWorker:
         *,
         queue: EventQueue,
         host: Host,
-        plan: Plan,
         rules: Rules,
         compute: Compute,
         pace: Pace,
-        passes: Passes,
         scale: LossScale | None = None,
+        measuring: Measuring | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self.queue = queue
         self.host = host
-        self.plan = plan
         self.tracer = tracer or Tracer.off()
         self.records: list[StepRecord] = []
         self.on_step: Callable[[], None] = lambda: None
@@ -112,23 +128,29 @@ class SimulatedWorker:
         self._rules = rules
         self._compute = compute
         self._pace = pace
-        self._passes = passes
-        self._countdown = GroupCountdown(plan.layout, plan.groups)
+        self._measuring = measuring
         self._run_again = dict(compute.run_again)
-        self._stretches = tuple(self._cut())
         self._own = host.thread()
         self._awaited: Callable[[], bool] | None = None
         self._is_agreeing = False
         self._loop: Iterator[Wanted] = iter(())
         self._asked: dict[int, tuple[int, float]] = {}
-        self._sizes = [stop - start for start, stop in group_bounds(plan.layout, plan.groups)]
         self._times: list[GroupTimes] = []
 
-    def start(self, steps: int) -> None:
-        """Begin to train."""
-        parts = [self.route.parts(group) for group in range(len(self._sizes))]
-        self._do(self.protocol.adopt(self.plan.version, self._sizes, parts))
-        self._loop = self._train(steps)
+    def adopt(self, plan: Plan, passes: Passes) -> None:
+        """Go on by a plan, with passes over its groups; a route for it follows, and `start`."""
+        self.plan, self._passes, self._is_new_plan = plan, passes, True
+        self._countdown = GroupCountdown(plan.layout, plan.groups)
+        self._stretches = tuple(self._cut())
+        self._sizes = [stop - start for start, stop in group_bounds(plan.layout, plan.groups)]
+
+    def start(self, first: int, last: int) -> None:
+        """Begin to train steps `first` to `last`."""
+        if self._is_new_plan:
+            self._is_new_plan = False
+            parts = [self.route.parts(group) for group in range(len(self._sizes))]
+            self._do(self.protocol.adopt(self.plan.version, self._sizes, parts))
+        self._loop = self._train(first, last)
         self.queue.at(self.queue.now, self._go_on)
 
     def updated(
@@ -163,11 +185,10 @@ class SimulatedWorker:
         of = self._compute.forward if way == "forward" else self._compute.backward
         return math.fsum(of[first : last + 1])
 
-    def _train(self, steps: int) -> Iterator[Wanted]:
+    def _train(self, first_step: int, last_step: int) -> Iterator[Wanted]:
         groups = self.plan.groups
-        for step in range(1, steps + 1):
-            record = StepRecord(step, serial=False, steady=True, start_s=self.queue.now)
-            self.records.append(record)
+        for step in range(first_step, last_step + 1):
+            record = self._record(step)
             pace = self._pace.of(step)
             for number, group in reversed(list(enumerate(groups))):
                 yield from self._read(number)
@@ -185,10 +206,33 @@ class SimulatedWorker:
                 for layer in range(first, last + 1):
                     complete = self._countdown.ready(layer)
                     if complete is not None:
-                        yield from self._push(complete)
+                        yield from self._complete(complete, record)
+            record.backward_end_s = self.queue.now
+            if record.serial and not self._rules.drops_gradients:
+                for number in range(len(groups)):
+                    yield from self._exchange_alone(number)
             self._end(record)
         for number in range(len(groups)):
             yield from self._wait(partial(self.protocol.is_complete, number), number)
+
+    def _record(self, step: int) -> StepRecord:
+        measuring = self._measuring
+        # What is updated together is never exchanged group by group.
+        serial = measuring is not None and measuring.is_serial(step) and not (self._rules.holds or self._rules.clips)
+        steady = measuring is None or measuring.is_steady(step)
+        self.records.append(StepRecord(step, serial, steady, self.queue.now))
+        return self.records[-1]
+
+    def _complete(self, group: int, record: StepRecord) -> Iterator[Wanted]:
+        """The gradients of a group are complete: it is pushed, or waits for the end of backward to be, by itself."""
+        if not record.serial:
+            yield from self._push(group)
+        elif self._rules.drops_gradients:
+            yield from self._exchange_alone(group)
+
+    def _exchange_alone(self, group: int) -> Iterator[Wanted]:
+        yield from self._push(group)
+        yield from self._wait(partial(self.protocol.is_complete, group), group)
 
     def _begin(self, step: int, record: StepRecord) -> None:
         self._do(self.protocol.begin(step))
@@ -237,7 +281,7 @@ class SimulatedWorker:
                 yield from self._wait(wanted)
 
     def _end(self, record: StepRecord) -> None:
-        record.end_s = record.backward_end_s = self.queue.now
+        record.end_s = self.queue.now
         self.tracer.add("compute", "forward", record.start_s, record.forward_end_s, step=record.step)
         self.tracer.add("compute", "backward", record.forward_end_s, record.backward_end_s, step=record.step)
         self.on_step()
@@ -341,7 +385,8 @@ class SimulatedWorker:
         self.changed()
 
     def _send(self, group: int) -> None:
-        times, seconds = self._times[group], self._passes.compress[group]
+        times = self._times[group]
+        seconds, times.refreshed = self._passes.selecting(group, self.protocol.at.step)
         if not seconds:
             times.submitted(self.queue.now)
             times.sent(round(self.route.send(group)))

@@ -88,6 +88,22 @@ def test_activations_that_are_computed_again_take_time_and_spare_memory(run_simu
     assert [row["memory_per_process"]["worker"] for row in rows] == [sum(kinds.values()) for kinds in of_worker]
 
 
+def test_the_first_steps_of_a_run_change_their_plan(run_simulate: Run, profile: Path, tmp_path: Path) -> None:
+    code, out, errors = run_simulate(
+        *("--profile", profile, "--network", "ethernet:1gbit", "--nodes", 3, "--from-start", 13),
+        *("--set", "exchange.calibration_steps=5", "--trace", tmp_path / "t.json", "--json", tmp_path / "out.json"),
+    )
+    assert code == 0, errors
+    written = json.loads((tmp_path / "out.json").read_text())
+    first, *others = written["plans"]
+    assert (first["version"], first["from_step"], first["groups"], first["predicted_seconds"]) == (1, 1, 4, None)
+    assert [plan["from_step"] for plan in others][:1] == [6]
+    assert len(written["seconds_of_steps"]) == 13
+    assert all(f"plan {plan['version']} from step {plan['from_step']}: " in out for plan in written["plans"])
+    names = {event["name"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"]}
+    assert {f"plan {plan['version']}" for plan in others} <= names
+
+
 def test_a_profile_of_another_model_says_nothing_of_activations(run_simulate: Run, profile: Path) -> None:
     out = run_simulate("--profile", profile, "--network", "taihulight")[1]
     assert "without activations: the profile is of another model" in out
@@ -220,6 +236,8 @@ def test_a_wrong_network_is_one_line(
         (["--sweep", "nodes=2..4", "--nodes", "5"], "--nodes 5 is given as well"),
         (["--sweep", "servers=1,2", "--servers", "2"], "--servers 2 is given as well"),
         (["--sweep", "nodes=2,4", "--trace", "t.json"], "of one job; leave --sweep out"),
+        (["--sweep", "nodes=2,4", "--from-start", "9"], "of one job; leave --sweep out"),
+        (["--from-start", "1"], "greater than or equal to 2"),
         (["--nodes", "4", "--workers", "5"], "--workers 5 means the same"),
         (["--servers-beside", "--exchange", "ring"], "have no servers"),
         (["--network", ""], "expected taihulight, ethernet:1gbit or a file"),

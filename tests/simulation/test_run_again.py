@@ -15,7 +15,7 @@ from support.told_events import Event, Told
 from support.worker import Worker
 
 import ps_server.server_shard
-import taihu.simulation.job
+import taihu.simulation.members
 import taihu.simulation.worker
 import worker.exchange.shell
 from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
@@ -97,7 +97,7 @@ def test_parameters_are_fetched_again_in_the_order_of_a_real_job(
     job = job_of(2, servers, exchange=exchange, train={"recompute": "memory"})
     with Told().listening(monkeypatch, worker.exchange.shell, ps_server.server_shard) as real:
         run_workers(job, layout_of(*SIZES), train)
-    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.job) as own:
+    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.members) as own:
         simulated(servers, 2, 3, "per-layer", 1.0)
     assert own.pushed == real.pushed
     asked = [[asked_of(events) for events in told.fetched] for told in (own, real)]

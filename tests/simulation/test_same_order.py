@@ -23,7 +23,7 @@ from support.told_events import Event, Told, ToldProtocol
 from support.worker import Worker
 
 import ps_server.server_shard
-import taihu.simulation.job
+import taihu.simulation.members
 import taihu.simulation.worker
 import worker.exchange.shell
 from taihu.simulation.events import EventQueue
@@ -81,7 +81,7 @@ def test_events_have_the_order_of_a_real_job(
     job = job_of(2, servers, **over)
     with Told().listening(monkeypatch, worker.exchange.shell, ps_server.server_shard) as real:
         run_workers(job, layout_of(*SIZES), train_slowly)
-    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.job) as own:
+    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.members) as own:
         simulated(job, SIZES, each=1.0, distinct=True, steps=STEPS)
     assert own.pushed == real.pushed
     assert [*map(in_order_of_asking, own.fetched)] == [*map(in_order_of_asking, real.fetched)]
@@ -210,9 +210,9 @@ def test_events_have_their_order_with_the_times_that_were_measured(
     with measured.told.listening(monkeypatch, worker.exchange.shell, ps_server.server_shard) as real:
         run_workers(job, layout_of(*SIZES), measured.train)
     fabric, simulated_worker = measured_parts(measured)
-    monkeypatch.setattr(taihu.simulation.job, "Fabric", fabric)
-    monkeypatch.setattr(taihu.simulation.job, "SimulatedWorker", simulated_worker)
-    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.job) as own:
+    monkeypatch.setattr(taihu.simulation.members, "Fabric", fabric)
+    monkeypatch.setattr(taihu.simulation.members, "SimulatedWorker", simulated_worker)
+    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.members) as own:
         simulated(job, SIZES, distinct=True, steps=STEPS)
     ranks = [measured.ranks[rank] for rank in range(3)]
     assert own.pushed == [protocol.events for protocol in ranks]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from taihu.coordination.client import CoordinatorClient
+from collections.abc import Sequence
+from typing import Protocol
+
 from taihu.coordination.plan import Plan
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
 from worker.exchange.times import GroupTimes
@@ -12,10 +14,18 @@ from worker.training.step_record import StepRecord
 __all__ = ["PlanFollower", "group_measurement"]
 
 
+class Coordinator(Protocol):
+    """The coordinator, as a worker that follows its plans sees it."""
+
+    def report_steps(self, step: int, steps: Sequence[StepMeasurement], timeout_s: float) -> Plan:
+        """Report what was measured until `step`; returns the plan that follows from all workers' reports."""
+        ...
+
+
 class PlanFollower:
     """Collects measured steps and exchanges them for a plan."""
 
-    def __init__(self, measuring: Measuring, client: CoordinatorClient, timeout_s: float) -> None:
+    def __init__(self, measuring: Measuring, client: Coordinator, timeout_s: float) -> None:
         self._measuring = measuring
         self._client = client
         self._timeout_s = timeout_s

@@ -59,6 +59,15 @@ def simulate(
     distinct: Annotated[
         bool, typer.Option("--distinct", help="Simulate hosts one by one, too, that are alike: the same, but slower.")
     ] = False,
+    from_start: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=2,
+            help="The first N steps of a run, from the plan that nothing was measured for on: measured, and planned "
+            "anew as the daemons do; without it, steps by the plan that the machines' own costs lead to.",
+        ),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Record what would happen when, for ui.perfetto.dev.")
     ] = None,
@@ -107,6 +116,7 @@ def simulate(
       taihu simulate --model resnet50 --data synthetic:3x224x224 --exchange ring --nodes 64 --network ethernet:10gbit
       taihu simulate job.toml --profile result.json --sweep nodes=2..1024 --picture nodes.png
       taihu simulate job.toml --profile result.json --network lab.toml --set exchange.zero=3 --trace trace.json
+      taihu simulate job.toml --profile result.json --network ethernet:1gbit --from-start 24
       taihu simulate figure ps-vs-ring --json figure.json
       taihu simulate figure --all --picture-dir figures
     """  # noqa: D301
@@ -115,6 +125,7 @@ def simulate(
 
         of_job = {"--nodes": nodes, "--network": network, "--profile": profile, "--servers-beside": beside}
         of_job |= {"--sweep": sweep, "--picture": picture, "--distinct": distinct, "--trace": trace}
+        of_job |= {"--from-start": from_start}
         refuse({**of_job, **flags.given()}, "a figure has its own jobs and machines; leave one of the two out")
         run_figures(figure, json_file, pictures, every=every)
         return
@@ -127,7 +138,7 @@ def simulate(
 
     own = {} if nodes is None else {"cluster": {"workers": nodes}}
     job = flags.resolve(job_file, own)
-    run_simulation(job, Asked(network, profile, beside, sweep, picture, distinct, trace, json_file))
+    run_simulation(job, Asked(network, profile, beside, sweep, picture, distinct, from_start, trace, json_file))
 
 
 def _check_once(sweep: str | None, nodes: int | None, flags: JobFlags) -> None:

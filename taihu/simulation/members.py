@@ -1,0 +1,175 @@
+"""The workers and servers of a job on one virtual clock, with what lies between them, by one plan after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ps_server.aggregator import Aggregator
+from taihu.coordination.plan import Plan
+from taihu.job import Job
+from taihu.layout import Layout
+from taihu.optimization import LossScale
+from taihu.planner.groups import group_bounds
+from taihu.planner.partition import Framing, Shard
+from taihu.planner.profile import Profile
+from taihu.simulation.compute import Compute, Pace
+from taihu.simulation.costs import costs_of
+from taihu.simulation.events import EventQueue
+from taihu.simulation.fc import TailSteps, end_of
+from taihu.simulation.network import Fabric, Host
+from taihu.simulation.placement import Alike, Placement, check, servers_apart, workers_of
+from taihu.simulation.ring import join_ring
+from taihu.simulation.servers import SimulatedServer, join_servers
+from taihu.simulation.sizes import Sizes
+from taihu.simulation.sparse import join_sparse
+from taihu.simulation.worker import Passes, SimulatedWorker
+from taihu.trace import Tracer
+from taihu.trace.parts import Part
+from worker.exchange.step_rules import rules_of
+from worker.training.calibration import Measuring
+
+__all__ = ["Members"]
+
+
+class Members:
+    """Workers and servers; `join` comes first, and again with every other plan, when nothing is under way.
+
+    Args:
+        job: `cluster.workers` and `cluster.servers` say how many there are.
+        layout: of its model.
+        compute: of a worker, for every layer of `layout`.
+        placement: what it runs on.
+        profile: where the costs of selecting are taken from.
+        measuring: the steps that are measured; None if none is.
+        traced: whether all processes record what they do.
+
+    Attributes:
+        layout: of what is exchanged.
+        costs: of the links as the model of the network has them.
+        queue: the clock.
+        places: the workers' ranks, those that are alike together.
+        workers: one for each of them.
+        servers: those of the present plan.
+
+    Raises:
+        ConfigError: the job cannot be simulated, or not on these machines.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        layout: Layout,
+        compute: Compute,
+        placement: Placement,
+        profile: Profile | None,
+        *,
+        measuring: Measuring | None = None,
+        traced: bool = False,
+    ) -> None:
+        check(job, placement)
+        self._end = end_of(job, layout, compute, placement.network, profile)
+        self.layout = layout if self._end is None else self._end.layout
+        self._compute = compute if self._end is None else self._end.compute
+        self.costs = costs_of(job, self.layout, self._compute, placement.network, profile)
+        self._job, self._placement, self._measuring, self._traced = job, placement, measuring, traced
+        self._tracers: dict[str, Tracer] = {}
+        self.queue = EventQueue()
+        self._fabric = Fabric(self.queue, placement.network, placement.seed, placement.machines)
+        self.places = workers_of(job, placement)
+        self.workers = [self._worker(at) for at in self.places]
+        self._server_hosts = list(self._hosts_of_servers()) if job.servers else []
+        self.servers: list[SimulatedServer] = []
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The hosts of workers, and then those of servers."""
+        return [*(worker.host for worker in self.workers), *(host for _, host in self._server_hosts)]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The records of all processes, where they make any."""
+        return tuple(tracer.part(name, place) for place, (name, tracer) in enumerate(self._tracers.items()))
+
+    def join(self, plan: Plan, *, last_step: int) -> None:
+        """All go on by `plan` after `last_step`."""
+        job, placement = self._job, self._placement
+        sizes = Sizes(job, plan, self.costs, placement.machines)
+        rate = placement.machines.add_bytes_per_second
+        widened = [4 * (stop - start) / rate for start, stop in group_bounds(plan.layout, plan.groups)]
+        passes = Passes(widened, *sizes.selecting(by_steps=self._measuring is not None))
+        for worker in self.workers:
+            worker.adopt(plan, passes)
+        self._spread()
+        if job.servers:
+            self.servers = [self._server(at, host, plan, sizes, last_step) for at, host in self._server_hosts]
+            join_servers(self.workers, self.servers, job, sizes, self._fabric)
+        else:
+            join_peers = join_ring if job.compression.method == "none" else join_sparse
+            join_peers(self.workers, job, plan, sizes, self._fabric)
+
+    def note(self, track: str, name: str, start_s: float, step: int) -> None:
+        """Record what the first worker did until now, after `step`."""
+        self.workers[0].tracer.add(track, name, start_s, self.queue.now, step=step)
+
+    def train(self, first: int, last: int) -> None:
+        """Steps `first` to `last`, until all of the last one has been exchanged."""
+        for worker in self.workers:
+            worker.start(first, last)
+        self.queue.run()
+
+    def _spread(self) -> None:
+        """Give every worker the end of the model, if any of it is spread, and the ends of all others."""
+        if self._end is None:
+            return
+        workers = self.workers
+        alone = len(workers) == 1
+        tails = [TailSteps(self._end, self._job, None if alone else rank) for rank in range(len(workers))]
+        for rank, (worker, tail) in enumerate(zip(workers, tails, strict=True)):
+            # Each begins with the next rank, so that not all are at one port first: connections share ports instead.
+            others = [0] if alone else [(rank + ahead) % len(tails) for ahead in range(1, len(tails))]
+            paths = [self._fabric.to_all(worker.host, workers[other].host) for other in others]
+            tail.meet(
+                [(other, tails[other], path) for other, path in zip(others, paths, strict=True)], worker.changed
+            )
+            worker.tail = tail
+
+    def _worker(self, at: Alike) -> SimulatedWorker:
+        job, placement = self._job, self._placement
+        rules = rules_of(job, self.layout.elements)
+        return SimulatedWorker(
+            queue=self.queue,
+            host=self._fabric.host(at.count, at.supernode),
+            rules=replace(rules, agrees=not job.servers and job.holds_gradients, asks_early=bool(job.servers)),
+            compute=self._compute,
+            pace=Pace(placement.machines, at.last, job.cluster.workers, placement.seed),
+            scale=LossScale(job.train.loss_scale, job.train.loss_scale_growth_steps) if rules.holds else None,
+            measuring=self._measuring,
+            tracer=self._tracer(f"worker {at.first}"),
+        )
+
+    def _server(self, at: Alike, host: Host, plan: Plan, sizes: Sizes, last_step: int) -> SimulatedServer:
+        job = self._job
+        framing = Framing(Shard(plan.layout, job.servers, at.last), plan.groups, plan.frame_elements)
+        aggregator: Aggregator[None] = Aggregator(
+            job=job.name,
+            plan=plan.version,
+            workers=len(self.workers),
+            frames=framing.frames,
+            last_step=last_step,
+        )
+        tracer = self._tracer(f"server {at.first}")
+        return SimulatedServer(at.first, aggregator, framing, host, job.cluster.workers, sizes, tracer)
+
+    def _hosts_of_servers(self) -> Iterator[tuple[Alike, Host]]:
+        for at in servers_apart(self._job, self._placement):
+            yield at, self._fabric.host(at.count, at.supernode)
+        for at, worker in zip(self.places, self.workers, strict=True):
+            if at.servers:
+                yield at, worker.host
+
+    def _tracer(self, name: str) -> Tracer:
+        """The recorder of a process, the same by all plans."""
+        if not self._traced:
+            return Tracer.off()
+        return self._tracers.setdefault(name, Tracer(lambda: self.queue.now))
