@@ -16,6 +16,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from taihu.simulation.events import EventQueue, WorkQueue
 from taihu.simulation.machines import Machines, Network
 from taihu.simulation.one_machine import Connection, Cores, Port, SharedPorts
@@ -205,6 +208,7 @@ class Fabric:
         self._ports = SharedPorts(queue)
         self.network = network
         self._random = Random(f"network {seed}")  # noqa: S311 - no secret
+        self._random_arrays = np.random.default_rng(Random(f"arrays {seed}").getrandbits(64))  # noqa: S311 - no secret
         self._up: dict[int, tuple[WorkQueue, Port]] = {}
         self._down: dict[int, tuple[WorkQueue, Port]] = {}
 
@@ -241,6 +245,11 @@ class Fabric:
         ends = ((self._up, first), (self._down, last))
         return [links.setdefault(at, (WorkQueue(), Port(rate))) for links, at in ends]
 
+    @property
+    def shares_cores(self) -> bool:
+        """Whether hosts share processors."""
+        return self._cores is not None
+
     def connection(self, source: Host, target: Host, alpha_s: float) -> Connection | None:
         """The connection between two hosts that share processors; None where they share none."""
         if self._cores is None:
@@ -262,6 +271,16 @@ class Fabric:
             alpha_s *= self._random.lognormvariate(0.0, network.jitter)
         while network.loss_ratio and self._random.random() < network.loss_ratio:
             alpha_s += network.retransmit_seconds
+        return alpha_s
+
+    def uneven_array(self, alpha_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Start-ups as `uneven` makes them, by random numbers of their own."""
+        network = self.network
+        if network.jitter:
+            alpha_s = alpha_s * self._random_arrays.lognormal(0.0, network.jitter, len(alpha_s))
+        if network.loss_ratio:
+            attempts = self._random_arrays.geometric(1.0 - network.loss_ratio, len(alpha_s))
+            alpha_s = alpha_s + network.retransmit_seconds * (attempts - 1)
         return alpha_s
 
     def _alpha(self, source: Host, target: Host) -> float:

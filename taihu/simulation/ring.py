@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from allreduce.ring.schedule import (
     Action,
@@ -28,7 +28,8 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.groups import Group
 from taihu.planner.partition import Shard
-from taihu.simulation.network import Fabric, Path
+from taihu.simulation.hops import MANY_RANKS, Hops
+from taihu.simulation.network import Fabric, Host, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
 from taihu.simulation.worker import Route, SimulatedWorker
 from taihu.wire.direct_frames import HEADER_BYTES
@@ -44,12 +45,33 @@ _FLAG: Final = -2
 Key = tuple[int, int, int]
 
 
+Finished = Callable[[float], None]
+
+
+class _Ranks(Protocol):
+    """All ranks of a ring."""
+
+    def start(  # noqa: PLR0917 - an operation, and whose part
+        self,
+        rank: int,
+        key: Key,
+        chunks: Chunks,
+        phase: Phase,
+        on_finished: Finished,
+        passes: Mapping[Action, int],
+    ) -> None:
+        """Rank `rank` takes part in an operation, which takes so many passes over every segment that comes.
+
+        `on_finished` gets the bytes that it sent.
+        """
+
+
 @dataclass
 class _Operation:
     """One rank's part in an operation; `early` came before it was started."""
 
     schedule: Ring | None = None
-    on_finished: Callable[[_Operation], None] = lambda _: None
+    on_finished: Finished = lambda _: None
     passes: Mapping[Action, int] = field(default_factory=dict)
     early: list[Segment] = field(default_factory=list)
     sent_bytes: float = 0.0
@@ -58,18 +80,16 @@ class _Operation:
 class _Rank:
     """One rank, or all of them: takes segments from the left, and sends to the right."""
 
-    def __init__(self, worker: SimulatedWorker, value_bytes: int, add_rate: float) -> None:
-        self.worker = worker
+    def __init__(self, host: Host, value_bytes: int, add_rate: float) -> None:
+        self.host = host
         self.right: _Rank = self
         self.path: Path
         self._value_bytes = value_bytes
         self._add_rate = add_rate
         self._operations: dict[Key, _Operation] = {}
 
-    def start(
-        self, key: Key, schedule: Ring, on_finished: Callable[[_Operation], None], passes: Mapping[Action, int]
-    ) -> None:
-        """Take part in an operation, which takes so many passes over every segment that comes."""
+    def start(self, key: Key, schedule: Ring, on_finished: Finished, passes: Mapping[Action, int]) -> None:
+        """Take part in an operation."""
         operation = self._operations.setdefault(key, _Operation())
         operation.schedule, operation.on_finished, operation.passes = schedule, on_finished, passes
         if schedule.done:
@@ -90,7 +110,7 @@ class _Rank:
         frame = segment.frame
         arrival = operation.schedule.arrive(segment.hop, frame.offset, frame.count)
         seconds = operation.passes[arrival.action] * frame.count * self._value_bytes / self._add_rate
-        self.worker.host.memory.do(seconds, self._taken, key, arrival.forward, operation.schedule.done)
+        self.host.memory.do(seconds, self._taken, key, arrival.forward, operation.schedule.done)
 
     def _taken(self, key: Key, forward: Segment | None, is_last: bool) -> None:
         if forward is not None:
@@ -100,7 +120,7 @@ class _Rank:
 
     def _finish(self, key: Key) -> None:
         operation = self._operations.pop(key)
-        operation.on_finished(operation)
+        operation.on_finished(operation.sent_bytes)
 
     def _send(self, key: Key, segment: Segment) -> None:
         size = HEADER_BYTES + segment.frame.count * self._value_bytes
@@ -108,13 +128,37 @@ class _Rank:
         self.path.send(size, self.right.take, key, segment)
 
 
+class _EachRank:
+    """Every rank for itself, or one for all: message by message."""
+
+    def __init__(self, fabric: Fabric, hosts: Sequence[Host], size: int, sizes: Sizes) -> None:
+        self._ranks = [_Rank(host, sizes.value_bytes, sizes.add_rate) for host in hosts]
+        for left, right in zip(self._ranks, (*self._ranks[1:], self._ranks[0]), strict=True):
+            left.right = right
+            left.path = fabric.to_neighbour(left.host, right.host, size)
+
+    def start(  # noqa: PLR0917 - an operation, and whose part
+        self,
+        rank: int,
+        key: Key,
+        chunks: Chunks,
+        phase: Phase,
+        on_finished: Finished,
+        passes: Mapping[Action, int],
+    ) -> None:
+        """By the schedule of the daemons."""
+        self._ranks[rank].start(key, Ring(rank, chunks, phase), on_finished, passes)
+
+
 class RingRoute(Route):
     """One rank's operations, as `worker.exchange.ring.dense` and `sharded` start them for a stage of ZeRO."""
 
-    def __init__(self, rank: _Rank, index: int, job: Job, rings: _Rings, update_seconds: float) -> None:
-        self._rank = rank
+    def __init__(  # noqa: PLR0917 - whose, where, and by what
+        self, worker: SimulatedWorker, index: int, ranks: _Ranks, job: Job, rings: _Rings, update_seconds: float
+    ) -> None:
+        self._worker = worker
         self._index = index
-        self._worker = rank.worker
+        self._ranks = ranks
         self._rings = rings
         self._update_seconds = update_seconds
         self._gathers_results = job.zero == 3
@@ -143,16 +187,15 @@ class RingRoute(Route):
         """Sum the group; its bytes are known when it has been."""
         at, start = self._at, self._worker.queue.now
 
-        def finished(operation: _Operation) -> None:
-            now, size = self._worker.queue.now, operation.sent_bytes
+        def finished(size: float) -> None:
+            now = self._worker.queue.now
             self._worker.tracer.add("ring", "allreduce", start, now, step=at.step, group=group)
             # As much comes from the left as goes to the right.
             self._worker.updated(group, at, sent_bytes=size, received_bytes=size)
 
         phase: Phase = "reduce-scatter" if self._scatters else "both"
-        self._rank.start(
-            (at.step, group, 0), self._rings.of_group(self._index, group, phase), finished, self._sum_passes
-        )
+        key, chunks = (at.step, group, 0), self._rings.chunks[group]
+        self._ranks.start(self._index, key, chunks, phase, finished, self._sum_passes)
         return 0.0
 
     def apply(self, at: At) -> None:
@@ -189,30 +232,22 @@ class RingRoute(Route):
             self._gather((at.step, group, 1), gathered)
 
     def _gather(self, key: Key, on_finished: Callable[[], None]) -> None:
-        ring = self._rings.of_group(self._index, key[1], "allgather")
-        self._rank.start(key, ring, lambda _: on_finished(), _TAKEN_OVER)
+        chunks = self._rings.chunks[key[1]]
+        self._ranks.start(self._index, key, chunks, "allgather", lambda _: on_finished(), _TAKEN_OVER)
 
     def _small(self, key: Key, on_finished: Callable[[], None]) -> None:
-        self._rank.start(key, self._rings.of_flag(self._index), lambda _: on_finished(), _TAKEN_OVER)
+        self._ranks.start(self._index, key, self._rings.flag, "both", lambda _: on_finished(), _TAKEN_OVER)
 
 
 class _Rings:
-    """The schedules of a job's groups, for ranks that are `alike` or each for itself."""
+    """The chunks of a job's groups, and of a flag, for ranks that are `alike` or each for itself."""
 
     def __init__(self, plan: Plan, size: int, value_bytes: int, *, alike: bool) -> None:
         self.groups = len(plan.groups)
         self._size = size
         self._alike = alike
-        self._chunks = [self._cut(plan.layout, group, value_bytes) for group in plan.groups]
-        self._flag = self._cut(buffer_layout(1), Group(0, 0), value_bytes)
-
-    def of_group(self, rank: int, group: int, phase: Phase) -> Ring:
-        """The schedule of one rank in an operation on a group."""
-        return Ring(rank, self._chunks[group], phase)
-
-    def of_flag(self, rank: int) -> Ring:
-        """The schedule of one rank that sums a value."""
-        return Ring(rank, self._flag)
+        self.chunks = [self._cut(plan.layout, group, value_bytes) for group in plan.groups]
+        self.flag = self._cut(buffer_layout(1), Group(0, 0), value_bytes)
 
     def _cut(self, layout: Layout, group: Group, value_bytes: int) -> Chunks:
         if not self._alike:
@@ -223,10 +258,15 @@ class _Rings:
 
 def join_ring(workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes: Sizes, fabric: Fabric) -> None:
     """Give every worker its route: either there is one that stands for all, or each stands for itself."""
-    size = job.cluster.workers
+    size, hosts = job.cluster.workers, [worker.host for worker in workers]
     rings = _Rings(plan, size, sizes.value_bytes, alike=len(workers) < size)
-    ranks = [_Rank(worker, sizes.value_bytes, sizes.add_rate) for worker in workers]
-    for index, rank in enumerate(ranks):
-        rank.right = ranks[(index + 1) % len(ranks)]
-        rank.path = fabric.to_neighbour(rank.worker.host, rank.right.worker.host, size)
-        rank.worker.route = RingRoute(rank, index, job, rings, sizes.update_seconds(size if job.zero else 1))
+    # Ports that ranks use beside, or in both directions in turns, are not in `Hops`.
+    alone = fabric.network.full_duplex and not fabric.shares_cores and job.exchange.fc == "data"
+    ranks: _Ranks
+    if alone and len(workers) > MANY_RANKS:
+        ranks = Hops(fabric, hosts, sizes.value_bytes, sizes.add_rate)
+    else:
+        ranks = _EachRank(fabric, hosts, size, sizes)
+    update_seconds = sizes.update_seconds(size if job.zero else 1)
+    for index, worker in enumerate(workers):
+        worker.route = RingRoute(worker, index, ranks, job, rings, update_seconds)
