@@ -67,7 +67,7 @@ def relu_gradient(  # noqa: PLR0917 - arrays, and the part of the work
 def add(  # noqa: PLR0917 - arrays, and the part of the work
     a: NDArray[Any], b: NDArray[Any], y: NDArray[Any], first: int, last: int, lane: int
 ) -> None:
-    """Y = a + b; one-dimensional."""
+    """Y = a + b; one-dimensional, `y` may be one of them."""
     one, other, target = _part(a, first, last), _part(b, first, last), _part(y, first, last)
     for i in range(target.size):
         target[i] = one[i] + other[i]
@@ -77,7 +77,7 @@ def add(  # noqa: PLR0917 - arrays, and the part of the work
 def add_rectified(  # noqa: PLR0917 - arrays, and the part of the work
     a: NDArray[Any], b: NDArray[Any], y: NDArray[Any], first: int, last: int, lane: int
 ) -> None:
-    """Y = max(a + b, 0); NaN stays NaN; one-dimensional."""
+    """Y = max(a + b, 0); NaN stays NaN; one-dimensional, `y` may be one of them."""
     zero = y.dtype.type(0)
     one, other, target = _part(a, first, last), _part(b, first, last), _part(y, first, last)
     for i in range(target.size):

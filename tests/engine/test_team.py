@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from worker.engine import Model, StepContext, StepHooks, build_model
+from worker.engine import Conv2d, Flatten, Model, Sequential, StepContext, StepHooks, build_model
 from worker.engine.team import Team
 
 
@@ -86,3 +86,23 @@ def test_the_number_of_threads_changes_no_bit(name: str, shape: tuple[int, int, 
         other, other_losses = _trained(name, threads, shape)
         assert losses == other_losses
         assert np.array_equal(parameters, other)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_filters_are_shared_out_where_a_batch_is_one_block(groups: int) -> None:
+    """Eight small images go together; gradients of the second layer's input are made likewise."""
+    seen = []
+    for threads in (1, 2, 3):
+        layers = Sequential([Conv2d(70, 3, 2, 1, groups=groups), Conv2d(74, 3, padding=1, groups=groups), Flatten()])
+        model = Model(layers, (6, 5, 4), 3 * 3 * 74)
+        model.use_threads(threads)
+        parameters, gradients = (np.zeros(model.layout.elements, np.float32) for _ in range(2))
+        model.bind(parameters, gradients)
+        model.initialize(1)
+        images = np.random.default_rng(0).standard_normal((8, 6, 5, 4), dtype=np.float32)
+        y = model.forward(images, StepContext(training=True, seed=0, step=0, first_sample=0)).copy()
+        model.backward(y)
+        seen.append((y, gradients))
+    for y, gradients in seen[1:]:
+        np.testing.assert_array_equal(y, seen[0][0])
+        np.testing.assert_array_equal(gradients, seen[0][1])

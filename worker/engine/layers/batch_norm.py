@@ -127,7 +127,7 @@ class BatchNorm(ParameterLayer):
         factor = self.parameters["scale"] * inverse
         x_factor = -factor * inverse**2 * products / count
         factors = np.stack((factor, x_factor, -factor * sums / count - x_factor * mean)).astype(x.dtype)
-        dx = self.workspace.take("input_gradient", x.shape, x.dtype)
+        dx = dy if self.may_overwrite_gradient else self.workspace.take("input_gradient", x.shape, x.dtype)
         arguments = (rows, dy_rows, factors, self._affine, dx.reshape(rows.shape), self.rectify)
         run.team.run(normalize_gradient, row_blocks(rows), *arguments)
         return dx

@@ -54,10 +54,11 @@ class Sequential(Layer):
             shape = layer.build(_child(name, f"{layer.kind}{counts[layer.kind]}"), shape)
             layer.output_elements = math.prod(shape)
         # The ends of the chain are seen from outside: only what lies between two children is theirs alone.
-        for layer, following in pairwise(self._layers):
+        # From the last on: a layer that leaves all to the one before hands on the gradient that it is given.
+        for following, layer in pairwise(reversed(self._layers)):
+            following.follow(layer)
             following.may_overwrite_input = layer.output_is_free
             layer.may_overwrite_gradient = following.gradient_is_free
-            following.follow(layer)
         return shape
 
     def skip_input_gradient(self) -> None:
@@ -102,6 +103,11 @@ class Residual(Layer):
         """Body, then shortcut."""
         return (self._body,) if self._shortcut is None else (self._body, self._shortcut)
 
+    @property
+    def holds_output(self) -> bool:
+        """Whether it takes a buffer: not where it may write over what the body returned."""
+        return not self._body.output_is_free
+
     def build(self, name: str, input_shape: Shape) -> Shape:
         """Both branches must have the same output shape."""
         self.name = name
@@ -122,7 +128,7 @@ class Residual(Layer):
         """Add the branches."""
         body = self._body.forward(x, run)
         shortcut = x if self._shortcut is None else self._shortcut.forward(x, run)
-        y = self.workspace.take("output", body.shape, body.dtype)
+        y = body if self._body.output_is_free else self.workspace.take("output", body.shape, body.dtype)
         arrays = (body.reshape(-1), shortcut.reshape(-1), y.reshape(-1))
         run.team.run(add_rectified if self.rectify else add, grains(y), *arrays)
         return y
@@ -131,7 +137,7 @@ class Residual(Layer):
         """Add the gradients of the branches."""
         shortcut = dy if self._shortcut is None else self._shortcut.backward(dy, run)
         body = self._body.backward(dy, run)
-        dx = self.workspace.take("input_gradient", body.shape, body.dtype)
+        dx = body if self._body.gradient_is_free else self.workspace.take("input_gradient", body.shape, body.dtype)
         run.team.run(add, grains(dx), body.reshape(-1), shortcut.reshape(-1), dx.reshape(-1))
         return dx
 

@@ -265,11 +265,20 @@ class Conv2d(ParameterLayer):
         if not blocks.plain:
             elements += blocks.images * source.strip_elements(blocks.rows)
         scratch = run.scratch.take("padded", (run.team.threads, elements), x.dtype)
-        run.team.run(
-            convolve,
-            blocks.in_batch(len(x), source),
-            *(x, source, self._offsets_of(source, blocks), packed, start, y.reshape(-1), result, blocks, scratch),
-        )
+        places, flat, count = self._offsets_of(source, blocks), y.reshape(-1), blocks.in_batch(len(x), source)
+        if count >= run.team.threads:
+            run.team.run(convolve, count, x, source, places, packed, start, flat, result, blocks, scratch)
+            return
+        depth, width = source.lines * source.size * source.channels, 2 * padded_filters(1, x.dtype)
+
+        def some_filters(first: int, last: int, lane: int) -> None:
+            begin, end = first * width, min(last * width, result.number)
+            own = result._replace(first=result.first + begin, number=end - begin)
+            weight = packed[begin * depth :]
+            convolve(x, source, places, weight, start[begin:], flat, own, blocks, scratch, 0, count, lane)
+
+        # Too few blocks for the threads, as where small images go together: each takes all of them, and some filters.
+        run.team.run(some_filters, tiles_of(result.number, x.dtype))
 
     def _blocks(self, x: Array, source: Source, weight_bytes: int, threads: int) -> Blocks:
         """Whole images while they fit, for every thread some."""

@@ -131,6 +131,7 @@ class ReLU(Layer):
         """Leave rectifying to `layer`, if it can do it."""
         self._done = layer.rectification
         layer.rectify = self._done != "none"
+        self.gradient_is_free = self._done != "step" or self.may_overwrite_gradient
 
     def build(self, name: str, input_shape: Shape) -> Shape:
         """Any shape, unchanged."""
