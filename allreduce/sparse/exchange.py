@@ -102,6 +102,12 @@ class Inbox:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._expected: dict[int, deque[Expected]] = {}
+        self._missing = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is missing."""
+        return not self._missing
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -111,6 +117,7 @@ class Inbox:
     def expect(self, sender: int, *messages: Expected) -> None:
         """Expect further messages of `sender`."""
         self._expected.setdefault(sender, deque()).extend(messages)
+        self._missing += len(messages)
 
     def take(self, message: Message) -> None:
         """Take notice of a message.
@@ -135,6 +142,7 @@ class Inbox:
         if len(message.indices) > expected.entries:
             raise FrameError(f"{name}: {len(message.indices)} elements; expected at most {expected.entries}")
         messages.popleft()
+        self._missing -= 1
 
 
 class SparseExchange(ABC):
@@ -175,7 +183,7 @@ class SparseExchange(ABC):
     @property
     def done(self) -> bool:
         """Whether there is a result, and nothing is left to receive."""
-        return self._begun and not self._inbox.awaited
+        return self._begun and self._inbox.is_empty
 
     @property
     def awaited(self) -> tuple[int, ...]:

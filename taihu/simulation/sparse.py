@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -33,28 +34,50 @@ __all__ = ["SparseRingRoute", "join_sparse"]
 
 _VALUE_BYTES: Final = 4
 _SECTION_BYTES: Final = 4
+# Selections that are remembered: what comes from each rank of many is the same.
+_KEPT: Final = 256
 
 Key = tuple[int, int]
+
+
+class _Selections:
+    """Evenly spaced elements in the place of selected ones, and the bytes of messages with so many.
+
+    Attributes:
+        spaced: the elements of a range, start and stop, of which there are so many; nobody changes them.
+        size_bytes: of a message with so many entries in a range of so many elements.
+    """
+
+    def __init__(self) -> None:
+        self.spaced = lru_cache(maxsize=_KEPT)(self._spaced)
+        self.size_bytes = lru_cache(maxsize=_KEPT)(_size_bytes)
+        self._ones = np.ones(0, dtype=np.float32)
+
+    def _spaced(self, start: int, stop: int, entries: int) -> Slice:
+        entries = min(entries, stop - start)
+        if len(self._ones) < entries:
+            self._ones = np.ones(entries, dtype=np.float32)
+        indices = start + np.arange(entries, dtype=np.int64) * (stop - start) // max(1, entries)
+        return Slice(indices.astype(np.int32), self._ones[:entries])
+
+
+def _size_bytes(entries: int, elements: int) -> float:
+    place_bytes = float(rice_bits_per_index(np.asarray(entries / max(1, elements)))) / 8.0
+    return HEADER_BYTES + _SECTION_BYTES + entries * (_VALUE_BYTES + place_bytes)
 
 
 class _ExpectedSum(RankOrderSum):
     """As many values as there are expected to be in the sum of so many ranks' selections."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, selections: _Selections) -> None:
         super().__init__()
         self._ranks = ranks
+        self._selections = selections
 
     def __call__(self, slices: Sequence[Slice], start: int, stop: int) -> Slice:
         kept = sum(len(part.indices) for part in slices) / max(1, len(slices))
         share = 1.0 - (1.0 - kept / max(1, stop - start)) ** self._ranks
-        return _spaced(start, stop, round(share * (stop - start)))
-
-
-def _spaced(start: int, stop: int, entries: int) -> Slice:
-    """Elements of a range, `entries` of them, as far from each other as they can be."""
-    entries = min(entries, stop - start)
-    indices = start + np.arange(entries, dtype=np.int64) * (stop - start) // max(1, entries)
-    return Slice(indices.astype(np.int32), np.ones(entries, dtype=np.float32))
+        return self._selections.spaced(start, stop, round(share * (stop - start)))
 
 
 @dataclass
@@ -78,12 +101,14 @@ class _Rank:
         self._sizes = sizes
         self._fabric = fabric
         self._all: Sequence[_Rank] = ()
+        self.selections = _Selections()
         self._paths: dict[int, Path] = {}
         self._operations: dict[Key, _Operation] = {}
 
     def meet(self, ranks: Sequence[_Rank]) -> None:
-        """Send to `ranks`, which may be this one alone."""
+        """Send to `ranks`, which may be this one alone; what is remembered of selections is one for all."""
         self._all = ranks
+        self.selections = ranks[0].selections
 
     def start(
         self, key: Key, exchange: SparseExchange, elements: int, on_finished: Callable[[_Operation], None]
@@ -121,9 +146,7 @@ class _Rank:
 
     def _send_all(self, key: Key, operation: _Operation, messages: Sequence[Message]) -> None:
         for message in messages:
-            density = len(message.indices) / max(1, message.stop - message.start)
-            place_bytes = float(rice_bits_per_index(np.asarray(density))) / 8.0
-            size = HEADER_BYTES + _SECTION_BYTES + len(message.indices) * (_VALUE_BYTES + place_bytes)
+            size = self.selections.size_bytes(len(message.indices), message.stop - message.start)
             operation.sent_bytes += size
             if len(self._all) > 1:
                 target, received = self._all[message.to], message
@@ -141,7 +164,7 @@ class _Rank:
         if (start, stop) != (0, elements):
             owner = self.index if message.round < self._size - 1 else sender
             start, stop = slice_bounds(elements, self._size, owner)
-        part = _spaced(start, stop, len(message.indices))
+        part = self.selections.spaced(start, stop, len(message.indices))
         return Message(self.index, sender, message.round, part.indices, part.values, start, stop)
 
     def _path(self, target: _Rank) -> Path:
@@ -161,7 +184,7 @@ class SparseRingRoute(Route):
         self._is_dense = job.downlink == "dense"
         self._framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
         self._numbers = {frame.offset: number for number, frame in enumerate(self._framing.frames)}
-        self._sum = _ExpectedSum(self._size)
+        self._sum = _ExpectedSum(self._size, rank.selections)
         self._at = At(0, 0)
 
     def parts(self, group: int) -> int:
@@ -208,7 +231,7 @@ class SparseRingRoute(Route):
 
     def _exchange(self, frame: FrameSpec) -> SparseExchange:
         kept = max(1, round(self._sizes.added(frame) / _VALUE_BYTES))
-        own, rank, elements = _spaced(0, frame.count, kept), self._rank.index, frame.count
+        own, rank, elements = self._rank.selections.spaced(0, frame.count, kept), self._rank.index, frame.count
         match self._plan.routes[frame.group]:
             case Way.GTOPK:
                 return GtopkTree(own, rank=rank, size=self._size, elements=elements, k=kept)

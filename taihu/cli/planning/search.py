@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from taihu.job.advice import advice
 from taihu.results import check_writable, write_json
 from taihu.search.floors import Floor
 from taihu.search.job_file import job_file
-from taihu.search.search import Found, Search, ranked
+from taihu.search.search import ALIKE, Found, Search, ranked
 from taihu.search.steps import Costs, Steps
 from taihu.search.ways import Candidate, allowed_for, candidates_of
 from taihu.simulation.placement import Placement
@@ -105,7 +105,7 @@ def searched(job: Job, asked: AskedSearch, tell: Callable[[str], None] = lambda 
         placement=placement,
         compute=work.compute.source,
         ranking=ranking,
-        terms=[steps.terms(each.candidate, each.step) for each in ranking],
+        terms=_terms(ranking, steps, of_all=asked.json_file is not None),
         as_it_is=_as_it_is(fitting[0], search, steps),
         found=len(search.found),
         passed=search.passed,
@@ -136,6 +136,14 @@ def _driven(
     if not search.found:
         raise ConfigError(refused[0][1])
     return search, refused
+
+
+def _terms(ranking: Sequence[Found], steps: Steps, *, of_all: bool) -> list[Mapping[str, float]]:
+    """The terms of each step, which are several simulations; unless `of_all`, only where they say why it loses."""
+    enough = ranking[0].step.seconds * (1.0 + ALIKE)
+    losers = [each for each in ranking if each.step.seconds > enough]
+    wanted = ranking if of_all else [ranking[0], *losers] if losers else []
+    return [steps.terms(each.candidate, each.step) if each in wanted else {} for each in ranking]
 
 
 def _as_it_is(first: Candidate, search: Search, steps: Steps) -> Found | None:

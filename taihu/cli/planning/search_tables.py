@@ -31,7 +31,7 @@ class Answer:
         placement: the machines.
         compute: where times of compute are from.
         ranking: the best ways, the best one first.
-        terms: of their steps' time.
+        terms: of their steps' time; empty where nothing depends on them.
         as_it_is: the step of the job as it was given, if that is allowed, fits and can be simulated.
         found: how many were simulated.
         passed: that were not worth it.
