@@ -21,7 +21,9 @@ import numpy as np
 
 from allreduce.ring.schedule import buffer_layout, cut_chunks
 from benchmarks import allreduce
+from kernels.pack import pack, packed_bound, unpack
 from kernels.reduce import sum_in_rank_order
+from kernels.scatter import make_marks, sum_sparse_in_rank_order
 from taihu.optimization.shard import OptimizerShard
 from taihu.planner.groups import Group
 from taihu.settings.optimizer import OptimizerSettings
@@ -42,6 +44,8 @@ _RANKS, _FREE_RATE, _FEW_MB, _MANY_MB = 4, "40gbit", 0.1, 24.0
 _FEW_ROUNDS, _MANY_ROUNDS = (3, 11), (4, 24)
 _CALLS_OF_FEW: Final = 200
 _FRAME, _FRAMES, _CONTRIBUTIONS, _ATTEMPTS = 1 << 17, 16, 2, 20
+# Of so many values one is selected.
+_OF_EACH: Final = 32
 _SPIN: Final = """
 import os
 os.nice(19)
@@ -137,6 +141,7 @@ def calibrated() -> dict[str, Any]:
         "core_bytes_per_second": 1.0 / per_byte,
         "core_message_seconds": per_message,
         "add_bytes_per_second": add_rate,
+        "selected_value_seconds": _selected_seconds(),
         "disturbed": processors.disturbed(),
         "of": rows,
     }
@@ -144,8 +149,8 @@ def calibrated() -> dict[str, Any]:
 
 def machines_keys(machine: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a row of `calibrated` that is of hosts, by the keys that a file of machines has."""
-    keys = ("shared_cores", "core_bytes_per_second", "core_message_seconds", "add_bytes_per_second")
-    return {key: machine[key] for key in keys}
+    sums = ("add_bytes_per_second", "selected_value_seconds")
+    return {key: machine[key] for key in ("shared_cores", "core_bytes_per_second", "core_message_seconds", *sums)}
 
 
 def _work(ranks: int, megabytes: float, rounds: tuple[int, int], rows: list[dict[str, Any]]) -> float:
@@ -183,6 +188,29 @@ def _add_rate() -> float:
 
     seconds = min(_timed(step, time.thread_time) for _ in range(_ATTEMPTS))
     return (_CONTRIBUTIONS + PASSES_OF_UPDATE) * parameters.nbytes / seconds
+
+
+def _selected_seconds() -> float:
+    """Seconds of one processor to unpack, add up or pack a value of those that were selected, in the mean."""
+    generator = np.random.default_rng(0)
+    chosen = generator.permuted(np.tile(np.arange(_FRAME) % _OF_EACH == 0, (_CONTRIBUTIONS, 1)), axis=1)
+    selected = [np.flatnonzero(each).astype(np.int32) for each in chosen]
+    values = np.ones(len(selected[0]), dtype=np.float32)
+    bounds = np.array([[0, _FRAME]])
+    total, marks, sums = np.zeros(_FRAME, dtype=np.float32), make_marks(_FRAME), np.empty(_FRAME, dtype=np.float32)
+    indices, packed = np.empty(_FRAME, dtype=np.int32), np.empty(len(values), dtype=np.float32)
+    sections = np.empty(packed_bound(_FRAME, 1), dtype=np.uint8)
+    pairs = [(each, values) for each in selected]
+
+    def step() -> None:
+        for each, own in pairs:
+            count, size = pack(each, own, bounds, packed, sections)
+            unpack(sections[:size], bounds, count, indices[:count])
+        sum_sparse_in_rank_order(pairs, 0, total, marks, indices, sums)
+
+    step()
+    seconds = min(_timed(step, time.thread_time) for _ in range(_ATTEMPTS))
+    return seconds / 3 / _CONTRIBUTIONS / len(values)
 
 
 def compute_share(model: str, batch: int, steps: int = 6) -> float:

@@ -47,6 +47,7 @@ def test_a_row_is_simulated_by_what_its_run_measured() -> None:
         "core_bytes_per_second": 1e9,
         "core_message_seconds": 0.0,
         "add_bytes_per_second": 1e10,
+        "selected_value_seconds": 0.0,
         "compute_shares": {"small": 0.0},
     }
     _, shown = compared([machine, row])

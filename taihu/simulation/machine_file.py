@@ -29,6 +29,7 @@ rate = "10gbit"                 # of a host's port each way; or bytes_per_second
 
 [machines]
 add_bytes_per_second = 4e9      # gradients that a host adds
+# selected_value_seconds = 8e-9 # to unpack, add up or pack a value that was selected
 # jitter = 0.05                 # of compute, from step to step
 # stragglers = 1                # workers that take straggler_slowdown times as long
 # straggler_slowdown = 2

@@ -68,6 +68,7 @@ class Machines:
 
     Attributes:
         add_bytes_per_second: gradients that a host adds up, or updates parameters by; no limit if infinite.
+        selected_value_seconds: that a host takes to unpack, add up or pack a value that was selected.
         jitter: spread of a worker's compute from step to step: the standard deviation of its logarithm.
         stragglers: workers, the last ones, whose compute takes `straggler_slowdown` times as long.
         hosts: how many there are; 0 where there is one for every process.
@@ -79,6 +80,7 @@ class Machines:
     """
 
     add_bytes_per_second: float = math.inf
+    selected_value_seconds: float = 0.0
     jitter: float = 0.0
     stragglers: int = 0
     straggler_slowdown: float = 2.0
@@ -92,6 +94,7 @@ class Machines:
     def __post_init__(self) -> None:
         _check_at_least("machines", self, 0.0, "jitter", "stragglers", "hosts", "shared_cores")
         _check_at_least("machines", self, 0.0, "core_message_seconds", "core_compute_share")
+        _check_at_least("machines", self, 0.0, "selected_value_seconds")
         _check_at_most("machines", self, 1.0, "core_compute_share")
         if not self.memory_bytes > 0:
             raise ConfigError(f"machines.memory {self.memory_bytes:g}: expected more than nothing")

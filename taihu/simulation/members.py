@@ -159,7 +159,7 @@ class Members:
             last_step=last_step,
         )
         tracer = self._tracer(f"server {at.first}")
-        return SimulatedServer(at.first, aggregator, framing, host, job.cluster.workers, sizes, tracer)
+        return SimulatedServer(at.first, aggregator, framing, host, sizes, tracer)
 
     def _hosts_of_servers(self) -> Iterator[tuple[Alike, Host]]:
         for at in servers_apart(self._job, self._placement):

@@ -13,7 +13,7 @@ from ps_server.aggregator import Aggregator, Complete
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec, Framing
 from taihu.simulation.network import Fabric, Host, Path
-from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
+from taihu.simulation.sizes import Sizes
 from taihu.simulation.worker import Route, SimulatedWorker
 from taihu.trace import Tracer
 from taihu.wire.direct_frames import HEADER_BYTES
@@ -35,7 +35,6 @@ class SimulatedServer:
         aggregator: of its frames, for workers of so many kinds; those of one kind push together.
         framing: of its shard.
         host: where it runs.
-        workers: how many there are.
         sizes: of messages.
         tracer: gets the entries that a real server's gets.
     """
@@ -46,7 +45,6 @@ class SimulatedServer:
         aggregator: Aggregator[None],
         framing: Framing,
         host: Host,
-        workers: int,
         sizes: Sizes,
         tracer: Tracer,
     ) -> None:
@@ -56,7 +54,6 @@ class SimulatedServer:
         self.tracer = tracer
         self._aggregator = aggregator
         self._links: list[_Link] = []
-        self._passes = workers + PASSES_OF_UPDATE
         self._sizes = sizes
 
     def link(self, link: _Link) -> _Link:
@@ -70,7 +67,7 @@ class SimulatedServer:
         header = FrameHeader(link.sender, at.range(frame), _GRADIENTS)
         outcome = self._aggregator.offer(header, None)
         if isinstance(outcome, Complete):
-            seconds = self._passes * self._sizes.added(frame) / self._sizes.add_rate
+            seconds = self._sizes.server_seconds(frame)
             self.host.memory.do(seconds, self._applied, frame, at, seconds)
 
     def ask(self, link: _Link, frame: FrameSpec, at: At) -> None:
@@ -105,6 +102,7 @@ class _Link:
         self._worker, self._server = worker, server
         self._sizes = sizes
         self._under_way = FramesUnderWay[FrameSpec](window)
+        self._taking = worker.host.thread()
         self._at = At(worker.plan.version, 0)
 
     def frames(self, group: int) -> Sequence[FrameSpec]:
@@ -128,6 +126,13 @@ class _Link:
 
     def answered(self, frame: FrameSpec, at: At, sent_s: float, size_bytes: float) -> None:
         """The answer to a frame has come."""
+        seconds = self._sizes.taking_seconds(frame)
+        if seconds:
+            self._taking.do(seconds, self._taken, frame, at, sent_s, size_bytes)
+        else:
+            self._taken(frame, at, sent_s, size_bytes)
+
+    def _taken(self, frame: FrameSpec, at: At, sent_s: float, size_bytes: float) -> None:
         self._trace("pull", frame.group, sent_s, self.queue.now)
         wanted, admitted = self._under_way.answered(frame.offset)
         if wanted is not None:

@@ -31,10 +31,13 @@ class Sizes:
     Attributes:
         value_bytes: of a dense value on the wire.
         add_rate: bytes that a host adds, or updates, in a second.
+        selected_value_seconds: of a pass over values that were selected.
     """
 
     def __init__(self, job: Job, plan: Plan, profile: Profile, machines: Machines) -> None:
         self.add_rate = machines.add_bytes_per_second
+        self.selected_value_seconds = machines.selected_value_seconds
+        self._workers = job.cluster.workers
         self._layout = plan.layout
         self.value_bytes = ValueType.named(job.train.precision).dtype.itemsize
         self._is_sparse = job.compression.method != "none"
@@ -85,6 +88,25 @@ class Sizes:
     def added(self, frame: FrameSpec) -> float:
         """fp32 bytes that are added up for each worker."""
         return float(_FP32_BYTES * frame.count * self._kept_per_element[frame.group])
+
+    def server_seconds(self, frame: FrameSpec) -> float:
+        """Seconds of a server between the last gradient of a frame and its answer: sums, the update, packing."""
+        seconds = (self._workers + PASSES_OF_UPDATE) * self.added(frame) / self.add_rate
+        if not self._is_sparse:
+            return seconds
+        # Unpacked and added; gathered and packed.
+        passes = 2.0 * self._workers * self.added(frame) / _FP32_BYTES
+        if not self._is_dense_down:
+            passes += 2.0 * self._changed(frame)
+        return seconds + passes * self.selected_value_seconds
+
+    def taking_seconds(self, frame: FrameSpec) -> float:
+        """Seconds in which a worker unpacks an answer."""
+        return 0.0 if self._is_dense_down else self._changed(frame) * self.selected_value_seconds
+
+    def _changed(self, frame: FrameSpec) -> float:
+        """The expected values that any worker selected."""
+        return float(frame.count * (1.0 - (1.0 - self._kept_per_element[frame.group]) ** self._workers))
 
     def update_seconds(self, owners: int = 1) -> float:
         """Seconds of the update of all parameters, of which each of so many owners has its part."""

@@ -124,7 +124,9 @@ class _Rank:
 
     def take(self, key: Key, message: Message) -> None:
         """A message has come: it is added, behind what came before."""
-        seconds = _VALUE_BYTES * len(message.indices) / self._sizes.add_rate
+        # Unpacked and added.
+        each = _VALUE_BYTES / self._sizes.add_rate + 2.0 * self._sizes.selected_value_seconds
+        seconds = each * len(message.indices)
         self.worker.host.memory.do(seconds, self._added, key, message)
 
     def _added(self, key: Key, message: Message) -> None:

@@ -100,6 +100,7 @@ def simulate(
       retransmit_seconds = 0.2
       \\[machines]
       add_bytes_per_second = inf   # gradients that a host adds up
+      selected_value_seconds = 0   # to unpack, add up or pack a value that was selected
       jitter = 0                   # of compute, from step to step
       stragglers = 0               # workers that are so many times slower:
       straggler_slowdown = 2
