@@ -6,14 +6,17 @@ The process that hands tests to others imports this too, and they begin once it 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
 
 if TYPE_CHECKING:
     from support.daemons import Start
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 gc.disable()
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
+
+_HERE = Path(__file__).parent
 
 
 _CORES = pytest.StashKey[set[int]]()
@@ -38,6 +43,28 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw-1").removeprefix("gw"))
     if 0 <= worker < len(cores):
         os.sched_setaffinity(0, {sorted(cores)[worker]})
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Of files that were never imported, each process rewrites the asserts of its share first, not all those of all.
+
+    To rewrite all of them takes one process eight seconds, and the others read what it has written.
+    """
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    hook = session.config.pluginmanager.rewrite_hook
+    is_whole = session.config.args == session.config.getini("testpaths")
+    if count == 1 or not is_whole or not isinstance(hook, AssertionRewritingHook):
+        return
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    files = sorted(path for pattern in session.config.getini("python_files") for path in _HERE.rglob(pattern))
+    for path in files[number::count]:
+        is_elsewhere = path.parent.name in session.config.getini("norecursedirs")
+        if not is_elsewhere and not any(path.parent.glob(f"__pycache__/{path.stem}.*-pytest-*.pyc")):
+            spec = importlib.util.spec_from_file_location("ahead", path, loader=hook)
+            assert spec is not None
+            # What is wrong with a file is told when it is collected.
+            with suppress(Exception, pytest.skip.Exception):
+                hook.exec_module(importlib.util.module_from_spec(spec))
 
 
 def pytest_collectstart() -> None:

@@ -58,8 +58,8 @@ WAYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_processes_end_with_the_bits_of_a_run_in_one(taihu: Taihu, tmp_path: Path, way: str) -> None:
     flags, assignments = WAYS[way]
-    results, parameters = train(taihu, tmp_path, "--steps", "20", *flags)
-    expected = run_here("train.steps=20", *assignments, model=tmp_path / "expected.safetensors")
+    results, parameters = train(taihu, tmp_path, "--steps", "12", "--batch", "8", *flags)
+    expected = run_here("train.steps=12", "train.batch=8", *assignments, model=tmp_path / "expected.safetensors")
     for same in ("parameters_sha256", "test_accuracy", "skipped_steps", "exchange", "compression"):
         if (way, same) != ("compressed", "exchange"):
             assert results[same] == expected[same], same

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("runs with spread layers")
 
 Ended = tuple[dict[str, Any], dict[str, Values]]
 
-COMMON = ("train.steps=40", "optimizer.learning_rate=0.003")
+COMMON = ("train.steps=24", "train.batch=8", "optimizer.learning_rate=0.003")
 SHARD = "exchange.fc=shard"
 RING = "exchange.kind=ring"
 
@@ -32,9 +32,11 @@ def run(*assignments: str) -> Ended:
 
 @pytest.mark.parametrize("way", [(), (RING, "exchange.fc_scheme=slices")], ids=["servers", "ring"])
 def test_sharded_runs_end_where_a_data_parallel_one_ends(way: tuple[str, ...]) -> None:
-    data, expected = run()
+    # With few samples a rounding difference that turns one ReLU grows past the bound.
+    batch = "train.batch=32"
+    data, expected = run(batch)
     assert data["fc"] is None
-    results, parameters = run(SHARD, *way)
+    results, parameters = run(batch, SHARD, *way)
     assert [layer["choice"] for layer in results["fc"]["layers"]] == ["shard", "shard"]
     assert results["fc"]["bytes_sent_per_step"] > 0
     assert results["bytes_sent_per_step"] < data["bytes_sent_per_step"]

@@ -103,7 +103,7 @@ def test_rings_end_with_the_same_bits_whatever_the_plan_and_the_path(way: tuple[
 
 
 def test_servers_and_a_ring_end_where_one_worker_ends() -> None:
-    steps = "train.steps=100"
+    steps = "train.steps=60"
     alone = run(RATE, steps, "cluster.servers=1", "cluster.workers=1", "train.batch=96")
     for way, kind in (((), "server"), ((RING,), "ring")):
         ended = run(RATE, steps, *way)
@@ -125,7 +125,7 @@ def test_every_stage_of_zero_ends_with_the_same_model(exchange: str) -> None:
     """With tests, recomputing and saving, for which worker 0 reads what it does not hold."""
     common = (f"exchange.kind={exchange}", "exchange.plan=per-layer", "exchange.bucket_bytes=40000", *ADAM)
     stages = [(f"exchange.zero={zero}",) for zero in (0, 1, 2)] + [("exchange.zero=3", "train.recompute=memory")]
-    runs = [run(*common, *SHORT, "train.steps=40", *stage) for stage in stages]
+    runs = [run(*common, *SHORT, *stage) for stage in stages]
     assert len({ended.model for ended in runs}) == 1
     assert len({ended.sha256 for ended in runs}) == 1
     assert len({ended.results["test_accuracy"] for ended in runs}) == 1
