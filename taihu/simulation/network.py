@@ -138,7 +138,9 @@ class Path:
         self._per_byte = 1.0 / network.bytes_per_second
         each = source.count * copies[0]
         self._uplinks = [(up, each, 1.0 / port.bytes_per_second) for up, port in fabric.uplinks(source, target)]
-        self._last_left = self._last_end = 0.0
+        self._last_end = 0.0
+        # All that was sent before an instant has left then; nothing urgent of that instant waits for what else is.
+        self._last_left = self._earlier_left = self._instant = 0.0
 
     def send(
         self,
@@ -167,11 +169,14 @@ class Path:
         each_s = size_bytes * self._per_byte + self._message_s
         if urgent:
             handed_s = MOST_UNSENT_BYTES * self._per_byte * self._copies_out
-            wait_s = min(max(0.0, self._last_left - now), handed_s)
+            left = self._earlier_left if now == self._instant else self._last_left
+            wait_s = min(max(0.0, left - now), handed_s)
             self._queue.at(now + wait_s + each_s + self._alpha(), deliver, *args)
             return
         seconds = each_s * self._copies_out
         end = source.out.book(now, seconds)
+        if now > self._instant:
+            self._instant, self._earlier_left = now, self._last_left
         start, self._last_left = end - seconds, end
         if on_left is not None:
             on_left(start, end)

@@ -178,7 +178,8 @@ class _Message:
 class Connection:
     """The messages of one host to another, which leave one after another.
 
-    An urgent one goes before all that the sender has not handed to its kernel, which takes `MOST_UNSENT_BYTES` ahead.
+    A thread sends them: it looks which is the first one when it has woken, which takes what each message takes. An
+    urgent one goes before all that has not been handed to the kernel, which takes `MOST_UNSENT_BYTES` ahead.
 
     Args:
         queue: the clock.
@@ -205,6 +206,7 @@ class Connection:
         self._message_s = cores.machines.core_message_seconds
         self._waiting: deque[_Message] = deque()
         self._under_way: _Message | None = None
+        self._is_preparing = self._is_prepared = False
         self._rest: Callable[[], float] = lambda: 0.0
         self._missing = 0
         self._begun = self._last_end = 0.0
@@ -221,32 +223,39 @@ class Connection:
         """Send a message, on whose arrival `deliver(*args)` is called; `on_left` gets when it began, and had left."""
         message = _Message(size_bytes, deliver, args, on_left)
         self._waiting.insert(self._in_kernel() if urgent else len(self._waiting), message)
-        if self._under_way is None:
-            self._go_on()
+        self._prepare()
 
     def _in_kernel(self) -> int:
         """The number of waiting messages that were handed over."""
         if self._under_way is None:
-            return 0
+            return 0  # the thread has not looked yet
         ahead, handed = self._rest(), 0
         while handed < len(self._waiting) and ahead < MOST_UNSENT_BYTES:
             ahead += self._waiting[handed].size_bytes
             handed += 1
         return handed
 
-    def _go_on(self) -> None:
-        message = self._under_way = self._waiting.popleft() if self._waiting else None
-        if message is not None:
-            self._begun = self._queue.now
-            self._rest = lambda: message.size_bytes
-            self._cores.work(self._message_s, self._leave, message)
+    def _prepare(self) -> None:
+        """The thread wakes for the next message, also while the kernel still sends the one before."""
+        if self._waiting and not self._is_preparing and not self._is_prepared:
+            self._is_preparing = True
+            self._cores.work(self._message_s, self._prepared)
 
-    def _leave(self, message: _Message) -> None:
-        self._missing = 3
+    def _prepared(self) -> None:
+        self._is_preparing, self._is_prepared = False, True
+        self._leave_if_free()
+
+    def _leave_if_free(self) -> None:
+        if not self._is_prepared or self._under_way is not None:
+            return
+        self._is_prepared = False
+        message = self._under_way = self._waiting.popleft()
+        self._begun, self._missing = self._queue.now, 3
         seconds = message.size_bytes * self._byte_s
         for _ in ("sent", "taken in"):
             self._cores.work(seconds, self._passed)
         self._rest = self._shared.begin(message.size_bytes + self._message_bytes, self._ports, self._passed)
+        self._prepare()
 
     def _passed(self) -> None:
         """The link, or the processor at one end, is through with the message's bytes."""
@@ -258,4 +267,5 @@ class Connection:
             message.on_left(self._begun, self._queue.now)
         self._last_end = max(self._queue.now + self._alpha(), self._last_end)
         self._queue.at(self._last_end, self._cores.work, self._message_s, message.deliver, *message.args)
-        self._go_on()
+        self._under_way = None
+        self._leave_if_free()

@@ -8,8 +8,9 @@ and what is asked for and comes, is compared by event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from random import Random
 from time import sleep
@@ -24,15 +25,20 @@ from support.worker import Worker
 
 import ps_server.server_shard
 import taihu.simulation.members
+import taihu.simulation.ring
+import taihu.simulation.sparse
 import taihu.simulation.worker
 import worker.exchange.shell
+from taihu.coordination.plan import Plan
 from taihu.simulation.events import EventQueue
 from taihu.simulation.network import Fabric, Host, Path
-from taihu.simulation.worker import SimulatedWorker
+from taihu.simulation.sparse import _Operation, _Rank
+from taihu.simulation.worker import Passes, SimulatedWorker
 
 SIZES = (700, 40, 1200, 90, 300)
-STEPS = 3
+STEPS, RANKS = 3, 3
 Way = Literal["forward", "backward"]
+Key = tuple[int, int, int]
 
 
 def train_slowly(worker: Worker) -> None:
@@ -107,6 +113,11 @@ class Measured:
         complete = max(self.told.offered[server, group, step].values())
         return self.ranks[rank].updates[server, group, step] - complete
 
+    def together(self, rank: int, group: int, step: int) -> float:
+        """Seconds from the last rank's push until this one had the sum, where ranks meet."""
+        last = max(protocol.pushes[step, group] for protocol in self.ranks.values())
+        return self.ranks[rank].updates[0, group, step] - last
+
     def fetched(self, rank: int, server: int, group: int) -> float:
         """From the next question, or from the answer that it waits for, until the parameters were there."""
         return self.ranks[rank].told_parameters.came[server, group].popleft()
@@ -171,6 +182,55 @@ class MeasuredPath(Path):
         self._queue.at(now + seconds, deliver, *args)
 
 
+class MeasuredRanks:
+    """Operations of all ranks end so long after the last of these has begun as they really did."""
+
+    def __init__(self, measured: Measured, queue: EventQueue) -> None:
+        self._measured, self._queue = measured, queue
+        self._waiting: dict[tuple[int, int], dict[int, Callable[[], None]]] = defaultdict(dict)
+
+    def start(self, rank: int, step: int, group: int, end: Callable[[], None]) -> None:
+        """One rank takes part."""
+        waiting = self._waiting[step, group]
+        waiting[rank] = end
+        if len(waiting) == RANKS:
+            for each, call in waiting.items():
+                self._queue.at(self._queue.now + self._measured.together(each, group, step), call)
+
+
+class MeasuredRing:
+    """Dense operations."""
+
+    measured: Measured
+
+    def __init__(self, fabric: Fabric, *_: object) -> None:
+        self._met = MeasuredRanks(self.measured, fabric.queue)
+
+    def start(self, rank: int, key: Key, chunks: object, phase: str, end: Callable[[float], None], _: object) -> None:
+        """One rank takes part."""
+        self._met.start(rank, key[0], key[1], lambda: end(0.0))
+
+
+class MeasuredSparseRank(_Rank):
+    """A rank in sparse operations; a frame is a group."""
+
+    measured: Measured
+    met: MeasuredRanks
+
+    def meet(self, ranks: Sequence[_Rank]) -> None:
+        """The first one knows of all."""
+        first = ranks[0]
+        assert isinstance(first, MeasuredSparseRank)
+        if first is self:
+            self.met = MeasuredRanks(self.measured, self.worker.queue)
+        self.met = first.met
+
+    def start(
+        self, key: tuple[int, int], exchange: Any, elements: int, on_finished: Callable[[_Operation], None]
+    ) -> None:
+        self.met.start(self.index, *key, lambda: on_finished(_Operation(exchange)))
+
+
 def measured_parts(measured: Measured) -> tuple[type[Fabric], type[SimulatedWorker]]:
     """Links and workers of a simulation that take as long as was measured."""
 
@@ -194,6 +254,10 @@ def measured_parts(measured: Measured) -> tuple[type[Fabric], type[SimulatedWork
             super().__init__(queue=queue, **of)
             self.rank, OwnWorker.number = OwnWorker.number, OwnWorker.number + 1
 
+        def adopt(self, plan: Plan, passes: Passes) -> None:
+            """Selecting takes nothing here: it is in what was measured from a push."""
+            super().adopt(plan, replace(passes, compress=[0.0] * len(SIZES)))
+
         def seconds(self, step: int, way: Way, first: int, last: int) -> float:
             assert first == last
             return measured.computed[self.rank, step, way, first]
@@ -201,17 +265,29 @@ def measured_parts(measured: Measured) -> tuple[type[Fabric], type[SimulatedWork
     return OwnFabric, OwnWorker
 
 
-@pytest.mark.parametrize(("servers", "zero"), [(1, 1), (2, 2), (2, 3)])
+DLGS = {"method": "dlgs", "density": 0.1}
+# Nothing is looked up in sums, which are not made here.
+DENSE_DOWN = {**DLGS, "downlink": "dense"}
+
+
+@pytest.mark.parametrize(
+    ("servers", "zero", "compression"),
+    [(1, 1, {}), (2, 2, {}), (2, 3, {}), (2, 1, DLGS), (0, 0, {}), (0, 1, {}), (0, 2, {}), (0, 0, DENSE_DOWN)],
+)
 def test_events_have_their_order_with_the_times_that_were_measured(
-    servers: int, zero: int, monkeypatch: pytest.MonkeyPatch
+    servers: int, zero: int, compression: Mapping[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = job_of(3, servers, exchange={"plan": "per-layer", "transport": "tcp", "zero": zero})
+    exchange = {"plan": "per-layer", "transport": "tcp", "zero": zero}
+    job = job_of(RANKS, servers, exchange=exchange, compression=compression)
     measured = Measured(Told())
     with measured.told.listening(monkeypatch, worker.exchange.shell, ps_server.server_shard) as real:
         run_workers(job, layout_of(*SIZES), measured.train)
     fabric, simulated_worker = measured_parts(measured)
     monkeypatch.setattr(taihu.simulation.members, "Fabric", fabric)
     monkeypatch.setattr(taihu.simulation.members, "SimulatedWorker", simulated_worker)
+    MeasuredRing.measured = MeasuredSparseRank.measured = measured
+    monkeypatch.setattr(taihu.simulation.ring, "_EachRank", MeasuredRing)
+    monkeypatch.setattr(taihu.simulation.sparse, "_Rank", MeasuredSparseRank)
     with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.members) as own:
         simulated(job, SIZES, distinct=True, steps=STEPS)
     ranks = [measured.ranks[rank] for rank in range(3)]
