@@ -7,7 +7,7 @@ as one group, LAGS with every layer on its own, dense and DLGS by the plan that 
 settings of one model and rate take turns, `--rounds` times over, so that what else the machine does meets them alike.
 Prints a line for each run and, with --json, writes it; the table at the end shows medians over the runs of a setting.
 `--draw` draws the breakdown of the runs in a file. `--thresholds` compares `dlgs` and `dlgs-group` in the eight cells
-of docs/compression.md, where they take turns within each run: see `benchmarks.thresholds`; 15 minutes.
+of docs/compression.md, where they take turns within each run: see `benchmarks.thresholds`; a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.roles import run_job
 from benchmarks.rows import load_rows, save_rows
-from benchmarks.thresholds import CELLS, measure_in_turns, told
+from benchmarks.thresholds import CELLS, COMPUTE, measure_in_turns, told
 
 __all__ = ["measure"]
 
@@ -178,7 +178,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="runs of each setting, in turns with the others")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every process")
     parser.add_argument("--json", type=Path, help="write the rows, after those that the file holds already")
-    parser.add_argument("--thresholds", action="store_true", help="compare thresholds by layer and by group")
+    parser.add_argument(
+        "--thresholds",
+        choices=COMPUTE,
+        help="compare thresholds by layer and by group; what gradients are computed by",
+    )
     parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw the rows of --json, measure nothing")
     options = parser.parse_args()
     rows = load_rows(options.json)
@@ -187,14 +191,14 @@ def main() -> None:
         print(table(rows))
         return
     if options.thresholds:
-        done = [(row["model"], row["rate"], row["density"]) for row in rows]
+        done = [(row["model"], row["rate"], row["density"]) for row in rows if row["compute"] == options.thresholds]
         for cell in CELLS:
             if (
                 cell.model in options.models.split(",")
                 and cell.rate in options.rates.split(",")
                 and cell[:3] not in done
             ):
-                rows.append(measure_in_turns(cell, _common(options.batch), options.set))
+                rows.append(measure_in_turns(cell, options.thresholds, _common(options.batch), options.set))
                 print(told(rows[-1:]).splitlines()[-1], flush=True)
                 save_rows(options.json, rows)
         print(told(rows))

@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.roles import run_job
 from benchmarks.worker_in_turns import BLOCK, THRESHOLDS, turn_of
 
-__all__ = ["CELLS", "Cell", "Ratio", "blocks_of", "measure_in_turns", "ratio_of", "told"]
+__all__ = ["CELLS", "COMPUTE", "Cell", "Ratio", "blocks_of", "measure_in_turns", "ratio_of", "told"]
 
-_DRAWS = 4000
+_DRAWS = 1000
 _OTHERWISE_PLANNED_AGAIN = 1_000_000
 
 
@@ -46,6 +46,10 @@ CELLS = (
 """Those of docs/compression.md, a minute or two each."""
 
 
+_PACED = "benchmarks/models/paced.py"
+COMPUTE = ("real", "modelled")
+
+
 class Ratio(NamedTuple):
     """The ratio of two medians, and the bounds that 95 % of the ratios of drawn blocks lie in."""
 
@@ -54,13 +58,20 @@ class Ratio(NamedTuple):
     high: float
 
 
-def measure_in_turns(cell: Cell, settings: Mapping[str, object], extra: Sequence[str]) -> dict[str, Any]:
-    """One row: the seconds of worker 0's steps, blocks of them by threshold; `settings` are those of every cell."""
+def measure_in_turns(
+    cell: Cell, compute: str, settings: Mapping[str, object], extra: Sequence[str]
+) -> dict[str, Any]:
+    """One row: the seconds of worker 0's steps, blocks of them by threshold, and the mean bytes that it moves in one.
+
+    `settings` are those of every cell. Where computing is `modelled`, gradients are noise that takes as long: then
+    workers do not disturb each other by anything that the two have in common.
+    """
     first = _first_step(cell.calibration)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        own = {
-            "model.name": cell.model,
+        asked = {
+            "model.name": cell.model if compute == "real" else f"{_PACED}:{cell.model}",
+            "data.name": "synthetic:3x32x32" if compute == "real" else "synthetic:128x1x1",
             # The last step waits for its own answers, which no other does.
             "train.steps": first + cell.pairs * BLOCK * len(THRESHOLDS),
             "exchange.plan": "auto",
@@ -73,11 +84,22 @@ def measure_in_turns(cell: Cell, settings: Mapping[str, object], extra: Sequence
         }
         worker = ("-m", "benchmarks.worker_in_turns")
         workers = int(str(settings["cluster.workers"]))
-        results = run_job({**settings, **own}, cell.rate, servers=1, workers=workers, extra=extra, worker=worker)
+        results = run_job({**settings, **asked}, cell.rate, servers=1, workers=workers, extra=extra, worker=worker)
         with (run / "steps.csv").open() as file:
-            seconds = {int(row["step"]): float(row["step_seconds"]) for row in csv.DictReader(file)}
-    blocks = blocks_of(seconds, first, cell.pairs)
-    return {"model": cell.model, "rate": cell.rate, "density": cell.density, "groups": results[0]["groups"], **blocks}
+            steps = list(csv.DictReader(file))
+    seconds, sent, received = (
+        blocks_of({int(step["step"]): float(step[column]) for step in steps}, first, cell.pairs)
+        for column in ("step_seconds", "sent_bytes", "received_bytes")
+    )
+    moved = {f"{name}_bytes": float(np.mean(sent[name]) + np.mean(received[name])) for name in THRESHOLDS}
+    own = {
+        "compute": compute,
+        "model": cell.model,
+        "rate": cell.rate,
+        "density": cell.density,
+        "groups": results[0]["groups"],
+    }
+    return {**own, **moved, **seconds}
 
 
 def _first_step(calibration: int) -> int:
@@ -86,11 +108,11 @@ def _first_step(calibration: int) -> int:
     return -(-2 * calibration // pair) * pair + 1
 
 
-def blocks_of(seconds: Mapping[int, float], first: int, pairs: int) -> dict[str, list[list[float]]]:
+def blocks_of(steps: Mapping[int, float], first: int, pairs: int) -> dict[str, list[list[float]]]:
     """By threshold its blocks of steps from `first` on, each without its first step."""
     blocks: dict[str, list[list[float]]] = {name: [] for name in THRESHOLDS}
     for begin in range(first, first + pairs * BLOCK * len(THRESHOLDS), BLOCK):
-        blocks[THRESHOLDS[turn_of(begin)]].append([seconds[step] for step in range(begin + 1, begin + BLOCK)])
+        blocks[THRESHOLDS[turn_of(begin)]].append([steps[step] for step in range(begin + 1, begin + BLOCK)])
     return blocks
 
 
@@ -106,16 +128,15 @@ def ratio_of(blocks: Mapping[str, Sequence[Sequence[float]]]) -> Ratio:
 
 def told(rows: Sequence[Mapping[str, Any]]) -> str:
     """The cells as Markdown."""
-    lines = [
-        "| model | links | density | groups | steps of each | by layer, s | by group, s | layer / group | 95 % |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    columns = "compute", "model", "links", "density", "groups", "steps of each", "by layer, s", "by group, s", "ratio"
+    lines = [f"| {' | '.join((*columns, '95 %'))} |", "|" + "---|" * (len(columns) + 1)]
     for row in rows:
         steps = [np.ravel(row[name]) for name in THRESHOLDS]
         layer, group = map(np.median, steps)
         ratio = ratio_of(row)
         lines.append(
-            f"| {row['model']} | {row['rate']} | {row['density']:g} | {row['groups']} | {len(steps[0])} "
-            f"| {layer:.4f} | {group:.4f} | {ratio.value:.3f} | {ratio.low:.3f} to {ratio.high:.3f} |"
+            f"| {row['compute']} | {row['model']} | {row['rate']} | {row['density']:g} | {row['groups']} "
+            f"| {len(steps[0])} | {layer:.4f} | {group:.4f} | {ratio.value:.3f} "
+            f"| {ratio.low:.3f} to {ratio.high:.3f} |"
         )
     return "\n".join(lines)

@@ -21,6 +21,7 @@ from benchmarks import (
     larger_batches,
     ps_and_ring,
     three_ways,
+    thresholds,
     transports,
 )
 from benchmarks.rows import in_page
@@ -82,6 +83,7 @@ PAGES: list[tuple[str, str, str, Callable[[Any], str]]] = [
         "accuracy_by_method",
         accuracy_by_method.told,
     ),
+    ("compression.md", "measured by benchmarks.thresholds", "thresholds", thresholds.told),
     ("allreduce.md", "measured by benchmarks.three_ways", "three_ways", three_ways.table),
     ("fc.md", fc_memory.SOURCE, "fc_memory", fc_memory.told),
     ("fc.md", fc_batch.SOURCE, "fc_batch", fc_batch.table),

@@ -8,12 +8,26 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
 from taihu.layout import TensorSpec
-from worker.engine import Array, Conv2d, Flatten, Layer, Linear, ParameterLayer, ReLU, Run, Sequential, Shape
+from taihu.model_defaults import usual_input
+from worker.engine import (
+    Array,
+    Conv2d,
+    Flatten,
+    Layer,
+    Linear,
+    ParameterLayer,
+    ReLU,
+    Run,
+    Sequential,
+    Shape,
+    build_model,
+)
 
 __all__ = ["Paced", "build", "headed", "large", "medium", "small"]
 
@@ -33,6 +47,8 @@ _CONVOLUTIONS: Final = (64, 64, 128, 128)
 _CONNECTED: Final = (1024, 1024)
 # Of a sample, over all layers of a chain.
 _CHAIN_SECONDS: Final = 0.004
+# Of a sample: a step of eight takes what three workers on two cores took in docs/compression.md.
+_TWIN_SECONDS: Final = MappingProxyType({"vgg16_cifar": 0.3 / 8, "resnet20": 0.055 / 8})
 # A backward takes about twice as long as a forward.
 _OF_FORWARD: Final = 1 / 3
 
@@ -136,6 +152,16 @@ def large(input_shape: Shape, classes: int) -> Layer:
     return _chain(_LARGE, classes)
 
 
+def vgg16_cifar(input_shape: Shape, classes: int) -> Layer:
+    """The layers of the zoo's model as parameters alone, see `_twin`."""
+    return _twin("vgg16_cifar", classes)
+
+
+def resnet20(input_shape: Shape, classes: int) -> Layer:
+    """The layers of the zoo's model as parameters alone, see `_twin`."""
+    return _twin("resnet20", classes)
+
+
 def headed(input_shape: Shape, classes: int) -> Layer:
     """A few convolutions, which have all of the modelled time, and fully connected layers of a million parameters."""
     layers: list[Layer] = []
@@ -145,6 +171,13 @@ def headed(input_shape: Shape, classes: int) -> Layer:
     for units in _CONNECTED:
         layers += [Linear(units), ReLU()]
     return Sequential([*layers, Linear(classes, gain=1.0)])
+
+
+def _twin(name: str, classes: int) -> Layer:
+    """As many parameters in each layer as a model of the zoo has, of which nothing is computed, and a last one."""
+    counts = [layer.elements for layer in reversed(build_model(name, *usual_input(name)).layout.layers)]
+    layers = [Modelled(count, _TWIN_SECONDS[name] / len(counts)) for count in counts]
+    return Sequential([Flatten(), *layers, Linear(classes, gain=1.0)])
 
 
 def _chain(thousands: Sequence[int], classes: int) -> Layer:
