@@ -72,7 +72,7 @@ KINDS: dict[type[Kind], st.SearchStrategy[Kind]] = {
 }
 
 
-JOBS = st.text(CHARACTERS, max_size=12) | st.characters().map(lambda each: 150 * each)
+JOBS = st.text(CHARACTERS, max_size=12) | CHARACTERS.map(lambda each: 150 * each)
 # The sender's incarnation and rank; plan, step, attempt, group and offset.
 NUMBERS = st.tuples(UINT64, st.none() | UINT32, UINT32, UINT64, UINT32, UINT32, st.integers(0, 2**63 - 1))
 ENCODINGS = {kind: sorted(kind.encodings, key=lambda each: each.value) for kind in KINDS}
