@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from kernels import group_search
 from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
-from taihu.coordination.membership import Membership
+from taihu.coordination.membership import TICK_S, Membership
 from taihu.coordination.planning import Planning
 from taihu.coordination.service import Coordinator, CoordinatorServicer
 from taihu.job import Job
@@ -19,7 +19,6 @@ from taihu.wire.server import RpcServer
 
 __all__ = ["hosted_coordinator", "listen"]
 
-_TICK_S = 0.2
 _FAREWELL_S = 5.0
 
 
@@ -64,7 +63,7 @@ def _on_one_host(membership: Membership) -> bool:
 
 
 def _let_time_pass(coordinator: Coordinator, closed: threading.Event) -> None:
-    while not closed.wait(_TICK_S):
+    while not closed.wait(TICK_S):
         with coordinator.changing() as (members, now):
             members.expire(now)
 

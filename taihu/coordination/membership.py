@@ -14,7 +14,10 @@ from taihu.layout import Layout
 from taihu.run_length import RunLength
 from taihu.words import counted
 
-__all__ = ["MemberId", "MemberRecord", "Membership", "Progress", "Role", "RunState"]
+__all__ = ["TICK_S", "MemberId", "MemberRecord", "Membership", "Progress", "Role", "RunState"]
+
+TICK_S: Final = 0.2
+"""Seconds from one look at who is silent to the next."""
 
 _MOST_SHOWN: Final = 3
 

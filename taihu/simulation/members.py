@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Final
 
 from ps_server.aggregator import Aggregator
 from taihu.coordination.plan import Plan
@@ -30,6 +31,8 @@ from worker.exchange.step_rules import rules_of
 from worker.training.calibration import Measuring
 
 __all__ = ["Members"]
+
+_FP32_BYTES: Final = 4
 
 
 class Members:
@@ -108,6 +111,35 @@ class Members:
             join_peers = join_ring if job.compression.method == "none" else join_sparse
             join_peers(self.workers, job, plan, sizes, self._fabric)
 
+    def renew(self, lost: int | None) -> None:
+        """All workers and servers go on as other objects, of which old ones hear nothing any more; `join` follows.
+
+        Workers give up what is under way; one that was `lost` is a new process.
+        """
+        for server in self.servers:
+            server.is_over = True
+        for rank, (at, old) in enumerate(zip(self.places, self.workers, strict=True)):
+            new = self._worker(at, old.host)
+            if rank != lost:
+                new.take_over(old)
+            self.workers[rank] = new
+
+    def bring_parameters(self, rank: int, brought: Callable[[], None]) -> None:
+        """A worker that is back gets all parameters: of the servers their parts, or of the next rank all of them."""
+        target, servers = self.workers[rank].host, [server.host for server in self.servers]
+        sources = servers or [self.workers[(rank + 1) % len(self.workers)].host]
+        missing = len(sources)
+
+        def came() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                brought()
+
+        size_bytes = _FP32_BYTES * self.layout.elements / len(sources)
+        for source in sources:
+            self._fabric.to_all(source, target).send(size_bytes, came)
+
     def note(self, track: str, name: str, start_s: float, step: int) -> None:
         """Record what the first worker did until now, after `step`."""
         self.workers[0].tracer.add(track, name, start_s, self.queue.now, step=step)
@@ -134,12 +166,12 @@ class Members:
             )
             worker.tail = tail
 
-    def _worker(self, at: Alike) -> SimulatedWorker:
+    def _worker(self, at: Alike, host: Host | None = None) -> SimulatedWorker:
         job, placement = self._job, self._placement
         rules = rules_of(job, self.layout.elements)
         return SimulatedWorker(
             queue=self.queue,
-            host=self._fabric.host(at.count, at.supernode),
+            host=host or self._fabric.host(at.count, at.supernode),
             rules=replace(rules, agrees=not job.servers and job.holds_gradients, asks_early=bool(job.servers)),
             compute=self._compute,
             pace=Pace(placement.machines, at.last, job.cluster.workers, placement.seed),

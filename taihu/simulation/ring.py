@@ -29,7 +29,7 @@ from taihu.layout import Layout
 from taihu.planner.groups import Group
 from taihu.planner.partition import Shard
 from taihu.simulation.hops import MANY_RANKS, Hops
-from taihu.simulation.network import Fabric, Host, Path
+from taihu.simulation.network import Fabric, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
 from taihu.simulation.worker import Route, SimulatedWorker
 from taihu.wire.direct_frames import HEADER_BYTES
@@ -80,8 +80,9 @@ class _Operation:
 class _Rank:
     """One rank, or all of them: takes segments from the left, and sends to the right."""
 
-    def __init__(self, host: Host, value_bytes: int, add_rate: float) -> None:
-        self.host = host
+    def __init__(self, worker: SimulatedWorker, value_bytes: int, add_rate: float) -> None:
+        self.worker = worker
+        self.host = worker.host
         self.right: _Rank = self
         self.path: Path
         self._value_bytes = value_bytes
@@ -103,6 +104,8 @@ class _Rank:
 
     def take(self, key: Key, segment: Segment) -> None:
         """A segment has come from the left."""
+        if self.worker.is_over:
+            return
         operation = self._operations.setdefault(key, _Operation())
         if operation.schedule is None:
             operation.early.append(segment)
@@ -131,8 +134,8 @@ class _Rank:
 class _EachRank:
     """Every rank for itself, or one for all: message by message."""
 
-    def __init__(self, fabric: Fabric, hosts: Sequence[Host], size: int, sizes: Sizes) -> None:
-        self._ranks = [_Rank(host, sizes.value_bytes, sizes.add_rate) for host in hosts]
+    def __init__(self, fabric: Fabric, workers: Sequence[SimulatedWorker], size: int, sizes: Sizes) -> None:
+        self._ranks = [_Rank(worker, sizes.value_bytes, sizes.add_rate) for worker in workers]
         for left, right in zip(self._ranks, (*self._ranks[1:], self._ranks[0]), strict=True):
             left.right = right
             left.path = fabric.to_neighbour(left.host, right.host, size)
@@ -258,15 +261,15 @@ class _Rings:
 
 def join_ring(workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes: Sizes, fabric: Fabric) -> None:
     """Give every worker its route: either there is one that stands for all, or each stands for itself."""
-    size, hosts = job.cluster.workers, [worker.host for worker in workers]
+    size = job.cluster.workers
     rings = _Rings(plan, size, sizes.value_bytes, alike=len(workers) < size)
     # Ports that ranks use beside, or in both directions in turns, are not in `Hops`.
     alone = fabric.network.full_duplex and not fabric.shares_cores and job.exchange.fc == "data"
     ranks: _Ranks
     if alone and len(workers) > MANY_RANKS:
-        ranks = Hops(fabric, hosts, sizes.value_bytes, sizes.add_rate)
+        ranks = Hops(fabric, [worker.host for worker in workers], sizes.value_bytes, sizes.add_rate)
     else:
-        ranks = _EachRank(fabric, hosts, size, sizes)
+        ranks = _EachRank(fabric, workers, size, sizes)
     update_seconds = sizes.update_seconds(size if job.zero else 1)
     for index, worker in enumerate(workers):
         worker.route = RingRoute(worker, index, ranks, job, rings, update_seconds)

@@ -37,6 +37,9 @@ class SimulatedServer:
         host: where it runs.
         sizes: of messages.
         tracer: gets the entries that a real server's gets.
+
+    Attributes:
+        is_over: whether it takes in nothing any more: its process is gone, or goes on as another object.
     """
 
     def __init__(  # noqa: PLR0917 - what a server is made of
@@ -52,6 +55,7 @@ class SimulatedServer:
         self.framing = framing
         self.host = host
         self.tracer = tracer
+        self.is_over = False
         self._aggregator = aggregator
         self._links: list[_Link] = []
         self._sizes = sizes
@@ -64,6 +68,8 @@ class SimulatedServer:
 
     def push(self, link: _Link, frame: FrameSpec, at: At) -> None:
         """A worker's frame has come; the last one leads to the sum, the update and all answers."""
+        if self.is_over or link.is_over:
+            return
         header = FrameHeader(link.sender, at.range(frame), _GRADIENTS)
         outcome = self._aggregator.offer(header, None)
         if isinstance(outcome, Complete):
@@ -72,6 +78,8 @@ class SimulatedServer:
 
     def ask(self, link: _Link, frame: FrameSpec, at: At) -> None:
         """A worker's question has come."""
+        if self.is_over or link.is_over:
+            return
         asked = self._aggregator.check_asked(FrameHeader(link.sender, at.range(frame), _QUESTION, Encoding.NONE))
         link.down.send(self._sizes.parameters(asked), link.fetched, asked, at)
 
@@ -105,6 +113,11 @@ class _Link:
         self._taking = worker.host.thread()
         self._at = At(worker.plan.version, 0)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the worker is."""
+        return self._worker.is_over
+
     def frames(self, group: int) -> Sequence[FrameSpec]:
         """The group's frames for this server."""
         return self._server.framing.by_group[group]
@@ -133,6 +146,8 @@ class _Link:
             self._taken(frame, at, sent_s, size_bytes)
 
     def _taken(self, frame: FrameSpec, at: At, sent_s: float, size_bytes: float) -> None:
+        if self.is_over:
+            return
         self._trace("pull", frame.group, sent_s, self.queue.now)
         wanted, admitted = self._under_way.answered(frame.offset)
         if wanted is not None:

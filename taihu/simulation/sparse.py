@@ -124,6 +124,8 @@ class _Rank:
 
     def take(self, key: Key, message: Message) -> None:
         """A message has come: it is added, behind what came before."""
+        if self.worker.is_over:
+            return
         # Unpacked and added.
         each = _VALUE_BYTES / self._sizes.add_rate + 2.0 * self._sizes.selected_value_seconds
         seconds = each * len(message.indices)

@@ -101,6 +101,9 @@ class SimulatedWorker:
         scale: of the loss, where gradients are held back.
         measuring: the steps that are measured; None if none is.
         tracer: gets the entries that a real worker's gets.
+
+    Attributes:
+        is_over: whether it takes in nothing any more: its process is gone, or goes on as another object.
     """
 
     plan: Plan
@@ -124,7 +127,9 @@ class SimulatedWorker:
         self.tracer = tracer or Tracer.off()
         self.records: list[StepRecord] = []
         self.on_step: Callable[[], None] = lambda: None
+        self.is_over = False
         self.protocol = StepProtocol(rules, scale)
+        self._open_groups = 0
         self._rules = rules
         self._compute = compute
         self._pace = pace
@@ -144,14 +149,34 @@ class SimulatedWorker:
         self._stretches = tuple(self._cut())
         self._sizes = [stop - start for start, stop in group_bounds(plan.layout, plan.groups)]
 
-    def start(self, first: int, last: int) -> None:
-        """Begin to train steps `first` to `last`."""
+    def take_over(self, before: SimulatedWorker) -> None:
+        """Go on with the protocol and the records of one that gives up what is under way, and is over."""
+        before.is_over = True
+        self.records, self.protocol = before.records, before.protocol
+        if self.protocol.at.step:
+            self.protocol.abort(self.protocol.at.step)
+
+    @property
+    def unfinished_step(self) -> int:
+        """The first step of which not all groups have been updated."""
+        return self.protocol.at.step + (not self._open_groups)
+
+    def start(self, first: int, last: int, attempt: int = 0) -> None:
+        """Begin to train steps `first` to `last`, the first one in a higher `attempt` if it is replayed."""
         if self._is_new_plan:
-            self._is_new_plan = False
-            parts = [self.route.parts(group) for group in range(len(self._sizes))]
-            self._do(self.protocol.adopt(self.plan.version, self._sizes, parts))
-        self._loop = self._train(first, last)
+            self._adopt()
+            if attempt and self.protocol.at.step < first - 1:
+                # A process that is new begins where the others are.
+                self._do(self.protocol.begin(first - 1))
+                self.protocol.abort(first - 1)
+                self._adopt()
+        self._loop = self._train(first, last, attempt)
         self.queue.at(self.queue.now, self._go_on)
+
+    def _adopt(self) -> None:
+        self._is_new_plan = False
+        parts = [self.route.parts(group) for group in range(len(self._sizes))]
+        self._do(self.protocol.adopt(self.plan.version, self._sizes, parts))
 
     def updated(
         self,
@@ -163,39 +188,54 @@ class SimulatedWorker:
         completed_s: float | None = None,
     ) -> None:
         """One part of a pushed group has been summed and updated; the rest as `worker.exchange.route.Updated`."""
+        if self.is_over:
+            return
         self._times[group].updated(round(sent_bytes), round(received_bytes), completed_s)
         self._hand_on(self.protocol.updated(group, at))
 
     def arrived(self, group: int, attempt: int) -> None:
         """One part of a group's parameters has come."""
+        if self.is_over:
+            return
         self._hand_on(self.protocol.parameters.arrived(group, attempt))
         if self.protocol.parameters.may_read(group):
             self._trace_fetch(group)
 
     def applied(self, at: At) -> None:
         """All groups have been updated together."""
-        self._hand_on(self.protocol.applied(at))
+        if not self.is_over:
+            self._hand_on(self.protocol.applied(at))
 
-    def later(self, seconds: float, task: Callable[[], None]) -> None:
+    def later(self, seconds: float, task: Callable[[], None], *, waits: bool = False) -> None:
         """Carry `task` out on the exchange's own thread, when that has done `seconds` of work for it."""
-        self._own.do(seconds, task)
+        self._own.do(seconds, self._carry_out, task, waits=waits)
+
+    def _carry_out(self, task: Callable[[], None]) -> None:
+        if not self.is_over:
+            task()
 
     def seconds(self, step: int, way: Literal["forward", "backward"], first: int, last: int) -> float:
         """The usual seconds of layers `first` to `last` in a step; every one takes as long here."""
         of = self._compute.forward if way == "forward" else self._compute.backward
         return math.fsum(of[first : last + 1])
 
-    def _train(self, first_step: int, last_step: int) -> Iterator[Wanted]:
+    def _train(self, first_step: int, last_step: int, attempt: int) -> Iterator[Wanted]:
         groups = self.plan.groups
         for step in range(first_step, last_step + 1):
             record = self._record(step)
             pace = self._pace.of(step)
+            is_replayed = attempt > 0 and step == first_step
+            if is_replayed:
+                # What was given up is begun anew before its forward may fetch anything.
+                self._begin(step, record, attempt)
             for number, group in reversed(list(enumerate(groups))):
-                yield from self._read(number)
+                if not is_replayed or self._rules.fetches:
+                    yield from self._read(number)
                 yield self.seconds(step, "forward", group.first_layer, group.last_layer) * pace
             record.forward_end_s = self.queue.now
             record.waited_in_forward_s = record.waited_s
-            self._begin(step, record)
+            if not is_replayed:
+                self._begin(step, record, attempt)
             if self.tail is not None:
                 yield from self._through_tail(self.tail, pace)
             for number, first, last in self._stretches:
@@ -234,8 +274,9 @@ class SimulatedWorker:
         yield from self._push(group)
         yield from self._wait(partial(self.protocol.is_complete, group), group)
 
-    def _begin(self, step: int, record: StepRecord) -> None:
-        self._do(self.protocol.begin(step))
+    def _begin(self, step: int, record: StepRecord, attempt: int) -> None:
+        self._do(self.protocol.begin(step, attempt))
+        self._open_groups = len(self._sizes)
         self._times = [GroupTimes(elements) for elements in self._sizes]
         record.times = self._times
         self.route.begin(self.protocol.at)
@@ -319,6 +360,8 @@ class SimulatedWorker:
             self.tracer.add("compute", "wait", start, stop, step=record.step, group=group)
 
     def _go_on(self) -> None:
+        if self.is_over:
+            return
         wanted = next(self._loop, None)
         if isinstance(wanted, float):
             self.host.compute(wanted, self._go_on)
@@ -327,7 +370,7 @@ class SimulatedWorker:
 
     def changed(self) -> None:
         """Look again whether what is awaited is there."""
-        if self._awaited is not None and self._awaited():
+        if not self.is_over and self._awaited is not None and self._awaited():
             self._awaited = None
             self.queue.at(self.queue.now, self._go_on)
 
@@ -345,6 +388,7 @@ class SimulatedWorker:
                 case Ask() | Widen():
                     self._bring(action)
                 case Done(group, skipped):
+                    self._open_groups -= 1
                     self._times[group].done(self.queue.now, skipped=skipped)
                 case _:
                     pass
@@ -358,6 +402,7 @@ class SimulatedWorker:
                 case Apply(at):
                     self.later(0.0, partial(self.route.apply, at))
                 case Done(group, skipped):
+                    self._open_groups -= 1
                     self._times[group].done(self.queue.now, skipped=skipped)
                 case _:
                     pass
@@ -380,6 +425,8 @@ class SimulatedWorker:
             self.tracer.add("fetch", "fetch", asked_s, self.queue.now, step=step, group=group)
 
     def _agreed(self) -> None:
+        if self.is_over:
+            return
         self._is_agreeing = False
         self._do(self.protocol.agreed(skipped=False))
         self.changed()
@@ -392,7 +439,7 @@ class SimulatedWorker:
             times.sent(round(self.route.send(group)))
             return
         # Measured by a run, on the processors that it had.
-        self._own.do(seconds, self._compressed, group, self.protocol.at.step, times, seconds, waits=True)
+        self.later(seconds, partial(self._compressed, group, self.protocol.at.step, times, seconds), waits=True)
 
     def _compressed(self, group: int, step: int, times: GroupTimes, seconds: float) -> None:
         start, now = self.queue.now - seconds, self.queue.now

@@ -104,6 +104,20 @@ def test_the_first_steps_of_a_run_change_their_plan(run_simulate: Run, profile: 
     assert {f"plan {plan['version']}" for plan in others} <= names
 
 
+def test_a_member_is_lost_and_comes_back(run_simulate: Run, profile: Path, tmp_path: Path) -> None:
+    code, out, errors = run_simulate(
+        *("--profile", profile, "--network", "ethernet:1gbit", "--nodes", 3, "--lose", "worker:1@0.5+30"),
+        *("--trace", tmp_path / "t.json", "--json", tmp_path / "out.json"),
+    )
+    assert code == 0, errors
+    written = json.loads((tmp_path / "out.json").read_text())["lost"]
+    assert (written["member"], written["resumed_seconds"], written["attempt"]) == ("worker 1", 30.5, 1)
+    assert 30.0 <= written["seconds_lost"] < 30.5
+    assert f"step {written['replayed_step']} is replayed from 30.5 s on, as attempt 1: " in out
+    names = {event["name"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"]}
+    assert "without worker 1" in names
+
+
 def test_a_profile_of_another_model_says_nothing_of_activations(run_simulate: Run, profile: Path) -> None:
     out = run_simulate("--profile", profile, "--network", "taihulight")[1]
     assert "without activations: the profile is of another model" in out
@@ -237,6 +251,11 @@ def test_a_wrong_network_is_one_line(
         (["--sweep", "servers=1,2", "--servers", "2"], "--servers 2 is given as well"),
         (["--sweep", "nodes=2,4", "--trace", "t.json"], "of one job; leave --sweep out"),
         (["--sweep", "nodes=2,4", "--from-start", "9"], "of one job; leave --sweep out"),
+        (["--sweep", "nodes=2,4", "--lose", "worker:1@2"], "of one job; leave --sweep out"),
+        (["--from-start", "9", "--lose", "worker:1@2"], "leave --from-start out"),
+        (["--lose", "worker:1"], "for example worker:3@12.5+20"),
+        (["--lose", "worker:1@0+3"], "above 0"),
+        (["--lose", "worker:9@1"], "--lose worker:9: the job has worker 0 to 2"),
         (["--from-start", "1"], "greater than or equal to 2"),
         (["--nodes", "4", "--workers", "5"], "--workers 5 means the same"),
         (["--servers-beside", "--exchange", "ring"], "have no servers"),

@@ -68,6 +68,14 @@ def simulate(
             "anew as the daemons do; without it, steps by the plan that the machines' own costs lead to.",
         ),
     ] = None,
+    lose: Annotated[
+        str | None,
+        typer.Option(
+            metavar="worker:I@S+R",
+            help="Worker or server I falls silent after S seconds, and is back R seconds later, 10 by default: when "
+            "it is given up, which step is replayed, and the seconds lost.",
+        ),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Record what would happen when, for ui.perfetto.dev.")
     ] = None,
@@ -118,6 +126,7 @@ def simulate(
       taihu simulate job.toml --profile result.json --sweep nodes=2..1024 --picture nodes.png
       taihu simulate job.toml --profile result.json --network lab.toml --set exchange.zero=3 --trace trace.json
       taihu simulate job.toml --profile result.json --network ethernet:1gbit --from-start 24
+      taihu simulate job.toml --profile result.json --network ethernet:1gbit --lose worker:3@12.5+20
       taihu simulate figure ps-vs-ring --json figure.json
       taihu simulate figure --all --picture-dir figures
     """  # noqa: D301
@@ -126,7 +135,7 @@ def simulate(
 
         of_job = {"--nodes": nodes, "--network": network, "--profile": profile, "--servers-beside": beside}
         of_job |= {"--sweep": sweep, "--picture": picture, "--distinct": distinct, "--trace": trace}
-        of_job |= {"--from-start": from_start}
+        of_job |= {"--from-start": from_start, "--lose": lose}
         refuse({**of_job, **flags.given()}, "a figure has its own jobs and machines; leave one of the two out")
         run_figures(figure, json_file, pictures, every=every)
         return
@@ -139,7 +148,7 @@ def simulate(
 
     own = {} if nodes is None else {"cluster": {"workers": nodes}}
     job = flags.resolve(job_file, own)
-    run_simulation(job, Asked(network, profile, beside, sweep, picture, distinct, from_start, trace, json_file))
+    run_simulation(job, Asked(network, profile, beside, sweep, picture, distinct, from_start, lose, trace, json_file))
 
 
 def _check_once(sweep: str | None, nodes: int | None, flags: JobFlags) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,7 @@ import typer
 
 from taihu.cli.simulation.inputs import Work, machines_of, work_of
 from taihu.cli.simulation.tables import Row, described, facts_of
+from taihu.coordination.membership import MemberId, Role
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 from taihu.job.advice import advice
@@ -17,14 +19,22 @@ from taihu.planner.memory import MemoryUse, server_memory, worker_memory
 from taihu.results import RESULTS_FORMAT, check_writable, write_json
 from taihu.simulation.from_start import simulate_first_steps
 from taihu.simulation.job import Simulated, simulate_job
+from taihu.simulation.loss import Loss, simulate_loss
 from taihu.simulation.placement import Placement
 from taihu.trace.merging import trace_of
 from taihu.trace.parts import write_trace
 from worker.training.planned_memory import memory_job
 
-__all__ = ["Asked", "run_simulation", "swept"]
+__all__ = ["Asked", "loss_of", "run_simulation", "swept"]
 
 _KEYS: Final = ("nodes", "servers")
+
+
+# worker:3@12.5+20
+_LOSS: Final = re.compile(
+    r"(worker|server):([0-9]{1,5})@([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:\+([0-9]{1,9}(?:\.[0-9]{1,9})?))?"
+)
+_RESTART_S: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,7 @@ class Asked:
     picture: Path | None = None
     distinct: bool = False
     from_start: int | None = None
+    lose: str | None = None
     trace: Path | None = None
     json_file: Path | None = None
 
@@ -53,8 +64,12 @@ def run_simulation(job: Job, asked: Asked) -> None:
         raise ConfigError(f"--picture {asked.picture}: of which rows? give --sweep nodes=2..1024 as well")
     if asked.trace is not None and asked.sweep is not None:
         raise ConfigError(f"--trace {asked.trace}: of one job; leave --sweep out")
-    if asked.from_start is not None and asked.sweep is not None:
-        raise ConfigError(f"--from-start {asked.from_start}: of one job; leave --sweep out")
+    of_one = {"--from-start": asked.from_start, "--lose": asked.lose}
+    given = [f"{name} {value}" for name, value in of_one.items() if value is not None]
+    if given and asked.sweep is not None:
+        raise ConfigError(f"{given[0]}: of one job; leave --sweep out")
+    if len(given) > 1:
+        raise ConfigError(f"{given[1]}: of a run whose plan is settled; leave --from-start out")
     if asked.servers_beside and not job.servers:
         raise ConfigError("--servers-beside: workers in a ring have no servers; leave it out")
     for line in advice(job):
@@ -67,7 +82,7 @@ def run_simulation(job: Job, asked: Asked) -> None:
     for line in described(job, work, placement, rows):
         typer.echo(line)
     if asked.trace is not None:
-        write_trace(asked.trace, trace_of(rows[0].step.parts))
+        write_trace(asked.trace, trace_of(rows[0].parts))
     if asked.picture is not None:
         from taihu.cli.simulation.picture import draw  # noqa: PLC0415 - only drawing needs matplotlib
 
@@ -101,12 +116,29 @@ def swept(sweep: str) -> list[tuple[str, int]]:
     return [*found, (key, end)]
 
 
+def loss_of(text: str) -> Loss:
+    """The loss that `worker:3@12.5+20` names: of whom, after so many seconds, and back so many later, 10 by default.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    found = _LOSS.fullmatch(text)
+    if found is None or not float(found[3]):
+        raise ConfigError(
+            f"--lose {text}: expected a member, the second at which it is lost, above 0, and after how many more it "
+            "is back, for example worker:3@12.5+20"
+        )
+    role, rank, at_s, restart_s = found.groups()
+    return Loss(MemberId(Role(role), int(rank)), float(at_s), float(restart_s or _RESTART_S))
+
+
 def _simulated(job: Job, work: Work, placement: Placement, asked: Asked) -> Row:
     traced = asked.trace is not None
     what = job, work.layout, work.compute_of(job), placement, work.profile
     if asked.from_start is None:
-        step = simulate_job(*what, traced=traced)
-        return Row(job, step, _memory(job, work, step))
+        recovery = None if asked.lose is None else simulate_loss(*what, loss_of(asked.lose), traced=traced)
+        step = simulate_job(*what, traced=traced and recovery is None)
+        return Row(job, step, _memory(job, work, step), recovery=recovery)
     first = simulate_first_steps(*what, asked.from_start, traced=traced)
     return Row(job, first.step, _memory(job, work, first.step), first)
 

@@ -13,7 +13,9 @@ from taihu.local.display import human_bytes
 from taihu.planner.memory import MemoryUse
 from taihu.simulation.from_start import FirstSteps
 from taihu.simulation.job import Simulated
+from taihu.simulation.loss import Recovery
 from taihu.simulation.placement import Placement
+from taihu.trace.parts import Part
 from taihu.wire.codec import BYTES_PER_VALUE
 from taihu.words import aligned, counted
 
@@ -34,12 +36,18 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Row:
-    """One job's step, the memory of its processes, and its first steps, where these were asked for."""
+    """One job's step and the memory of its processes; its first steps, or a loss, where these were asked for."""
 
     job: Job
     step: Simulated
     memory: dict[str, MemoryUse]
     first: FirstSteps | None = None
+    recovery: Recovery | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The records of the processes."""
+        return self.step.parts if self.recovery is None else self.recovery.parts
 
     @property
     def speed_up(self) -> float:
@@ -56,6 +64,7 @@ class Row:
             "memory_per_process": {role: use.total for role, use in self.memory.items()},
             "memory_by_kind": {role: asdict(use) for role, use in self.memory.items()},
             **({} if self.first is None else _first_steps(self.first)),
+            **({} if self.recovery is None else {"lost": self.recovery.to_json()}),
         }
 
 
@@ -110,6 +119,7 @@ def described(job: Job, work: Work, placement: Placement, rows: Sequence[Row]) -
         *aligned([header, *map(_cells, rows)], left=0),
         *_memory_lines(rows[-1], work),
         *_plan_lines(rows[-1]),
+        *_loss_lines(rows[-1]),
     ]
 
 
@@ -156,3 +166,18 @@ def _plan_lines(row: Row) -> Iterator[str]:
             f"{human_bytes(plan.frame_elements * BYTES_PER_VALUE)}, {plan.carriage}{predicted}; steps of "
             f"{min(of_plan):.4g} to {max(of_plan):.4g} s"
         )
+
+
+def _loss_lines(row: Row) -> Iterator[str]:
+    """A loss, and how the run went on."""
+    if (found := row.recovery) is None:
+        return
+    back_s = found.loss.at_s + found.loss.restart_s
+    yield (
+        f"{found.loss.member} falls silent after {found.loss.at_s:g} s, in step {found.step}, and is back at "
+        f"{back_s:g} s; given up at {found.noticed_s:.4g} s: {found.reason}"
+    )
+    yield (
+        f"step {found.replayed} is replayed from {found.resumed_s:.5g} s on, as attempt {found.attempt}: "
+        f"{found.seconds_lost:.4g} s lost"
+    )
