@@ -117,7 +117,7 @@ def _machine_lines(pair: Pair, machine: Mapping[str, Any]) -> Iterator[str]:
     yield f"rate = '{pair.rate}'"
     yield f"alpha_seconds = {machine['alpha_seconds']}"
     yield "[machines]"
-    yield from (f"{key} = {value}" for key, value in machines_keys(machine).items())
+    yield from (f"{key} = {value}" for key, value in machines_keys(machine, servers=0).items())
     yield f"core_compute_share = {machine['compute_shares'][pair.model]}"
     yield f"hosts = {pair.hosts}"
     if pair.memory is not None:
@@ -210,7 +210,10 @@ def main() -> None:
         return row
 
     shares = {pair.model: compute_share(pair.model, pair.batch) for pair in PAIRS}
-    machine = known.get(MACHINE) or keep(MACHINE, {"run": MACHINE, **calibrated(), "compute_shares": shares})
+    machine = known.get(MACHINE, {})
+    if "compute_shares" not in machine:
+        # None yet, or of a table that was measured before these were.
+        machine = keep(MACHINE, {"run": MACHINE, **calibrated(), "compute_shares": shares})
     for pair in PAIRS:
         name = f"{pair.rate}, {pair.name}"
         if options.only not in name:

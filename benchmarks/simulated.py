@@ -162,7 +162,7 @@ def simulated(run: Run, profile: Profile, machine: Mapping[str, Any]) -> Simulat
     share = machine["compute_shares"][run.model]
     placement = Placement(
         replace(network, alpha_seconds=machine["alpha_seconds"]),
-        replace(machines, **machines_keys(machine), core_compute_share=share),
+        replace(machines, **machines_keys(machine, servers=run.servers), core_compute_share=share),
     )
     compute = of_measured(profile)
     return simulate_job(run.job(), profile.layout, compute, placement, profile, steps=_SIMULATED_STEPS)

@@ -129,7 +129,7 @@ class Steps:
 
     def _selecting_for_nothing(self, job: Job) -> Profile:
         layout, measured = self._costs.layout, self._costs.profile
-        costs = measured or costs_of(job, layout, self._costs.compute, self._placement.network)
+        costs = measured or costs_of(job, layout, self._costs.compute, self._placement.felt_network)
         if measured is None:
             shapes = ((layer.name, layer.tensors[0].shape) for layer in reversed(layout.layers) if layer.tensors)
             matrices = tuple(FcLayer(name, *shape) for name, shape in shapes if len(shape) == 2)

@@ -74,7 +74,7 @@ class Members:
         self._end = end_of(job, layout, compute, placement.network, profile)
         self.layout = layout if self._end is None else self._end.layout
         self._compute = compute if self._end is None else self._end.compute
-        self.costs = costs_of(job, self.layout, self._compute, placement.network, profile)
+        self.costs = costs_of(job, self.layout, self._compute, placement.felt_network, profile)
         self._job, self._placement, self._measuring, self._traced = job, placement, measuring, traced
         self._tracers: dict[str, Tracer] = {}
         self.queue = EventQueue()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from taihu.errors import ConfigError
@@ -45,6 +45,12 @@ class Placement:
     def is_distinct(self) -> bool:
         """Whether every host is simulated for itself; those that share processors are."""
         return self.distinct or bool(self.machines.shared_cores)
+
+    @property
+    def felt_network(self) -> Network:
+        """The network as processes measure it: with what processors take for a message at both its ends."""
+        start_up_s = self.network.alpha_seconds + 2.0 * self.machines.core_message_seconds
+        return replace(self.network, alpha_seconds=start_up_s)
 
     def supernode(self, host: int) -> int | None:
         """The supernode of a host; None where there is but one."""
