@@ -219,6 +219,8 @@ class FrameLink:
         # What frames took before, until it has read all of them.
         self._former: StreamSender | FrameConnection | None = None
         self._watcher: threading.Thread | None = None
+        # The stream is open, or never will be.
+        self._past_opening = threading.Event()
         self._call: _Call | None = None
 
     @property
@@ -245,6 +247,7 @@ class FrameLink:
         self.track(answers)
         self._watcher = threading.Thread(target=self._watch, args=(answers,), name="link", daemon=True)
         self._watcher.start()
+        self._past_opening.set()
 
     def track(self, call: _Call) -> None:
         """`abandon` cuts `call` from now on, also when it came first."""
@@ -354,6 +357,7 @@ class FrameLink:
         """The link is closed: a connection that is opened yet is not taken."""
         with self._ending:
             self._closed = True
+        self._past_opening.set()
 
     def _watch(self, messages: Iterable[bytes]) -> None:
         """Take what comes in the stream until it ends; runs in a thread of its own."""
@@ -379,11 +383,13 @@ class FrameLink:
 
     def _connection_lost(self, error: TaihuError) -> None:
         """The connection broke, or brought what it must not."""
-        if isinstance(error, MemberLostError) and self._watcher is not None:
-            # The other side may be about to say why, or that it leaves.
-            self._watcher.join(FAREWELL_S)
-            if not self._watcher.is_alive():
-                return
+        if isinstance(error, MemberLostError):
+            # The other side may be about to say why, or that it leaves: in the stream, once that is there.
+            self._past_opening.wait()
+            if self._watcher is not None:
+                self._watcher.join(FAREWELL_S)
+                if not self._watcher.is_alive():
+                    return
         self._lost(error)
 
     def _lost(self, error: TaihuError) -> None:

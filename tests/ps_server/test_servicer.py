@@ -25,12 +25,14 @@ from taihu.planner.partition import Shard
 from taihu.trace import Tracer
 from taihu.wire.codec import encode_frame, layout_to_message, read_frame
 from taihu.wire.direct_connection import DirectListener, open_connection
-from taihu.wire.headers import Frame, FrameHeader
+from taihu.wire.frame_link import FrameLink, LinkEnd, LinkEvents
+from taihu.wire.headers import Frame, FrameHeader, Sender
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.kinds import Encoding, Question, RingSegment, Summed
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.server import RpcServer
 from taihu.wire.shared_memory import SharedBuffer, buffer_to_message
+from taihu.wire.sink import Origin, Sink
 from taihu.wire.status import error_from_rpc
 
 TIMEOUT_S = 20.0
@@ -338,6 +340,34 @@ def test_a_worker_is_told_why_before_its_connection_is_cut(reason: str, monkeypa
             told.set()
             assert connection.recv(1) == b""
     assert cut.is_set()
+
+
+def test_a_worker_whose_connection_is_cut_before_it_opens_its_stream_is_told_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that ends closes connections that no exchange has taken."""
+    told: SimpleQueue[TaihuError] = SimpleQueue()
+    cut = threading.Event()
+
+    def connection_lost(link: FrameLink, error: TaihuError) -> None:
+        cut.set()
+        unpatched(link, error)
+
+    unpatched = FrameLink._connection_lost
+    monkeypatch.setattr(FrameLink, "_connection_lost", connection_lost)
+    nothing = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
+    with Served() as served:
+        served.initialize()
+        end = LinkEnd(PARAMETER_SERVER_SERVICE, served.address, Origin("server 0", Sender("taihu", 0)))
+        link = FrameLink(end, worker(0), nothing, LinkEvents(told.put, lambda: None))
+        link.prepare("tcp")
+        link.settle()
+        served.servicer.fail(RunError("out of paper"))
+        served.servicer.close()
+        assert cut.wait(TIMEOUT_S)
+        link.open()
+        assert str(told.get(timeout=TIMEOUT_S)) == "out of paper"
+        link.close()
 
 
 def test_a_frame_of_an_attempt_that_was_given_up_is_dropped_and_its_sender_goes_on() -> None:
