@@ -12,6 +12,8 @@ from support.cluster import layout_of, make_job
 from support.exchanges import run_workers, settle
 from support.worker import Values, Worker
 
+from allreduce.communicator import Communicator
+from allreduce.ring.operation import Operation, OperationKey
 from taihu.job import Job
 from taihu.planner.carriage import Carriage, carrier_in
 from taihu.wire.direct_connection import open_connection
@@ -75,6 +77,21 @@ def test_a_trial_and_its_outcome_change_no_bit(kind: str) -> None:
     job, plain = job_of(kind), plain_ends(kind)
     assert ends_of(job, ("trial", "tcp")) == (plain, {"grpc", "tcp"})
     assert ends_of(job, ("trial", "grpc")) == (plain, {"grpc", "tcp"})
+
+
+def test_no_two_operations_of_a_rank_have_the_same_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour may still take what was gathered before a change, when that is gathered again behind it."""
+    keys: dict[int, list[OperationKey]] = {}
+
+    def start(communicator: Communicator, operation: Operation) -> None:
+        keys.setdefault(communicator.rank, []).append(operation.key)
+        unpatched(communicator, operation)
+
+    unpatched = Communicator.start
+    monkeypatch.setattr(Communicator, "start", start)
+    ends_of(job_of("ring, fetched"), ("trial", "tcp"))
+    assert sorted(keys) == [0, 1, 2]
+    assert all(len(set(of_rank)) == len(of_rank) for of_rank in keys.values())
 
 
 @kinds

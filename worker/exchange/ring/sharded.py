@@ -67,8 +67,8 @@ class Owners(RingUpdates):
         self._plan = plan
         self._chunks: list[Chunks] = []
         self._attempt = 0
-        # Of each group: after which step, in which attempt it was gathered last, and how often.
-        self._gathers: list[tuple[int, int, int]] = []
+        # When each group was gathered last, and how often. A neighbour may still take part in that when plans change.
+        self._gathers: dict[int, tuple[At, int]] = {}
         self._total: Values = np.empty(0, dtype=np.float32)
         self._updated: dict[int, int] = {}
         self._chunk = summed_by(communicator.rank, communicator.size)
@@ -97,7 +97,6 @@ class Owners(RingUpdates):
     def adopt(self, plan: Plan, chunks: list[Chunks]) -> None:
         self._plan = plan
         self._chunks = chunks
-        self._gathers = [(0, 0, 0)] * len(chunks)
 
     @override
     def begin(self, at: At) -> None:
@@ -184,10 +183,11 @@ class Owners(RingUpdates):
         self._communicator.start(operation)
 
     def _next_gather(self, group: int, step: int) -> OperationKey:
-        *last, count = self._gathers[group]
-        count = count + 1 if last == [step, self._attempt] else 1
-        self._gathers[group] = step, self._attempt, count
-        return OperationKey(At(self._plan.version, step, self._attempt), group, count)
+        at = At(self._plan.version, step, self._attempt)
+        last, count = self._gathers.get(group, (at, 0))
+        count = count + 1 if last == at else 1
+        self._gathers[group] = at, count
+        return OperationKey(at, group, count)
 
     def _check(self, step: int, frame: FrameSpec) -> None:
         """The sum of a part that this worker owns is complete; it is applied when all are."""
