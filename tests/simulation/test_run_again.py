@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from support.cluster import layout_of
 from support.exchanges import run_workers
 from support.simulations import AT_ONCE, PLAIN, job_of, seconds_of
 from support.told_events import Event, Told
-from support.worker import Worker
+from support.worker import train_slowly
 
 import ps_server.server_shard
 import taihu.simulation.members
@@ -65,30 +66,6 @@ def test_what_a_run_measured_is_told_from_what_it_ran_again(
     assert found.forward == pytest.approx(forward, rel=1e-6, abs=1e-9)
 
 
-def train(worker: Worker) -> None:
-    """Steps that read as `StepDriver` does: the groups of a segment in forward order, then again in backward."""
-    exchange, groups = worker.exchange, len(SIZES)
-    segments = dict(AGAIN)
-
-    def quiet() -> None:
-        parameters = exchange._protocol.parameters
-        exchange._wait_until(lambda: all(map(parameters.is_quiet, range(groups))), 0)
-
-    for step in range(1, STEPS + 1):
-        for group in reversed(range(groups)):
-            exchange.wait(group)
-            quiet()
-        exchange.begin(step)
-        for group in range(groups):
-            for again in reversed(range(group, segments.get(group, -1) + 1)):
-                exchange.recall(again, ahead=False)
-                quiet()
-            exchange.prepare(group)
-            quiet()
-            exchange.push(group)
-            exchange.complete(group)
-
-
 @pytest.mark.parametrize("servers", [1, 0])
 def test_parameters_are_fetched_again_in_the_order_of_a_real_job(
     servers: int, monkeypatch: pytest.MonkeyPatch
@@ -96,7 +73,7 @@ def test_parameters_are_fetched_again_in_the_order_of_a_real_job(
     exchange = {"plan": "per-layer", "transport": "tcp", "zero": 3}
     job = job_of(2, servers, exchange=exchange, train={"recompute": "memory"})
     with Told().listening(monkeypatch, worker.exchange.shell, ps_server.server_shard) as real:
-        run_workers(job, layout_of(*SIZES), train)
+        run_workers(job, layout_of(*SIZES), partial(train_slowly, steps=STEPS, run_again=AGAIN))
     with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.members) as own:
         simulated(servers, 2, 3, "per-layer", 1.0)
     assert own.pushed == real.pushed

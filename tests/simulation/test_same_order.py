@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from random import Random
 from time import sleep
@@ -21,7 +22,7 @@ from support.cluster import layout_of
 from support.exchanges import run_workers
 from support.simulations import job_of, simulated
 from support.told_events import Event, Told, ToldProtocol
-from support.worker import Worker
+from support.worker import Worker, train_slowly
 
 import ps_server.server_shard
 import taihu.simulation.members
@@ -39,26 +40,6 @@ SIZES = (700, 40, 1200, 90, 300)
 STEPS, RANKS = 3, 3
 Way = Literal["forward", "backward"]
 Key = tuple[int, int, int]
-
-
-def train_slowly(worker: Worker) -> None:
-    """Some steps in which every group is waited for before the next one is pushed."""
-    exchange, groups = worker.exchange, len(worker.bounds)
-
-    def quiet() -> None:
-        parameters = exchange._protocol.parameters
-        exchange._wait_until(lambda: all(map(parameters.is_quiet, range(groups))), 0)
-
-    for step in range(1, STEPS + 1):
-        for group in reversed(range(groups)):
-            exchange.wait(group)
-            quiet()
-        exchange.begin(step)
-        for group in range(groups):
-            exchange.prepare(group)
-            quiet()
-            exchange.push(group)
-            exchange.complete(group)
 
 
 def in_order_of_asking(events: list[Event]) -> list[Event]:
@@ -86,7 +67,7 @@ def test_events_have_the_order_of_a_real_job(
     over = {**sections, "exchange": {"plan": "per-layer", "transport": "tcp", **sections.get("exchange", {})}}
     job = job_of(2, servers, **over)
     with Told().listening(monkeypatch, worker.exchange.shell, ps_server.server_shard) as real:
-        run_workers(job, layout_of(*SIZES), train_slowly)
+        run_workers(job, layout_of(*SIZES), partial(train_slowly, steps=STEPS))
     with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.members) as own:
         simulated(job, SIZES, each=1.0, distinct=True, steps=STEPS)
     assert own.pushed == real.pushed

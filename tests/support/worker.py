@@ -13,7 +13,7 @@ from taihu.planner.groups import group_bounds
 from worker.exchange.shell import Exchange
 from worker.memory.arenas import Arenas
 
-__all__ = ["Values", "Worker", "initial_parameters"]
+__all__ = ["Values", "Worker", "initial_parameters", "train_slowly"]
 
 Values = NDArray[np.float32]
 
@@ -80,3 +80,29 @@ class Worker:
         """A backward, and a forward behind it; returns a copy of the parameters that it read."""
         self.backward(step, gradients, attempt=attempt)
         return self.read()
+
+
+def train_slowly(worker: Worker, steps: int, run_again: Sequence[tuple[int, int]] = ()) -> None:
+    """Steps in which every group is waited for before the next one is pushed, in the order of `StepDriver`.
+
+    Backward reads the groups of the segments `run_again` (first to last) in forward order, before their own turn.
+    """
+    exchange, groups, segments = worker.exchange, len(worker.bounds), dict(run_again)
+
+    def quiet() -> None:
+        parameters = exchange._protocol.parameters
+        exchange._wait_until(lambda: all(map(parameters.is_quiet, range(groups))), 0)
+
+    for step in range(1, steps + 1):
+        for group in reversed(range(groups)):
+            exchange.wait(group)
+            quiet()
+        exchange.begin(step)
+        for group in range(groups):
+            for again in reversed(range(group, segments.get(group, -1) + 1)):
+                exchange.recall(again, ahead=False)
+                quiet()
+            exchange.prepare(group)
+            quiet()
+            exchange.push(group)
+            exchange.complete(group)
