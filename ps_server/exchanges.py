@@ -169,8 +169,7 @@ class Exchanges:
             TaihuError: what `fail` was told.
         """
         with self._lock:
-            if self._failure is not None:
-                raise self._failure
+            self._raise_failure()
             if identity.rank in self._exchanges:
                 raise StaleError(f"worker {identity.rank} has an open exchange already; ranks must be unique")
             shard = self._holder.shard
@@ -193,8 +192,9 @@ class Exchanges:
             self._metrics.workers.set(len(self._exchanges))
 
     def share(self, identity: WorkerIdentity, gradients: NDArray[np.float32]) -> None:
-        """Find the values of the worker's shared frames in `gradients`, which it has mapped."""
+        """Find the values of the worker's shared frames in `gradients`; raises what `fail` was told."""
         with self._lock:
+            self._raise_failure()
             self._gradients[identity] = gradients
 
     def keep(self, identity: WorkerIdentity, connection: socket.socket) -> None:
@@ -216,6 +216,10 @@ class Exchanges:
             exchanges = list(self._exchanges.values())
         for exchange in exchanges:
             exchange.end(error)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def close_unused(self) -> None:
         """Close connections that no exchange has taken."""

@@ -123,12 +123,12 @@ class ParameterServerServicer:
         try:
             self._check_worker(identity)
             gradients, parameters = self._holder.shard.share(buffer_from_message(request.gradients))
+            self._exchanges.share(identity, gradients)
         except SharedMemoryError as error:
             self._log.info("no memory is shared", worker=identity.rank, reason=str(error))
             return pb.ShareResponse()
         except TaihuError as error:
             abort(context, error)
-        self._exchanges.share(identity, gradients)
         return pb.ShareResponse(parameters=buffer_to_message(parameters))
 
     def _check_worker(self, identity: WorkerIdentity) -> None:

@@ -31,9 +31,10 @@ from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.kinds import Encoding, Question, RingSegment, Summed
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.server import RpcServer
-from taihu.wire.shared_memory import SharedBuffer, buffer_to_message
+from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, buffer_to_message, open_shared
 from taihu.wire.sink import Origin, Sink
 from taihu.wire.status import error_from_rpc
+from worker.exchange.servers.calls import ServerCalls
 
 TIMEOUT_S = 20.0
 
@@ -70,6 +71,11 @@ class Served:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+    def end(self, error: TaihuError) -> None:
+        """As a daemon whose run has failed."""
+        self.servicer.fail(error)
+        self._holder.stop_sharing()
 
     def initialize(self, *requests: pb.InitializeRequest) -> int:
         """The number of values that the server says it holds; without requests all that it needs is brought."""
@@ -382,6 +388,28 @@ def test_a_frame_of_an_attempt_that_was_given_up_is_dropped_and_its_sender_goes_
         for exchange in exchanges:
             exchange.push(1, attempt=1)
         assert [exchange.answer().address.at.attempt for exchange in exchanges] == [1, 1]
+
+
+def test_who_opens_memory_when_the_run_has_failed_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name may be gone by then, which is no reason to say that this machine shares none."""
+    job = shard_job({})
+    with (
+        Served(job) as served,
+        SharedBuffer.create(4 * LAYOUT.elements) as buffer,
+        ExitStack() as stack,
+    ):
+        served.initialize()
+        calls = ServerCalls(served.channel, job, worker(0), peer="server 0", track=lambda _: None)
+        assert calls.share(buffer, LAYOUT.elements) is not None
+
+        def open_too_late(descriptor: SharedDescriptor) -> SharedBuffer:
+            served.end(RunError("worker 1 ran out of paper"))
+            return stack.enter_context(open_shared(descriptor))
+
+        monkeypatch.setattr("worker.exchange.servers.calls.open_shared", open_too_late)
+        for _ in range(2):
+            with pytest.raises(RunError, match="worker 1 ran out of paper"):
+                calls.share(buffer, LAYOUT.elements)
 
 
 def test_memory_of_another_size_is_another_model() -> None:

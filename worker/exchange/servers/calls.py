@@ -157,12 +157,16 @@ class ServerCalls:
             incarnation=identity.incarnation,
             gradients=buffer_to_message(gradients.descriptor),
         )
-        try:
-            response = share(request, timeout=self._job.exchange.timeout_s)
-            if response.HasField("parameters"):
+        # Memory of which the server told may be gone when it is opened: asked again, a server says what ended it.
+        for is_last in (False, True):
+            try:
+                response = share(request, timeout=self._job.exchange.timeout_s)
+                if not response.HasField("parameters"):
+                    break
                 return open_shared(buffer_from_message(response.parameters)).array(np.float32, elements)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._peer) from None
-        except (SharedMemoryError, ValueError) as error:
-            structlog.get_logger().info("no memory is shared", peer=self._peer, reason=str(error))
+            except grpc.RpcError as error:
+                raise error_from_rpc(error, self._peer) from None
+            except (SharedMemoryError, ValueError) as error:
+                if is_last:
+                    structlog.get_logger().info("no memory is shared", peer=self._peer, reason=str(error))
         return None
