@@ -164,12 +164,27 @@ def machines_keys(machine: Mapping[str, Any], *, servers: int) -> dict[str, Any]
 
 def _work(ranks: int, megabytes: float, rounds: tuple[int, int], rows: list[dict[str, Any]]) -> float:
     """CPU seconds of one allreduce of all ranks together; adds its row to `rows`."""
+    calls = _CALLS_OF_FEW if megabytes == _FEW_MB else 1
+
+    def measure(number: int) -> dict[str, Any]:
+        return allreduce.measure(_FREE_RATE, ranks, f"{megabytes}", number, [])[0]
+
+    return _of_round(measure, rounds, rows, calls)
+
+
+def _of_round(
+    measure: Callable[[int], dict[str, Any]],
+    rounds: tuple[int, int],
+    rows: list[dict[str, Any]],
+    calls: int = 1,
+) -> float:
+    """CPU seconds of one of a round's calls, by fewer and more rounds; adds the row of the more to `rows`."""
+    measure(rounds[0])  # a fresh clone compiles kernels in its first run
     spent = []
     for number in rounds:
         processors = Processors()
-        row = allreduce.measure(_FREE_RATE, ranks, f"{megabytes}", number, [])[0]
+        row = measure(number)
         spent.append(processors.own_seconds())
-    calls = _CALLS_OF_FEW if megabytes == _FEW_MB else 1
     seconds = (spent[1] - spent[0]) / (rounds[1] - rounds[0]) / calls
     rows.append({**row, "cpu_seconds": seconds})
     return seconds
@@ -177,13 +192,11 @@ def _work(ranks: int, megabytes: float, rounds: tuple[int, int], rows: list[dict
 
 def _server_rate(per_message: float, add_rate: float, rows: list[dict[str, Any]]) -> float:
     """Bytes that one processor sends, or takes in, in a second where they pass through a server."""
-    spent = []
-    for number in _EXCHANGE_ROUNDS:
-        processors = Processors()
-        row = exchange.measure(_MODEL, (1, _WORKERS), _FREE_RATE, number, [])
-        spent.append(processors.own_seconds())
-    seconds = (spent[1] - spent[0]) / (_EXCHANGE_ROUNDS[1] - _EXCHANGE_ROUNDS[0])
-    rows.append({**row, "cpu_seconds": seconds})
+
+    def measure(number: int) -> dict[str, Any]:
+        return exchange.measure(_MODEL, (1, _WORKERS), _FREE_RATE, number, [])
+
+    seconds = _of_round(measure, _EXCHANGE_ROUNDS, rows)
     ends = 2 * 2 * _WORKERS
     seconds -= ends * _MODEL_BYTES / _FRAME_BYTES * per_message
     seconds -= (_WORKERS + PASSES_OF_UPDATE) * _MODEL_BYTES / add_rate
