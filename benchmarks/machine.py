@@ -44,6 +44,8 @@ _VALUE_BYTES: Final = 4
 _RANKS, _FREE_RATE, _FEW_MB, _MANY_MB = 4, "40gbit", 0.1, 24.0
 _FEW_ROUNDS, _MANY_ROUNDS = (3, 28), (4, 44)
 _CALLS_OF_FEW: Final = 200
+# Both lengths of a bench are measured so many times.
+_TIMES: Final = 5
 # An exchange through a server, of a model's values in so many bytes, in frames.
 _MODEL, _MODEL_BYTES, _FRAME_BYTES, _WORKERS, _EXCHANGE_ROUNDS = "resnet50", 102.2e6, 1 << 19, 2, (2, 9)
 _FRAME, _FRAMES, _CONTRIBUTIONS, _ATTEMPTS = 1 << 17, 16, 2, 20
@@ -178,14 +180,18 @@ def _of_round(
     rows: list[dict[str, Any]],
     calls: int = 1,
 ) -> float:
-    """CPU seconds of one of a round's calls, by fewer and more rounds; adds the row of the more to `rows`."""
+    """CPU seconds of one of a round's calls: the median of differences between fewer and more rounds.
+
+    Adds the row of the last run to `rows`.
+    """
     measure(rounds[0])  # a fresh clone compiles kernels in its first run
-    spent = []
-    for number in rounds:
-        processors = Processors()
-        row = measure(number)
-        spent.append(processors.own_seconds())
-    seconds = (spent[1] - spent[0]) / (rounds[1] - rounds[0]) / calls
+    spent = np.zeros((_TIMES, len(rounds)))
+    for each in spent:
+        for place, number in enumerate(rounds):
+            processors = Processors()
+            row = measure(number)
+            each[place] = processors.own_seconds()
+    seconds = float(np.median(np.diff(spent))) / (rounds[1] - rounds[0]) / calls
     rows.append({**row, "cpu_seconds": seconds})
     return seconds
 

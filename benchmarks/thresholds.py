@@ -34,10 +34,10 @@ class Cell(NamedTuple):
 
 
 CELLS = (
-    Cell("vgg16_cifar", "100mbit", 0.01, 8, 14),
-    Cell("vgg16_cifar", "100mbit", 0.1, 4, 6),
-    Cell("vgg16_cifar", "1gbit", 0.01, 8, 18),
-    Cell("vgg16_cifar", "1gbit", 0.1, 8, 14),
+    Cell("vgg16_cifar", "100mbit", 0.01, 8, 40),
+    Cell("vgg16_cifar", "100mbit", 0.1, 4, 12),
+    Cell("vgg16_cifar", "1gbit", 0.01, 8, 50),
+    Cell("vgg16_cifar", "1gbit", 0.1, 8, 40),
     Cell("resnet20", "100mbit", 0.01, 20, 80),
     Cell("resnet20", "100mbit", 0.1, 20, 60),
     Cell("resnet20", "1gbit", 0.01, 20, 80),
