@@ -762,6 +762,111 @@ class ReportStepsRequest(_message.Message):
 Global___ReportStepsRequest: _TypeAlias = ReportStepsRequest  # noqa: Y015
 
 @_typing.final
+class DecideCheckpointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    """The step behind which the worker stands; before the first step the one that the run goes on from, or 0."""
+    is_last: _builtins.bool
+    """No step follows."""
+    @_builtins.property
+    def member(self) -> Global___Member: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        member: Global___Member | None = ...,
+        step: _builtins.int = ...,
+        is_last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_last", b"is_last", "job", b"job", "member", b"member", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecideCheckpointRequest: _TypeAlias = DecideCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class DecideCheckpointResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEEP_FIELD_NUMBER: _builtins.int
+    NEXT_STEP_FIELD_NUMBER: _builtins.int
+    keep: _builtins.bool
+    next_step: _builtins.int
+    """The step behind which all workers ask again."""
+    def __init__(
+        self,
+        *,
+        keep: _builtins.bool = ...,
+        next_step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "next_step", b"next_step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecideCheckpointResponse: _TypeAlias = DecideCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class StoredRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    name: _builtins.str
+    """Of the file in the checkpoint's folder."""
+    size_bytes: _builtins.int
+    sha256: _builtins.str
+    @_builtins.property
+    def member(self) -> Global___Member: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        member: Global___Member | None = ...,
+        step: _builtins.int = ...,
+        name: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member", "name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredRequest: _TypeAlias = StoredRequest  # noqa: Y015
+
+@_typing.final
+class StoredResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredResponse: _TypeAlias = StoredResponse  # noqa: Y015
+
+@_typing.final
 class GetProfileRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

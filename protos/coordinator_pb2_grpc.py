@@ -60,6 +60,16 @@ class CoordinatorServiceStub:
                 request_serializer=protos_dot_coordinator__pb2.ReportStepsRequest.SerializeToString,
                 response_deserializer=protos_dot_coordinator__pb2.GetPlanResponse.FromString,
                 _registered_method=True)
+        self.DecideCheckpoint = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/DecideCheckpoint',
+                request_serializer=protos_dot_coordinator__pb2.DecideCheckpointRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.DecideCheckpointResponse.FromString,
+                _registered_method=True)
+        self.Stored = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/Stored',
+                request_serializer=protos_dot_coordinator__pb2.StoredRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.StoredResponse.FromString,
+                _registered_method=True)
         self.GetProfile = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/GetProfile',
                 request_serializer=protos_dot_coordinator__pb2.GetProfileRequest.SerializeToString,
@@ -127,6 +137,20 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DecideCheckpoint(self, request, context):
+        """A worker stands behind a step at which all workers ask: whether what it has led to is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stored(self, request, context):
+        """A member's part of a checkpoint is durable. With the last one the checkpoint counts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetProfile(self, request, context):
         """The costs that the present plan was computed from.
         """
@@ -189,6 +213,16 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ReportSteps,
                     request_deserializer=protos_dot_coordinator__pb2.ReportStepsRequest.FromString,
                     response_serializer=protos_dot_coordinator__pb2.GetPlanResponse.SerializeToString,
+            ),
+            'DecideCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.DecideCheckpoint,
+                    request_deserializer=protos_dot_coordinator__pb2.DecideCheckpointRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.DecideCheckpointResponse.SerializeToString,
+            ),
+            'Stored': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stored,
+                    request_deserializer=protos_dot_coordinator__pb2.StoredRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.StoredResponse.SerializeToString,
             ),
             'GetProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.GetProfile,
@@ -352,6 +386,60 @@ class CoordinatorService:
             '/taihu.v1.CoordinatorService/ReportSteps',
             protos_dot_coordinator__pb2.ReportStepsRequest.SerializeToString,
             protos_dot_coordinator__pb2.GetPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DecideCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/DecideCheckpoint',
+            protos_dot_coordinator__pb2.DecideCheckpointRequest.SerializeToString,
+            protos_dot_coordinator__pb2.DecideCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stored(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/Stored',
+            protos_dot_coordinator__pb2.StoredRequest.SerializeToString,
+            protos_dot_coordinator__pb2.StoredResponse.FromString,
             options,
             channel_credentials,
             insecure,

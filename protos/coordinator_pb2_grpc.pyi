@@ -45,6 +45,10 @@ class CoordinatorServiceStub:
     """The groups that layers are merged into."""
     ReportSteps: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ReportStepsRequest, _coordinator_pb2.GetPlanResponse]
     """Brings a worker's measurements; answered, when those of all workers are there, with the plan of the next step."""
+    DecideCheckpoint: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DecideCheckpointRequest, _coordinator_pb2.DecideCheckpointResponse]
+    """A worker stands behind a step at which all workers ask: whether what it has led to is kept."""
+    Stored: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.StoredRequest, _coordinator_pb2.StoredResponse]
+    """A member's part of a checkpoint is durable. With the last one the checkpoint counts."""
     GetProfile: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]
     """The costs that the present plan was computed from."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]
@@ -73,6 +77,10 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """The groups that layers are merged into."""
     ReportSteps: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ReportStepsRequest, _coordinator_pb2.GetPlanResponse]  # type: ignore[assignment]
     """Brings a worker's measurements; answered, when those of all workers are there, with the plan of the next step."""
+    DecideCheckpoint: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DecideCheckpointRequest, _coordinator_pb2.DecideCheckpointResponse]  # type: ignore[assignment]
+    """A worker stands behind a step at which all workers ask: whether what it has led to is kept."""
+    Stored: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.StoredRequest, _coordinator_pb2.StoredResponse]  # type: ignore[assignment]
+    """A member's part of a checkpoint is durable. With the last one the checkpoint counts."""
     GetProfile: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]  # type: ignore[assignment]
     """The costs that the present plan was computed from."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]  # type: ignore[assignment]
@@ -128,6 +136,22 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.GetPlanResponse, _abc.Awaitable[_coordinator_pb2.GetPlanResponse]]:
         """Brings a worker's measurements; answered, when those of all workers are there, with the plan of the next step."""
+
+    @_abc_1.abstractmethod
+    def DecideCheckpoint(
+        self,
+        request: _coordinator_pb2.DecideCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.DecideCheckpointResponse, _abc.Awaitable[_coordinator_pb2.DecideCheckpointResponse]]:
+        """A worker stands behind a step at which all workers ask: whether what it has led to is kept."""
+
+    @_abc_1.abstractmethod
+    def Stored(
+        self,
+        request: _coordinator_pb2.StoredRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.StoredResponse, _abc.Awaitable[_coordinator_pb2.StoredResponse]]:
+        """A member's part of a checkpoint is durable. With the last one the checkpoint counts."""
 
     @_abc_1.abstractmethod
     def GetProfile(

@@ -57,6 +57,11 @@ class ParameterServerServiceStub:
                 request_serializer=protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
                 response_deserializer=protos_dot_connection__pb2.OpenConnectionResponse.FromString,
                 _registered_method=True)
+        self.Keep = channel.unary_unary(
+                '/taihu.v1.ParameterServerService/Keep',
+                request_serializer=protos_dot_parameter__server__pb2.KeepRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.KeepResponse.FromString,
+                _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/taihu.v1.ParameterServerService/Fetch',
                 request_serializer=protos_dot_parameter__server__pb2.FetchRequest.SerializeToString,
@@ -99,6 +104,14 @@ class ParameterServerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Keep(self, request, context):
+        """Worker 0 stands between two steps: the server keeps what it holds, in the background, for a checkpoint. Answered
+        when it has been copied, so that the run may go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fetch(self, request, context):
         """Streams the shard's current parameters; waits until they have been initialized.
         """
@@ -128,6 +141,11 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
                     servicer.OpenConnection,
                     request_deserializer=protos_dot_connection__pb2.OpenConnectionRequest.FromString,
                     response_serializer=protos_dot_connection__pb2.OpenConnectionResponse.SerializeToString,
+            ),
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=protos_dot_parameter__server__pb2.KeepRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.KeepResponse.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
@@ -244,6 +262,33 @@ class ParameterServerService:
             '/taihu.v1.ParameterServerService/OpenConnection',
             protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
             protos_dot_connection__pb2.OpenConnectionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.ParameterServerService/Keep',
+            protos_dot_parameter__server__pb2.KeepRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.KeepResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,10 @@ class ParameterServerServiceStub:
     """Prepares a connection for the frames of both directions. Comes before Exchange, whose stream then only says that the
     worker is alive and why it ends.
     """
+    Keep: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.KeepRequest, _parameter_server_pb2.KeepResponse]
+    """Worker 0 stands between two steps: the server keeps what it holds, in the background, for a checkpoint. Answered
+    when it has been copied, so that the run may go on.
+    """
     Fetch: _grpc.UnaryStreamMultiCallable[_parameter_server_pb2.FetchRequest, _tensor_pb2.Frame]
     """Streams the shard's current parameters; waits until they have been initialized."""
 
@@ -70,6 +74,10 @@ class ParameterServerServiceAsyncStub(ParameterServerServiceStub):
     OpenConnection: _aio.UnaryUnaryMultiCallable[_connection_pb2.OpenConnectionRequest, _connection_pb2.OpenConnectionResponse]  # type: ignore[assignment]
     """Prepares a connection for the frames of both directions. Comes before Exchange, whose stream then only says that the
     worker is alive and why it ends.
+    """
+    Keep: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.KeepRequest, _parameter_server_pb2.KeepResponse]  # type: ignore[assignment]
+    """Worker 0 stands between two steps: the server keeps what it holds, in the background, for a checkpoint. Answered
+    when it has been copied, so that the run may go on.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_parameter_server_pb2.FetchRequest, _tensor_pb2.Frame]  # type: ignore[assignment]
     """Streams the shard's current parameters; waits until they have been initialized."""
@@ -113,6 +121,16 @@ class ParameterServerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_connection_pb2.OpenConnectionResponse, _abc.Awaitable[_connection_pb2.OpenConnectionResponse]]:
         """Prepares a connection for the frames of both directions. Comes before Exchange, whose stream then only says that the
         worker is alive and why it ends.
+        """
+
+    @_abc_1.abstractmethod
+    def Keep(
+        self,
+        request: _parameter_server_pb2.KeepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.KeepResponse, _abc.Awaitable[_parameter_server_pb2.KeepResponse]]:
+        """Worker 0 stands between two steps: the server keeps what it holds, in the background, for a checkpoint. Answered
+        when it has been copied, so that the run may go on.
         """
 
     @_abc_1.abstractmethod

@@ -131,6 +131,10 @@ class Aggregator(Generic[Payload]):
             slot.step == step and slot.applied and (given_up or not slot.pending) for slot in self._slots.values()
         )
 
+    def has_ended(self, step: int) -> bool:
+        """Whether every frame has been applied up to `step`, and none beyond it; frames may wait for workers."""
+        return all(slot.step == step and slot.applied for slot in self._slots.values())
+
     def offer(self, header: FrameHeader, payload: Payload) -> Outcome | Complete[Payload]:
         """Take one frame in; only a frame that is not refused changes anything.
 

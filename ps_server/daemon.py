@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,8 @@ import structlog
 
 from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from ps_server.shard_holder import ShardHolder
+from taihu.checkpoint.files import PartFile
+from taihu.checkpoint.writer import PartWriter, Stored, maybe_writing
 from taihu.coordination.awaited import awaited_in_words
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread, coordinator_address, failure_reported
 from taihu.coordination.host import hosted_coordinator, listen
@@ -170,8 +172,15 @@ class ServerDaemon:
         with hosted_coordinator(self._job, self._rpc) as coordinator:
             self.metrics.registry.register(CoordinatorMetrics(coordinator, self._member))
             holder = ShardHolder(self._job, 0, self._incarnation, lambda: coordinator.plan(timeout_s))
+
+            def stored(step: int, file: PartFile) -> None:
+                coordinator.checkpointing.stored(str(self._member), step, file, coordinator.plan(timeout_s))
+
+            def lost(rank: int, how: str) -> None:
+                _report_lost(coordinator, rank, how)
+
             with (
-                self._serving(holder, lambda rank, how: _report_lost(coordinator, rank, how), COORDINATOR_SERVICE),
+                self._serving(holder, lost, stored, COORDINATOR_SERVICE),
                 _failing(coordinator, self._member),
             ):
                 with coordinator.changing() as (members, now):
@@ -216,7 +225,7 @@ class ServerDaemon:
                 heartbeats.hurry()
 
             # An interrupt may come when the coordinator knows of this server, but not yet this server of that.
-            with self._serving(holder, gone), failure_reported(client):
+            with self._serving(holder, gone, client.stored), failure_reported(client):
                 client.join(address=self.address)
                 with heartbeats, self._stopping_in_order():
                     with telling_who_is_awaited(client.awaited):
@@ -226,10 +235,22 @@ class ServerDaemon:
                 client.finish()
 
     @contextmanager
-    def _serving(self, holder: ShardHolder, on_lost: LostCallback, *services: str) -> Iterator[None]:
+    def _serving(self, holder: ShardHolder, on_lost: LostCallback, stored: Stored, *services: str) -> Iterator[None]:
         """Serve; when the block fails, whoever waits for this server is told why."""
+        with maybe_writing(self._job, stored) as writer:
+            yield from self._served(holder, on_lost, writer, services)
+
+    def _served(
+        self, holder: ShardHolder, on_lost: LostCallback, writer: PartWriter | None, services: Sequence[str]
+    ) -> Iterator[None]:
         servicer = ParameterServerServicer(
-            self._job, holder, self.metrics, on_lost=on_lost, tracer=self._options.tracer, listener=self._direct
+            self._job,
+            holder,
+            self.metrics,
+            on_lost=on_lost,
+            tracer=self._options.tracer,
+            listener=self._direct,
+            writer=writer,
         )
         servicer.register(self._rpc.grpc_server)
         self._rpc.start((PARAMETER_SERVER_SERVICE, *services), with_reflection=self._job.cluster.reflection)

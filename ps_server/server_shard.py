@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ from ps_server.summing import (
     make_summing,
     values_of,
 )
+from taihu.checkpoint.part import PARAMETERS, Elements, State
+from taihu.checkpoint.reading import Checkpoint
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, ModelError, SharedMemoryError, StaleError
 from taihu.job import Job
@@ -40,6 +42,9 @@ from taihu.wire.kinds import Encoding, Gradients, Parameters, Summed
 from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["ServerShard"]
+
+# Arrays with a value for each unit that shares a threshold; others have one for each element.
+_OF_UNITS: Final = ("thresholds", "ages", "kept")
 
 Values = NDArray[np.float32]
 
@@ -238,6 +243,43 @@ class ServerShard:
                 raise StaleError(f"snapshot after step {self._step}: a step is under way, take it between two")
             arrays = {name: array.copy() for name, array in self._state(self._summing).items()}
             return Snapshot(self._step, self._plan.version, arrays)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the run needs anything of this server: not where workers have all there is (stage 0 of ZeRO)."""
+        return not isinstance(self._optimizer, SumShard)
+
+    def state(self) -> State:
+        """A copy of all that the run needs of this server to go on behind the last step.
+
+        Raises:
+            StaleError: a step is under way of which some frames have been updated, and some have not.
+        """
+        with self._lock:
+            if not self._aggregator.has_ended(self._step):
+                raise StaleError(f"step {self._step} has not ended on this server; nothing of it can be kept")
+            arrays = self._state(self._summing)
+            of_elements = {name: values for name, values in arrays.items() if name not in _OF_UNITS}
+            own = {name: values for name, values in arrays.items() if name in _OF_UNITS}
+            return State(Elements(self._partition.bounds, of_elements), own, {"plan": self._plan.version}).copy()
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint, whose parameters are here already.
+
+        Raises:
+            CheckpointError: it lacks something that the job needs.
+        """
+        before = checkpoint.state_of(f"server {self._partition.index}")
+        arrays = {}
+        for name, values in self._state(self._summing).items():
+            known = None if before is None else before.own.get(name)
+            arrays[name] = values.copy()
+            if name not in _OF_UNITS and name != PARAMETERS:
+                checkpoint.read_shared(name, self._partition.bounds, arrays[name])
+            elif known is not None and known.shape == values.shape:
+                # Thresholds of other units than these are made anew.
+                arrays[name] = known
+        self.restore(Snapshot(checkpoint.step, self._plan.version, arrays), self._plan)
 
     def restore(self, snapshot: Snapshot, plan: Plan, attempt: int = 0) -> None:
         """Go on as after the step of `snapshot`, in the same memory; what had come of later steps is dropped.

@@ -15,6 +15,8 @@ from protos import parameter_server_pb2 as pb
 from ps_server.exchanges import Exchanges
 from ps_server.initialization import Initialization
 from ps_server.shard_holder import ShardHolder
+from taihu.checkpoint.part import Part
+from taihu.checkpoint.writer import PartWriter
 from taihu.errors import (
     FrameError,
     SharedMemoryError,
@@ -39,7 +41,7 @@ class ParameterServerServicer:
     """The service's methods.
 
     `on_lost(rank, how)` is called when a worker's exchange ends, also when it has finished. `listener`
-    accepts connections of workers, and is closed with this.
+    accepts connections of workers, and is closed with this; `writer` takes the server's parts of checkpoints.
     """
 
     def __init__(
@@ -51,7 +53,10 @@ class ParameterServerServicer:
         on_lost: Callable[[int, str], None],
         tracer: Tracer,
         listener: DirectListener,
+        writer: PartWriter | None = None,
     ) -> None:
+        self._name = f"server {holder.index}"
+        self._writer = writer
         self._job = job.name
         self._workers = job.cluster.workers
         self._holder = holder
@@ -69,6 +74,9 @@ class ParameterServerServicer:
             ),
             "Share": grpc.unary_unary_rpc_method_handler(
                 self._share, pb.ShareRequest.FromString, pb.ShareResponse.SerializeToString
+            ),
+            "Keep": grpc.unary_unary_rpc_method_handler(
+                self._keep, pb.KeepRequest.FromString, pb.KeepResponse.SerializeToString
             ),
             "OpenConnection": grpc.unary_unary_rpc_method_handler(
                 self._open_connection,
@@ -130,6 +138,19 @@ class ParameterServerServicer:
         except TaihuError as error:
             abort(context, error)
         return pb.ShareResponse(parameters=buffer_to_message(parameters))
+
+    def _keep(self, request: pb.KeepRequest, context: grpc.ServicerContext) -> pb.KeepResponse:
+        """Copy the shard, and have it written; the worker that asks is the one that no step ends without."""
+        try:
+            self._check_worker(WorkerIdentity(request.job, request.rank, request.incarnation))
+            shard = self._holder.shard
+            if shard.step != request.step:
+                raise StaleError(f"worker {request.rank} stands behind step {request.step}, this server {shard.step}")
+            if self._writer is not None and shard.keeps_state:
+                self._writer.write(request.step, lambda: Part(self._name, request.step, shard.state()))
+        except TaihuError as error:
+            abort(context, error)
+        return pb.KeepResponse()
 
     def _check_worker(self, identity: WorkerIdentity) -> None:
         self._check_job(identity.rank, identity.job)

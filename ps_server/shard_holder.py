@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ps_server.initialization import Initialization
 from ps_server.server_shard import ServerShard
+from taihu.checkpoint.keepers import resumed_from
 from taihu.coordination.plan import Plan
 from taihu.errors import ModelError, PeerUnreachableError, StaleError, TaihuError
 from taihu.job import Job
@@ -33,7 +34,7 @@ class ShardHolder:
         clock: Clock | None = None,
     ) -> None:
         self._job = job
-        self._index = index
+        self.index = index
         self._incarnation = incarnation
         self._get_plan = get_plan
         self._clock = clock
@@ -60,7 +61,7 @@ class ShardHolder:
         if difference:
             raise ModelError(f"initial parameters are of another model: {difference}")
         self._check_empty()
-        partition = Shard(layout, self._job.cluster.servers, self._index)
+        partition = Shard(layout, self._job.cluster.servers, self.index)
         return Initialization(self._job.name, plan, partition, shared=self._job.shares_memory)
 
     def adopt(self, initial: Initialization) -> ServerShard:
@@ -69,6 +70,7 @@ class ShardHolder:
         Raises:
             FrameError: they are not complete.
             StaleError: there is a shard already.
+            CheckpointError: the job goes on from a checkpoint that lacks something.
         """
         initial.check_complete()
         shard = ServerShard(
@@ -82,6 +84,9 @@ class ShardHolder:
             clock=self._clock,
         )
         shard.warm_up()
+        begun = resumed_from(self._job)
+        if begun is not None:
+            shard.resume(begun)
         with self._changed:
             self._check_empty()
             self._shard = shard

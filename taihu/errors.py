@@ -1,6 +1,7 @@
 """The exception tree. A message names the thing, what was expected and seen, and the remedy, in one line."""
 
 __all__ = [
+    "CheckpointError",
     "ConfigError",
     "DataError",
     "ExchangeError",
@@ -34,6 +35,10 @@ class DataError(ConfigError):
 
 class ModelError(ConfigError):
     """A model does not fit its data, the other workers' model, or a saved one."""
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint is missing, incomplete, damaged, or of another job."""
 
 
 class PeerUnreachableError(ConfigError):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from taihu.errors import ConfigError
 from taihu.job import Job, job_to_toml
@@ -16,6 +17,8 @@ from taihu.results import as_json, check_writable
 from taihu.settings import RunSettings
 
 __all__ = [
+    "CHECKPOINTS",
+    "SETTINGS",
     "RunFiles",
     "add_events",
     "describe_run",
@@ -31,6 +34,11 @@ _NONE = Path("none")
 _MODEL = "model.safetensors"
 _RESULTS = "results.json"
 _EVENTS = "events.jsonl"
+CHECKPOINTS: Final = "checkpoints"
+"""The folder of a run's checkpoints in that of the run."""
+
+SETTINGS: Final = "settings.toml"
+"""The file of all settings of a run in its folder, which is a job file."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -193,7 +201,7 @@ def describe_run(folder: Path, job: Job, job_file: Path | None) -> None:
     else:
         (folder / "job.toml").write_text(job_to_toml(job, given=True))
     settings = job.model_copy(update={"run": job.run.model_copy(update={"dir": None})})
-    (folder / "settings.toml").write_text(job_to_toml(settings))
+    (folder / SETTINGS).write_text(job_to_toml(settings))
 
 
 def add_events(folder: Path, events: Iterable[Mapping[str, float | str | None]]) -> None:

@@ -15,6 +15,8 @@ from threadpoolctl import threadpool_limits
 
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import Listener
+from taihu.checkpoint.keepers import resumed_from
+from taihu.checkpoint.writer import maybe_writing
 from taihu.coordination.client import coordinator_address
 from taihu.coordination.membership import MemberId, Role
 from taihu.coordination.metrics import CoordinatorMetrics
@@ -48,6 +50,7 @@ from worker.saved.beginning import begin_from, beginning_of
 from worker.saved.writing import describe_model, save_model
 from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from worker.training.calibration import Measuring
+from worker.training.checkpoints import Keeper
 from worker.training.clipping import LayerClipping
 from worker.training.objective import model_for
 from worker.training.plan_follower import PlanFollower
@@ -121,6 +124,7 @@ class WorkerDaemon:
                 self._log.info("metrics", port=page.port)
             self._dataset = load_dataset(self._job.data, self._job.model.name)
             self._batches = self._make_batches(stack)
+            self._begun = resumed_from(self._job)
             self._beginning = stack.enter_context(beginning_of(self._job, self._options.rank))
             self._run_log = stack.enter_context(self._make_run_log())
             try:
@@ -201,6 +205,11 @@ class WorkerDaemon:
         """Take part in the run, from joining to finishing."""
         train, rank = self._job.train, self._options.rank
         total = self._length.total_steps
+        if self._begun_after >= total:
+            raise ConfigError(
+                f"checkpoint.resume {self._job.checkpoint.resume}: all {total:,} steps have been made; raise "
+                "train.epochs or train.steps to go on"
+            )
         observer = Observer(rank, total_steps=total, batch=train.batch, metrics=self._metrics, run_log=self._run_log)
         self._metrics.last_step.set(total)
         with self._joined(observer) as (session, replica), self._stopping_in_order(observer):
@@ -212,9 +221,20 @@ class WorkerDaemon:
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
             self._run_log.happened("training", workers=self._job.cluster.workers, steps=total)
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
+            if self._begun is not None:
+                session.exchange.resume(self._begun, rank)
             try:
-                with own_mistakes_told():
-                    steps = self._train(session, observer, replica, last)
+                with own_mistakes_told(), maybe_writing(self._job, session.client.stored) as writer:
+                    keeper = Keeper(
+                        self._job,
+                        session.client,
+                        session.exchange,
+                        replica,
+                        partial(describe_model, self._job, self._dataset, replica.model),
+                        writer=writer,
+                        begun_after=self._begun_after,
+                    )
+                    steps = self._train(session, observer, replica, last, keeper)
             finally:
                 self._write_trace(session.client.coordinator_clock)
             saved, not_saved = self._save(session, replica, steps, stopped=last.is_early)
@@ -278,10 +298,15 @@ class WorkerDaemon:
                 error_s=clock.error_s,
             )
 
-    def _train(self, session: Session, observer: Observer, replica: Replica, last: LastStep) -> int:
-        """Make all steps; returns how many."""
+    @property
+    def _begun_after(self) -> int:
+        """The step that the run goes on from, 0 for a new one."""
+        return 0 if self._begun is None else self._begun.step
+
+    def _train(self, session: Session, observer: Observer, replica: Replica, last: LastStep, keeper: Keeper) -> int:
+        """Make all steps; returns the last one."""
         settings = self._job.exchange
-        measuring = Measuring(settings.calibration_steps, settings.replan_every)
+        measuring = Measuring(settings.calibration_steps, settings.replan_every, self._begun_after)
         follower = PlanFollower(measuring, session.client, settings.timeout_s)
 
         def on_step(record: StepRecord) -> None:
@@ -304,7 +329,7 @@ class WorkerDaemon:
             clipping=self._clipping(replica),
         )
         per_epoch = self._batches.steps_per_epoch
-        step = 0
+        step = self._begun_after
         while last.follows(step):
             step += 1
             trainer.step(step)
@@ -313,6 +338,9 @@ class WorkerDaemon:
                 trainer.finish()
                 if not (is_last and last.is_early):
                     self._evaluate(observer, replica, trainer, -(-step // per_epoch))
+            if keeper.asks_behind(step, is_last=is_last):
+                trainer.finish()
+                keeper.keep(step, is_last=is_last)
             if measuring.reports_after(step) and not is_last:
                 trainer.finish()
                 plan = follower.report(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 import typer
@@ -113,6 +114,30 @@ _BENCHES: Final = (
 )
 
 
+_CHECKPOINTS: Final = (
+    (
+        "ls",
+        "taihu.cli.checkpoint:ls",
+        "List the checkpoints of a run that a run can go on from: step, size, and who wrote them.",
+    ),
+    (
+        "verify",
+        "taihu.cli.checkpoint:verify",
+        "Read all files of checkpoints, and compare them with what their manifests say.",
+    ),
+    (
+        "export",
+        "taihu.cli.checkpoint:export",
+        "Write the model of a checkpoint, the newest that is whole, as `taihu train --save` does.",
+    ),
+    (
+        "reshard",
+        "taihu.cli.checkpoint:reshard_checkpoint",
+        "Write a checkpoint as another number of servers and workers would have.",
+    ),
+)
+
+
 class _Commands(TyperGroup):
     """All commands; none runs beside a variable of ours that means nothing."""
 
@@ -127,20 +152,25 @@ class _Commands(TyperGroup):
 
 def make_app() -> TyperGroup:
     """All commands, none of which has been imported yet."""
-    bench = TyperGroup(
-        name="bench",
-        help="Measure parts of the system on real processes.",
-        no_args_is_help=True,
-        commands=[LazyCommand(*command) for command in _BENCHES],
-        params=[version_option()],
-    )
+    bench = _group("bench", "Measure parts of the system on real processes.", _BENCHES)
+    checkpoint = _group("checkpoint", "Look after the checkpoints that a run can go on from.", _CHECKPOINTS)
     return _Commands(
         name="taihu",
         help="Train neural networks on many ordinary machines over ordinary networks.",
         no_args_is_help=True,
-        commands=[*(LazyCommand(*command) for command in _COMMANDS), bench],
+        commands=[*(LazyCommand(*command) for command in _COMMANDS), checkpoint, bench],
         params=[version_option(), *get_install_completion_arguments()],
         context_settings=CONTEXT_SETTINGS,
+    )
+
+
+def _group(name: str, summary: str, commands: Sequence[tuple[str, str, str]]) -> TyperGroup:
+    return TyperGroup(
+        name=name,
+        help=summary,
+        no_args_is_help=True,
+        commands=[LazyCommand(*command) for command in commands],
+        params=[version_option()],
     )
 
 

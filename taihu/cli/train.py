@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from taihu.errors import ConfigError
 from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.local.display import Display, PlainDisplay, human_bytes, make_display
 from taihu.model_defaults import smallest_size
@@ -47,13 +49,21 @@ def train(
     trace: TraceOption = None,
     trace_steps: TraceStepsOption = None,
     json_file: JsonOption = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|RUN",
+            help="Go on from a checkpoint: of this run, or the newest of all; the job is that run's.",
+        ),
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress: the summary, warnings and errors alone.")
     ] = False,
 ) -> int:
     """Train on this machine: start the server and worker daemons, show progress, end with a summary.
 
-    Ctrl-C or SIGTERM stops the run after the next steps and saves the model; a second one ends it at once.
+    Ctrl-C or SIGTERM stops the run after the next steps and saves the model; a second one ends it at once. A run that
+    was stopped, or died, goes on with --resume, in a folder of its own.
 
     \b
     Examples:
@@ -69,14 +79,25 @@ def train(
       taihu train --zero 3 --precision bf16 --set train.recompute=memory
       taihu train --compute sw26010 --trace trace.json
       taihu train --optimizer adam --lr 0.001
+      taihu train --resume auto
+      taihu train --resume runs/small_cnn-on-digits-20260728-120005 --epochs 20
     """  # noqa: D301
     with importing_much():
-        from taihu.local.run import check_job, prepare
+        from taihu.local.resuming import find_checkpoint
+        from taihu.local.run import RUN_FOLDER, check_job, prepare
         from taihu.local.training import LocalTraining
         from taihu.run_folder import RunFiles
 
     # All that can be known to be wrong is said before anything starts.
-    own = {"run": {"dir": run_dir, "save": from_here(save), "results": from_here(json_file)}}
+    files = {"dir": run_dir, "save": from_here(save), "results": from_here(json_file)}
+    own: dict[str, Mapping[str, object]] = {"run": files}
+    resumed = None if resume is None else find_checkpoint(resume, RUN_FOLDER.parent)
+    if resumed is not None:
+        job_file = job_file or resumed.settings
+        if flags.init_from is not None:
+            raise ConfigError("--resume: a run that goes on has its parameters; leave --init-from out")
+        own["checkpoint"] = {"resume": resumed.checkpoint.folder.absolute()}
+        own["model"] = {"init_from": None, "init_skip": ()}
     job = flags.resolve(job_file, own)
     check_job(job)
     check_writable(json_file, save, trace)
@@ -84,13 +105,19 @@ def train(
     make_tracer(trace, trace_steps)
     interrupts = Interrupts()
     run = prepare(LocalTraining(job, RunFiles(), logs, trace, trace_steps, interrupts, forks=True), job_file)
-    for line in run.warnings:
+    # All settings of a run that goes on were given, so to say; what there is to say of them was said when it began.
+    warnings = (
+        run.warnings if resumed is None else tuple(f"{each}; using the one before" for each in resumed.problems)
+    )
+    for line in warnings:
         typer.echo(f"warning: {line}", err=True)
     interrupts.install()
     start = time.monotonic()
     console = Console()
     with make_display(console, quiet=quiet) as display:
         display.say(opening(job))
+        if resumed is not None:
+            display.say(f"going on from   {_shown(resumed.checkpoint.folder)}")
         display.say("the first run compiles kernels, which takes a while")
         if run.files.folder is not None:
             display.say(f"run folder      {_shown(run.files.folder)}")

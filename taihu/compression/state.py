@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,6 +138,27 @@ class CompressionState:
                 self.table.values[place] = before.values[old]
                 self.table.ages[place] = before.ages[old]
                 self.table.made_for[place] = before.made_for[old]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Live views of all that outlasts a step, by name; `bounds`, shape (units, 2), says what each unit covers."""
+        table: dict[str, NDArray[Any]] = {
+            "bounds": self.table.bounds,
+            "thresholds": self.thresholds,
+            "ages": self.ages,
+            "kept": self.kept,
+        }
+        return {"residual": self.residual, "velocity": self.velocity, **table}
+
+    def resume(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `arrays` gave; units that are others now begin with new thresholds."""
+        np.copyto(self.residual, arrays["residual"])
+        np.copyto(self.velocity, arrays["velocity"])
+        places = {tuple(bounds): place for place, bounds in enumerate(arrays["bounds"].tolist())}
+        for place, unit in enumerate(self.units):
+            if (old := places.get((unit.start, unit.stop))) is not None:
+                self.thresholds[place] = arrays["thresholds"][old]
+                self.ages[place] = arrays["ages"][old]
+                self.kept[place] = arrays["kept"][old]
 
     def outcome(self, step: int, units: range) -> Outcome:
         """The outcome of the last update of these units."""

@@ -15,8 +15,10 @@ import structlog
 
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
+from taihu.checkpoint.files import PartFile
 from taihu.coordination import messages
 from taihu.coordination.awaited import awaited_in_words, missing_of
+from taihu.coordination.checkpoints import Decision
 from taihu.coordination.membership import MemberId, Progress, RunState
 from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_from_message
@@ -166,6 +168,30 @@ class CoordinatorClient:
         request = pb.FixLastStepRequest(job=self._job.name, member=self._member(), step=step)
         try:
             return int(self._stub.FixLastStep(request, timeout=timeout_s).last_step)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self._host) from None
+
+    def decide_checkpoint(self, step: int, *, is_last: bool = False) -> Decision:
+        """Whether the state behind `step` is kept, and the step behind which all workers ask again."""
+        request = pb.DecideCheckpointRequest(job=self._job.name, member=self._member(), step=step, is_last=is_last)
+        try:
+            response = self._stub.DecideCheckpoint(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self._host) from None
+        return Decision(response.keep, response.next_step)
+
+    def stored(self, step: int, file: PartFile) -> None:
+        """Say that this member's part of the checkpoint of `step` is durable."""
+        request = pb.StoredRequest(
+            job=self._job.name,
+            member=self._member(),
+            step=step,
+            name=file.name,
+            size_bytes=file.size_bytes,
+            sha256=file.sha256,
+        )
+        try:
+            self._stub.Stored(request, timeout=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
 

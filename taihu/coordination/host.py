@@ -8,9 +8,12 @@ from contextlib import contextmanager
 
 from kernels import group_search
 from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
+from taihu.checkpoint.keepers import resumed_from
+from taihu.coordination.checkpointing import Checkpointing
 from taihu.coordination.membership import TICK_S, Membership
 from taihu.coordination.planning import Planning
 from taihu.coordination.service import Coordinator, CoordinatorServicer
+from taihu.errors import ModelError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.wire.address import advertised_host, is_loopback, join_address, split_address
@@ -39,7 +42,9 @@ def hosted_coordinator(job: Job, rpc: RpcServer) -> Iterator[Coordinator]:
     )
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
     threading.Thread(target=group_search.warm_up, name="warm-up", daemon=True).start()
-    coordinator = Coordinator(membership, lambda layout: _planning(job, layout, membership), SystemClock())
+    clock = SystemClock()
+    checkpointing = Checkpointing.of(job, clock)
+    coordinator = Coordinator(membership, lambda layout: _planning(job, layout, membership), clock, checkpointing)
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), rpc.grpc_server)
     closed = threading.Event()
     watch = threading.Thread(target=_let_time_pass, args=(coordinator, closed), name="membership", daemon=True)
@@ -53,7 +58,16 @@ def hosted_coordinator(job: Job, rpc: RpcServer) -> Iterator[Coordinator]:
 
 
 def _planning(job: Job, layout: Layout, membership: Membership) -> Planning:
-    return Planning(job, layout, one_host=_on_one_host(membership), length=membership.length)
+    begun = resumed_from(job)
+    if begun is not None and (difference := layout.difference(begun.manifest.layout)):
+        raise ModelError(f"checkpoint.resume {begun.folder} is of another model: {difference}")
+    return Planning(
+        job,
+        layout,
+        one_host=_on_one_host(membership),
+        length=membership.length,
+        begun_after=0 if begun is None else begun.step,
+    )
 
 
 def _on_one_host(membership: Membership) -> bool:

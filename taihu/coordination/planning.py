@@ -108,9 +108,18 @@ def _frame_elements(job: Job, *, one_host: bool) -> int:
 class Planning:
     """`plan` is what holds now, `profile` the costs that it was made from, None before the first report."""
 
-    def __init__(self, job: Job, layout: Layout, *, one_host: bool = False, length: RunLength | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        layout: Layout,
+        *,
+        one_host: bool = False,
+        length: RunLength | None = None,
+        begun_after: int = 0,
+    ) -> None:
         self._job = job
-        self.plan = replace(first_plan(job, layout, one_host=one_host), length=length)
+        first = first_plan(job, layout, one_host=one_host)
+        self.plan = replace(first, length=length, from_step=begun_after + 1)
         self.profile: Profile | None = None
         self._one_host = one_host
         self._is_auto = job.exchange.transport == "auto"

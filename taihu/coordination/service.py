@@ -12,7 +12,9 @@ import grpc
 
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceServicer
+from taihu.checkpoint.files import PartFile
 from taihu.coordination import messages
+from taihu.coordination.checkpointing import Checkpointing
 from taihu.coordination.membership import MemberId, Membership, Role, RunState
 from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_to_message
@@ -43,7 +45,14 @@ class Coordinator:
     `make_planning` is called once, when the run's layout, and its length where it has one, are known.
     """
 
-    def __init__(self, membership: Membership, make_planning: Callable[[Layout], Planning], clock: Clock) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        make_planning: Callable[[Layout], Planning],
+        clock: Clock,
+        checkpointing: Checkpointing | None = None,
+    ) -> None:
+        self._checkpointing = checkpointing
         self._membership = membership
         self._make_planning = make_planning
         self._planning: Planning | None = None
@@ -107,6 +116,13 @@ class Coordinator:
         """The plan and the costs it was made from; None before there is a plan."""
         with self._changed:
             return None if self._planning is None else (self._planning.plan, self._planning.profile)
+
+    @property
+    def checkpointing(self) -> Checkpointing:
+        """The checkpoints of the run; raises StaleError where it has none."""
+        if self._checkpointing is None:
+            raise StaleError("this run keeps no checkpoints; give every process the same job")
+        return self._checkpointing
 
     def fix_last_step(self, step: int, timeout_s: float | None) -> int:
         """Agree on the last step by `StopAgreement.fix`, and return it when worker 0 may go on.
@@ -216,6 +232,24 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             plan = self._coordinator.report(member, request.step, steps, _remaining_s(context))
             return plan_to_message(plan)
 
+    def DecideCheckpoint(  # noqa: N802
+        self, request: pb.DecideCheckpointRequest, context: grpc.ServicerContext
+    ) -> pb.DecideCheckpointResponse:
+        """Say whether the state behind a step is kept."""
+        with _errors_as_status(context):
+            self._check(request)
+            decision = self._coordinator.checkpointing.decide(request.step, is_last=request.is_last)
+            return pb.DecideCheckpointResponse(keep=decision.keep, next_step=decision.next_step)
+
+    def Stored(self, request: pb.StoredRequest, context: grpc.ServicerContext) -> pb.StoredResponse:  # noqa: N802
+        """Note that a member's part of a checkpoint is durable."""
+        with _errors_as_status(context):
+            member = self._check(request)
+            file = PartFile(request.name, request.size_bytes, request.sha256)
+            plan = self._coordinator.plan(_remaining_s(context))
+            self._coordinator.checkpointing.stored(str(member), request.step, file, plan)
+        return pb.StoredResponse()
+
     def GetProfile(self, request: pb.GetProfileRequest, context: grpc.ServicerContext) -> pb.GetProfileResponse:  # noqa: N802
         """The plan and the costs it was made from, as far as there are any."""
         known = self._coordinator.profile()
@@ -267,6 +301,13 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 self._coordinator.wait_for(lambda m: m.state.is_final, _remaining_s(context))
             with self._coordinator.changing() as (membership, _):
                 return pb.FinishResponse(state=messages.state_to_message(membership.state), reason=membership.reason)
+
+    def _check(self, request: pb.DecideCheckpointRequest | pb.StoredRequest) -> MemberId:
+        """The member that calls; raises StaleError unless it has joined."""
+        member, incarnation = messages.member_from_message(request.member)
+        with self._coordinator.changing() as (membership, _):
+            membership.check(member, incarnation, job=request.job)
+        return member
 
     def _await_peers(self, member: MemberId, context: grpc.ServicerContext) -> None:
         self._coordinator.wait_for(

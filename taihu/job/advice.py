@@ -55,6 +55,11 @@ RULES: Final = (
     ),
     Rule("optimizer.clip", lambda job: job.optimizer.clip_norm is None, "needs an optimizer.clip_norm"),
     Rule("train.epochs", lambda job: job.train.steps is not None, "gives way to train.steps"),
+    Rule(
+        "checkpoint.every_seconds",
+        lambda job: job.checkpoint.every_steps is not None,
+        "gives way to checkpoint.every_steps",
+    ),
     Rule("train.recompute_segments", lambda job: job.train.recompute == "none", "needs a train.recompute"),
     Rule(
         "train.loss_scale train.loss_scale_growth_steps",

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from taihu.model_defaults import default_learning_rate, default_model
 from taihu.names import shared_data_name
 from taihu.settings import (
+    CheckpointSettings,
     ClusterSettings,
     CompressionSettings,
     DataSettings,
@@ -49,6 +50,7 @@ class Job(Section):
     compression: CompressionSettings = CompressionSettings()
     cluster: ClusterSettings = ClusterSettings()
     run: RunSettings = RunSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
 
     @model_validator(mode="after")
     def _has_a_model_for_its_data(self) -> Job:
@@ -140,6 +142,14 @@ class Job(Section):
             raise ValueError(
                 f"compute {self.cluster.compute} does not model what is computed again: set train.recompute = 'none'"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _checkpoints_fit(self) -> Job:
+        if self.exchange.fc != "data" and (self.checkpoint.dir is not None or self.checkpoint.resume is not None):
+            raise ValueError("checkpoints hold layers that are whole: set exchange.fc = 'data', or no checkpoint.dir")
+        if self.checkpoint.resume is not None and self.model.init_from is not None:
+            raise ValueError("a run goes on from checkpoint.resume or begins from model.init_from: leave one out")
         return self
 
     @property
@@ -250,7 +260,13 @@ class Job(Section):
         Of data of the user's own that is the name of the file or folder, which may lie elsewhere on every host.
         """
         local = {"coordinator", "connect_timeout_s", "threads", "reflection"}
-        own = {"model": {"init_from"}, "data": {"path"}, "train": {"evaluate"}, "cluster": local}
+        own = {
+            "model": {"init_from"},
+            "data": {"path"},
+            "train": {"evaluate"},
+            "cluster": local,
+            "checkpoint": {"dir", "resume"},
+        }
         if self.servers or self.zero < 3:
             # Where workers gather parameters from each other, they must do so equally often.
             own["train"] |= {"recompute", "recompute_segments"}

@@ -24,9 +24,9 @@ from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.results import RESULTS_FORMAT, read_json
-from taihu.run_folder import RunFiles
+from taihu.run_folder import CHECKPOINTS, RunFiles
 from taihu.run_length import RunLength
-from taihu.settings import RunSettings
+from taihu.settings import CheckpointSettings, RunSettings
 from taihu.trace import merge_parts
 
 __all__ = ["LocalTraining", "results_of"]
@@ -120,7 +120,8 @@ class LocalTraining:
         local = self.job.cluster.model_copy(update={"coordinator": None, "threads": threads})
         job_file = folder / "job.toml"
         # What was not given stays so: its default may depend on other settings.
-        given = self.job.model_copy(update={"cluster": local, "run": self._run_settings()})
+        own = {"cluster": local, "run": self._run_settings(), "checkpoint": self._checkpoint_settings()}
+        given = self.job.model_copy(update=own)
         job_file.write_text(job_to_toml(given, given=True))
         common = [str(job_file), "--log-format", "json"]
         (first, module, arguments), *others = self._members(folder)
@@ -134,6 +135,13 @@ class LocalTraining:
         folder = self.files.folder.absolute() if self.files.folder else Path("none")
         model = self.files.model.absolute() if self.files.model else self.job.run.save
         return self.job.run.model_copy(update={"dir": folder, "save": model, "results": Path("none")})
+
+    def _checkpoint_settings(self) -> CheckpointSettings:
+        """Checkpoints lie in the run's folder, if nothing else was said."""
+        own = self.job.checkpoint
+        if own.dir is not None or self.files.folder is None or self.job.exchange.fc != "data":
+            return own
+        return own.model_copy(update={"dir": self.files.folder.absolute() / CHECKPOINTS})
 
     def _members(self, folder: Path) -> Iterator[tuple[str, str, list[str]]]:
         """Name, module and arguments of every process; the first one is the coordinator."""

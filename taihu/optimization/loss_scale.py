@@ -5,7 +5,8 @@ Micikevicius et al. 2018, section 3.2. All workers see the same steps skipped, s
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from taihu.errors import RunError
 
@@ -26,6 +27,15 @@ class LossScale:
         self.skipped_steps = 0
         self._growth_steps = growth_steps
         self._in_a_row = 0
+
+    def facts(self) -> dict[str, Any]:
+        """All that it remembers, as JSON holds it."""
+        return {"value": self.value, "skipped_steps": self.skipped_steps, "in_a_row": self._in_a_row}
+
+    def resume(self, facts: Mapping[str, Any]) -> None:
+        """Go on from what `facts` gave."""
+        self.value, self.skipped_steps = float(facts["value"]), int(facts["skipped_steps"])
+        self._in_a_row = int(facts["in_a_row"])
 
     def update(self, *, skipped: bool) -> None:
         """A step has ended.

@@ -99,6 +99,11 @@ class OptimizerShard:
         self._state = OptimizerState(settings, len(parameters))
 
     @property
+    def parameters(self) -> Values:
+        """The parameters, shape (n,)."""
+        return self._parameters
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of optimizer state, without the parameters."""
         return self._state.state_bytes

@@ -106,6 +106,11 @@ class Shard:
         """Number of values that this server owns."""
         return self.offsets[-1]
 
+    @property
+    def bounds(self) -> NDArray[np.int64]:
+        """Shape (layers, 2): the ranges of the whole arena that this server owns, in the order of its own."""
+        return np.array([(piece.start, piece.stop) for piece in self._slices], dtype=np.int64).reshape(-1, 2)
+
     def frames(self, groups: Sequence[Group], frame_elements: int) -> tuple[FrameSpec, ...]:
         """Cut every group's part of this shard into frames of at most `frame_elements`, in backward order.
 

@@ -1,6 +1,7 @@
 """The tables of a job file: typed, with defaults and descriptions, checked each on its own."""
 
 from taihu.settings.base import Section
+from taihu.settings.checkpoint import CheckpointSettings
 from taihu.settings.cluster import ClusterSettings
 from taihu.settings.compression import CompressionSettings
 from taihu.settings.data import DataSettings
@@ -11,6 +12,7 @@ from taihu.settings.run import RunSettings
 from taihu.settings.train import TrainSettings
 
 __all__ = [
+    "CheckpointSettings",
     "ClusterSettings",
     "CompressionSettings",
     "DataSettings",

@@ -18,6 +18,7 @@ __all__ = ["abort", "error_class", "error_from_rpc"]
 _METADATA_KEY = "taihu-error"
 _CODES: dict[type[TaihuError], grpc.StatusCode] = {
     errors.FrameError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.CheckpointError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.StaleError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -60,8 +60,9 @@ def test_the_folder_is_told_and_complete(run: Run) -> None:
     assert f"runs/{run.folder.name}/model.safetensors" in run.output
     assert {path.name for path in run.folder.iterdir()} == {
         *("job.toml", "settings.toml", "results.json", "steps.csv", "epochs.csv", "events.jsonl"),
-        *("model.safetensors", "logs"),
+        *("model.safetensors", "checkpoints", "logs"),
     }
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [f"step-{STEPS:06d}"]
     logs = {path.name for path in (run.folder / "logs").iterdir()}
     assert logs == {"server-0.log", "worker-0.log", "worker-1.log"}
     assert sorted(path.name for path in run.home.iterdir()) == ["job.toml", "mine.json", "runs"]

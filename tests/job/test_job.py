@@ -17,6 +17,7 @@ from taihu.errors import ConfigError
 from taihu.job import Job, job_to_toml, load_job, parse_assignments, parse_value
 from taihu.names import MODEL_NAMES
 from taihu.settings import (
+    CheckpointSettings,
     ClusterSettings,
     CompressionSettings,
     DataSettings,
@@ -40,6 +41,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "compression": CompressionSettings,
     "cluster": ClusterSettings,
     "run": RunSettings,
+    "checkpoint": CheckpointSettings,
 }
 KEYS = [(section, key) for section, model in SECTIONS.items() for key in model.model_fields]
 
@@ -154,8 +156,15 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "results": TEXT,
         "events": st.sampled_from(["none", "tensorboard"]),
     },
+    "checkpoint": {
+        "dir": TEXT,
+        "every_seconds": st.floats(1e-3, 86_400),
+        "every_steps": COUNT,
+        "keep": COUNT,
+        "resume": TEXT,
+    },
 }
-PATHS = {"path", "dir", "save", "results", "init_from"}
+PATHS = {"path", "dir", "save", "results", "init_from", "resume"}
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", alphabet=CHARACTERS, fullmatch=True)
 
 
@@ -175,7 +184,7 @@ def fits(job: Tables) -> bool:
         for section, key in KEYS
     }
     whole = of["exchange.fc"] == "data" and of["train.recompute"] == "none"
-    if of["cluster.lost_after_s"] <= of["cluster.heartbeat_s"]:
+    if of["cluster.lost_after_s"] <= of["cluster.heartbeat_s"] or not checkpoints_fit(of):
         return False
     if of["train.label_smoothing"] and of["train.loss"] in {"mse", "bce"}:
         return False
@@ -192,6 +201,13 @@ def fits(job: Tables) -> bool:
     ):
         return False
     return compression_fits(of) and zero_fits(of) and (whole or of["cluster.compute"] == "cpu")
+
+
+def checkpoints_fit(of: dict[str, Any]) -> bool:
+    """Whether the layers can be kept, and there is one beginning."""
+    resumed = of["checkpoint.resume"] is not None
+    keeps_none = of["checkpoint.dir"] is None and not resumed
+    return (of["exchange.fc"] == "data" or keeps_none) and not (resumed and of["model.init_from"] is not None)
 
 
 def zero_fits(of: dict[str, Any]) -> bool:
@@ -238,6 +254,7 @@ RULED = {
     "exchange": {"fc", "kind", "plan", "transport", "zero"},
     "compression": {"downlink", "method", "momentum_at", "value_type"},
     "cluster": {"compute", "heartbeat_s", "lost_after_s"},
+    "checkpoint": {"dir", "resume"},
 }
 
 
@@ -618,6 +635,13 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "core_groups": 2,
     },
     "run": {"dir": "elsewhere", "save": "m.safetensors", "results": "r.json", "events": "tensorboard"},
+    "checkpoint": {
+        "dir": "elsewhere",
+        "every_seconds": 7.0,
+        "every_steps": 7,
+        "keep": 7,
+        "resume": "step-7",
+    },
 }
 LOCAL = {
     ("model", "init_from"),
@@ -629,6 +653,8 @@ LOCAL = {
     ("cluster", "connect_timeout_s"),
     ("cluster", "threads"),
     ("cluster", "reflection"),
+    ("checkpoint", "dir"),
+    ("checkpoint", "resume"),
     ("run", "dir"),
     ("run", "save"),
     ("run", "results"),

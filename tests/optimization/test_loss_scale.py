@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,3 +51,17 @@ def test_it_grows_no_further_than_fp32_can_hold_gradients() -> None:
     for _ in range(5):
         scale.update(skipped=False)
     assert scale.value == 2.0**32
+
+
+def test_a_scale_goes_on_from_what_it_remembered() -> None:
+    steps = [False, False, True, False, True, False, False, False]
+    whole, first = LossScale(64.0, 3), LossScale(64.0, 3)
+    for skipped in steps[:4]:
+        whole.update(skipped=skipped)
+        first.update(skipped=skipped)
+    second = LossScale(1.0, 3)
+    second.resume(json.loads(json.dumps(first.facts())))
+    for skipped in steps[4:]:
+        whole.update(skipped=skipped)
+        second.update(skipped=skipped)
+        assert (second.value, second.skipped_steps) == (whole.value, whole.skipped_steps)

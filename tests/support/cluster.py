@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from ps_server.daemon import ServerDaemon, ServerOptions
-from support.worker import Values, Worker, initial_parameters
+from support.worker import Values, Worker, first_parameters, initial_parameters
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
 from taihu.coordination.membership import MemberId, Progress, Role, RunState
 from taihu.coordination.plan import Plan
@@ -120,7 +120,7 @@ class Member:
         self.identity = WorkerIdentity(job.name, rank, 1000 + rank)
         self.arenas = arenas or arenas_of(job, layout.elements)
         if rank == 0:
-            self.arenas.parameters[:] = initial_parameters(layout)
+            self.arenas.parameters[:] = first_parameters(job, layout)
         member = MemberId(Role.WORKER, rank)
         self.client = CoordinatorClient(job.cluster.coordinator, job, member, self.identity.incarnation)
         self.addresses = self.client.join(layout=layout)

@@ -14,7 +14,7 @@ from typing import TypeVar
 from allreduce.communicator import Communicator
 from support.cluster import Cluster
 from support.peers import Peers
-from support.worker import Values, Worker, initial_parameters
+from support.worker import Values, Worker, first_parameters
 from taihu.coordination.client import failure_reported
 from taihu.coordination.plan import Plan
 from taihu.coordination.planning import first_plan
@@ -132,7 +132,7 @@ def run_workers(
 ) -> list[T]:
     """Let every worker start its exchange, `work`, and leave in good order; returns what came of it, by rank.
 
-    Worker 0 brings `initial_parameters`. `own_arenas(rank)` are a worker's, if not those of the job.
+    Worker 0 brings `first_parameters`. `own_arenas(rank)` are a worker's, if not those of the job.
 
     Raises:
         TaihuError: what the first worker of those that failed ended with.
@@ -202,8 +202,6 @@ def _between_workers(
 ) -> list[T | TaihuError]:
     def life(communicator: Communicator) -> T | TaihuError:
         arenas = own_arenas(communicator.rank) or arenas_of(job, plan.layout.elements)
-        if communicator.rank == 0:
-            arenas.parameters[:] = initial_parameters(plan.layout)
         exchange = between_workers(job, plan, communicator, arenas)
 
         def change_plan(_: int, strategy: str) -> None:
@@ -211,6 +209,8 @@ def _between_workers(
 
         try:
             with communicator, exchange:
+                if communicator.rank == 0:
+                    arenas.parameters[:] = first_parameters(job, plan.layout)
                 exchange.start()
                 return work(Worker(communicator.rank, exchange, arenas, change_plan))
         except TaihuError as error:

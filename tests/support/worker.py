@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.checkpoint.keepers import resumed_from
+from taihu.checkpoint.part import PARAMETERS
+from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.groups import group_bounds
 from worker.exchange.shell import Exchange
 from worker.memory.arenas import Arenas
 
-__all__ = ["Values", "Worker", "initial_parameters", "train_slowly"]
+__all__ = ["Values", "Worker", "first_parameters", "initial_parameters", "train_slowly"]
 
 Values = NDArray[np.float32]
 
@@ -21,6 +24,16 @@ Values = NDArray[np.float32]
 def initial_parameters(layout: Layout) -> Values:
     """The parameters that worker 0 brings."""
     return np.random.default_rng(0).standard_normal(layout.elements, dtype=np.float32)
+
+
+def first_parameters(job: Job, layout: Layout) -> Values:
+    """The parameters that worker 0 brings to a job: `initial_parameters`, or those that it goes on from."""
+    checkpoint = resumed_from(job)
+    if checkpoint is None:
+        return initial_parameters(layout)
+    values = np.empty(layout.elements, dtype=np.float32)
+    checkpoint.read_shared(PARAMETERS, np.array([[0, layout.elements]]), values)
+    return values
 
 
 @dataclass(frozen=True)

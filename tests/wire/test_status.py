@@ -18,6 +18,7 @@ from taihu.wire.status import abort, error_class, error_from_rpc
 CLASSES: list[type[TaihuError]] = [getattr(errors, name) for name in errors.__all__]
 FAILURES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 EXPECTED_CODES = {
+    "CheckpointError": "FAILED_PRECONDITION",
     "ConfigError": "INVALID_ARGUMENT",
     "DataError": "INVALID_ARGUMENT",
     "ExchangeError": "ABORTED",

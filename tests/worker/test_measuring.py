@@ -35,3 +35,13 @@ def test_the_first_report_holds_overlapped_and_serial_steps_but_not_the_first_tw
 def test_steady_steps_come_after_the_second_report_and_are_not_serial(schedule: Measuring, step: int) -> None:
     second = schedule.calibration_steps + min(schedule.calibration_steps, schedule.replan_every)
     assert schedule.is_steady(step) == (step > second and not schedule.is_serial(step))
+
+
+def test_a_run_that_goes_on_measures_anew() -> None:
+    """The same schedule, counted from the step that it goes on from."""
+    new, resumed = Measuring(9, 50), Measuring(9, 50, begun_after=1000)
+    for step in range(1, 200):
+        assert resumed.reports_after(1000 + step) == new.reports_after(step)
+        assert resumed.is_serial(1000 + step) == new.is_serial(step)
+        assert resumed.is_measured(1000 + step) == new.is_measured(step)
+        assert resumed.is_steady(1000 + step) == new.is_steady(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -76,3 +77,17 @@ def test_a_run_without_accuracy_reports_its_first_metric() -> None:
     evaluation = meter.evaluated(epoch=1, seconds=1, test_loss=1, test_metrics={"rmse": 0.5, "mae": 0.25})
     assert (evaluation.test_accuracy, evaluation.test_metrics) == (None, {"rmse": 0.5, "mae": 0.25})
     assert (meter.progress.test_accuracy, meter.progress.test_metric, meter.progress.test_value) == (-1, "rmse", 0.5)
+
+
+SAMPLE = StepSample(0.0, 0.1, 0.1, 0.0, 0.0, 0.1, 0.1, 1, 1)
+
+
+def test_a_run_that_goes_on_tests_what_it_has_trained_itself() -> None:
+    """Steps are counted on from a checkpoint; the losses before it are not known here."""
+    meter = ProgressMeter(total_steps=120, batch=1)
+    for step in (101, 102, 103):
+        meter.add(step, replace(SAMPLE, loss=float(step)))
+    evaluation = meter.evaluated(epoch=3, seconds=1.0, test_loss=1.0, test_metrics={"accuracy": 0.5})
+    assert (evaluation.step, evaluation.train_loss) == (103, 102.0)
+    meter.add(104, replace(SAMPLE, loss=7.0))
+    assert meter.evaluated(epoch=4, seconds=1.0, test_loss=1.0, test_metrics={"accuracy": 0.5}).train_loss == 7.0

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.checkpoint.part import NOTHING, Elements
 from taihu.compression import GroupCompressor, Selection
 from taihu.coordination.plan import Plan
 from taihu.wire.headers import At
 
-__all__ = ["ExchangeTotals", "Route", "RouteEvents", "RoutePath"]
+__all__ = ["ExchangeTotals", "Held", "Route", "RouteEvents", "RoutePath"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,17 @@ class ExchangeTotals:
 
     sent_bytes: int
     received_bytes: int
+
+
+class Held(NamedTuple):
+    """Elements whose parameters a worker updates, and their optimizer state.
+
+    The arrays of optimizer state are live, so that they may be written before the first step. Where the elements are
+    `replicated`, all workers hold the same.
+    """
+
+    elements: Elements = NOTHING
+    replicated: bool = False
 
 
 class Updated(Protocol):
@@ -130,6 +142,15 @@ class Route(Protocol):
 
     def fetch(self, group: int, step: int) -> None:
         """Fetch the group's parameters as they are after `step`."""
+
+    def held(self) -> Held:
+        """Parameters and optimizer state that this worker updates, as they are between two steps."""
+
+    def keep(self, step: int) -> None:
+        """Have those that update for the workers keep what they hold after `step`; worker 0 alone calls this.
+
+        What they hold does not change before this worker goes on. Returns when they have copied it.
+        """
 
     def agree(self, flags: NDArray[np.float64]) -> None:
         """Replace `flags`, shape (n,), by those of worker 0, where all have to read parameters together."""

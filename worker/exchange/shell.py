@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.half_sums import warm_up
+from taihu.checkpoint.part import NOTHING, PARAMETERS, State
+from taihu.checkpoint.reading import Checkpoint
 from taihu.compression import GroupCompressor, Outcome
 from taihu.coordination.plan import Plan
 from taihu.errors import ExchangeError, StaleError, TaihuError
@@ -79,6 +81,7 @@ class Exchange:
     ) -> None:
         self._arenas = arenas
         self._timeout_s = job.exchange.timeout_s
+        self._workers = job.cluster.workers
         self._clock = clock or SystemClock()
         self._tracer = tracer or Tracer.off()
         self._on_compressed = on_compressed
@@ -206,6 +209,35 @@ class Exchange:
     def agree(self, flags: NDArray[np.float64]) -> None:
         """Replace `flags`, shape (n,), by those of worker 0, where all workers have to read parameters together."""
         self._route.agree(flags)
+
+    def keep(self, step: int) -> None:
+        """Have those that update for the workers keep what they hold after `step`; see `Route.keep`."""
+        self._route.keep(step)
+
+    def state(self, *, is_first: bool) -> State:
+        """All that the run needs of this worker to go on from here; every group has ended.
+
+        Live arrays, which the next step changes. What all workers have alike, the first one keeps.
+        """
+        held = self._route.held()
+        own = {} if self._compressor is None else self._compressor.state.arrays()
+        is_here = is_first or not held.replicated
+        return State(held.elements if is_here else NOTHING, own, self._protocol.facts() if is_first else {})
+
+    def resume(self, checkpoint: Checkpoint, rank: int) -> None:
+        """Go on from a checkpoint, whose parameters `start` has brought; before the first step.
+
+        Raises:
+            CheckpointError: it does not have what this exchange needs.
+        """
+        elements = self._route.held().elements
+        for name, array in elements.arrays.items():
+            if name != PARAMETERS:
+                checkpoint.read_shared(name, elements.bounds, array)
+        if self._compressor is not None:
+            self._compressor.state.resume(checkpoint.held_back_by(rank, self._workers))
+        with self._changed:
+            self._protocol.resume(checkpoint.step, checkpoint.facts_of("worker 0"))
 
     def abort(self, step: int) -> None:
         """Give up the present attempt at `step`, as all workers do; nothing of it touches the arenas any more.

@@ -183,6 +183,12 @@ class StepParameters:
         self._live = parameter_room(self._sizes, self._rules.live_elements)
         return actions
 
+    def resume(self, step: int) -> None:
+        """All parameters are those of `step`, where they are owned; before the first `begin`."""
+        self._at = self._at._replace(step=step)
+        for known in self._groups:
+            known.updated_step = step
+
     def begin(self, at: At, *, again: bool) -> Sequence[Action]:
         """A step begins, or begins `again` after `abort`."""
         self._at = at

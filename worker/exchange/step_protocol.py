@@ -7,7 +7,8 @@ order. ZeRO, mixed precision and the replay of a step are decided here, of gradi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from taihu.errors import ExchangeError, FrameError, StaleError
 from taihu.optimization import LossScale
@@ -110,6 +111,19 @@ class StepProtocol:
         self._room = gradient_room(sizes, self._rules.bucket_elements)
         self.at = self.at._replace(plan=version)
         return self.parameters.adopt(sizes, parts, self._phases)
+
+    def facts(self) -> dict[str, Any]:
+        """All that outlasts a step beside values, as JSON holds it; every group has ended."""
+        scale = None if self._scale is None else self._scale.facts()
+        return {"skipped": self.skipped, "loss_scale": scale}
+
+    def resume(self, step: int, facts: Mapping[str, Any]) -> None:
+        """The parameters are those of `step`, and `facts` what was so behind it; before the first `begin`."""
+        self.at = self.at._replace(step=step)
+        self.parameters.resume(step)
+        if self._scale is not None and facts["loss_scale"] is not None:
+            self._scale.resume(facts["loss_scale"])
+            self.skipped, self._has_begun = bool(facts["skipped"]), True
 
     def begin(self, step: int, attempt: int = 0) -> Sequence[Action]:
         """Step `step` begins, or begins again: `abort` comes before a higher attempt.

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.reduce import all_finite
+from taihu.checkpoint.part import Elements, named
 from taihu.errors import FrameError
 from taihu.optimization import OptimizerShard, WholeNorm
 from taihu.planner.partition import FrameSpec
+from worker.exchange.route import Held
 
-__all__ = ["ByEveryWorker", "Updates", "check_finite"]
+__all__ = ["ByEveryWorker", "Updates", "check_finite", "held_by_all"]
 
 Values = NDArray[np.float32]
 
@@ -97,6 +99,10 @@ class ByEveryWorker:
         norm.add(self._gradients)
         self.optimizer.update(0, len(self._gradients), self._gradients, step, self._scale * norm.factor)
 
+    def held(self) -> Held:
+        """All parameters, and their optimizer state."""
+        return held_by_all(self.optimizer)
+
     def _is_new(self, frame: FrameSpec, step: int) -> bool:
         first = frame.pieces[0].start
         if self._updated.get(first) == step:
@@ -109,6 +115,12 @@ class ByEveryWorker:
             check_finite(total, group, step)
         if self._largest_norm is None:
             self.optimizer.update(start, start + len(total), total, step, self._scale)
+
+
+def held_by_all(optimizer: OptimizerShard) -> Held:
+    """All parameters and their optimizer state, which every worker has."""
+    whole = np.array([[0, len(optimizer.parameters)]], dtype=np.int64)
+    return Held(Elements(whole, named(optimizer.parameters, optimizer.state())), replicated=True)
 
 
 def check_finite(total: Values, group: int, step: int) -> None:

@@ -74,6 +74,7 @@ class ProgressMeter:
         self._numbers = {name: array("d") for name in (*_PARTS, "sent", "received", "selected")}
         self._steady = array("b")
         self._losses = array("d")
+        self._tested = 0
         self.evaluations: list[Evaluation] = []
         self.progress = Progress(total_steps=total_steps)
 
@@ -108,12 +109,12 @@ class ProgressMeter:
     ) -> Evaluation:
         """Note an evaluation after the last added step; `test_metrics` are at least one, the most telling first."""
         test_accuracy = test_metrics.get(ACCURACY)
-        since = self.evaluations[-1].step if self.evaluations else 0
+        untested, self._tested = self._losses[self._tested :], len(self._losses)
         evaluation = Evaluation(
             step=self.progress.step,
             epoch=epoch,
             seconds=seconds,
-            train_loss=fmean(self._losses[since:]),
+            train_loss=fmean(untested),
             test_loss=test_loss,
             test_accuracy=test_accuracy,
             test_metrics=dict(test_metrics),

@@ -6,33 +6,40 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from taihu.checkpoint.keepers import resumed_from
 from taihu.errors import ModelError
 from taihu.job import Job
 from worker.engine import Model, ParameterLayer
-from worker.saved.reading import ModelFile, open_model
+from worker.saved.reading import open_model
+from worker.saved.sources import CheckpointSource, TensorSource
 from worker.saved.writing import BUFFER_PREFIX
 
 __all__ = ["begin_from", "beginning_of"]
 
 
 @contextmanager
-def beginning_of(job: Job, rank: int) -> Iterator[ModelFile | None]:
-    """The file of `model.init_from`, open during the block, on the workers that need it; None on others.
+def beginning_of(job: Job, rank: int) -> Iterator[TensorSource | None]:
+    """The source of the first parameters, open during the block, on the workers that need it; None on others.
 
-    Worker 0 brings the parameters; those of layers that are spread over the workers every worker brings itself.
+    That is the file of `model.init_from`, or the checkpoint of `checkpoint.resume`. Worker 0 brings the parameters;
+    those of layers that are spread over the workers every worker brings itself.
 
     Raises:
-        ModelError: the file is missing or damaged.
+        ModelError, CheckpointError: it is missing or damaged.
     """
-    path = job.model.init_from
-    if path is None or (rank and job.exchange.fc == "data"):
+    path, checkpoint = job.model.init_from, resumed_from(job)
+    if rank and job.exchange.fc == "data":
         yield None
-        return
-    with open_model(path) as file:
-        yield file
+    elif checkpoint is not None:
+        yield CheckpointSource(checkpoint)
+    elif path is None:
+        yield None
+    else:
+        with open_model(path) as file:
+            yield file
 
 
-def begin_from(file: ModelFile, model: Model, skip: Collection[str]) -> None:
+def begin_from(file: TensorSource, model: Model, skip: Collection[str]) -> None:
     """Have the layers of `model` but those named in `skip` begin with the values, and running moments, of `file`.
 
     They are read layer by layer when a layer is initialized.
@@ -50,21 +57,23 @@ def begin_from(file: ModelFile, model: Model, skip: Collection[str]) -> None:
         layer.initial = partial(_fill, file)
 
 
-def _fill(file: ModelFile, layer: ParameterLayer, columns: slice) -> None:
+def _fill(file: TensorSource, layer: ParameterLayer, columns: slice) -> None:
     for name, values in layer.parameters.items():
         file.read_into(values, f"{layer.name}/{name}", columns)
     for name, values in layer.buffers().items():
         values[...] = file.read(f"{BUFFER_PREFIX}{layer.name}/{name}")
 
 
-def _check(file: ModelFile, layer: ParameterLayer) -> None:
-    remedy = f"begin it anew with model.init_skip = ['{layer.name}'], or train the model that the file holds"
+def _check(file: TensorSource, layer: ParameterLayer) -> None:
+    remedy = "train the model that it holds"
+    if file.may_skip:
+        remedy = f"begin it anew with model.init_skip = ['{layer.name}'], or train the model that the file holds"
     expected = {f"{layer.name}/{tensor.name}": tensor.shape for tensor in layer.tensors}
     for name, shape in expected.items():
         found = file.shapes.get(name)
         if found != shape:
             there = "is not in the file" if found is None else f"has the shape {found} there"
-            raise ModelError(f"model.init_from {file.path}: {name} of shape {shape} {there}; {remedy}")
+            raise ModelError(f"{file.name}: {name} of shape {shape} {there}; {remedy}")
     missing = [name for name in layer.buffers() if f"{BUFFER_PREFIX}{layer.name}/{name}" not in file.shapes]
     if missing:
-        raise ModelError(f"model.init_from {file.path}: {layer.name}/{missing[0]} is not in the file; {remedy}")
+        raise ModelError(f"{file.name}: {layer.name}/{missing[0]} is not in the file; {remedy}")

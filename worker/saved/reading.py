@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from taihu.checkpoint.store import newest_in
 from taihu.errors import ConfigError, ModelError
 from taihu.names import MODEL_NAMES
 from taihu.process.memory_limit import memory_limit_bytes
 from worker.engine import Conv2d, Model, build_from_definition, build_model
 from worker.engine.layer import row_blocks
 from worker.engine.loss import make_loss
+from worker.saved.exporting import export_model
 from worker.saved.metadata import SavedModel, parse_metadata
 from worker.saved.writing import BUFFER_PREFIX, METADATA_KEY
 
@@ -41,6 +44,12 @@ class ModelFile:
     saved: SavedModel
     shapes: Mapping[str, tuple[int, ...]]
     handle: Any
+    may_skip: bool = True
+
+    @property
+    def name(self) -> str:
+        """The file, by the setting that names it."""
+        return f"model.init_from {self.path}"
 
     def read(self, name: str) -> NDArray[np.float32]:
         """One tensor, float32."""
@@ -78,11 +87,19 @@ class StoredModel:
 
 @contextmanager
 def open_model(path: Path) -> Iterator[ModelFile]:
-    """Open a saved model during the block; its tensors are mapped, not read.
+    """Open a saved model, or that of a checkpoint in a folder, during the block; its tensors are mapped, not read.
 
     Raises:
+        CheckpointError: there is none in the folder, or it is damaged.
         ModelError: the file is missing, damaged, or none of taihu's.
     """
+    if path.is_dir():
+        with TemporaryDirectory(prefix="taihu-") as folder:
+            exported = Path(folder) / path.with_suffix(".safetensors").name
+            export_model(newest_in(path), exported)
+            with open_model(exported) as model:
+                yield replace(model, path=path)
+        return
     try:
         with safe_open(path, framework="np") as file:
             names = list(file.keys())

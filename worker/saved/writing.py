@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from taihu.errors import ModelError
 from taihu.job import Job
+from taihu.tensor_file import TensorSlot, header_of, write_values
 from taihu.whole_file import replaced
 from worker.data.dataset import Dataset
 from worker.engine import Model
@@ -23,9 +21,6 @@ __all__ = ["BUFFER_PREFIX", "METADATA_KEY", "bound_pieces", "describe_model", "s
 
 METADATA_KEY = "taihu"
 BUFFER_PREFIX = "buffers/"
-_LENGTH_BYTES = 8
-_ALIGNMENT = 8
-_VALUE_BYTES = 4
 
 
 def describe_model(job: Job, dataset: Dataset, model: Model, steps: int) -> SavedModel:
@@ -89,29 +84,15 @@ def save_model(path: Path, model: Model, saved: SavedModel, pieces: Iterable[NDA
     """
     buffers = {f"{BUFFER_PREFIX}{name}": values for name, values in model.buffers().items()}
     shapes = {f"{layer.name}/{spec.name}": spec.shape for layer in model.parameter_layers for spec in layer.tensors}
-    header = _header({**shapes, **{name: values.shape for name, values in buffers.items()}}, saved)
+    shapes |= {name: values.shape for name, values in buffers.items()}
+    header = header_of(
+        {name: TensorSlot(shape) for name, shape in shapes.items()}, {METADATA_KEY: saved.to_metadata()}
+    )
     with replaced(path) as partial:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             file.write(header)
             for values in bound_pieces(model) if pieces is None else pieces:
-                _write(file, values)
+                write_values(file, values)
             for values in buffers.values():
-                _write(file, values)
-
-
-def _header(shapes: Mapping[str, tuple[int, ...]], saved: SavedModel) -> bytes:
-    """The beginning of a safetensors file with tensors of these shapes in this order, whose values come later."""
-    fields: dict[str, object] = {"__metadata__": {METADATA_KEY: saved.to_metadata()}}
-    offset = 0
-    for name, shape in shapes.items():
-        end = offset + _VALUE_BYTES * math.prod(shape)
-        fields[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(fields).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
-
-
-def _write(file: BinaryIO, values: NDArray[Any]) -> None:
-    file.write(np.ascontiguousarray(values, dtype="<f4").data)
+                write_values(file, values)

@@ -18,6 +18,7 @@ class Measuring:
 
     The second report follows as many steps after the first, because the first plan changes what was measured: merged
     groups need less of the processor than one for each layer. Later ones notice what has changed outside.
+    A run that goes on from step `begun_after` measures anew: machines and links may be others.
     Before each report `calibration_steps - 2` steps are measured: the last third of them exchange their groups one
     at a time, which gives the costs of the links; the others run as always, which gives those of compute and
     compression.
@@ -25,6 +26,7 @@ class Measuring:
 
     calibration_steps: int
     replan_every: int
+    begun_after: int = 0
 
     @property
     def serial_steps(self) -> int:
@@ -45,10 +47,11 @@ class Measuring:
 
     def is_steady(self, step: int) -> bool:
         """Whether `step` runs by a plan that was computed and checked, and at full speed."""
-        return step > self._second_report and not self.is_serial(step)
+        return step - self.begun_after > self._second_report and not self.is_serial(step)
 
     def _until_report(self, step: int) -> int:
         """Steps from `step` to the next report."""
+        step -= self.begun_after
         for report in (self.calibration_steps, self._second_report):
             if step <= report:
                 return report - step

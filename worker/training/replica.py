@@ -90,6 +90,11 @@ class Replica(ABC):
         `read_layer(i)` is called before the parameters of an exchanged layer i are read.
         """
 
+    @property
+    @abstractmethod
+    def model(self) -> Model:
+        """The model, with what of it lies here."""
+
     @abstractmethod
     def digest(self, exchange: Exchange) -> str:
         """A hash of all parameters, the same on all ranks; all ranks call this at the same time."""
@@ -145,6 +150,11 @@ class WholeReplica(Replica):
         if self.reads_together:
             read_along(self.uses.test_images, self._tested, self._model, read_layer)
         return None
+
+    @property
+    @override
+    def model(self) -> Model:
+        return self._model
 
     @override
     def digest(self, exchange: Exchange) -> str:
@@ -230,6 +240,11 @@ class HybridReplica(Replica):
         outputs = self._hybrid.outputs(inputs, len(inputs), TESTING, read_layer)
         assert outputs is not None  # noqa: S101
         return outputs
+
+    @property
+    @override
+    def model(self) -> Model:
+        return self._model
 
     @override
     def digest(self, exchange: Exchange) -> str:

@@ -21,7 +21,7 @@ from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
 from worker.exchange.ring.peer_path import PeerPath
-from worker.exchange.route import Route, RouteEvents
+from worker.exchange.route import Held, Route, RouteEvents
 from worker.exchange.updates import ByEveryWorker
 from worker.memory.arenas import Arenas
 
@@ -51,6 +51,9 @@ class RingUpdates(Protocol):
 
     def fetch(self, group: int, step: int, events: RouteEvents) -> None:
         """Bring a group's parameters as they are after `step`, which do not stay, to all; they all do so as often."""
+
+    def held(self) -> Held:
+        """The elements that this worker updates, as `Route.held`."""
 
     def agree(self, flags: NDArray[np.float64]) -> None:
         """Replace `flags`, shape (n,), by those of worker 0; as `Route.agree`."""
@@ -131,6 +134,13 @@ class RingRoute(Route):
         self._updates.fetch(group, step, self._events)
 
     @override
+    def held(self) -> Held:
+        return self._updates.held()
+
+    def keep(self, step: int) -> None:
+        """Workers update for themselves."""
+
+    @override
     def agree(self, flags: NDArray[np.float64]) -> None:
         self._updates.agree(flags)
 
@@ -186,6 +196,10 @@ class Replicas(RingUpdates):
     def fetch(self, group: int, step: int, events: RouteEvents) -> None:
         """Everything stays."""
         raise RunError(f"group {group} was asked for, although its parameters stay")
+
+    @override
+    def held(self) -> Held:
+        return self._updates.held()
 
     def agree(self, flags: NDArray[np.float64]) -> None:
         """Each reads for itself."""

@@ -21,6 +21,7 @@ from allreduce.communicator import Communicator
 from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.schedule import Chunks, Ring, buffer_layout, cut_chunks, summed_by
 from kernels.half import from_half, to_half
+from taihu.checkpoint.part import Elements, named
 from taihu.coordination.plan import Plan
 from taihu.job import Job
 from taihu.optimization import OptimizerState, WholeNorm, in_steps
@@ -28,7 +29,7 @@ from taihu.planner.groups import Group, group_bounds
 from taihu.planner.partition import FrameSpec, Piece, Shard
 from taihu.wire.headers import At, ValueType
 from worker.exchange.ring.dense import RingUpdates
-from worker.exchange.route import RouteEvents
+from worker.exchange.route import Held, RouteEvents
 from worker.exchange.updates import check_finite
 from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
@@ -106,6 +107,15 @@ class Owners(RingUpdates):
     def agree(self, flags: NDArray[np.float64]) -> None:
         if self._fetches:
             self._communicator.broadcast(flags, ValueType.FP64)
+
+    @override
+    def held(self) -> Held:
+        """The chunks of all groups, in the order of the optimizer state; parameters are copies."""
+        bounds = Shard(self._plan.layout, self._communicator.size, self._chunk).bounds
+        parameters = self._own
+        if not self._fetches:
+            parameters = np.concatenate([self._arenas.parameters[start:stop] for start, stop in bounds])
+        return Held(Elements(bounds, named(parameters, self._state.arrays)))
 
     @override
     def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:

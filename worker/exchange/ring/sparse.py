@@ -29,8 +29,8 @@ from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
 from worker.exchange.ring.peer_path import PeerPath
-from worker.exchange.route import Route, RouteEvents
-from worker.exchange.updates import check_finite
+from worker.exchange.route import Held, Route, RouteEvents
+from worker.exchange.updates import check_finite, held_by_all
 from worker.memory.arenas import Arenas
 
 __all__ = ["SparseRoute"]
@@ -76,6 +76,13 @@ class SparseRoute(Route):
     def start(self) -> None:
         self._communicator.broadcast(self._arenas.parameters)
         self.path.open(self._arenas.shared)
+
+    @override
+    def held(self) -> Held:
+        return held_by_all(self._optimizer)
+
+    def keep(self, step: int) -> None:
+        """Workers update for themselves."""
 
     @override
     def adopt(self, plan: Plan) -> None:

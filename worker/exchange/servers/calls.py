@@ -145,6 +145,18 @@ class ServerCalls:
         if missing:
             raise ExchangeError(f"{self._peer}: {len(missing)} of {len(frames)} frames of parameters did not come")
 
+    def keep(self, step: int) -> None:
+        """Have the server keep its shard as it is after `step`; returns when it has copied that."""
+        keep = self._channel.unary_unary(
+            f"{_PATH}/Keep", pb.KeepRequest.SerializeToString, pb.KeepResponse.FromString
+        )
+        identity = self._identity
+        request = pb.KeepRequest(job=identity.job, rank=identity.rank, incarnation=identity.incarnation, step=step)
+        try:
+            keep(request, timeout=self._job.exchange.timeout_s)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self._peer) from None
+
     def share(self, gradients: SharedBuffer, elements: int) -> Values | None:
         """Offer this worker's gradients; the server's `elements` parameters, if both can map the other's memory."""
         share = self._channel.unary_unary(

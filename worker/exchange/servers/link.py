@@ -120,6 +120,10 @@ class ServerLink:
         frames = self._state_frames if self._arenas.parameter_pages is None else ()
         self._calls.fetch(self._plan.layout.digest, frames, partial(initial.write, step=0))
 
+    def keep(self, step: int) -> None:
+        """Have the server keep what it holds after `step`; returns when it has copied that."""
+        self._calls.keep(step)
+
     @property
     def path(self) -> str:
         """The way of values: `same-host`, `tcp` on a connection of their own, or `grpc` in the stream."""

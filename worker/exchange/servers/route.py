@@ -18,7 +18,7 @@ from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At, FrameHeader
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import Summed
-from worker.exchange.route import ExchangeTotals, Route, RouteEvents, RoutePath
+from worker.exchange.route import ExchangeTotals, Held, Route, RouteEvents, RoutePath
 from worker.exchange.servers.answers import ByServers
 from worker.exchange.servers.link import LinkEvents, ServerLink
 from worker.exchange.updates import ByEveryWorker, Updates
@@ -155,6 +155,15 @@ class ServerRoute(Route):
             raise RunError("servers update group by group: optimizer.clip = 'whole' needs exchange.zero = 0")
         self._updates.apply(at.step)
         self._events.applied(at)
+
+    @override
+    def held(self) -> Held:
+        return self._updates.held() if isinstance(self._updates, ByEveryWorker) else Held()
+
+    @override
+    def keep(self, step: int) -> None:
+        for link in self._links:
+            link.keep(step)
 
     @override
     def fetch(self, group: int, step: int) -> None:

@@ -1,0 +1,1 @@
+"""Checkpoints: what a run needs to go on, between two steps, on disk."""

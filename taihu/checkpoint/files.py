@@ -1,0 +1,162 @@
+"""Parts of checkpoints as files: written whole and durable, or not at all, and read range by range."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from taihu.checkpoint.part import NOTHING, Elements, Part, State
+from taihu.errors import CheckpointError
+from taihu.tensor_file import TensorSlot, header_of, write_values
+
+__all__ = ["PartFile", "StoredPart", "file_name", "hash_of", "open_part", "write_durably", "write_part"]
+
+_METADATA: Final = "taihu.checkpoint"
+_BOUNDS: Final = "bounds"
+_SHARED: Final = "shared/"
+_OWN: Final = "own/"
+_BLOCK: Final = 1 << 20
+
+
+class PartFile(NamedTuple):
+    """A file of a checkpoint: its name in the checkpoint's folder, its size, and the SHA-256 of all of it."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+def file_name(member: str) -> str:
+    """The name of a member's file: `server-0.safetensors`."""
+    return f"{member.replace(' ', '-')}.safetensors"
+
+
+def write_part(folder: Path, part: Part) -> PartFile:
+    """Write a part into `folder`, which is made; when this returns, the file outlives a failure of the machine.
+
+    Raises:
+        OSError: it cannot be written; nothing of it stays.
+    """
+    state = part.state
+    tensors: dict[str, NDArray[Any]] = {_BOUNDS: state.shared.bounds}
+    tensors |= {f"{_SHARED}{name}": values for name, values in state.shared.arrays.items()}
+    tensors |= {f"{_OWN}{name}": values for name, values in state.own.items()}
+    told = json.dumps({"member": part.member, "step": part.step, "facts": state.facts})
+    slots = {name: TensorSlot(values.shape, values.dtype) for name, values in tensors.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_name(part.member)
+    with write_durably(path) as file:
+        hashing = _Hashing(file)
+        hashing.write(header_of(slots, {_METADATA: told}))
+        for values in tensors.values():
+            write_values(hashing, values, values.dtype)
+    return PartFile(path.name, hashing.size_bytes, hashing.sha256.hexdigest())
+
+
+@contextmanager
+def write_durably(path: Path) -> Iterator[BinaryIO]:
+    """A file to write during the block, which is on disk as `path` when this ends; nothing of it stays else."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A name is durable when its folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class _Hashing:
+    """Writes to `file`, and hashes what it writes block by block, while it is in the processor's cache."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+        self.size_bytes = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write all of `data`."""
+        view = memoryview(data)
+        for start in range(0, len(view), _BLOCK):
+            block = view[start : start + _BLOCK]
+            self.sha256.update(block)
+            self._file.write(block)
+        self.size_bytes += len(view)
+
+
+def hash_of(path: Path) -> str:
+    """The SHA-256 of a file; OSError where it cannot be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class StoredPart:
+    """An open file: what it says, and its arrays, which are read one by one, or a range at a time."""
+
+    def __init__(self, path: Path, handle: Any) -> None:
+        self._handle = handle
+        try:
+            told = json.loads((handle.metadata() or {})[_METADATA])
+            self.member, self.step, self.facts = str(told["member"]), int(told["step"]), dict(told["facts"])
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(f"{path}: not a part of a checkpoint of taihu's") from None
+        self._names = list(handle.keys())
+        self.bounds: NDArray[np.int64] = handle.get_tensor(_BOUNDS)
+
+    @property
+    def shared_names(self) -> list[str]:
+        """Names of the arrays of elements."""
+        return [name.removeprefix(_SHARED) for name in self._names if name.startswith(_SHARED)]
+
+    def read_shared(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Values [start, stop) of an array of elements."""
+        if start == stop:
+            return np.empty(0, dtype=np.float32)  # the library takes no such slice of an empty array
+        values: NDArray[Any] = self._handle.get_slice(f"{_SHARED}{name}")[start:stop]
+        return values
+
+    def own(self) -> dict[str, NDArray[Any]]:
+        """The arrays of the process alone, by name."""
+        names = [name for name in self._names if name.startswith(_OWN)]
+        return {name.removeprefix(_OWN): self._handle.get_tensor(name) for name in names}
+
+    def state(self) -> State:
+        """All of it."""
+        count = int(np.diff(self.bounds).sum())
+        arrays = {name: self.read_shared(name, 0, count) for name in self.shared_names}
+        return State(Elements(self.bounds, arrays) if arrays else NOTHING, self.own(), self.facts)
+
+
+@contextmanager
+def open_part(path: Path) -> Iterator[StoredPart]:
+    """Open a part during the block; its arrays are mapped, not read.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or no part of a checkpoint.
+    """
+    try:
+        with safe_open(path, framework="np") as handle:
+            yield StoredPart(path, handle)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: not readable: {error}") from None

@@ -1,0 +1,101 @@
+"""The folder of a run's checkpoints: committed by their manifest, the newest kept, older ones removed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from taihu.checkpoint.files import write_durably
+from taihu.checkpoint.manifest import MANIFEST, Manifest
+from taihu.checkpoint.reading import Checkpoint, open_checkpoint
+from taihu.errors import CheckpointError
+
+__all__ = ["CheckpointStore", "newest_in"]
+
+_STEP: Final = re.compile(r"step-([0-9]{1,15})")
+
+
+class CheckpointStore:
+    """The checkpoints in `folder`, each in a folder of its own, `step-000120`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def folder_of(self, step: int) -> Path:
+        """The folder of the checkpoint of `step`, whether or not it is there."""
+        return self.folder / f"step-{step:06d}"
+
+    @staticmethod
+    def step_of(folder: Path) -> int | None:
+        """The step of a checkpoint, by the name of its folder; None where that is none."""
+        match = _STEP.fullmatch(folder.resolve().name)
+        return None if match is None else int(match[1])
+
+    def open(self, step: int) -> Checkpoint:
+        """The checkpoint of `step`; raises CheckpointError where there is none, or its manifest is damaged."""
+        return open_checkpoint(self.folder_of(step))
+
+    def commit(self, manifest: Manifest) -> None:
+        """All files of the checkpoint are durable: from now on it counts.
+
+        Raises:
+            OSError: the manifest cannot be written.
+        """
+        with write_durably(self.folder_of(manifest.step) / MANIFEST) as file:
+            file.write(manifest.to_json().encode())
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that count, the newest first."""
+        return sorted((step for step, path in self._folders() if (path / MANIFEST).is_file()), reverse=True)
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest `keep` that count, and whatever is older; newer ones may be on their way."""
+        kept = self.steps()[:keep]
+        if not kept:
+            return
+        for step, path in self._folders():
+            if step < kept[0] and step not in kept:
+                # Without its manifest it does not count any more, however far this gets.
+                (path / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
+
+    def newest(self) -> tuple[Checkpoint, list[str]]:
+        """The newest one that counts and whose files are what its manifest says, and what is wrong with newer ones.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        problems: list[str] = []
+        for step in self.steps():
+            try:
+                checkpoint = self.open(step)
+                checkpoint.verify()
+                return checkpoint, problems
+            except CheckpointError as error:
+                problems.append(str(error))
+        why = "; ".join(problems) if problems else "no checkpoint is complete there"
+        raise CheckpointError(f"{self.folder}: nothing to go on from: {why}")
+
+    def _folders(self) -> Iterator[tuple[int, Path]]:
+        if not self.folder.is_dir():
+            return
+        for path in sorted(self.folder.iterdir()):
+            step = self.step_of(path)
+            if step is not None:
+                yield step, path
+
+
+def newest_in(folder: Path) -> Checkpoint:
+    """The checkpoint in `folder`, or the newest of those in it that are not damaged.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if (folder / MANIFEST).is_file():
+        checkpoint = open_checkpoint(folder)
+        checkpoint.verify()
+        return checkpoint
+    return CheckpointStore(folder).newest()[0]

@@ -1,0 +1,96 @@
+"""Parts of checkpoints written in the background: the run goes on, whatever the disk does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from taihu.checkpoint.files import PartFile, write_part
+from taihu.checkpoint.keepers import checkpoint_folder
+from taihu.checkpoint.part import Part
+from taihu.checkpoint.store import CheckpointStore
+from taihu.errors import TaihuError
+from taihu.job import Job
+
+__all__ = ["PartWriter", "Stored", "maybe_writing"]
+
+Stored = Callable[[int, PartFile], None]
+
+
+@contextmanager
+def maybe_writing(job: Job, stored: Stored) -> Iterator[PartWriter | None]:
+    """A writer during the block; None where the job keeps no checkpoints."""
+    folder = checkpoint_folder(job)
+    if folder is None:
+        yield None
+        return
+    with PartWriter(folder, stored) as writer:
+        yield writer
+
+
+class PartWriter:
+    """Writes one process's parts into `folder`, one at a time, on a thread of its own; a context manager.
+
+    A part that comes while the one before is being written is left out, as is one that cannot be written: its
+    checkpoint does not count then, and the run goes on. At the end what is being written is waited for.
+
+    Args:
+        folder: of the run's checkpoints.
+        stored: called with the step and the file when a part is durable, by the thread that writes.
+    """
+
+    def __init__(self, folder: Path, stored: Stored) -> None:
+        self._store = CheckpointStore(folder)
+        self._stored = stored
+        self._changed = threading.Condition()
+        self._next: Part | None = None
+        self._is_busy = self._is_closed = False
+        self._log = structlog.get_logger()
+        self._thread = threading.Thread(target=self._write_all, name="checkpoints", daemon=True)
+
+    def write(self, step: int, copy: Callable[[], Part]) -> None:
+        """Take a part of `step` by `copy`, whose arrays nobody else changes, and begin to write it."""
+        if self._is_busy:
+            self._say(step, "the one before is still being written")
+            return
+        part = copy()
+        with self._changed:
+            self._next, self._is_busy = part, True
+            self._changed.notify_all()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _write_all(self) -> None:
+        while (part := self._await_next()) is not None:
+            try:
+                self._stored(part.step, write_part(self._store.folder_of(part.step), part))
+            except (OSError, TaihuError) as error:
+                self._say(part.step, str(error))
+            del part
+            with self._changed:
+                self._is_busy = False
+
+    def _await_next(self) -> Part | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._next is not None or self._is_closed)
+            part, self._next = self._next, None
+            return part
+
+    def _say(self, step: int, why: str) -> None:
+        self._log.warning("checkpoint left out", step=step, reason=why)

@@ -1,0 +1,80 @@
+"""The coordinator's side of checkpoints: it tells workers when, and commits what all members have stored."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import structlog
+
+from taihu.checkpoint.files import PartFile
+from taihu.checkpoint.keepers import checkpoint_folder, keepers, resumed_from
+from taihu.checkpoint.manifest import Manifest
+from taihu.checkpoint.store import CheckpointStore
+from taihu.coordination.checkpoints import CheckpointBook, Decision
+from taihu.coordination.plan import Plan
+from taihu.job import Job
+from taihu.wire.clock import Clock
+
+__all__ = ["Checkpointing"]
+
+
+class Checkpointing:
+    """The checkpoints of one run; any thread may call."""
+
+    def __init__(self, job: Job, folder: Path, clock: Clock) -> None:
+        settings, begun = job.checkpoint, resumed_from(job)
+        self._job = job
+        self._clock = clock
+        self._store = CheckpointStore(folder)
+        self._log = structlog.get_logger()
+        self._lock = threading.Lock()
+        self._book = CheckpointBook(
+            keepers(job),
+            every_s=settings.every_seconds,
+            every_steps=settings.every_steps,
+            begun_after=0 if begun is None else begun.step,
+        )
+
+    @classmethod
+    def of(cls, job: Job, clock: Clock) -> Checkpointing | None:
+        """That of the job; None where it keeps none."""
+        folder = checkpoint_folder(job)
+        return None if folder is None else cls(job, folder, clock)
+
+    def decide(self, step: int, *, is_last: bool) -> Decision:
+        """The decision for `step`, see `CheckpointBook.decide`."""
+        with self._lock:
+            return self._book.decide(step, self._clock.now(), is_last=is_last)
+
+    def stored(self, member: str, step: int, file: PartFile, plan: Plan) -> None:
+        """A member's part is durable; the last one's makes the checkpoint count, and removes older ones.
+
+        Raises:
+            StaleError: the member has nothing to keep.
+        """
+        with self._lock:
+            files = self._book.stored(member, step, file)
+        if files is None:
+            return
+        try:
+            self._store.commit(self._manifest(step, files, plan))
+            self._store.prune(self._job.checkpoint.keep)
+        except OSError as error:
+            self._log.warning("checkpoint left out", step=step, reason=str(error))
+        else:
+            size = sum(each.size_bytes for each in files.values())
+            self._log.info("checkpoint", step=step, bytes=size, folder=str(self._store.folder_of(step)))
+
+    def _manifest(self, step: int, files: dict[str, PartFile], plan: Plan) -> Manifest:
+        return Manifest(
+            job=self._job.name,
+            settings=self._job.shared_settings,
+            step=step,
+            total_steps=plan.length.total_steps if plan.length is not None else step,
+            servers=self._job.servers,
+            workers=self._job.cluster.workers,
+            layers=Manifest.layers_of(plan.layout),
+            groups=[(group.first_layer, group.last_layer) for group in plan.groups],
+            files=Manifest.entries(files),
+        )

@@ -1,0 +1,67 @@
+"""The checkpoint that a run goes on from, as a user names it: by a run, by its own folder, or `auto`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from taihu.checkpoint.manifest import MANIFEST
+from taihu.checkpoint.reading import Checkpoint, open_checkpoint
+from taihu.checkpoint.store import CheckpointStore
+from taihu.errors import CheckpointError
+from taihu.run_folder import CHECKPOINTS, SETTINGS
+
+__all__ = ["AUTO", "Resumed", "find_checkpoint"]
+
+AUTO: Final = "auto"
+"""The newest checkpoint of all runs."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint whose files are as they were written.
+
+    Attributes:
+        checkpoint: to go on from.
+        settings: of the run that wrote it, a job file; None where they are not beside it.
+        problems: what is wrong with newer ones.
+    """
+
+    checkpoint: Checkpoint
+    settings: Path | None
+    problems: tuple[str, ...] = ()
+
+
+def find_checkpoint(named: str, runs: Path) -> Resumed:
+    """The checkpoint that `named` stands for.
+
+    Args:
+        named: `auto`, the folder of a run or of its checkpoints, or that of one of them.
+        runs: the folder of all runs.
+
+    Raises:
+        CheckpointError: there is none, or all are damaged.
+    """
+    folder = _newest_of(runs) if named == AUTO else Path(named)
+    if (folder / MANIFEST).is_file():
+        checkpoint = open_checkpoint(folder)
+        checkpoint.verify()
+        return Resumed(checkpoint, _settings_beside(folder.parent))
+    inside = folder / CHECKPOINTS
+    store = CheckpointStore(inside if inside.is_dir() else folder)
+    checkpoint, problems = store.newest()
+    return Resumed(checkpoint, _settings_beside(store.folder), tuple(problems))
+
+
+def _newest_of(runs: Path) -> Path:
+    """The run that wrote the newest checkpoint."""
+    found = sorted(runs.glob(f"*/{CHECKPOINTS}/*/{MANIFEST}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise CheckpointError(f"--resume {AUTO}: no run in {runs} has a checkpoint; name a run's folder")
+    return found[-1].parents[2]
+
+
+def _settings_beside(checkpoints: Path) -> Path | None:
+    settings = checkpoints.parent / SETTINGS
+    return settings.absolute() if settings.is_file() else None

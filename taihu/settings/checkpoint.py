@@ -1,0 +1,26 @@
+"""`[checkpoint]`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from taihu.settings.base import Count, FilePath, Seconds, Section
+
+__all__ = ["CheckpointSettings"]
+
+
+class CheckpointSettings(Section):
+    """`[checkpoint]`: what a run needs to go on, kept between two steps while it goes on.
+
+    `dir` is the folder of the checkpoints, which all processes write to: of one machine, or shared by all; `none` for
+    no checkpoints. `taihu train` puts them into the run's folder. One is begun `every_seconds`, or `every_steps` if
+    that is given, and after the last step, also of a run that is stopped. It counts when all of it is durable; the
+    newest `keep` stay. `resume` is one of them, a folder such as `step-000120`, to go on from: servers and workers
+    may be more or fewer than those that wrote it.
+    """
+
+    dir: FilePath | None = Field(default=None, description="the folder that all processes write to, or none")
+    every_seconds: Seconds = Field(default=60.0, description="seconds from one checkpoint to the next one")
+    every_steps: Count | None = Field(default=None, description="steps from one to the next, in place of seconds")
+    keep: Count = Field(default=2, description="how many of the newest stay")
+    resume: FilePath | None = Field(default=None, description="the folder of a checkpoint to go on from")

@@ -1,0 +1,75 @@
+"""The folder of a run's checkpoints: what counts, what stays, and what is gone on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.cluster import layout_of
+from support.made_checkpoints import make_checkpoint
+
+from taihu.checkpoint.manifest import MANIFEST
+from taihu.checkpoint.store import CheckpointStore, newest_in
+from taihu.errors import CheckpointError
+
+LAYOUT = layout_of(5, 70)
+
+
+def make_all(folder: Path, *steps: int) -> CheckpointStore:
+    for step in steps:
+        make_checkpoint(folder, LAYOUT, servers=1, step=step)
+    return CheckpointStore(folder)
+
+
+def damage(folder: Path) -> None:
+    path = folder / "server-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-4] + b"ruin")
+
+
+def test_only_a_checkpoint_with_its_manifest_counts(tmp_path: Path) -> None:
+    store = make_all(tmp_path, 20, 3, 100)
+    (store.folder_of(100) / MANIFEST).unlink()
+    (tmp_path / "notes.txt").write_text("step-000200")
+    assert store.steps() == [20, 3]
+
+
+def test_there_are_none_where_there_is_no_folder(tmp_path: Path) -> None:
+    assert CheckpointStore(tmp_path / "none").steps() == []
+
+
+def test_the_newest_stay_and_what_is_on_its_way(tmp_path: Path) -> None:
+    store = make_all(tmp_path, 1, 2, 3, 4, 5)
+    (store.folder_of(2) / MANIFEST).unlink()  # never became complete
+    (store.folder_of(5) / MANIFEST).unlink()  # is being written
+    store.prune(2)
+    assert store.steps() == [4, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000004", "step-000005"]
+
+
+def test_nothing_is_removed_as_long_as_none_counts(tmp_path: Path) -> None:
+    store = make_all(tmp_path, 1)
+    (store.folder_of(1) / MANIFEST).unlink()
+    store.prune(1)
+    assert store.folder_of(1).is_dir()
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:
+    store = make_all(tmp_path, 10, 20, 30)
+    damage(store.folder_of(30))
+    (store.folder_of(20) / MANIFEST).write_text("{")
+    checkpoint, problems = store.newest()
+    assert checkpoint.step == 10
+    assert ["step-000030/server-0" in problems[0], "step-000020/manifest.json" in problems[1]] == [True, True]
+    damage(store.folder_of(10))
+    with pytest.raises(CheckpointError, match=r"to go on from: .*-000030.*; .*-000020.*; .*-000010"):
+        store.newest()
+
+
+def test_one_checkpoint_is_named_by_its_folder_all_by_theirs(tmp_path: Path) -> None:
+    store = make_all(tmp_path, 10, 20)
+    assert newest_in(tmp_path).step == 20
+    assert newest_in(store.folder_of(10)).step == 10
+    assert CheckpointStore.step_of(store.folder_of(10)) == 10
+    assert CheckpointStore.step_of(tmp_path) is None
+    with pytest.raises(CheckpointError, match="no checkpoint is complete there"):
+        newest_in(tmp_path / "none")

@@ -1,0 +1,78 @@
+"""Parts are written beside the run, which goes on whatever the disk does."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from taihu.checkpoint.files import PartFile, open_part
+from taihu.checkpoint.part import Elements, Part, State
+from taihu.checkpoint.writer import PartWriter
+from taihu.errors import RunError
+
+
+def part_of(step: int) -> Part:
+    values = np.full(1000, step, dtype=np.float32)
+    return Part("server 0", step, State(Elements(np.array([[0, 1000]]), {"parameters": values})))
+
+
+def test_what_was_taken_is_written_before_the_end(tmp_path: Path) -> None:
+    stored: SimpleQueue[tuple[int, PartFile]] = SimpleQueue()
+    with PartWriter(tmp_path, lambda step, file: stored.put((step, file))) as writer:
+        writer.write(7, lambda: part_of(7))
+    step, file = stored.get_nowait()
+    assert (step, file.name) == (7, "server-0.safetensors")
+    with open_part(tmp_path / "step-000007" / file.name) as part:
+        assert part.read_shared("parameters", 0, 3).tolist() == [7, 7, 7]
+
+
+def test_a_part_that_comes_too_early_is_left_out_and_not_even_copied(tmp_path: Path) -> None:
+    going_on, told = threading.Event(), threading.Event()
+
+    def stored(step: int, _: PartFile) -> None:
+        if step == 1:
+            told.set()
+            assert going_on.wait(20)
+
+    def never() -> Part:
+        raise AssertionError("the part was copied")
+
+    with capture_logs() as logs:
+        with PartWriter(tmp_path, stored) as writer:
+            writer.write(1, lambda: part_of(1))
+            assert told.wait(20)
+            writer.write(2, never)
+            going_on.set()
+        assert [(log["event"], log["step"], log["reason"]) for log in logs] == [
+            ("checkpoint left out", 2, "the one before is still being written")
+        ]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunError("the coordinator is gone")])
+def test_the_run_goes_on_when_a_part_cannot_be_stored(error: Exception, tmp_path: Path) -> None:
+    stored: SimpleQueue[int] = SimpleQueue()
+
+    def store(step: int, _: PartFile) -> None:
+        stored.put(step)
+        if step == 1:
+            raise error
+
+    with capture_logs() as logs, PartWriter(tmp_path, store) as writer:
+        writer.write(1, lambda: part_of(1))
+        assert stored.get(timeout=20) == 1
+        while stored.empty():
+            writer.write(2, lambda: part_of(2))
+    assert str(error) in [log["reason"] for log in logs]
+
+
+def test_a_folder_that_cannot_be_made_is_told_and_nothing_more(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with capture_logs() as logs, PartWriter(tmp_path / "file", lambda *_: None) as writer:
+        writer.write(1, lambda: part_of(1))
+    assert [(log["log_level"], "Not a directory" in log["reason"]) for log in logs] == [("warning", True)]
