@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import Listener
+from taihu.checkpoint.files import PartFile
 from taihu.checkpoint.keepers import resumed_from
 from taihu.checkpoint.writer import maybe_writing
 from taihu.coordination.client import coordinator_address
@@ -223,8 +224,14 @@ class WorkerDaemon:
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
             if self._begun is not None:
                 session.exchange.resume(self._begun, rank)
+
+            def stored(step: int, file: PartFile) -> None:
+                # Where the run goes on from here, its tables have all steps before.
+                self._run_log.flush()
+                session.client.stored(step, file)
+
             try:
-                with own_mistakes_told(), maybe_writing(self._job, session.client.stored) as writer:
+                with own_mistakes_told(), maybe_writing(self._job, stored) as writer:
                     keeper = Keeper(
                         self._job,
                         session.client,
@@ -405,7 +412,7 @@ class WorkerDaemon:
 
     def _make_run_log(self) -> RunLog:
         return RunLog(
-            open_writers(self._options.files.folder, self._job.run.events),
+            open_writers(self._options.files.folder, self._job.run.events, self._begun_after),
             steps_per_epoch=self._batches.steps_per_epoch,
             learning_rate=partial(learning_rate, in_steps(self._job.optimizer, self._length)),
         )

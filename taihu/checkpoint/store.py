@@ -62,8 +62,10 @@ class CheckpointStore:
                 (path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
 
-    def newest(self) -> tuple[Checkpoint, list[str]]:
+    def newest(self, *, unfinished: bool = False) -> tuple[Checkpoint, list[str]]:
         """The newest one that counts and whose files are what its manifest says, and what is wrong with newer ones.
+
+        An `unfinished` one is of a step behind which others follow.
 
         Raises:
             CheckpointError: there is none.
@@ -72,6 +74,8 @@ class CheckpointStore:
         for step in self.steps():
             try:
                 checkpoint = self.open(step)
+                if unfinished and step >= checkpoint.manifest.total_steps:
+                    continue
                 checkpoint.verify()
                 return checkpoint, problems
             except CheckpointError as error:

@@ -41,11 +41,12 @@ def prepare_to_fork() -> None:
 
 
 class DaemonFailedError(RunError):
-    """A daemon ended before its time; the message holds its last words."""
+    """A daemon ended before its time, or `was_killed` by a signal; the message holds its last words."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int, *, was_killed: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.was_killed = was_killed
 
 
 @dataclass
@@ -71,11 +72,13 @@ class LocalProcesses:
 
     Args:
         log_dir: of the logs.
+        again: whether the logs there are of the same run, which goes on.
         fork: the processes from this one, where that is possible, which imports first what they need.
     """
 
-    def __init__(self, log_dir: Path, *, fork: bool = False) -> None:
+    def __init__(self, log_dir: Path, *, fork: bool = False, again: bool = False) -> None:
         self.log_dir = log_dir
+        self._again = again
         self._forks = fork
         self._daemons: list[_Daemon] = []
 
@@ -92,7 +95,7 @@ class LocalProcesses:
     def start(self, name: str, module: str, arguments: Sequence[str]) -> Process:
         """Start `python -m module arguments`; its stderr goes to `<name>.log`."""
         log = self.log_dir / f"{name.replace(' ', '-')}.log"
-        log_file = log.open("wb")
+        log_file = log.open("ab" if self._again else "wb")
         process = self._launch(module, [*arguments, "--stop-with-stdin"], log_file)
         self._daemons.append(_Daemon(name, process, log, log_file))
         return process
@@ -183,7 +186,9 @@ def _rank_as_cause(daemon: _Daemon) -> int:
 def _failure(daemon: _Daemon, daemons: Sequence[_Daemon]) -> DaemonFailedError:
     code = daemon.exit_code
     if code < 0:
-        return DaemonFailedError(f"{daemon.name} was killed by {signal.Signals(-code).name}; log: {daemon.log}", 1)
+        return DaemonFailedError(
+            f"{daemon.name} was killed by {signal.Signals(-code).name}; log: {daemon.log}", 1, was_killed=True
+        )
     words = _last_words(daemon.log)
     # Server 0 tells for which member's sake the run failed; that member's log has the rest.
     culprit = next((other for other in daemons if words.startswith(f"{other.name}: ")), None)

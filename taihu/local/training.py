@@ -9,22 +9,26 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from taihu.checkpoint.keepers import checkpoint_folder
+from taihu.checkpoint.store import CheckpointStore
 from taihu.coordination.membership import RunState
 from taihu.coordination.status import stop_run
-from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
+from taihu.errors import CheckpointError, ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.job.advice import advice_on_schedule
 from taihu.local.display import Display, RunView
 from taihu.local.processes import DaemonFailedError, LocalProcesses
+from taihu.local.restarts import Restarts
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.results import RESULTS_FORMAT, read_json
-from taihu.run_folder import CHECKPOINTS, RunFiles
+from taihu.run_folder import CHECKPOINTS, RunFiles, add_events
 from taihu.run_length import RunLength
 from taihu.settings import CheckpointSettings, RunSettings
 from taihu.trace import merge_parts
@@ -73,13 +77,26 @@ class LocalTraining:
         """Train to the end, or until a stop, and return the results.
 
         Raises:
-            DaemonFailedError: a daemon ended before its time; all others have been ended.
+            DaemonFailedError: a daemon ended before its time, all others have been ended; if it was killed, there are
+                no checkpoints to go on from, or this happened too often.
             InterruptedRunError: interrupted when there was nothing to save, or for the second time.
         """
-        with self._log_folder() as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
+        restarts, life = Restarts(self.job.checkpoint.restarts), self
+        with self._log_folder() as logs:
+            while True:
+                try:
+                    return life._live(display, logs, again=life is not self)
+                except DaemonFailedError as error:
+                    if not error.was_killed:
+                        raise
+                    life = self._next_life(error, restarts, display)
+
+    def _live(self, display: Display, logs: Path, *, again: bool) -> dict[str, Any]:
+        """Start all processes, and watch them to the end; `again` says that they go on where others were killed."""
+        with tempfile.TemporaryDirectory(prefix="taihu-") as name:
             folder = Path(name)
             try:
-                with LocalProcesses(logs, fork=self.forks) as processes:
+                with LocalProcesses(logs, fork=self.forks, again=again) as processes:
                     coordinator = self._start(processes, folder)
                     self._watch(processes, coordinator, display)
                     if not all(path.exists() for path in self._result_files(folder)):
@@ -93,6 +110,40 @@ class LocalTraining:
                 [read_json(path) for path in servers],
             )
             return {**results, "trace": self._trace_file}
+
+    def _next_life(self, error: DaemonFailedError, restarts: Restarts, display: Display) -> LocalTraining:
+        """The run from its newest checkpoint; raises `error` where there are none, or it was started too often."""
+        checkpoints = checkpoint_folder(self._with_checkpoints())
+        pause_s = None if checkpoints is None else restarts.pause_s(time.monotonic())
+        if checkpoints is None or pause_s is None:
+            raise error
+        resume, step = self.job.checkpoint.resume, 0
+        with suppress(CheckpointError):  # it was killed before there was one: from where it began
+            newest, _ = CheckpointStore(checkpoints).newest(unfinished=True)
+            resume, step = newest.folder, newest.step
+        words = str(error).partition(";")[0]
+        display.say(f"{words}; all are started again after step {step:,}")
+        if self.files.folder is not None:
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            add_events(self.files.folder, [{"time": now, "step": step, "event": "restarted", "reason": words}])
+        self._pause(pause_s)
+        checkpoint = self.job.checkpoint.model_copy(update={"resume": resume})
+        update: dict[str, Any] = {"checkpoint": checkpoint}
+        if resume is not None:
+            update["model"] = self.job.model.model_copy(update={"init_from": None, "init_skip": ()})
+        return replace(self, job=self.job.model_copy(update=update))
+
+    def _pause(self, seconds: float) -> None:
+        """Wait; raises InterruptedRunError where the run is to end meanwhile."""
+        until = time.monotonic() + seconds
+        with self.interrupts.offered_to(lambda reason: True):
+            while time.monotonic() < until:
+                time.sleep(_LOOK_S)
+                if self.interrupts.reason:
+                    raise InterruptedRunError(self.interrupts.reason)
+
+    def _with_checkpoints(self) -> Job:
+        return self.job.model_copy(update={"checkpoint": self._checkpoint_settings()})
 
     @property
     def _trace_file(self) -> str | None:

@@ -16,12 +16,13 @@ from support.daemons import wait_for
 
 # Its first test is told at once, what comes without one after seconds.
 ENDLESS = ("--steps", "1000000")
+ONE_LIFE = ("--set", "checkpoint.restarts=0")
 
 
 @contextmanager
 def endless_training(folder: Path) -> Iterator[Command]:
     """A run that is under way: every worker has made a step. Its run folder is in `folder`."""
-    process = Command("taihu", "train", *ENDLESS, folder=folder, environment={"TMPDIR": str(folder)})
+    process = Command("taihu", "train", *ENDLESS, *ONE_LIFE, folder=folder, environment={"TMPDIR": str(folder)})
     try:
         while (line := process.stdout.readline()) and "step " not in line:
             pass

@@ -161,6 +161,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "every_seconds": st.floats(1e-3, 86_400),
         "every_steps": COUNT,
         "keep": COUNT,
+        "restarts": st.integers(0, 10**6),
         "resume": TEXT,
     },
 }
@@ -640,6 +641,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "every_seconds": 7.0,
         "every_steps": 7,
         "keep": 7,
+        "restarts": 7,
         "resume": "step-7",
     },
 }

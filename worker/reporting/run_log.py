@@ -45,13 +45,19 @@ class ScalarWriter(Protocol):
 
 
 class CsvTables:
-    """`steps.csv`, `epochs.csv` and `events.jsonl` in a folder."""
+    """`steps.csv`, `epochs.csv` and `events.jsonl` in a folder.
 
-    def __init__(self, folder: Path) -> None:
+    Rows that are there up to step `begun_after` are of this run, which goes on behind it; later ones come again.
+    """
+
+    def __init__(self, folder: Path, begun_after: int = 0) -> None:
         self._epochs_path = folder / "epochs.csv"
-        self._steps_file = (folder / "steps.csv").open("w", encoding="utf-8", newline="")
+        steps_path = folder / "steps.csv"
+        has_steps, self._has_epochs = (_keep_rows(path, begun_after) for path in (steps_path, self._epochs_path))
+        self._steps_file = steps_path.open("a", encoding="utf-8", newline="")
         self._steps = csv.writer(self._steps_file, lineterminator="\n")
-        self._steps.writerow(STEP_COLUMNS)
+        if not has_steps:
+            self._steps.writerow(STEP_COLUMNS)
         self._epochs_file: IO[str] | None = None
         self._folder = folder
 
@@ -61,11 +67,11 @@ class CsvTables:
 
     def add_test(self, row: Scalars) -> None:
         """Write a line of `epochs.csv`; the first row says what the columns are."""
-        first = self._epochs_file is None
-        self._epochs_file = self._epochs_file or self._epochs_path.open("w", encoding="utf-8", newline="")
+        self._epochs_file = self._epochs_file or self._epochs_path.open("a", encoding="utf-8", newline="")
         table = csv.writer(self._epochs_file, lineterminator="\n")
-        if first:
+        if not self._has_epochs:
             table.writerow(row)
+            self._has_epochs = True
         table.writerow(row.values())
 
     def add_event(self, event: EventNote) -> None:
@@ -86,8 +92,28 @@ class CsvTables:
                 file.close()
 
 
-def open_writers(folder: Path | None, events: Literal["none", "tensorboard"]) -> list[ScalarWriter]:
-    """The files of a run in its folder; none where it has no folder.
+def _keep_rows(path: Path, last_step: int) -> bool:
+    """Remove the rows of steps behind `last_step`, and a row that is not whole.
+
+    Returns whether the table, of which at least its columns stay, is there.
+    """
+    if not path.exists():
+        return False
+    columns, *rows = path.read_text(encoding="utf-8").split("\n")
+    whole = rows[:-1]  # behind the last line break there is nothing, or a row that was cut off
+    place = columns.split(",").index("step")
+    kept = [row for row in whole if int(row.split(",")[place]) <= last_step]
+    if not (last_step and kept):
+        path.unlink()
+        return False
+    path.write_text("\n".join([columns, *kept, ""]), encoding="utf-8")
+    return True
+
+
+def open_writers(
+    folder: Path | None, events: Literal["none", "tensorboard"], begun_after: int = 0
+) -> list[ScalarWriter]:
+    """The files of a run in its folder; none where it has no folder. See `CsvTables` for `begun_after`.
 
     Raises:
         ConfigError: one cannot be made.
@@ -95,7 +121,7 @@ def open_writers(folder: Path | None, events: Literal["none", "tensorboard"]) ->
     if folder is None:
         return []
     try:
-        tables = CsvTables(folder)
+        tables = CsvTables(folder, begun_after)
         if events == "none":
             return [tables]
         from worker.reporting.run_events import EventFile  # noqa: PLC0415 - an extra, which most runs do not need
@@ -132,6 +158,7 @@ class RunLog:
         self._notes: deque[StepNote | Evaluation | EventNote] = deque()
         self._step = 0
         self._ends = threading.Event()
+        self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="run-log", daemon=True)
 
     def __enter__(self) -> Self:
@@ -167,6 +194,10 @@ class RunLog:
         if self._writers:
             self._notes.append(EventNote(event, facts, self._step, time.time()))
 
+    def flush(self) -> None:
+        """Write what there is now; waits for the disk, and may be called by any thread."""
+        self._write()
+
     def _run(self) -> None:
         while not self._ends.wait(self._interval_s):
             self._write()
@@ -176,6 +207,10 @@ class RunLog:
                 writer.close()
 
     def _write(self) -> None:
+        with self._writing:
+            self._write_notes()
+
+    def _write_notes(self) -> None:
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
         if not notes:
             return

@@ -1,0 +1,103 @@
+"""Processes of a run on this machine are killed, one after the other: it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.commands import Command, run_command
+from support.daemons import wait_for
+
+from taihu.checkpoint.manifest import MANIFEST
+
+STEPS = 400
+FLAGS = ("--servers", "2", "--workers", "2", "--steps", str(STEPS), "--set", "checkpoint.every_steps=20")
+KINDS = {
+    "servers": (*FLAGS, "--optimizer", "adam", "--zero", "3", "--precision", "bf16"),
+    "ring": (*FLAGS[2:], "--exchange", "ring", "--compression", "lags", "--density", "0.1"),
+}
+
+
+def daemons(process: Command) -> dict[str, int]:
+    """The pids of the daemons by name; those of a role start in the order of their ranks."""
+    found: dict[str, int] = {}
+    for pid in sorted(map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().split()
+        for module, role in (("ps_server", "server"), ("worker", "worker")):
+            if module in words:
+                found[f"{role} {sum(name.startswith(role) for name in found)}"] = pid
+    return found
+
+
+def newest(home: Path) -> int:
+    """The step of the newest checkpoint of the one run."""
+    kept = [int(path.parent.name.removeprefix("step-")) for path in home.glob(f"runs/*/checkpoints/*/{MANIFEST}")]
+    return max(kept, default=0)
+
+
+def has_newer(home: Path, step: int) -> bool:
+    return newest(home) > step
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_outlives_its_processes(kind: str, tmp_path: Path) -> None:
+    victims = ["worker 1", "server 0", "worker 0"] if kind == "servers" else ["worker 1", "worker 0"]
+    process = Command("taihu", "train", *KINDS[kind], "--json", "killed.json", folder=tmp_path)
+    try:
+        kept = 0
+        for victim in victims:
+            wait_for(partial(has_newer, tmp_path, kept), "nothing kept")
+            kept = newest(tmp_path)
+            os.kill(daemons(process)[victim], signal.SIGKILL)
+        output, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, errors
+    for victim in victims:
+        assert f"{victim} was killed by SIGKILL; all are started again after step " in output
+
+    whole = run_command("taihu", "train", *KINDS[kind], "--run-dir", "none", "--json", "whole.json", folder=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    after, undisturbed = (json.loads((tmp_path / name).read_text()) for name in ("killed.json", "whole.json"))
+    assert after["parameters_sha256"] == undisturbed["parameters_sha256"]
+    assert after["steps"] == STEPS
+
+    (run,) = (tmp_path / "runs").iterdir()
+    # The tables are those of one run: each step once, in order.
+    with (run / "steps.csv").open(newline="") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
+    with (run / "epochs.csv").open(newline="") as file:
+        tested = [int(row["step"]) for row in csv.DictReader(file)]
+    assert tested == sorted(set(tested))
+    assert tested[-1] == STEPS
+    events = [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
+    assert (events.count("restarted"), events[-1]) == (len(victims), "finished")
+
+
+def test_a_run_that_dies_again_and_again_ends_with_the_reason(tmp_path: Path) -> None:
+    flags = ("--servers", "1", "--workers", "1", "--steps", "100000", "--set", "checkpoint.restarts=1")
+    process = Command("taihu", "train", *flags, folder=tmp_path)
+    try:
+        for _ in range(2):
+            wait_for(lambda: "worker 0" in daemons(process), "no worker")
+            pid = daemons(process)["worker 0"]
+            os.kill(pid, signal.SIGKILL)
+            wait_for(partial(is_gone, pid), "it is there still")
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 1
+    assert output.count("all are started again after step 0") == 1
+    assert errors.startswith("error: worker 0 was killed by SIGKILL")
+    assert errors.count("\n") == 1

@@ -1,0 +1,38 @@
+"""A run is started again at most so often within an hour, after pauses that grow."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taihu.local.restarts import Restarts
+
+
+def test_pauses_grow_to_a_bound() -> None:
+    restarts = Restarts(100)
+    assert [restarts.pause_s(0.0) for _ in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_there_are_no_more_than_were_allowed(most: int) -> None:
+    restarts = Restarts(most)
+    allowed = [restarts.pause_s(now) is not None for now in (0.0, 1.0, 2.0, 3.0, 4.0)]
+    assert sum(allowed) == most
+    assert allowed == sorted(allowed, reverse=True)
+
+
+def test_what_is_an_hour_ago_is_forgotten() -> None:
+    restarts = Restarts(2)
+    assert [restarts.pause_s(now) for now in (0.0, 1800.0, 3599.0)] == [0.5, 1.0, None]
+    assert restarts.pause_s(3601.0) == 1.0
+
+
+@given(st.integers(0, 5), st.lists(st.floats(0.0, 2000.0), max_size=40))
+def test_no_hour_has_more(most: int, gaps: list[float]) -> None:
+    restarts, now, made = Restarts(most), 0.0, []
+    for gap in gaps:
+        now += gap
+        if restarts.pause_s(now) is not None:
+            made.append(now)
+    assert all(sum(start <= each < start + 3600.0 for each in made) <= most for start in made)
