@@ -154,11 +154,14 @@ class KeepRequest(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    UNTIL_DURABLE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     rank: _builtins.int
     incarnation: _builtins.int
     step: _builtins.int
     """The last step that all parameters have been updated by."""
+    until_durable: _builtins.bool
+    """Answered when it is durable: no step follows, and the run ends."""
     def __init__(
         self,
         *,
@@ -166,10 +169,11 @@ class KeepRequest(_message.Message):
         rank: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         step: _builtins.int = ...,
+        until_durable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job", b"job", "rank", b"rank", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job", b"job", "rank", b"rank", "step", b"step", "until_durable", b"until_durable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

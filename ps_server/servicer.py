@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -147,7 +148,8 @@ class ParameterServerServicer:
             if shard.step != request.step:
                 raise StaleError(f"worker {request.rank} stands behind step {request.step}, this server {shard.step}")
             if self._writer is not None and shard.keeps_state:
-                self._writer.write(request.step, lambda: Part(self._name, request.step, shard.state()))
+                with self._writer.finished() if request.until_durable else nullcontext():
+                    self._writer.write(request.step, lambda: Part(self._name, request.step, shard.state()))
         except TaihuError as error:
             abort(context, error)
         return pb.KeepResponse()

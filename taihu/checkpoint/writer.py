@@ -64,6 +64,17 @@ class PartWriter:
             self._next, self._is_busy = part, True
             self._changed.notify_all()
 
+    @contextmanager
+    def finished(self) -> Iterator[None]:
+        """Wait before the block until nothing is being written, and after it until what it began is stored."""
+        self._wait()
+        yield
+        self._wait()
+
+    def _wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_busy)
+
     def __enter__(self) -> Self:
         self._thread.start()
         return self
@@ -85,6 +96,7 @@ class PartWriter:
             del part
             with self._changed:
                 self._is_busy = False
+                self._changed.notify_all()
 
     def _await_next(self) -> Part | None:
         with self._changed:

@@ -12,17 +12,20 @@ _LONGEST_PAUSE_S: Final = 30.0
 
 
 class Restarts:
-    """At most `most` restarts within an hour, each after a pause twice as long as that before the last one."""
+    """At most `most` restarts within an hour; where a run gets no further, each waits twice as long as the last."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._made: list[float] = []
+        self._step = -1
+        self._in_vain = 0
 
-    def pause_s(self, now: float) -> float | None:
-        """The pause before the next restart, which is counted; None where there may be none."""
+    def pause_s(self, now: float, step: int) -> float | None:
+        """The pause before the run goes on after `step`, a restart that is counted; None where there may be none."""
         self._made = [made for made in self._made if now - made < _WINDOW_S]
         if len(self._made) >= self.most:
             return None
-        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** len(self._made))
+        self._in_vain = self._in_vain + 1 if step == self._step else 0
+        self._step = step
         self._made.append(now)
-        return pause
+        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**self._in_vain)

@@ -15,8 +15,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from taihu.checkpoint.keepers import checkpoint_folder
-from taihu.checkpoint.store import CheckpointStore
 from taihu.coordination.membership import RunState
 from taihu.coordination.status import stop_run
 from taihu.errors import CheckpointError, ConfigError, PeerUnreachableError, RunError, TaihuError
@@ -113,14 +111,20 @@ class LocalTraining:
 
     def _next_life(self, error: DaemonFailedError, restarts: Restarts, display: Display) -> LocalTraining:
         """The run from its newest checkpoint; raises `error` where there are none, or it was started too often."""
+        # Who only looks on needs no arrays.
+        from taihu.checkpoint.keepers import checkpoint_folder  # noqa: PLC0415
+        from taihu.checkpoint.store import CheckpointStore  # noqa: PLC0415
+
         checkpoints = checkpoint_folder(self._with_checkpoints())
-        pause_s = None if checkpoints is None else restarts.pause_s(time.monotonic())
-        if checkpoints is None or pause_s is None:
+        if checkpoints is None:
             raise error
         resume, step = self.job.checkpoint.resume, 0
         with suppress(CheckpointError):  # it was killed before there was one: from where it began
             newest, _ = CheckpointStore(checkpoints).newest(unfinished=True)
             resume, step = newest.folder, newest.step
+        pause_s = restarts.pause_s(time.monotonic(), step)
+        if pause_s is None:
+            raise error
         words = str(error).partition(";")[0]
         display.say(f"{words}; all are started again after step {step:,}")
         if self.files.folder is not None:

@@ -76,3 +76,22 @@ def test_a_folder_that_cannot_be_made_is_told_and_nothing_more(tmp_path: Path) -
     with capture_logs() as logs, PartWriter(tmp_path / "file", lambda *_: None) as writer:
         writer.write(1, lambda: part_of(1))
     assert [(log["log_level"], "Not a directory" in log["reason"]) for log in logs] == [("warning", True)]
+
+
+def test_the_last_part_is_never_left_out_and_waited_for(tmp_path: Path) -> None:
+    """The one before may still be written: it is waited for, too."""
+    going_on, told, stored = threading.Event(), threading.Event(), []
+
+    def store(step: int, _: PartFile) -> None:
+        told.set()
+        assert going_on.wait(20)
+        stored.append(step)
+
+    with PartWriter(tmp_path, store) as writer:
+        writer.write(1, lambda: part_of(1))
+        assert told.wait(20)
+        threading.Timer(0.05, going_on.set).start()
+        with writer.finished():
+            assert stored == [1]
+            writer.write(2, lambda: part_of(2))
+        assert stored == [1, 2]

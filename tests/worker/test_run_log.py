@@ -181,3 +181,36 @@ def test_without_a_folder_nothing_is_kept() -> None:
     with run_log() as log:
         log.stepped(1, SAMPLE, 1.0)
         assert not log.pending
+
+
+def numbers_of(path: Path) -> list[int]:
+    with path.open(newline="") as file:
+        return [int(row["step"]) for row in csv.DictReader(file)]
+
+
+def note_steps(folder: Path, steps: range, begun_after: int = 0) -> None:
+    with run_log(CsvTables(folder, begun_after)) as log:
+        for step in steps:
+            log.stepped(step, SAMPLE, 1.0)
+            if step % 2 == 0:
+                log.evaluated(Evaluation(step, step // 2, 1.0, 1.0, 1.0, 0.5, {"accuracy": 0.5}))
+        log.flush()
+        assert numbers_of(folder / "steps.csv")[-1] == steps[-1]
+
+
+def test_the_tables_of_a_run_that_goes_on_have_every_step_once(tmp_path: Path) -> None:
+    note_steps(tmp_path, range(1, 8))
+    with (tmp_path / "steps.csv").open("a") as file:
+        file.write("8,1,0.2")  # it was killed while it wrote
+    note_steps(tmp_path, range(5, 10), begun_after=4)
+    assert numbers_of(tmp_path / "steps.csv") == list(range(1, 10))
+    assert numbers_of(tmp_path / "epochs.csv") == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("left", ["", "ste", "step,epoch\n", "step,epoch\n7,1\n"])
+def test_what_a_killed_run_has_left_of_a_table_is_no_hindrance(left: str, tmp_path: Path) -> None:
+    for name in ("steps.csv", "epochs.csv"):
+        (tmp_path / name).write_text(left)
+    note_steps(tmp_path, range(4, 7), begun_after=3)
+    assert numbers_of(tmp_path / "steps.csv") == [4, 5, 6]
+    assert numbers_of(tmp_path / "epochs.csv") == [4, 6]

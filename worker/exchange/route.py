@@ -146,10 +146,11 @@ class Route(Protocol):
     def held(self) -> Held:
         """Parameters and optimizer state that this worker updates, as they are between two steps."""
 
-    def keep(self, step: int) -> None:
+    def keep(self, step: int, *, until_durable: bool) -> None:
         """Have those that update for the workers keep what they hold after `step`; worker 0 alone calls this.
 
-        What they hold does not change before this worker goes on. Returns when they have copied it.
+        What they hold does not change before this worker goes on. Returns when they have copied it or, where no step
+        follows, when it is on disk.
         """
 
     def agree(self, flags: NDArray[np.float64]) -> None:

@@ -210,9 +210,9 @@ class Exchange:
         """Replace `flags`, shape (n,), by those of worker 0, where all workers have to read parameters together."""
         self._route.agree(flags)
 
-    def keep(self, step: int) -> None:
+    def keep(self, step: int, *, until_durable: bool = False) -> None:
         """Have those that update for the workers keep what they hold after `step`; see `Route.keep`."""
-        self._route.keep(step)
+        self._route.keep(step, until_durable=until_durable)
 
     def state(self, *, is_first: bool) -> State:
         """All that the run needs of this worker to go on from here; every group has ended.

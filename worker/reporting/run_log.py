@@ -101,8 +101,10 @@ def _keep_rows(path: Path, last_step: int) -> bool:
         return False
     columns, *rows = path.read_text(encoding="utf-8").split("\n")
     whole = rows[:-1]  # behind the last line break there is nothing, or a row that was cut off
-    place = columns.split(",").index("step")
-    kept = [row for row in whole if int(row.split(",")[place]) <= last_step]
+    names = columns.split(",")
+    # Of a process that was killed there may be nothing, or half of the columns.
+    place = names.index("step") if "step" in names else None
+    kept = [] if place is None else [row for row in whole if int(row.split(",")[place]) <= last_step]
     if not (last_step and kept):
         path.unlink()
         return False

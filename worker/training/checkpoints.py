@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from taihu.checkpoint.keepers import keepers
 from taihu.checkpoint.part import Part, State
@@ -58,7 +59,7 @@ class Keeper:
         return self._writer is not None and (step == self._next_step or is_last)
 
     def keep(self, step: int, *, is_last: bool) -> None:
-        """Keep what `step` has led to, if all are to; returns when it has been copied.
+        """Keep what `step` has led to, if all are to; returns when it is copied, behind the last step stored.
 
         Raises:
             TaihuError: a server or the coordinator is gone.
@@ -68,9 +69,10 @@ class Keeper:
         if not decision.keep:
             return
         if self._is_first:
-            self._exchange.keep(step)
+            self._exchange.keep(step, until_durable=is_last)
         if self._keeps and self._writer is not None:
-            self._writer.write(step, lambda: Part(self._member, step, self._state(step).copy()))
+            with self._writer.finished() if is_last else nullcontext():
+                self._writer.write(step, lambda: Part(self._member, step, self._state(step).copy()))
 
     def _state(self, step: int) -> State:
         state = self._exchange.state(is_first=self._is_first)

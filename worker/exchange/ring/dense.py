@@ -137,7 +137,7 @@ class RingRoute(Route):
     def held(self) -> Held:
         return self._updates.held()
 
-    def keep(self, step: int) -> None:
+    def keep(self, step: int, *, until_durable: bool) -> None:
         """Workers update for themselves."""
 
     @override

@@ -81,7 +81,7 @@ class SparseRoute(Route):
     def held(self) -> Held:
         return held_by_all(self._optimizer)
 
-    def keep(self, step: int) -> None:
+    def keep(self, step: int, *, until_durable: bool) -> None:
         """Workers update for themselves."""
 
     @override

@@ -145,17 +145,28 @@ class ServerCalls:
         if missing:
             raise ExchangeError(f"{self._peer}: {len(missing)} of {len(frames)} frames of parameters did not come")
 
-    def keep(self, step: int) -> None:
-        """Have the server keep its shard as it is after `step`; returns when it has copied that."""
+    def keep(self, step: int, *, until_durable: bool) -> Callable[[], None]:
+        """Have the server keep its shard as it is after `step`.
+
+        Returns what waits until it has copied that, or stored it.
+        """
         keep = self._channel.unary_unary(
             f"{_PATH}/Keep", pb.KeepRequest.SerializeToString, pb.KeepResponse.FromString
         )
-        identity = self._identity
-        request = pb.KeepRequest(job=identity.job, rank=identity.rank, incarnation=identity.incarnation, step=step)
-        try:
-            keep(request, timeout=self._job.exchange.timeout_s)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._peer) from None
+        job, rank, incarnation = self._identity.job, self._identity.rank, self._identity.incarnation
+        request = pb.KeepRequest(job=job, rank=rank, incarnation=incarnation, step=step, until_durable=until_durable)
+        under_way = keep.future(request, timeout=self._job.exchange.timeout_s)
+        self._track(under_way)
+
+        def wait() -> None:
+            try:
+                under_way.result()
+            except grpc.FutureCancelledError:
+                raise ExchangeError(f"{self._peer}: the call that keeps step {step} was cut") from None
+            except grpc.RpcError as error:
+                raise error_from_rpc(error, self._peer) from None
+
+        return wait
 
     def share(self, gradients: SharedBuffer, elements: int) -> Values | None:
         """Offer this worker's gradients; the server's `elements` parameters, if both can map the other's memory."""

@@ -120,9 +120,9 @@ class ServerLink:
         frames = self._state_frames if self._arenas.parameter_pages is None else ()
         self._calls.fetch(self._plan.layout.digest, frames, partial(initial.write, step=0))
 
-    def keep(self, step: int) -> None:
-        """Have the server keep what it holds after `step`; returns when it has copied that."""
-        self._calls.keep(step)
+    def keep(self, step: int, *, until_durable: bool) -> Callable[[], None]:
+        """Have the server keep what it holds after `step`; returns what waits for that, see `Route.keep`."""
+        return self._calls.keep(step, until_durable=until_durable)
 
     @property
     def path(self) -> str:

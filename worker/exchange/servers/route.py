@@ -161,9 +161,10 @@ class ServerRoute(Route):
         return self._updates.held() if isinstance(self._updates, ByEveryWorker) else Held()
 
     @override
-    def keep(self, step: int) -> None:
-        for link in self._links:
-            link.keep(step)
+    def keep(self, step: int, *, until_durable: bool) -> None:
+        # All of them copy, and write, at the same time.
+        for wait in [link.keep(step, until_durable=until_durable) for link in self._links]:
+            wait()
 
     @override
     def fetch(self, group: int, step: int) -> None:
