@@ -42,7 +42,7 @@ KINDS: Final = MappingProxyType(
             *(*_SERVERS, "--compression", "dlgs", "--density", "0.01"),
             *("--set", "exchange.plan=bucket:100kB", "--set", "compression.threshold=group"),
         ),
-        "Adam, bf16, stage 3": (*_SERVERS, "--optimizer", "adam", "--precision", "bf16", "--zero", "3"),
+        "Adam + bf16 + stage 3": (*_SERVERS, "--optimizer", "adam", "--precision", "bf16", "--zero", "3"),
     }
 )
 """Flags of the runs by what they are."""
