@@ -62,12 +62,14 @@ class Checkpoint:
             CheckpointError: no part has some of them.
         """
         filled = 0
-        with ExitStack() as opened:
-            for part in self._parts(opened):
-                if name in part.shared_names and filled < len(into):
-                    for here, there, count in _overlaps(bounds, part.bounds):
-                        into[here : here + count] = part.read_shared(name, there, there + count)
-                        filled += count
+        for member in self.manifest.files:
+            with self._unverified(member) as part:
+                overlaps = _overlaps(bounds, part.bounds) if name in part.shared_names else []
+                if overlaps:
+                    self._verify_once(member)  # of a file that is not read nothing is
+                for here, there, count in overlaps:
+                    into[here : here + count] = part.read_shared(name, there, there + count)
+                    filled += count
         if filled < len(into):
             raise CheckpointError(
                 f"{self.folder}: {len(into) - filled:,} of {len(into):,} values of {name!r} are in none of its files"
@@ -108,8 +110,12 @@ class Checkpoint:
     @contextmanager
     def _open(self, member: str) -> Iterator[StoredPart]:
         """A member's part during the block; what is read for the first time is verified."""
-        if member not in self._verified:
-            self._verify(member)
+        self._verify_once(member)
+        with self._unverified(member) as part:
+            yield part
+
+    @contextmanager
+    def _unverified(self, member: str) -> Iterator[StoredPart]:
         with open_part(self.folder / self.manifest.files[member].name) as part:
             if (part.member, part.step) != (member, self.step):
                 raise CheckpointError(
@@ -117,6 +123,10 @@ class Checkpoint:
                     f"expected step {self.step}"
                 )
             yield part
+
+    def _verify_once(self, member: str) -> None:
+        if member not in self._verified:
+            self._verify(member)
 
     def _verify(self, member: str) -> None:
         entry = self.manifest.files[member]

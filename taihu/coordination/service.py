@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 import grpc
 
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceServicer
-from taihu.checkpoint.files import PartFile
+from taihu.checkpoint.files import PartFile, file_name
 from taihu.coordination import messages
 from taihu.coordination.checkpointing import Checkpointing
 from taihu.coordination.membership import MemberId, Membership, Role, RunState
 from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_to_message
 from taihu.coordination.planning import Planning
-from taihu.errors import PeerUnreachableError, RunError, StaleError, TaihuError
+from taihu.errors import FrameError, PeerUnreachableError, RunError, StaleError, TaihuError
 from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.profile import Profile
@@ -32,6 +34,7 @@ __all__ = ["COORDINATOR_SERVICE", "Coordinator", "CoordinatorServicer", "new_inc
 
 COORDINATOR_SERVICE = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 _LONGEST_JOIN_S = 3600.0
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def new_incarnation() -> int:
@@ -245,6 +248,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Note that a member's part of a checkpoint is durable."""
         with _errors_as_status(context):
             member = self._check(request)
+            expected = file_name(str(member))
+            if request.name != expected or not _SHA256.fullmatch(request.sha256):
+                raise FrameError(f"{member} has stored {request.name!r}: expected {expected} and its SHA-256")
             file = PartFile(request.name, request.size_bytes, request.sha256)
             plan = self._coordinator.plan(_remaining_s(context))
             self._coordinator.checkpointing.stored(str(member), request.step, file, plan)

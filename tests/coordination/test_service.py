@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from support.checkpoints import with_checkpoints
 from support.cluster import Cluster, layout_of, make_job, measured_step
 
+from taihu.checkpoint.files import PartFile
 from taihu.coordination.client import CoordinatorClient, coordinator_address
 from taihu.coordination.membership import MemberId, Role
-from taihu.errors import StaleError, TaihuError
+from taihu.errors import FrameError, StaleError, TaihuError
 
 
 def test_a_stranger_neither_plans_nor_stops_the_run() -> None:
@@ -29,3 +33,14 @@ def test_a_stranger_neither_plans_nor_stops_the_run() -> None:
         assert member.client.get_plan(10) == member.exchange.plan
         # Nobody's reports had been taken in: those of step 8 are the first.
         assert member.client.report_steps(8, reports, 10).version == 2
+
+
+def test_a_part_under_another_name_or_without_its_hash_is_refused(tmp_path: Path) -> None:
+    """The names of a checkpoint's files are those of its members: no message leads out of its folder."""
+    job = with_checkpoints(make_job(1, 1), dir=tmp_path)
+    with Cluster(job) as cluster, cluster.member(0, layout_of(100)) as member:
+        for name, sha256 in (("../worker-0.safetensors", "0" * 64), ("worker-0.safetensors", "0" * 63)):
+            with pytest.raises(FrameError, match=r"expected worker-0.safetensors and its SHA-256"):
+                member.client.stored(1, PartFile(name, 1, sha256))
+        member.client.stored(1, PartFile("worker-0.safetensors", 1, "0" * 64))
+        assert list(tmp_path.iterdir()) == []
