@@ -109,7 +109,7 @@ class Communicator:
         self.carry(carrier)
 
     def _open_link(self, rank: int, address: str) -> FrameLink:
-        origin = Origin(f"worker {rank} at {address}", Sender(self._identity.job, 0, rank))
+        origin = Origin(f"worker {rank} at {address}", Sender(self._identity.job, 0, rank), f"worker {self.rank}")
         events = LinkEvents(self.fail, lambda: self._left(None))
         link = FrameLink(LinkEnd(PEER_SERVICE, address, origin), self._identity, _NOTHING, events)
         link.open()

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -15,19 +14,18 @@ import grpc
 from protos import connection_pb2 as pb
 from protos import peer_pb2
 from taihu.errors import FrameError, MemberLostError, RunError, StaleError, TaihuError
-from taihu.wire.codec import read_frame
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.frame_link import FrameConnection
+from taihu.wire.headers import Frame
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.kinds import Farewell
 from taihu.wire.sink import Origin, Sink
 from taihu.wire.status import abort
+from taihu.wire.stream import StreamReader, StreamSender
 
 __all__ = ["PEER_SERVICE", "PeerEvents", "PeerServicer"]
 
 PEER_SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
-
-Outbox = SimpleQueue["TaihuError | None"]
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,12 @@ class PeerServicer:
         self, identity: WorkerIdentity, size: int, *, sink: Sink, events: PeerEvents, listener: DirectListener
     ) -> None:
         self._identity = identity
+        self._name = f"worker {identity.rank}"
         self._size = size
         self._sink = sink
         self._events = events
         self._lock = threading.Lock()
-        self._outboxes: dict[int, Outbox] = {}
+        self._outboxes: dict[int, StreamSender] = {}
         self._connections: dict[int, FrameConnection] = {}
         self._listener = listener
         self._end: list[TaihuError | None] = []
@@ -86,7 +85,7 @@ class PeerServicer:
             self._end.append(error)
             outboxes = list(self._outboxes.values())
         for outbox in outboxes:
-            outbox.put(error)
+            outbox.end(error)
 
     def close(self) -> None:
         """End what is still open, and stop listening for connections."""
@@ -106,17 +105,17 @@ class PeerServicer:
         name = f"peer-{peer.rank}"
         reader = threading.Thread(target=self._read, args=(peer, requests, outbox), name=name, daemon=True)
         reader.start()
-        end = outbox.get()
-        if end is not None:
-            abort(context, end)
-        return iter(())
+        try:
+            yield from outbox.messages()
+        except TaihuError as error:
+            abort(context, error)
 
-    def _open(self, peer: WorkerIdentity) -> Outbox:
+    def _open(self, peer: WorkerIdentity) -> StreamSender:
         self._check_peer(peer)
-        outbox: Outbox = SimpleQueue()
+        outbox = StreamSender(f"worker {peer.rank}")
         with self._lock:
             if self._end:
-                outbox.put(self._end[0])
+                outbox.end(self._end[0])
             if peer.rank in self._outboxes:
                 raise StaleError(f"worker {peer.rank} has an open stream already; ranks must be unique")
             self._outboxes[peer.rank] = outbox
@@ -147,18 +146,21 @@ class PeerServicer:
             if self._end or peer.rank in self._connections:
                 connection.close()
                 return
-            origin = Origin(f"worker {peer.rank}", peer.sender)
+            origin = Origin(f"worker {peer.rank}", peer.sender, self._name)
             self._connections[peer.rank] = FrameConnection(connection, origin, self._sink, self._lost)
 
-    def _read(self, peer: WorkerIdentity, requests: Iterator[bytes], outbox: Outbox) -> None:
+    def _read(self, peer: WorkerIdentity, requests: Iterator[bytes], outbox: StreamSender) -> None:
         """Take in one peer's frames until it ends the stream."""
+        reader = StreamReader(f"worker {peer.rank}", self._name, outbox, self._lost)
         try:
             for message in requests:
                 self._stream_bytes += len(message)
-                if self._take(peer, message):
+                frame = reader.read(message)
+                if frame is not None and self._take(peer, frame):
                     self._left(peer)
-                    outbox.put(None)
+                    outbox.end()
                     return
+            reader.end()
             # gRPC may tell of a connection that breaks as if the other side had ended the stream.
             raise _connection_broke(peer)
         except TaihuError as error:
@@ -168,6 +170,8 @@ class PeerServicer:
         except BaseException as error:
             self._lost(RunError(f"internal error while taking in a frame of worker {peer.rank}: {error!r}"))
             raise
+        finally:
+            reader.close()
 
     def _left(self, peer: WorkerIdentity) -> None:
         """The peer has said its last word; what it sent on another connection comes before that."""
@@ -181,9 +185,8 @@ class PeerServicer:
         if not self._end:
             self._events.lost(error)
 
-    def _take(self, peer: WorkerIdentity, message: bytes) -> bool:
+    def _take(self, peer: WorkerIdentity, frame: Frame) -> bool:
         """Take in a frame; returns whether it is the peer's last one."""
-        frame = read_frame(message)
         header = frame.header
         if header.sender != peer.sender:
             raise FrameError(

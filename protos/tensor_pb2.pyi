@@ -399,6 +399,50 @@ class Farewell(_message.Message):
 Global___Farewell: _TypeAlias = Farewell  # noqa: Y015
 
 @_typing.final
+class Again(_message.Message):
+    """A receiver asks for frame `number` of what the other side has sent, and for all behind it: it came damaged. Frames of
+    one direction of a stream or connection count from 0; this message and Repetition are none of them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Again: _TypeAlias = Again  # noqa: Y015
+
+@_typing.final
+class Repetition(_message.Message):
+    """What follows is frame `number` and those behind it, once more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Repetition: _TypeAlias = Repetition  # noqa: Y015
+
+@_typing.final
 class Frame(_message.Message):
     """What travels and is taken in at once. A frame is encoded as `header` followed by `payload`, in this order, so that a
     receiver can use the payload in place.
@@ -423,13 +467,21 @@ class Frame(_message.Message):
         PART_FIELD_NUMBER: _builtins.int
         SPARSE_MESSAGE_FIELD_NUMBER: _builtins.int
         FAREWELL_FIELD_NUMBER: _builtins.int
+        AGAIN_FIELD_NUMBER: _builtins.int
+        REPETITION_FIELD_NUMBER: _builtins.int
+        PAYLOAD_CHECKSUM_FIELD_NUMBER: _builtins.int
         PADDING_FIELD_NUMBER: _builtins.int
+        CHECKSUM_FIELD_NUMBER: _builtins.int
         data_type: Global___DataType.ValueType
         encoding: Global___Encoding.ValueType
         selected: _builtins.int
         """Sparse frames: number of values."""
+        payload_checksum: _builtins.int
+        """CRC-32C of the payload."""
         padding: _builtins.bytes
-        """Ignored; lets a sender place the payload at an aligned offset of the message."""
+        """Zeros; lets a sender place the payload at an aligned offset of the message."""
+        checksum: _builtins.int
+        """CRC-32C of this header as protobuf writes it, in the order of fields' numbers, without `padding` and this field."""
         @_builtins.property
         def sender(self) -> Global___Sender: ...
         @_builtins.property
@@ -450,6 +502,10 @@ class Frame(_message.Message):
         def sparse_message(self) -> Global___SparseMessage: ...
         @_builtins.property
         def farewell(self) -> Global___Farewell: ...
+        @_builtins.property
+        def again(self) -> Global___Again: ...
+        @_builtins.property
+        def repetition(self) -> Global___Repetition: ...
         def __init__(
             self,
             *,
@@ -466,13 +522,17 @@ class Frame(_message.Message):
             part: Global___Part | None = ...,
             sparse_message: Global___SparseMessage | None = ...,
             farewell: Global___Farewell | None = ...,
+            again: Global___Again | None = ...,
+            repetition: Global___Repetition | None = ...,
+            payload_checksum: _builtins.int = ...,
             padding: _builtins.bytes = ...,
+            checksum: _builtins.int = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "parameters", b"parameters", "part", b"part", "question", b"question", "ring_segment", b"ring_segment", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "again", b"again", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "parameters", b"parameters", "part", b"part", "question", b"question", "repetition", b"repetition", "ring_segment", b"ring_segment", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "data_type", b"data_type", "encoding", b"encoding", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "padding", b"padding", "parameters", b"parameters", "part", b"part", "question", b"question", "ring_segment", b"ring_segment", "selected", b"selected", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "again", b"again", "checksum", b"checksum", "data_type", b"data_type", "encoding", b"encoding", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "padding", b"padding", "parameters", b"parameters", "part", b"part", "payload_checksum", b"payload_checksum", "question", b"question", "repetition", b"repetition", "ring_segment", b"ring_segment", "selected", b"selected", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["gradients", "question", "summed", "parameters", "ring_segment", "part", "sparse_message", "farewell"]  # noqa: Y015
+        _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["gradients", "question", "summed", "parameters", "ring_segment", "part", "sparse_message", "farewell", "again", "repetition"]  # noqa: Y015
         _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
         def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

@@ -6,8 +6,7 @@ In stage 0 of ZeRO a server keeps sums in the place of parameters, and these go 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -21,35 +20,26 @@ from kernels.scatter import gather
 from ps_server.summing import Scratch, SparseSum, Total
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec
-from taihu.wire.codec import encode_frame
 from taihu.wire.headers import FrameHeader, ValueType
 from taihu.wire.kinds import Encoding
+from taihu.wire.repetition import OutgoingFrame
 
 __all__ = ["Answer", "Answering", "make_answering"]
 
 Values = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A frame as `encode_frame` takes it.
+class Answer(OutgoingFrame):
+    """A frame that is sent to one worker, or to all.
 
     `pieces` may be views of the parameters: a range changes only after every worker, having pulled it, has pushed it
     for the next step.
     """
 
-    header: FrameHeader
-    pieces: Sequence[NDArray[Any]]
-
     @property
     def moved_bytes(self) -> int:
         """Bytes that the answer moves, see `Frame.moved_bytes`."""
         return sum(piece.nbytes for piece in self.pieces) + self.header.shared_bytes
-
-    @cached_property
-    def message(self) -> bytes:
-        """The frame encoded, once for all workers whose frames travel in gRPC's stream."""
-        return encode_frame(self.header, self.pieces)
 
     @cached_property
     def shared(self) -> Answer:

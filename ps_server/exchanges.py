@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -28,7 +27,6 @@ from taihu.errors import (
 from taihu.process.preparation import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
-from taihu.wire.codec import read_frame
 from taihu.wire.direct_connection import is_open
 from taihu.wire.frame_link import FrameConnection
 from taihu.wire.headers import Frame, frame_of
@@ -36,6 +34,7 @@ from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import Encoding, Farewell, Gradients, Question
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.sink import Origin, Sink
+from taihu.wire.stream import StreamReader, StreamSender
 
 __all__ = ["Exchanges", "WorkerExchange"]
 
@@ -45,7 +44,7 @@ class WorkerExchange:
 
     `take(exchange, frame)` gets them, and may keep them: dense ones of the connection in memory that `lend(count,
     dtype)` gave. `on_lost(exchange, error)` is called when the connection breaks or brings what it must not. The
-    stream yields `messages`.
+    stream yields `messages`; messages to people call this server `name`.
     """
 
     def __init__(
@@ -53,6 +52,7 @@ class WorkerExchange:
         identity: WorkerIdentity,
         connection: socket.socket | None,
         *,
+        name: str,
         lend: Callable[[int, np.dtype[Any]], NDArray[Any]],
         take: Callable[[WorkerExchange, Frame], None],
         on_lost: Callable[[WorkerExchange, TaihuError], None],
@@ -63,7 +63,9 @@ class WorkerExchange:
         self._is_ended = False
         self._ending = threading.Lock()
         self._on_lost = on_lost
-        self._outbox: SimpleQueue[Answer | TaihuError | None] = SimpleQueue()
+        self._origin = Origin(f"worker {identity.rank}", identity.sender, name)
+        self._stream = StreamSender(self._origin.name)
+        self._reader = StreamReader(self._origin.name, name, self._stream, partial(on_lost, self))
         self._take = take
         self._sink = Sink(
             (Gradients, Question),
@@ -84,8 +86,7 @@ class WorkerExchange:
 
     def connect(self, connection: socket.socket) -> None:
         """Take frames on `connection`, too; a former one is cut."""
-        identity = self.identity
-        origin = Origin(f"worker {identity.rank}", identity.sender)
+        origin = self._origin
         lost = partial(self._on_lost, self)
         ended = partial(lost, MemberLostError(f"{origin.name} was lost: its connection ended"))
         former, self._connection = self._connection, FrameConnection(connection, origin, self._sink, lost, ended)
@@ -93,6 +94,17 @@ class WorkerExchange:
             former.close()
         if self._closed:
             self._connection.close()
+
+    def read(self, requests: Iterator[bytes]) -> Iterator[Frame]:
+        """The frames that come in the stream; raises what `StreamReader.read` does."""
+        try:
+            for message in requests:
+                frame = self._reader.read(message)
+                if frame is not None:
+                    yield frame
+            self._reader.end()
+        finally:
+            self._reader.close()
 
     def take(self, frame: Frame) -> None:
         """Take a frame that came in the stream; raises FrameError where it is of a kind that is not expected."""
@@ -108,23 +120,20 @@ class WorkerExchange:
         """Queue an answer, on what the worker's last frame came on."""
         if self._answers_directly and self._connection is not None:
             # A worker's next frames may wait for an answer without values: it does not queue behind parameters.
-            self._connection.send(answer.header, answer.pieces, urgent=not answer.pieces)
+            self._connection.put(answer, urgent=not answer.pieces)
         else:
-            self._outbox.put(answer)
+            self._stream.put(answer)
 
     def end(self, error: TaihuError | None) -> bool:
         """End the stream after what is queued, with `error` or well; returns whether this was what ended it."""
         with self._ending:
             first, self._is_ended = not self._is_ended, True
-        self._outbox.put(error)
+        self._stream.end(error)
         return first
 
     def messages(self) -> Iterator[bytes]:
         """The messages of the stream until it ends; raises the error that it ends with."""
-        while (item := self._outbox.get()) is not None:
-            if isinstance(item, TaihuError):
-                raise item
-            yield item.message
+        return self._stream.messages()
 
     def close(self) -> None:
         """Cut the connection. A worker that leaves in good order ends its stream first, which leads here."""
@@ -176,7 +185,12 @@ class Exchanges:
             shard.admit(identity.rank, identity.incarnation)
             connection = self._connection_of(identity)
             exchange = self._exchanges[identity.rank] = WorkerExchange(
-                identity, connection, lend=shard.buffers.lend, take=self._take, on_lost=self._connection_lost
+                identity,
+                connection,
+                name=f"server {self._holder.index}",
+                lend=shard.buffers.lend,
+                take=self._take,
+                on_lost=self._connection_lost,
             )
             self._metrics.workers.set(len(self._exchanges))
             if len(self._exchanges) == self._workers:
@@ -236,8 +250,7 @@ class Exchanges:
         """
         rank = exchange.identity.rank
         try:
-            for message in requests:
-                frame = read_frame(message)
+            for frame in exchange.read(requests):
                 if frame.header.sender.rank != rank:
                     raise FrameError(f"frame of {frame.header.sender.label} in the exchange of worker {rank}")
                 if isinstance(frame.header.kind, Farewell):

@@ -3,6 +3,7 @@
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "DamagedFrameError",
     "DataError",
     "ExchangeError",
     "FrameError",
@@ -59,6 +60,10 @@ class MemberLostError(RunError):
 
 class FrameError(TaihuError):
     """A frame is malformed: wrong size, range, dtype or layout. Nothing was changed by it."""
+
+
+class DamagedFrameError(FrameError):
+    """A frame is not as it was sent: its checksum is another one. Nothing was changed by it."""
 
 
 class SharedMemoryError(TaihuError):

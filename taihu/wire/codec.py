@@ -3,6 +3,9 @@
 A `Frame` on the wire is exactly the protobuf message of `protos/tensor.proto`. Its two fields are written in order,
 so that encoding is one copy (the join of header and array memory) and decoding is none: the payload is a view into
 the received bytes. A frame that another protobuf implementation wrote in another order is parsed by protobuf itself.
+
+A frame has two checksums, of its header and of its payload: a header says what it is whether its values came whole or
+not.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from protos import tensor_pb2
-from taihu.errors import FrameError
+from taihu.errors import DamagedFrameError, FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.wire.checksum import checksum_of, checksum_of_all
 from taihu.wire.headers import Address, At, Frame, FrameHeader, Sender, ValueType, dense_values, frame_of
 from taihu.wire.kinds import (
+    Again,
     Encoding,
     Farewell,
     Gradients,
@@ -27,6 +32,7 @@ from taihu.wire.kinds import (
     Parameters,
     Part,
     Question,
+    Repetition,
     RingSegment,
     SparseMessage,
     Summed,
@@ -46,12 +52,14 @@ BYTES_PER_VALUE = 4
 _HEADER_TAG = 0x0A
 _PAYLOAD_TAG = 0x12
 _PADDING_TAG = 0x7A
+_CHECKSUM_TAG = b"\x85\x01"
+_CHECKSUM_BYTES = 4
 _ALIGNMENT = 16
 _MAX_HEADER_BYTES = 1 << 16
 _MAX_LENGTH_BYTES = 5
 
 
-def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
+def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]], checksum: int | None = None) -> bytes:
     """Write one frame.
 
     The result is the only copy made of the values.
@@ -60,9 +68,13 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
         header: of a frame of any kind.
         pieces: contiguous arrays; of a dense frame `header.count` values of the header's type together, of a sparse
             one `header.selected` values followed by the bytes of its sections; else none.
+        checksum: of the pieces, if it is known.
     """
-    prefix = _aligned_prefix(_written(header).SerializeToString(), sum(piece.nbytes for piece in pieces))
-    return b"".join((prefix, *(piece.view(np.uint8).data for piece in pieces)))
+    payload = [piece.view(np.uint8).data for piece in pieces]
+    message = _written(header)
+    message.payload_checksum = checksum_of_all(payload) if checksum is None else checksum
+    prefix = _aligned_prefix(message.SerializeToString(), sum(map(len, payload)))
+    return b"".join((prefix, *payload))
 
 
 def read_frame(message: bytes) -> Frame:
@@ -71,12 +83,13 @@ def read_frame(message: bytes) -> Frame:
     Values of a foreign sender that do not lie aligned are copied.
 
     Raises:
-        FrameError: `message` is no Frame, or its payload does not hold the values that its header tells of.
+        DamagedFrameError: `message` is no Frame, or not as it was sent.
+        FrameError: its payload does not hold the values that its header tells of.
     """
     try:
         header, payload = _split(message)
     except (DecodeError, IndexError, ValueError) as error:
-        raise FrameError(f"not a Frame message of {len(message)} bytes: {error}") from None
+        raise DamagedFrameError(f"not a Frame message of {len(message)} bytes: {error}") from None
     return _checked(header, payload)
 
 
@@ -92,6 +105,7 @@ def decode_frame(message: bytes) -> tuple[FrameHeader, NDArray[np.float32]]:
 
 def frame_from_message(frame: tensor_pb2.Frame) -> tuple[FrameHeader, NDArray[np.float32]]:
     """Like `decode_frame`, for a frame that is part of another message."""
+    _check_written_anew(frame.header)
     checked = _checked(frame.header, frame.payload)
     return checked.header, dense_values(checked)
 
@@ -128,15 +142,20 @@ def layout_from_message(message: tensor_pb2.Layout) -> Layout:
 
 
 def _split(message: bytes) -> tuple[tensor_pb2.Frame.Header, memoryview | bytes]:
-    """Header and payload without a copy when both stand in order, else by protobuf."""
+    """A whole header, and the payload without a copy when both stand in order, else by protobuf."""
     if message and message[0] == _HEADER_TAG:
         size, start = _read_varint(message, 1)
         stop = start + size
         if size <= _MAX_HEADER_BYTES and stop < len(message) and message[stop] == _PAYLOAD_TAG:
             length, begin = _read_varint(message, stop + 1)
             if begin + length == len(message):
-                return tensor_pb2.Frame.Header.FromString(message[start:stop]), memoryview(message)[begin:]
+                written = message[start:stop]
+                header = tensor_pb2.Frame.Header.FromString(written)
+                if not _is_as_written_here(header, written):
+                    _check_written_anew(header)
+                return header, memoryview(message)[begin:]
     frame = tensor_pb2.Frame.FromString(message)
+    _check_written_anew(frame.header)
     return frame.header, frame.payload
 
 
@@ -146,15 +165,45 @@ def _aligned_prefix(header: bytes, payload_bytes: int) -> bytes:
     CPython places the contents of a bytes object at such a multiple too, so the receiver's view is aligned.
     """
     after = bytes((_PAYLOAD_TAG,)) + _varint(payload_bytes)
+    unpadded = len(header) + len(_tail(0, 0))
     for padding in range(_ALIGNMENT):
-        size = _varint(len(header) + 2 + padding)
-        if (1 + len(size) + len(header) + 2 + padding + len(after)) % _ALIGNMENT == 0:
+        size = _varint(unpadded + padding)
+        if (1 + len(size) + unpadded + padding + len(after)) % _ALIGNMENT == 0:
             break
-    return b"".join((bytes((_HEADER_TAG,)), size, header, bytes((_PADDING_TAG, padding)), bytes(padding), after))
+    return b"".join((bytes((_HEADER_TAG,)), size, header, _tail(checksum_of(header), padding), after))
+
+
+def _tail(checksum: int, padding: int) -> bytes:
+    """The last fields of a header: its checksum, and the padding."""
+    content = checksum.to_bytes(_CHECKSUM_BYTES, "little")
+    return b"".join((_CHECKSUM_TAG, content, bytes((_PADDING_TAG, padding)), bytes(padding)))
+
+
+def _is_as_written_here(header: tensor_pb2.Frame.Header, written: bytes) -> bool:
+    """Whether `written`, which was read as `header`, is whole, and ends as this codec writes it."""
+    padding = len(header.padding)
+    if padding >= _ALIGNMENT:
+        return False
+    tail = _tail(header.checksum, padding)
+    return written.endswith(tail) and checksum_of(memoryview(written)[: -len(tail)]) == header.checksum
+
+
+def _check_written_anew(header: tensor_pb2.Frame.Header) -> None:
+    """Raise DamagedFrameError unless a header that somebody else has written is whole."""
+    plain = tensor_pb2.Frame.Header()
+    plain.CopyFrom(header)
+    plain.ClearField("padding")
+    plain.ClearField("checksum")
+    seen = checksum_of(plain.SerializeToString())
+    if seen != header.checksum or any(header.padding):
+        raise DamagedFrameError(f"header with checksum {seen:#010x}: expected {header.checksum:#010x}, zeros behind")
 
 
 def _checked(message: tensor_pb2.Frame.Header, payload: memoryview | bytes) -> Frame:
     header = _read(message)
+    seen = checksum_of(payload)
+    if seen != message.payload_checksum:
+        raise DamagedFrameError(f"{header.label}: checksum {seen:#010x}, expected {message.payload_checksum:#010x}")
     header.check(len(payload))
     frame = frame_of(header, np.frombuffer(payload, dtype=np.uint8))
     return frame if frame.values.flags.aligned else replace(frame, values=frame.values.copy())
@@ -197,6 +246,10 @@ def _write_kind(message: tensor_pb2.Frame.Header, kind: Kind) -> None:
             message.sparse_message.part = part
         case Farewell(failure):
             message.farewell.failure = failure
+        case Again(number):
+            message.again.number = number
+        case Repetition(number):
+            message.repetition.number = number
 
 
 def _read(message: tensor_pb2.Frame.Header) -> FrameHeader:
@@ -224,6 +277,8 @@ _KINDS: Final[Mapping[str, Callable[[tensor_pb2.Frame.Header], Kind]]] = {
     "part": lambda message: Part(message.part.frames),
     "sparse_message": lambda message: SparseMessage(message.sparse_message.round, message.sparse_message.part),
     "farewell": lambda message: Farewell(message.farewell.failure),
+    "again": lambda message: Again(message.again.number),
+    "repetition": lambda message: Repetition(message.repetition.number),
 }
 
 

@@ -1,90 +1,44 @@
 """Frames on a connection of their own (`taihu.wire.direct_connection`), straight from one arena into another.
 
-A frame is a header of fixed size, little-endian, and its payload. The sender, which is the same for all frames of a
-connection, is not repeated in them. The last bytes of the header are a union: what belongs to the frame's kind alone.
-A farewell is said in gRPC's stream, not here.
+A frame is a header of fixed size (`taihu.wire.direct_header`), and its payload. The sender is the same for all frames
+of a connection.
 """
 
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import FrameError, MemberLostError, RunError, TaihuError
+from taihu.errors import DamagedFrameError, FrameError, MemberLostError, RunError, TaihuError
+from taihu.wire.checksum import checksum_of_all
 from taihu.wire.direct_connection import MOST_PIECES, receive_into
-from taihu.wire.headers import Address, At, FrameHeader, Sender, ValueType, frame_of
-from taihu.wire.kinds import Encoding, Gradients, Kind, Parameters, Part, Question, RingSegment, SparseMessage, Summed
+from taihu.wire.direct_header import HEADER_BYTES, check_header, pack_header, unpack_header
+from taihu.wire.headers import FrameHeader, frame_of
+from taihu.wire.kinds import Again, Repetition
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.wire.repetition import ArrivingFrames, Back, OutgoingFrame, SentFrames, control_header, payload_of
 from taihu.wire.sink import Origin, Sink
 
-__all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender", "pack_header", "unpack_header"]
+__all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender"]
 
 Values = NDArray[Any]
-Item = tuple[FrameHeader, Sequence[Values]] | Callable[[], None] | None
-
-
-_MAGIC: Final = 0x74616869
-# magic, kind, data type, encoding, plan, step, attempt, group, offset, count, selected, payload bytes
-_COMMON: Final = "<IBBBxIQIIQQQQ"
-_KIND_AT: Final = 4
-_UNION_BYTES: Final = 16
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """One kind in the union: its number, the whole header, and its fields there and back."""
-
-    number: int
-    whole: struct.Struct
-    fields: Callable[[Any], tuple[float, ...]]
-    make: Callable[..., Kind]
-
-
-def _layout(
-    number: int, union: str, fields: Callable[[Any], tuple[float, ...]], make: Callable[..., Kind]
-) -> _Layout:
-    padding = _UNION_BYTES - struct.calcsize("<" + union)
-    return _Layout(number, struct.Struct(f"{_COMMON}{union}{padding}x"), fields, make)
-
-
-def _flag(value: int) -> bool:
-    if value > 1:
-        raise ValueError(value)
-    return bool(value)
-
-
-_LAYOUTS: Final = {
-    Gradients: _layout(
-        1, "fB", lambda kind: (kind.loss_scale, kind.skipped), lambda scale, skip: Gradients(scale, _flag(skip))
-    ),
-    Question: _layout(2, "", lambda _: (), Question),
-    Summed: _layout(
-        3, "dB", lambda kind: (kind.completed_s, kind.skipped), lambda at_s, skip: Summed(at_s, _flag(skip))
-    ),
-    Parameters: _layout(4, "", lambda _: (), Parameters),
-    RingSegment: _layout(5, "II", lambda kind: (kind.hop, kind.gather), RingSegment),
-    Part: _layout(6, "I", lambda kind: (kind.frames,), Part),
-    SparseMessage: _layout(7, "II", lambda kind: (kind.round, kind.part), SparseMessage),
-}
-_BY_NUMBER: Final = {layout.number: layout for layout in _LAYOUTS.values()}
-HEADER_BYTES: Final = struct.calcsize(_COMMON) + _UNION_BYTES
+Item = OutgoingFrame | Callable[[], None] | None
 
 
 class DirectReceiver:
     """Reads frames from a connection in a thread of its own, until the other side ends it.
 
     `on_lost(error)` is called when the connection breaks, brings what it must not, or the sink fails; `on_ended` when
-    it has ended between two frames.
+    it has ended between two frames. Frames that come damaged are asked for again by `back`.
     """
 
     def __init__(
@@ -94,6 +48,8 @@ class DirectReceiver:
         sink: Sink,
         on_lost: Callable[[TaihuError], None],
         on_ended: Callable[[], None] = lambda: None,
+        *,
+        back: Back | None = None,
     ) -> None:
         self.received_bytes = 0
         self._connection = connection
@@ -103,6 +59,9 @@ class DirectReceiver:
         self._on_ended = on_ended
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._scratch = np.empty(0, dtype=np.uint8)
+        self._arriving = ArrivingFrames(origin.name, origin.receiver, back, self._late)
+        # A frame that came damaged in its places, which stay lent until it has been repeated.
+        self._lent: tuple[FrameHeader, Sequence[Values]] | None = None
         self._thread = threading.Thread(target=self._run, name="direct-receive", daemon=True)
         self._thread.start()
 
@@ -121,6 +80,7 @@ class DirectReceiver:
         try:
             while self._take_frame():
                 pass
+            self._arriving.end()
             self._on_ended()
         except TaihuError as error:
             self._on_lost(error)
@@ -131,7 +91,14 @@ class DirectReceiver:
             self._on_lost(RunError(f"internal error while taking in a frame of {self._origin.name}: {error!r}"))
             raise
         finally:
+            self._arriving.close()
             self._connection.close()
+
+    def _late(self, error: TaihuError) -> None:
+        """No repetition has come: end it, from another thread."""
+        self._on_lost(error)
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def _discard(self) -> None:
         """Read on to the end: the other side shall hear the reason over gRPC, not of a connection that breaks."""
@@ -143,24 +110,74 @@ class DirectReceiver:
         """Read one frame; False when the connection has ended."""
         if not receive_into(self._connection, [self._header]):
             return False
-        header, size = unpack_header(self._header, self._origin.sender, self._origin.name)
-        self._sink.check(header)
-        if not header.is_dense:
-            payload = np.empty(size, dtype=np.uint8)
-            self._receive([payload])
-            self._sink.take_frame(frame_of(header, payload))
+        try:
+            check_header(self._header)
+        except DamagedFrameError as error:
+            self._arriving.refuse(error)
+            # Nothing says where the next header begins, but for what comes before the repetition.
+            self._find(pack_header(control_header(Repetition(self._arriving.next)), 0, 0))
+        header, size, checksum = unpack_header(self._header, self._origin.sender, self._origin.name)
+        if isinstance(header.kind, (Again, Repetition)):
+            self._arriving.hear(header.kind)
+        elif self._arriving.admits():
+            self._sink.check(header)
+            if self._take_values(header, size, checksum):
+                self.received_bytes += HEADER_BYTES + size
         else:
-            places = self._sink.places(header)
-            values = places if places is not None else [self._room(size).view(header.value_type.dtype)]
-            self._receive(values)
-            self._sink.take(header, values, places is not None)
-        self.received_bytes += HEADER_BYTES + size
+            self._receive([self._room(size)])
         return True
 
-    def _receive(self, values: Sequence[Values]) -> None:
-        places = [array.view(np.uint8).data for array in values]
+    def _take_values(self, header: FrameHeader, size: int, checksum: int) -> bool:
+        """Receive the payload of the next frame, and have it taken if it is as it was sent; returns whether it is."""
+        if not header.is_dense:
+            payload = np.empty(size, dtype=np.uint8)
+            if self._is_whole(header, [payload], checksum):
+                self._sink.take_frame(frame_of(header, payload))
+                return True
+            return False
+        places = self._places(header)
+        values = places if places is not None else [self._room(size).view(header.value_type.dtype)]
+        if self._is_whole(header, values, checksum):
+            self._lent = None
+            self._sink.take(header, values, places is not None)
+            return True
+        self._lent = None if places is None else (header, places)
+        return False
+
+    def _places(self, header: FrameHeader) -> Sequence[Values] | None:
+        if self._lent is None:
+            return self._sink.places(header)
+        lent, places = self._lent
+        if header != lent:
+            raise FrameError(f"{self._origin.name} repeated {header.label}: expected {lent.label}")
+        return places
+
+    def _is_whole(self, header: FrameHeader, values: Sequence[Values], checksum: int) -> bool:
+        """Receive values; whether they are as they were sent, else they are asked for again."""
+        seen = checksum_of_all(self._receive(values))
+        if seen == checksum:
+            self._arriving.took()
+            return True
+        self._arriving.refuse(DamagedFrameError(f"{header.label}: checksum {seen:#010x}, expected {checksum:#010x}"))
+        return False
+
+    def _receive(self, values: Sequence[Values]) -> list[memoryview]:
+        places = payload_of(values)
         if not receive_into(self._connection, places) and any(map(len, places)):
             raise ConnectionResetError("the connection ended within a frame")
+        return places
+
+    def _find(self, header: bytes) -> None:
+        """Read on until `header` has come, and not a byte beyond it."""
+        window = self._header
+        while window != header:
+            seen = bytes(window)
+            kept = next(size for size in range(len(header) - 1, -1, -1) if seen.endswith(header[:size]))
+            window[:kept] = header[:kept]
+            with suppress(ConnectionResetError):
+                if receive_into(self._connection, [window[kept:]]):
+                    continue
+            self._arriving.end()
 
     def _room(self, size: int) -> NDArray[np.uint8]:
         if len(self._scratch) < size:
@@ -181,6 +198,7 @@ class DirectSender:
         self._peer = peer
         self._on_lost = on_lost
         self._stopped = False
+        self._sent = SentFrames(peer)
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._urgent: deque[Item] = deque()
         self._thread = threading.Thread(target=self._run, name="direct-send", daemon=True)
@@ -188,11 +206,23 @@ class DirectSender:
 
     def send(self, header: FrameHeader, pieces: Sequence[Values], *, urgent: bool = False) -> None:
         """Queue a frame; its pieces, contiguous arrays, are read when its turn comes."""
-        self._put((header, pieces), urgent=urgent)
+        self._put(OutgoingFrame(header, pieces), urgent=urgent)
+
+    def put(self, frame: OutgoingFrame, *, urgent: bool = False) -> None:
+        """Queue a frame that others get, too."""
+        self._put(frame, urgent=urgent)
 
     def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
         """Call `callback`, from the sending thread, when all frames queued so far, as urgent, have been read."""
         self._put(callback, urgent=urgent)
+
+    def ask(self, number: int) -> None:
+        """Ask the other side for frame `number`, and those behind it, once more; see `taihu.wire.repetition`."""
+        self._put(partial(self._say, Again(number)), urgent=True)
+
+    def repeat(self, number: int) -> None:
+        """Send frame `number` once more, and those behind it; where that cannot be, the connection is lost."""
+        self._put(partial(self._repeat, number), urgent=True)
 
     def _put(self, item: Item, *, urgent: bool) -> None:
         if urgent:
@@ -228,6 +258,8 @@ class DirectSender:
         except OSError:
             if not self._stopped:
                 self._on_lost(MemberLostError(f"{self._peer} was lost: its connection broke"))
+        except TaihuError as error:
+            self._on_lost(error)
         except BaseException as error:
             self._on_lost(RunError(f"internal error while sending to {self._peer}: {error!r}"))
             raise
@@ -237,18 +269,28 @@ class DirectSender:
             self._connection.close()
 
     def _handle(self, item: Item) -> None:
-        if callable(item):
-            item()
+        if isinstance(item, OutgoingFrame):
+            size = HEADER_BYTES + sum(piece.nbytes for piece in item.pieces)
+            self.sent_bytes += size
+            self._sent.add(item, size)
+            self._write(item.header, item.pieces, item.checksum)
         elif item is not None:
-            self._write(*item)
+            item()
 
-    def _write(self, header: FrameHeader, pieces: Sequence[Values]) -> None:
+    def _say(self, word: Again | Repetition) -> None:
+        self._write(control_header(word), (), 0)
+
+    def _repeat(self, number: int) -> None:
+        frames = self._sent.since(number)
+        self._say(Repetition(number))
+        for frame in frames:
+            self._write(frame.header, frame.pieces, frame.checksum)
+
+    def _write(self, header: FrameHeader, pieces: Sequence[Values], checksum: int) -> None:
         if len(pieces) > MOST_PIECES:
             pieces = [np.concatenate(pieces)]
-        payload = [piece.view(np.uint8).data for piece in pieces]
-        size = sum(map(len, payload))
-        buffers = [memoryview(pack_header(header, size)), *payload]
-        self.sent_bytes += HEADER_BYTES + size
+        payload = payload_of(pieces)
+        buffers = [memoryview(pack_header(header, sum(map(len, payload)), checksum)), *payload]
         sent = self._connection.sendmsg(buffers)
         for buffer in buffers:
             if sent < len(buffer):
@@ -258,49 +300,3 @@ class DirectSender:
 
 def _look_again() -> None:
     """Wakes a sender: something urgent has come."""
-
-
-def pack_header(header: FrameHeader, payload_bytes: int) -> bytes:
-    """The header of a frame with so many bytes of payload; its sender is not in it."""
-    layout = _LAYOUTS[type(header.kind)]
-    at, group, offset, count = header.address
-    return layout.whole.pack(
-        _MAGIC,
-        layout.number,
-        header.value_type.value,
-        header.encoding.value,
-        *at,
-        group,
-        offset,
-        count,
-        header.selected,
-        payload_bytes,
-        *layout.fields(header.kind),
-    )
-
-
-def unpack_header(buffer: memoryview, sender: Sender, name: str) -> tuple[FrameHeader, int]:
-    """A header of `sender`, and the bytes of payload that follow it.
-
-    Raises:
-        FrameError: it is none, or makes no sense; the message calls the sender `name`.
-    """
-    try:
-        layout = _BY_NUMBER[buffer[_KIND_AT]]
-        magic, _, value_type, encoding, plan, step, attempt, group, offset, count, selected, size, *fields = (
-            layout.whole.unpack(buffer)
-        )
-        if magic != _MAGIC:
-            raise ValueError(magic)
-        header = FrameHeader(
-            sender,
-            Address(At(plan, step, attempt), group, offset, count),
-            layout.make(*fields),
-            Encoding(encoding),
-            ValueType(value_type),
-            selected,
-        )
-    except (KeyError, ValueError, FrameError):
-        raise FrameError(f"{name}: not the header of a frame on its connection") from None
-    header.check(size)
-    return header, size

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, Literal, Protocol
 
 import grpc
@@ -16,21 +15,21 @@ from numpy.typing import NDArray
 
 from taihu.errors import MemberLostError, RunError, TaihuError
 from taihu.wire.channel import open_channel
-from taihu.wire.codec import encode_frame, read_frame
 from taihu.wire.direct_connection import open_connection
 from taihu.wire.direct_frames import DirectReceiver, DirectSender
 from taihu.wire.headers import FrameHeader
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.repetition import OutgoingFrame
 from taihu.wire.sink import Origin, Sink
 from taihu.wire.status import error_class, error_from_rpc
+from taihu.wire.stream import StreamReader, StreamSender
 
-__all__ = ["FAREWELL_S", "Carrier", "FrameConnection", "FrameLink", "LinkEnd", "LinkEvents", "StreamSender"]
+__all__ = ["FAREWELL_S", "Carrier", "FrameConnection", "FrameLink", "LinkEnd", "LinkEvents"]
 
 Carrier = Literal["grpc", "tcp"]
 """The gRPC stream, or a connection of its own."""
 FAREWELL_S = 2.0
 """The time that the other side has to let a connection end in good order."""
-Item = tuple[FrameHeader, Sequence[NDArray[Any]]] | Callable[[], None] | None
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -57,67 +56,6 @@ class LinkEvents:
 
     lost: Callable[[TaihuError], None]
     ended: Callable[[], None]
-
-
-class StreamSender:
-    """Encodes frames, in the order of `send`, when the stream asks `messages` for them; see also `DirectSender`."""
-
-    def __init__(self) -> None:
-        self.sent_bytes = 0
-        """Bytes of all frames so far, headers included."""
-        self._stopped = self._unread = False
-        self._queue: SimpleQueue[Item] = SimpleQueue()
-
-    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
-        """Queue a frame; its pieces, contiguous arrays, are read when its turn comes, urgent or not."""
-        self._queue.put((header, pieces))
-
-    def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
-        """Call `callback`, from the stream's thread, when all frames queued so far have been taken by the stream.
-
-        Once the other side has ended the stream, this thread or that of `give_up` calls it.
-        """
-        self._queue.put(callback)
-        if self._unread:
-            self._empty()
-
-    def give_up(self) -> None:
-        """The other side has ended the stream: nothing that is queued is read any more, and nobody waits for it.
-
-        gRPC asks for nothing more then, not even for what is queued behind the last frame that it sent.
-        """
-        self._unread = True
-        self._empty()
-
-    def end(self) -> None:
-        """End the stream after what is queued."""
-        self._queue.put(None)
-
-    def stop(self) -> None:
-        """End the stream before what is queued; returns at once."""
-        self._stopped = True
-        self._queue.put(None)
-
-    def messages(self) -> Iterator[bytes]:
-        """The encoded frames until the end."""
-        while (item := self._queue.get()) is not None and not self._stopped:
-            if callable(item):
-                item()
-                continue
-            message = encode_frame(*item)
-            self.sent_bytes += len(message)
-            yield message
-
-    def _empty(self) -> None:
-        with suppress(Empty):
-            while True:
-                item = self._queue.get_nowait()
-                if item is None:
-                    # `messages` may wait for it.
-                    self._queue.put(None)
-                    return
-                if callable(item):
-                    item()
 
 
 def _untold() -> None:
@@ -147,7 +85,7 @@ class FrameConnection:
         self._on_lost = on_lost
         self._on_ended = on_ended
         self._sender = DirectSender(connection.dup(), origin.name, self._lost)
-        self._receiver = DirectReceiver(connection, origin, sink, self._lost, self._ended)
+        self._receiver = DirectReceiver(connection, origin, sink, self._lost, self._ended, back=self._sender)
 
     @property
     def sent_bytes(self) -> int:
@@ -162,6 +100,10 @@ class FrameConnection:
     def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
         """Queue a frame, before all that are not urgent if it is; as `DirectSender.send`."""
         self._sender.send(header, pieces, urgent=urgent)
+
+    def put(self, frame: OutgoingFrame, *, urgent: bool = False) -> None:
+        """Queue a frame that others get, too."""
+        self._sender.put(frame, urgent=urgent)
 
     def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
         """Call `callback` when all frames queued so far, as urgent, have been read; as `DirectSender.after`."""
@@ -209,7 +151,7 @@ class FrameLink:
         self._sink = sink
         self._events = events
         self._closed = self._abandoned = False
-        self._stream = StreamSender()
+        self._stream = StreamSender(end.origin.name)
         self._stream_bytes = 0
         self._connection: FrameConnection | None = None
         self._opening: threading.Thread | None = None
@@ -243,11 +185,18 @@ class FrameLink:
         exchange: grpc.StreamStreamMultiCallable[bytes, bytes]
         exchange = self.channel.stream_stream(f"/{self._end.service}/Exchange")
         metadata = identity_to_metadata(self._identity)
-        answers = exchange(self._stream.messages(), metadata=metadata, wait_for_ready=True)
+        answers = exchange(self._messages(), metadata=metadata, wait_for_ready=True)
         self.track(answers)
         self._watcher = threading.Thread(target=self._watch, args=(answers,), name="link", daemon=True)
         self._watcher.start()
         self._past_opening.set()
+
+    def _messages(self) -> Iterator[bytes]:
+        """The stream's messages until what is queued ends, or something cannot be repeated."""
+        try:
+            yield from self._stream.messages()
+        except TaihuError as error:
+            self._lost(error)
 
     def track(self, call: _Call) -> None:
         """`abandon` cuts `call` from now on, also when it came first."""
@@ -362,10 +311,14 @@ class FrameLink:
     def _watch(self, messages: Iterable[bytes]) -> None:
         """Take what comes in the stream until it ends; runs in a thread of its own."""
         name = self._end.origin.name
+        reader = StreamReader(name, self._end.origin.receiver, self._stream, self._lost)
         try:
             for message in messages:
                 self._stream_bytes += len(message)
-                self._sink.take_any(read_frame(message))
+                frame = reader.read(message)
+                if frame is not None:
+                    self._sink.take_any(frame)
+            reader.end()
         except grpc.RpcError as error:
             if error_class(error) is None and isinstance(error, grpc.Call) and error.code() in _BROKEN:
                 self._lost(MemberLostError(f"{name} was lost: its connection broke"))
@@ -380,6 +333,8 @@ class FrameLink:
             if not self._closed:
                 self._events.ended()
             self._stream.give_up()
+        finally:
+            reader.close()
 
     def _connection_lost(self, error: TaihuError) -> None:
         """The connection broke, or brought what it must not."""

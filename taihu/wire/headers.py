@@ -166,6 +166,13 @@ class FrameHeader:
         """Bytes of the values that the frame tells of in shared memory."""
         return self.address.elements * self.value_type.dtype.itemsize if self.encoding is Encoding.SHARED else 0
 
+    @property
+    def label(self) -> str:
+        """The frame in messages: what it is, and of which values."""
+        (_, step, attempt), group, offset, count = self.address
+        again = f", attempt {attempt}" if attempt else ""
+        return f"{self.kind.label}, group {group}, {count} values at {offset}, step {step}{again}"
+
     def expect(self, kind: type[K]) -> K:
         """The frame's kind, which must be this one; raises FrameError when it is not."""
         if not isinstance(self.kind, kind):

@@ -10,6 +10,7 @@ from typing import ClassVar, TypeVar
 from taihu.errors import FrameError
 
 __all__ = [
+    "Again",
     "Encoding",
     "Farewell",
     "Gradients",
@@ -18,6 +19,7 @@ __all__ = [
     "Parameters",
     "Part",
     "Question",
+    "Repetition",
     "RingSegment",
     "SparseMessage",
     "Summed",
@@ -135,5 +137,38 @@ class Farewell:
     encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
 
 
-Kind = Gradients | Question | Summed | Parameters | RingSegment | Part | SparseMessage | Farewell
-K = TypeVar("K", Gradients, Question, Summed, Parameters, RingSegment, Part, SparseMessage, Farewell)
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A receiver asks for frame `number` of the other direction once more, and for those behind it.
+
+    Neither this nor a repetition has a number of its own (`taihu.wire.repetition`).
+    """
+
+    number: int
+    label: ClassVar[str] = "a wish for a repetition"
+    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """Frame `number` follows once more, and those behind it."""
+
+    number: int
+    label: ClassVar[str] = "a repetition"
+    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
+
+
+Kind = Gradients | Question | Summed | Parameters | RingSegment | Part | SparseMessage | Farewell | Again | Repetition
+K = TypeVar(
+    "K",
+    Gradients,
+    Question,
+    Summed,
+    Parameters,
+    RingSegment,
+    Part,
+    SparseMessage,
+    Farewell,
+    Again,
+    Repetition,
+)

@@ -18,10 +18,11 @@ Values = NDArray[Any]
 
 @dataclass(frozen=True)
 class Origin:
-    """The sender of the frames of a connection, and its name in messages."""
+    """The sender of the frames of a connection; its name in messages, and that of this process, which gets them."""
 
     name: str
     sender: Sender
+    receiver: str = "this process"
 
 
 @dataclass(frozen=True)

@@ -342,10 +342,20 @@ def test_strangers_are_refused_and_disturb_nobody(
         assert peers.run(lambda communicator: outcome(communicator, 10)) == ["done", "done"]
 
 
+def test_what_is_no_frame_fails_its_receiver_when_nobody_repeats_it() -> None:
+    # Rank 1 sends to rank 2 only, so that its stream to rank 0 is free for a frame of ours.
+    with Peers(3) as peers, grpc.insecure_channel(peers.addresses[0]) as channel:
+        metadata = identity_to_metadata(WorkerIdentity("job", 1, 1001))
+        call = exchange(channel)(iter((b"nonsense",)), metadata=metadata, timeout=30)
+        told = outcome(peers.communicators[0], 10)
+        assert told.startswith("DamagedFrameError: the link from worker 1 to worker 0: it ended before frame 0")
+        with pytest.raises(grpc.RpcError):
+            list(call)
+
+
 @pytest.mark.parametrize(
     "message",
     [
-        b"nonsense",
         encode_frame(header_of("job", 7, 0, 0, 1, 0, 2, 0, kind=RingSegment(0)), [np.zeros(2, dtype=np.float32)]),
         encode_frame(header_of("job", 1001, 0, 0, 1, 0, 2, 1, kind=RingSegment(9)), [np.zeros(2, dtype=np.float32)]),
         encode_frame(

@@ -29,6 +29,7 @@ def test_an_answer_without_values_overtakes_parameters() -> None:
     exchange = WorkerExchange(
         WorkerIdentity("job", 0, 1),
         ours,
+        name="server 0",
         lend=np.empty,
         take=lambda _, frame: None,
         on_lost=lambda _, error: None,

@@ -18,6 +18,7 @@ from taihu.wire.codec import read_frame
 from taihu.wire.headers import At, Frame, FrameHeader, Sender, ValueType
 from taihu.wire.kinds import Encoding, Parameters, Summed
 from taihu.wire.shared_memory import SharedBuffer
+from taihu.wire.stream import message_of
 
 Wide = NDArray[np.float64]
 
@@ -147,7 +148,7 @@ def test_an_answer_says_what_it_answers(kind: str) -> None:
                 assert answer.shared.header == replace(answer.header, encoding=Encoding.SHARED)
                 assert answer.shared.moved_bytes == spec.count * answer.header.value_type.dtype.itemsize
             assert answer.shared.pieces == ()
-            sent = read_frame(answer.message)
+            sent = read_frame(message_of(answer))
             assert (sent.header, sent.size_bytes) == (answer.header, answer.moved_bytes)
 
 

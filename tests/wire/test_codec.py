@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.checksums import crc32c_by_table, header_checksum, signed
 from support.frames import changed, header_of, question
 from support.strategies import CHARACTERS
 
@@ -106,7 +107,7 @@ def read_by_protobuf(message: bytes) -> tuple[FrameHeader, bytes] | None:
         return None
     header = frame.header
     kind = kind_by_protobuf(header)
-    if kind is None:
+    if kind is None or not is_whole(frame):
         return None
     if header.data_type != tensor_pb2.DATA_TYPE_FLOAT32 or len(frame.payload) != 4 * header.address.count:
         return None
@@ -121,6 +122,12 @@ def read_by_protobuf(message: bytes) -> tuple[FrameHeader, bytes] | None:
         kind,
     )
     return seen, frame.payload
+
+
+def is_whole(frame: tensor_pb2.Frame) -> bool:
+    header = frame.header
+    is_header = header.checksum == header_checksum(header) and not any(header.padding)
+    return is_header and header.payload_checksum == crc32c_by_table(frame.payload)
 
 
 def kind_by_protobuf(header: tensor_pb2.Frame.Header) -> Kind | None:
@@ -309,6 +316,7 @@ def test_a_count_that_is_not_the_payloads_is_refused(count: int) -> None:
         encode_frame(header_of("job", 1, 1, 1, 0, 0, 4), [np.zeros(4, dtype=np.float32)])
     )
     frame.header.address.count = count
+    signed(frame)
     with pytest.raises(FrameError, match=f"16 bytes: expected {count} float32 values"):
         decode_frame(frame.SerializeToString())
     with pytest.raises(FrameError, match=f"expected {count} float32 values"):
@@ -324,7 +332,8 @@ def test_a_count_that_is_not_the_payloads_is_refused(count: int) -> None:
 def test_another_data_type_is_refused(kind: int) -> None:
     labels: dict[int, str] = {value_type.value: value_type.label for value_type in ValueType}
     frame = tensor_pb2.Frame.FromString(small_frame())
-    typed = frame.header.SerializeToString() + b"\x18" + varint(kind % 2**64)
+    frame.header.MergeFromString(b"\x18" + varint(kind % 2**64))
+    typed = signed(frame).header.SerializeToString()
     message = length_prefixed(0x0A, typed) + length_prefixed(0x12, frame.payload)
     reason = rf"data type {kind}: expected 1 \(float32\)"
     if kind in labels:
@@ -411,6 +420,7 @@ def test_hostile_headers_are_frame_errors(frame: tuple[FrameHeader, bytes], data
 def test_a_frame_of_no_kind_is_refused() -> None:
     frame = tensor_pb2.Frame.FromString(small_frame())
     frame.header.ClearField("kind")
+    signed(frame)
     with pytest.raises(FrameError, match="a frame of no kind that is known to this version"):
         read_frame(frame.SerializeToString())
 
@@ -486,5 +496,6 @@ def test_a_loss_scale_that_is_none_is_refused(scale: float) -> None:
     frame = tensor_pb2.Frame()
     frame.header.data_type = tensor_pb2.DATA_TYPE_FLOAT32
     frame.header.gradients.loss_scale = scale
+    signed(frame)
     with pytest.raises(FrameError, match="loss scale"):
         decode_frame(frame.SerializeToString())

@@ -17,9 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.checksums import crc32c_by_table
 
 from taihu.errors import FrameError, MemberLostError, TaihuError
-from taihu.wire.direct_frames import HEADER_BYTES, DirectReceiver, DirectSender, pack_header, unpack_header
+from taihu.wire.direct_frames import DirectReceiver, DirectSender
+from taihu.wire.direct_header import HEADER_BYTES, check_header, pack_header, unpack_header
 from taihu.wire.headers import Address, At, Frame, FrameHeader, Sender, ValueType
 from taihu.wire.kinds import Encoding, Gradients, Parameters, Part, Question, RingSegment, SparseMessage, Summed
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
@@ -227,11 +229,14 @@ def raw_header(
     selected: int = 0,
     size: int | None = None,
     union: bytes = struct.pack("<fB", 1.0, 0),
+    payload: bytes = b"",
 ) -> bytes:
     size = size if size is not None else 0 if encoding == 2 else 4 * count
     whole = struct.pack(
         "<IBBBxIQIIQQQQ16s", magic, kind, value_type, encoding, 1, 5, 6, 9, offset, count, selected, size, union
     )
+    whole += struct.pack("<I", crc32c_by_table(payload))
+    whole += struct.pack("<I", crc32c_by_table(whole))
     assert len(whole) == HEADER_BYTES
     return whole
 
@@ -245,7 +250,7 @@ def scaled(scale: float, skipped: int = 0) -> bytes:
     [
         (raw_header(magic=1), FrameError, "worker 3: not the header of a frame"),
         (raw_header(kind=0), FrameError, "worker 3: not the header of a frame"),
-        (raw_header(kind=8), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(kind=10), FrameError, "worker 3: not the header of a frame"),
         (raw_header(value_type=0), FrameError, "worker 3: not the header of a frame"),
         (raw_header(value_type=99), FrameError, "worker 3: not the header of a frame"),
         (raw_header(encoding=4), FrameError, "worker 3: not the header of a frame"),
@@ -313,10 +318,11 @@ def headers(draw: st.DrawFn) -> tuple[FrameHeader, int]:
 @given(headers())
 def test_a_header_of_any_kind_has_one_size_and_comes_back_equal(drawn: tuple[FrameHeader, int]) -> None:
     header, size = drawn
-    packed = pack_header(header, size)
+    packed = pack_header(header, size, 77)
+    check_header(memoryview(packed))
     assert len(packed) == HEADER_BYTES
     seen = unpack_header(memoryview(packed), SENDER.sender, SENDER.name)
-    assert seen == (header, size)
+    assert seen == (header, size, 77)
     assert type(seen[0].kind) is type(header.kind)
 
 
@@ -325,12 +331,12 @@ def test_a_header_of_any_kind_has_one_size_and_comes_back_equal(drawn: tuple[Fra
 def test_a_hostile_header_makes_sense_or_is_a_frame_error(
     drawn: tuple[FrameHeader, int], changes: list[tuple[int, int]]
 ) -> None:
-    packed = bytearray(pack_header(*drawn))
+    packed = bytearray(pack_header(*drawn, 0))
     for position, value in changes:
         packed[position] = value
     reason = ""
     try:
-        header, size = unpack_header(memoryview(packed), SENDER.sender, SENDER.name)
+        header, size, _ = unpack_header(memoryview(packed), SENDER.sender, SENDER.name)
     except FrameError as error:
         reason = str(error)
     assert len(reason.splitlines()) <= 1

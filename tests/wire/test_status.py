@@ -23,6 +23,7 @@ EXPECTED_CODES = {
     "DataError": "INVALID_ARGUMENT",
     "ExchangeError": "ABORTED",
     "FrameError": "INVALID_ARGUMENT",
+    "DamagedFrameError": "INVALID_ARGUMENT",
     "GivenUpError": "FAILED_PRECONDITION",
     "MemberLostError": "ABORTED",
     "ModelError": "FAILED_PRECONDITION",

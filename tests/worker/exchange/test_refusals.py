@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -20,10 +21,10 @@ from taihu.errors import ModelError, RunError, StaleError, TaihuError
 from taihu.wire.codec import encode_frame
 from taihu.wire.direct_connection import open_connection
 from taihu.wire.direct_frames import DirectSender
-from taihu.wire.frame_link import StreamSender
 from taihu.wire.headers import FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.kinds import Encoding, Gradients, RingSegment, Summed
+from taihu.wire.stream import StreamSender
 
 
 def gradients(rank: int, step: int, elements: int) -> Values:
@@ -78,7 +79,7 @@ def on_connection(kind: str, identity: WorkerIdentity, channel: grpc.Channel, ad
     """The answers to a stream beside which a connection brings the malformed frame."""
     connection = open_connection(channel, "taihu.v1.ParameterServerService", address, identity, "server 0")
     assert connection is not None
-    frames = StreamSender()
+    frames = StreamSender("server 0")
     answers = raw_exchange(channel)(frames.messages(), metadata=identity_to_metadata(identity), timeout=20)
     bad = MALFORMED[kind]
     if isinstance(bad, FrameHeader):
@@ -86,6 +87,7 @@ def on_connection(kind: str, identity: WorkerIdentity, channel: grpc.Channel, ad
         sender.send(bad, payload_of(kind, bad))
     else:
         connection.sendall(bad * 100)
+        connection.shutdown(socket.SHUT_WR)
     try:
         yield from answers
     finally:
@@ -174,7 +176,7 @@ def test_a_worker_that_asks_for_what_is_not_there_is_refused(zero: int, reason: 
     with Cluster(job) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
         first.exchange.start()
         with grpc.insecure_channel(first.addresses[0]) as channel:
-            frames = StreamSender()
+            frames = StreamSender("server 0")
             frames.send(asked, ())
             answers = raw_exchange(channel)(
                 frames.messages(), metadata=identity_to_metadata(second.identity), timeout=20
@@ -190,7 +192,7 @@ def test_workers_with_different_loss_scales_are_told_so() -> None:
         first.exchange.start()
         with grpc.insecure_channel(first.addresses[0]) as channel:
             header = header_of("taihu", 1001, 1, 1, 0, 0, 8, 1, value_type=ValueType.FP16, kind=Gradients(512.0))
-            frames = StreamSender()
+            frames = StreamSender("server 0")
             frames.send(header, [np.zeros(8, dtype=np.uint16)])
             answers = raw_exchange(channel)(
                 frames.messages(), metadata=identity_to_metadata(second.identity), timeout=20
@@ -219,7 +221,7 @@ def test_a_frame_of_an_older_attempt_is_dropped() -> None:
     layout = layout_of(8)
     with Cluster(make_job(1, 2)) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
         first.exchange.start()
-        frames = StreamSender()
+        frames = StreamSender("server 0")
         for attempt, value in ((1, 5.0), (2, 1.0), (1, 7.0)):
             header = header_of("taihu", 1001, 1, 1, 0, 0, 8, 1, attempt=attempt)
             frames.send(header, [np.full(8, value, dtype=np.float32)])

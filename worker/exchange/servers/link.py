@@ -93,8 +93,9 @@ class ServerLink:
         # Guards what is under way, `sent_bytes`, and the order in which frames are sent.
         self._ordering = threading.Condition(threading.Lock())
         self._is_writing = self._abandoned = False
+        origin = Origin(self.peer, Sender(job.name, 0), f"worker {identity.rank}")
         self._link = FrameLink(
-            LinkEnd(PARAMETER_SERVER_SERVICE, address, Origin(self.peer, Sender(job.name, 0))),
+            LinkEnd(PARAMETER_SERVER_SERVICE, address, origin),
             identity,
             Sink((Summed, Parameters), places=self._places, take=self._take_values, take_frame=self._take_frame),
             WireEvents(events.failed, self._ended),

@@ -1,0 +1,263 @@
+"""Frames that come damaged are asked for again, once: what one side has sent, and what the other has taken. Pure.
+
+The frames of each direction of a stream or connection have numbers from 0 on, which both sides count and nobody
+writes. A receiver that finds a frame damaged asks for its number (`Again`) and drops what comes, until the other side
+says that it begins there again (`Repetition`): so that order stays what it was, and nothing is taken twice. It asks
+once for a number. These two words are frames without a number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import Lock, Timer
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from taihu.errors import DamagedFrameError, FrameError, TaihuError
+from taihu.wire.checksum import checksum_of_all
+from taihu.wire.headers import Address, At, FrameHeader, Sender
+from taihu.wire.kinds import Again, Encoding, Repetition
+
+__all__ = [
+    "DAMAGED",
+    "ArrivingFrames",
+    "Back",
+    "DamagedFrames",
+    "OutgoingFrame",
+    "SentFrame",
+    "SentFrames",
+    "control_header",
+    "payload_of",
+]
+
+# More than sockets and streams hold of what nobody has taken yet.
+_MOST_BYTES: Final = 32 << 20
+_MOST_FRAMES: Final = 4096
+# A repetition waits for what is under way at most.
+_PATIENCE_S: Final = 60.0
+
+Values = NDArray[Any]
+
+
+class DamagedFrames:
+    """Numbers of frames that came damaged to this process, by their senders' names; any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._counts: dict[str, int] = {}
+
+    def add(self, sender: str) -> None:
+        """Count one of `sender`."""
+        with self._lock:
+            self._counts[sender] = self._counts.get(sender, 0) + 1
+
+    def counts(self) -> dict[str, int]:
+        """A copy of the numbers."""
+        with self._lock:
+            return dict(self._counts)
+
+
+DAMAGED: Final = DamagedFrames()
+
+
+class Back(Protocol):
+    """The other direction of a stream or connection: words about frames are said there, before what is queued."""
+
+    def ask(self, number: int) -> None:
+        """Ask the other side for frame `number`, and those behind it."""
+        ...
+
+    def repeat(self, number: int) -> None:
+        """Send frame `number` once more, and those behind it: the other side has asked for it."""
+        ...
+
+
+class OutgoingFrame:
+    """A frame that goes to one or several others; its checksum is computed once, by the first thread that sends it.
+
+    Attributes:
+        header, pieces: as `encode_frame` takes them.
+        message: the frame encoded, if anybody has done so.
+    """
+
+    __slots__ = ("_checksum", "header", "message", "pieces")
+
+    def __init__(self, header: FrameHeader, pieces: Sequence[Values]) -> None:
+        self.header = header
+        self.pieces = pieces
+        self.message: bytes | None = None
+        self._checksum: int | None = None
+
+    @property
+    def checksum(self) -> int:
+        """The checksum of the pieces."""
+        if self._checksum is None:
+            self._checksum = checksum_of_all(payload_of(self.pieces))
+        return self._checksum
+
+
+class SentFrame(NamedTuple):
+    """A frame that has been sent, with the checksum of its payload."""
+
+    header: FrameHeader
+    pieces: Sequence[Values]
+    checksum: int
+    size: int
+
+
+class SentFrames:
+    """The last frames that were sent to `peer`: their headers, and where their values lie, no copies of them."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self._number = 0
+        self._kept: deque[SentFrame] = deque()
+        self._bytes = 0
+
+    def add(self, frame: OutgoingFrame, size: int) -> None:
+        """Keep the next frame, of `size` bytes; not its message."""
+        self._number += 1
+        self._kept.append(SentFrame(frame.header, frame.pieces, frame.checksum, size))
+        self._bytes += size
+        while (self._bytes > _MOST_BYTES or len(self._kept) > _MOST_FRAMES) and len(self._kept) > 1:
+            self._bytes -= self._kept.popleft().size
+
+    def since(self, number: int) -> list[SentFrame]:
+        """Frame `number` and those behind it.
+
+        Raises:
+            FrameError: it has not been sent, is not kept any more, or its values have changed since: there is nothing
+                that could be sent in its place.
+        """
+        first = self._number - len(self._kept)
+        if not first <= number <= self._number:
+            raise FrameError(
+                f"{self._peer} asks for frame {number} again: expected one of the last, {first} to {self._number}"
+            )
+        asked = list(self._kept)[number - first :]
+        for frame in asked:
+            if checksum_of_all(payload_of(frame.pieces)) != frame.checksum:
+                raise FrameError(
+                    f"a frame that was sent to {self._peer} came damaged, and cannot be sent again, for its values "
+                    f"have changed since: {frame.header.label}"
+                )
+        return asked
+
+    def clear(self) -> None:
+        """Keep nothing: nothing is sent any more."""
+        self._kept.clear()
+
+
+class ArrivingFrames:
+    """The frames of one direction of a link as they come: which are taken, and which are asked for again.
+
+    One thread calls `admits`, and then `took` or `refuse`.
+
+    Args:
+        sender: of the frames, in messages.
+        receiver: of them: this process.
+        back: the other direction; without it, nothing can be asked for.
+        on_late: called by a thread of its own with an error where a repetition does not begin in time.
+    """
+
+    def __init__(self, sender: str, receiver: str, back: Back | None, on_late: Callable[[TaihuError], None]) -> None:
+        self._sender = sender
+        self._link = f"the link from {sender} to {receiver}"
+        self._back = back
+        self._on_late = on_late
+        self._next = 0
+        # The number of what comes now; None while a repetition is awaited.
+        self._position: int | None = 0
+        self._asked = -1
+        self._timer: Timer | None = None
+
+    @property
+    def next(self) -> int:
+        """The number of the frame that is to be taken next."""
+        return self._next
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a repetition has been asked for that has not begun."""
+        return self._position is None
+
+    def admits(self) -> bool:
+        """Whether the frame that comes now is the next one; others are dropped."""
+        if self._position is None or self._position == self._next:
+            return self._position is not None
+        self._position += 1
+        return False
+
+    def took(self) -> None:
+        """The next frame has come whole."""
+        self._position = self._next = self._next + 1
+
+    def refuse(self, error: DamagedFrameError) -> None:
+        """Refuse what came now, for it is damaged: ask for the next frame again, unless that has been done.
+
+        Raises:
+            DamagedFrameError: the frame had been repeated, or cannot be; the message names the link.
+        """
+        DAMAGED.add(self._sender)
+        if self._position is None:
+            return
+        if self._back is None or self._asked == self._next:
+            times = "" if self._back is None else " twice"
+            raise self._error(f"frame {self._next} came damaged{times}: {error}")
+        structlog.get_logger().warning("a frame came damaged", link=self._link, frame=self._next, seen=str(error))
+        self._asked, self._position = self._next, None
+        self._timer = Timer(_PATIENCE_S, self._late)
+        self._timer.daemon = True
+        self._timer.start()
+        self._back.ask(self._next)
+
+    def hear(self, word: Again | Repetition) -> None:
+        """Take what the other side says about frames; raises FrameError where it makes no sense."""
+        if isinstance(word, Repetition):
+            self._begin(word.number)
+        elif self._back is not None:
+            self._back.repeat(word.number)
+            # What came damaged there may have been a question of this side.
+            if self._position is None:
+                self._back.ask(self._next)
+
+    def end(self) -> None:
+        """The other side has ended the direction; raises DamagedFrameError if it has not repeated what it should."""
+        self.close()
+        if self._position is None:
+            raise self._error(f"it ended before frame {self._next}, which came damaged, was repeated")
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin(self, number: int) -> None:
+        if number > self._next:
+            raise FrameError(f"{self._link}: frame {number} is repeated, expected one up to {self._next}")
+        self._position = number
+        self.close()
+
+    def _late(self) -> None:
+        self._on_late(self._error(f"frame {self._next} came damaged, and was not repeated within {_PATIENCE_S:g} s"))
+
+    def _error(self, seen: str) -> DamagedFrameError:
+        return DamagedFrameError(f"{self._link}: {seen}; check network cards, switches and memory between them")
+
+
+def control_header(word: Again | Repetition) -> FrameHeader:
+    """The header of a word about frames."""
+    return FrameHeader(_NOBODY, _NOWHERE, word, Encoding.NONE)
+
+
+def payload_of(pieces: Sequence[Values]) -> list[memoryview]:
+    """The memory of contiguous arrays."""
+    return [piece.view(np.uint8).data for piece in pieces]
+
+
+_NOBODY: Final = Sender("", 0)
+_NOWHERE: Final = Address(At(0, 0), 0, 0, 0)

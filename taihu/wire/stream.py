@@ -1,0 +1,175 @@
+"""Frames in the stream of a gRPC call: how one side writes them, and reads those of the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from numpy.typing import NDArray
+
+from taihu.errors import DamagedFrameError, TaihuError
+from taihu.wire.codec import encode_frame, read_frame
+from taihu.wire.headers import Frame, FrameHeader
+from taihu.wire.kinds import Again, Repetition
+from taihu.wire.repetition import ArrivingFrames, OutgoingFrame, SentFrames, control_header
+
+__all__ = ["StreamReader", "StreamSender", "message_of"]
+
+
+Item = OutgoingFrame | Callable[[], None] | TaihuError | None
+
+
+class StreamSender:
+    """Encodes frames, in the order of `send`, when the stream asks `messages` for them; see also `DirectSender`.
+
+    Messages call the other side `peer`.
+    """
+
+    def __init__(self, peer: str) -> None:
+        self.sent_bytes = 0
+        """Bytes of all frames so far, headers included."""
+        self._sent = SentFrames(peer)
+        self._stopped = self._unread = False
+        self._queue: SimpleQueue[Item] = SimpleQueue()
+        # What is said about frames, before all others.
+        self._urgent: deque[Callable[[], Iterator[bytes]]] = deque()
+
+    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
+        """Queue a frame; its pieces, contiguous arrays, are read when its turn comes, urgent or not."""
+        self._queue.put(OutgoingFrame(header, pieces))
+
+    def put(self, frame: OutgoingFrame) -> None:
+        """Queue a frame that others get, too."""
+        self._queue.put(frame)
+
+    def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
+        """Call `callback`, from the stream's thread, when all frames queued so far have been taken by the stream.
+
+        Once the other side has ended the stream, this thread or that of `give_up` calls it.
+        """
+        self._queue.put(callback)
+        if self._unread:
+            self._empty()
+
+    def ask(self, number: int) -> None:
+        """Ask the other side for frame `number`, and those behind it, once more; see `taihu.wire.repetition`."""
+        self._say(partial(_words, Again(number)))
+
+    def repeat(self, number: int) -> None:
+        """Send frame `number` once more, and those behind it; the stream ends with an error where that cannot be."""
+        self._say(partial(self._repeated, number))
+
+    def give_up(self) -> None:
+        """The other side has ended the stream: nothing that is queued is read any more, and nobody waits for it.
+
+        gRPC asks for nothing more then, not even for what is queued behind the last frame that it sent.
+        """
+        self._unread = True
+        self._empty()
+
+    def end(self, error: TaihuError | None = None) -> None:
+        """End the stream after what is queued, with `error` or well."""
+        self._queue.put(error)
+
+    def stop(self) -> None:
+        """End the stream before what is queued; returns at once."""
+        self._stopped = True
+        self._queue.put(None)
+
+    def messages(self) -> Iterator[bytes]:
+        """The encoded frames until the end; raises the error that it ends with."""
+        while (item := self._queue.get()) is not None and not self._stopped:
+            while self._urgent and not self._stopped:
+                yield from self._urgent.popleft()()
+            if isinstance(item, TaihuError):
+                raise item
+            if isinstance(item, OutgoingFrame):
+                message = message_of(item)
+                self._sent.add(item, len(message))
+                self.sent_bytes += len(message)
+                yield message
+            else:
+                item()
+
+    def _say(self, words: Callable[[], Iterator[bytes]]) -> None:
+        self._urgent.append(words)
+        self._queue.put(_look_again)
+
+    def _repeated(self, number: int) -> Iterator[bytes]:
+        frames = self._sent.since(number)
+        yield from _words(Repetition(number))
+        for frame in frames:
+            yield encode_frame(frame.header, frame.pieces, frame.checksum)
+
+    def _empty(self) -> None:
+        with suppress(Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if item is None:
+                    # `messages` may wait for it.
+                    self._queue.put(None)
+                    return
+                if callable(item):
+                    item()
+
+
+class StreamReader:
+    """Reads the messages of one direction of a stream; words about frames are not for others.
+
+    Args:
+        sender: of the messages, in messages to people.
+        receiver: of them: this process.
+        back: sends in the other direction.
+        on_late: see `ArrivingFrames`.
+    """
+
+    def __init__(self, sender: str, receiver: str, back: StreamSender, on_late: Callable[[TaihuError], None]) -> None:
+        self._arriving = ArrivingFrames(sender, receiver, back, on_late)
+
+    def read(self, message: bytes) -> Frame | None:
+        """The frame of the next message, if it is to be taken.
+
+        Raises:
+            DamagedFrameError: it came damaged twice.
+            FrameError: see `read_frame`.
+        """
+        try:
+            frame = read_frame(message)
+        except DamagedFrameError as error:
+            self._arriving.refuse(error)
+            return None
+        kind = frame.header.kind
+        if isinstance(kind, (Again, Repetition)):
+            self._arriving.hear(kind)
+            return None
+        if not self._arriving.admits():
+            return None
+        self._arriving.took()
+        return frame
+
+    def end(self) -> None:
+        """The other side has ended its direction; raises DamagedFrameError where something is to be repeated."""
+        self._arriving.end()
+
+    def close(self) -> None:
+        """Wait for no repetition any more."""
+        self._arriving.close()
+
+
+def message_of(frame: OutgoingFrame) -> bytes:
+    """The frame encoded, once for all who it goes to."""
+    if frame.message is None:
+        frame.message = encode_frame(frame.header, frame.pieces, frame.checksum)
+    return frame.message
+
+
+def _words(word: Again | Repetition) -> Iterator[bytes]:
+    yield encode_frame(control_header(word), ())
+
+
+def _look_again() -> None:
+    """Wakes a sender: something is to be said."""
