@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from protos import connection_pb2
 from protos import parameter_server_pb2 as pb
@@ -19,6 +20,7 @@ from ps_server.shard_holder import ShardHolder
 from taihu.checkpoint.part import Part
 from taihu.checkpoint.writer import PartWriter
 from taihu.errors import (
+    DamagedFrameError,
     FrameError,
     SharedMemoryError,
     StaleError,
@@ -71,7 +73,7 @@ class ParameterServerServicer:
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
             "Initialize": grpc.stream_unary_rpc_method_handler(
-                self._initialize, pb.InitializeRequest.FromString, pb.InitializeResponse.SerializeToString
+                self._initialize, response_serializer=pb.InitializeResponse.SerializeToString
             ),
             "Share": grpc.unary_unary_rpc_method_handler(
                 self._share, pb.ShareRequest.FromString, pb.ShareResponse.SerializeToString
@@ -163,9 +165,7 @@ class ParameterServerServicer:
         if job != self._job:
             raise StaleError(f"worker {rank} belongs to job {job!r}, this is job {self._job!r}")
 
-    def _initialize(
-        self, requests: Iterator[pb.InitializeRequest], context: grpc.ServicerContext
-    ) -> pb.InitializeResponse:
+    def _initialize(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> pb.InitializeResponse:
         try:
             shard = self._holder.adopt(self._receive(requests))
         except TaihuError as error:
@@ -173,9 +173,10 @@ class ParameterServerServicer:
         self._metrics.state_bytes.set(shard.state_bytes)
         return pb.InitializeResponse(elements=shard.elements)
 
-    def _receive(self, requests: Iterator[pb.InitializeRequest]) -> Initialization:
+    def _receive(self, requests: Iterator[bytes]) -> Initialization:
         initial: Initialization | None = None
-        for request in requests:
+        for message in requests:
+            request = _read_request(message)
             kind = request.WhichOneof("content")
             if kind == "layout" and initial is None:
                 initial = self._holder.begin(layout_from_message(request.layout))
@@ -196,3 +197,10 @@ class ParameterServerServicer:
             abort(context, error)
         if not request.without_values:
             yield from shard.read()
+
+
+def _read_request(message: bytes) -> pb.InitializeRequest:
+    try:
+        return pb.InitializeRequest.FromString(message)
+    except DecodeError as error:
+        raise DamagedFrameError(f"not an InitializeRequest of {len(message)} bytes: {error}") from None

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
@@ -25,6 +25,7 @@ from taihu.errors import ConfigError
 from taihu.process.entry import InterruptedRunError
 from taihu.process.memory_limit import memory_limit_bytes
 from taihu.scores import ACCURACY
+from taihu.wire.repetition import DAMAGED
 
 __all__ = ["MetricsPage", "ServerMetrics", "WorkerMetrics", "export_modelled_layers"]
 
@@ -134,6 +135,20 @@ class _ThresholdDrifts(Collector):
         return [family]
 
 
+class _DamagedFrames(Collector):
+    """Frames that came damaged to this process, looked up when somebody reads."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = labels
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        text = "Frames that came with another checksum than they were sent with."
+        family = CounterMetricFamily("taihu_damaged_frames", text, labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), DAMAGED.count)
+        return [family]
+
+
 class ServerMetrics:
     """Metrics of a server, labelled with its index."""
 
@@ -218,6 +233,7 @@ def _registry(labels: dict[str, str]) -> CollectorRegistry:
     ProcessCollector(registry=registry)
     text = "Memory that this process may take: its control group's limit, or all of the machine."
     _gauge(registry, "taihu_memory_limit_bytes", text, labels).set(memory_limit_bytes())
+    registry.register(_DamagedFrames(labels))
     return registry
 
 

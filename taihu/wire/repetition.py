@@ -31,6 +31,7 @@ __all__ = [
     "SentFrame",
     "SentFrames",
     "control_header",
+    "damaged_error",
     "payload_of",
 ]
 
@@ -44,21 +45,16 @@ Values = NDArray[Any]
 
 
 class DamagedFrames:
-    """Numbers of frames that came damaged to this process, by their senders' names; any thread may call."""
+    """Counts the frames that came damaged to this process; any thread may call."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._counts: dict[str, int] = {}
+        self.count = 0
 
-    def add(self, sender: str) -> None:
-        """Count one of `sender`."""
+    def add(self) -> None:
+        """Count one."""
         with self._lock:
-            self._counts[sender] = self._counts.get(sender, 0) + 1
-
-    def counts(self) -> dict[str, int]:
-        """A copy of the numbers."""
-        with self._lock:
-            return dict(self._counts)
+            self.count += 1
 
 
 DAMAGED: Final = DamagedFrames()
@@ -165,7 +161,6 @@ class ArrivingFrames:
     """
 
     def __init__(self, sender: str, receiver: str, back: Back | None, on_late: Callable[[TaihuError], None]) -> None:
-        self._sender = sender
         self._link = f"the link from {sender} to {receiver}"
         self._back = back
         self._on_late = on_late
@@ -202,7 +197,7 @@ class ArrivingFrames:
         Raises:
             DamagedFrameError: the frame had been repeated, or cannot be; the message names the link.
         """
-        DAMAGED.add(self._sender)
+        DAMAGED.add()
         if self._position is None:
             return
         if self._back is None or self._asked == self._next:
@@ -246,7 +241,12 @@ class ArrivingFrames:
         self._on_late(self._error(f"frame {self._next} came damaged, and was not repeated within {_PATIENCE_S:g} s"))
 
     def _error(self, seen: str) -> DamagedFrameError:
-        return DamagedFrameError(f"{self._link}: {seen}; check network cards, switches and memory between them")
+        return damaged_error(self._link, seen)
+
+
+def damaged_error(link: str, seen: str) -> DamagedFrameError:
+    """The error that ends a link."""
+    return DamagedFrameError(f"{link}: {seen}; check network cards, switches and memory between them")
 
 
 def control_header(word: Again | Repetition) -> FrameHeader:

@@ -21,7 +21,7 @@ from taihu.wire.codec import decode_frame, encode_frame, layout_to_message
 from taihu.wire.headers import At, FrameHeader
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import Parameters
-from taihu.wire.retry import call_until_reachable
+from taihu.wire.retry import call_until_reachable, once_more_if_damaged
 from taihu.wire.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
 from taihu.wire.status import error_from_rpc
 
@@ -73,6 +73,9 @@ class ServerCalls:
         """Send `parameters`, all of this worker's, as the job's initial ones: of these `frames`, cut by `plan`.
 
         `prepare` is called with every frame before its values are read.
+
+        Raises:
+            DamagedFrameError: one came damaged twice.
         """
         initialize = self._channel.stream_unary(
             f"{_PATH}/Initialize", pb.InitializeRequest.SerializeToString, pb.InitializeResponse.FromString
@@ -106,9 +109,12 @@ class ServerCalls:
             except grpc.FutureCancelledError:
                 raise ExchangeError(f"{self._peer}: the call that brings the parameters was cut") from None
 
-        call_until_reachable(
-            call, peer=self._peer, timeout_s=self._job.cluster.connect_timeout_s, clock=SystemClock()
-        )
+        def call_when_reachable() -> None:
+            call_until_reachable(
+                call, peer=self._peer, timeout_s=self._job.cluster.connect_timeout_s, clock=SystemClock()
+            )
+
+        once_more_if_damaged(call_when_reachable, f"the link from worker {self._identity.rank} to {self._peer}")
 
     def fetch(
         self, layout_digest: str, frames: Sequence[FrameSpec], write: Callable[[FrameSpec, Values], None]
@@ -118,8 +124,15 @@ class ServerCalls:
         Without frames, only wait until there are parameters.
 
         Raises:
+            DamagedFrameError: one came damaged twice.
             ModelError: this worker's model differs from the server's.
         """
+        link = f"the link from {self._peer} to worker {self._identity.rank}"
+        once_more_if_damaged(lambda: self._fetch(layout_digest, frames, write), link)
+
+    def _fetch(
+        self, layout_digest: str, frames: Sequence[FrameSpec], write: Callable[[FrameSpec, Values], None]
+    ) -> None:
         fetch: grpc.UnaryStreamMultiCallable[pb.FetchRequest, bytes] = self._channel.unary_stream(
             f"{_PATH}/Fetch", pb.FetchRequest.SerializeToString
         )
