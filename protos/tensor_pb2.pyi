@@ -526,14 +526,19 @@ class Frame(_message.Message):
             repetition: Global___Repetition | None = ...,
             payload_checksum: _builtins.int = ...,
             padding: _builtins.bytes = ...,
-            checksum: _builtins.int = ...,
+            checksum: _builtins.int | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "again", b"again", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "parameters", b"parameters", "part", b"part", "question", b"question", "repetition", b"repetition", "ring_segment", b"ring_segment", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "address", b"address", "again", b"again", "checksum", b"checksum", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "parameters", b"parameters", "part", b"part", "question", b"question", "repetition", b"repetition", "ring_segment", b"ring_segment", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "again", b"again", "checksum", b"checksum", "data_type", b"data_type", "encoding", b"encoding", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "padding", b"padding", "parameters", b"parameters", "part", b"part", "payload_checksum", b"payload_checksum", "question", b"question", "repetition", b"repetition", "ring_segment", b"ring_segment", "selected", b"selected", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "address", b"address", "again", b"again", "checksum", b"checksum", "data_type", b"data_type", "encoding", b"encoding", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "padding", b"padding", "parameters", b"parameters", "part", b"part", "payload_checksum", b"payload_checksum", "question", b"question", "repetition", b"repetition", "ring_segment", b"ring_segment", "selected", b"selected", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+        _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
         _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["gradients", "question", "summed", "parameters", "ring_segment", "part", "sparse_message", "farewell", "again", "repetition"]  # noqa: Y015
         _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+        @_typing.overload
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
+        @_typing.overload
         def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
     HEADER_FIELD_NUMBER: _builtins.int

@@ -195,7 +195,7 @@ def _check_written_anew(header: tensor_pb2.Frame.Header) -> None:
     plain.ClearField("padding")
     plain.ClearField("checksum")
     seen = checksum_of(plain.SerializeToString())
-    if seen != header.checksum or any(header.padding):
+    if not header.HasField("checksum") or seen != header.checksum or any(header.padding):
         raise DamagedFrameError(f"header with checksum {seen:#010x}: expected {header.checksum:#010x}, zeros behind")
 
 

@@ -109,6 +109,8 @@ class SentFrames:
     """The last frames that were sent to `peer`: their headers, and where their values lie, no copies of them."""
 
     def __init__(self, peer: str) -> None:
+        self.most_bytes = _MOST_BYTES
+        self.most_frames = _MOST_FRAMES
         self._peer = peer
         self._number = 0
         self._kept: deque[SentFrame] = deque()
@@ -119,7 +121,7 @@ class SentFrames:
         self._number += 1
         self._kept.append(SentFrame(frame.header, frame.pieces, frame.checksum, size))
         self._bytes += size
-        while (self._bytes > _MOST_BYTES or len(self._kept) > _MOST_FRAMES) and len(self._kept) > 1:
+        while (self._bytes > self.most_bytes or len(self._kept) > self.most_frames) and len(self._kept) > 1:
             self._bytes -= self._kept.popleft().size
 
     def since(self, number: int) -> list[SentFrame]:

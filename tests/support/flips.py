@@ -1,0 +1,96 @@
+"""Links that flip bits: between two sockets, and inside of what a process takes in."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from taihu.wire import direct_frames, stream
+from taihu.wire.codec import read_frame
+from taihu.wire.direct_connection import receive_into
+from taihu.wire.headers import Frame
+
+__all__ = ["Flips", "flipped", "wired"]
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    """`content` with one bit turned."""
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@contextmanager
+def wired(there: Sequence[int] = (), back: Sequence[int] = ()) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends of a connection on which the bits at these positions of all that passes are turned."""
+    near, near_far = socket.socketpair()
+    far, far_near = socket.socketpair()
+    threads = [
+        threading.Thread(target=_pump, args=(near_far, far_near, there), daemon=True),
+        threading.Thread(target=_pump, args=(far_near, near_far, back), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    yield near, far
+    for end in (near, far, near_far, far_near):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+    for thread in threads:
+        thread.join()
+    for end in (near, far, near_far, far_near):
+        end.close()
+
+
+def _pump(source: socket.socket, target: socket.socket, bits: Sequence[int]) -> None:
+    passed = 0
+    with suppress(OSError):
+        while content := bytearray(source.recv(1 << 16)):
+            for bit in bits:
+                if passed <= bit // 8 < passed + len(content):
+                    content[bit // 8 - passed] ^= 1 << bit % 8
+            passed += len(content)
+            target.sendall(content)
+        target.shutdown(socket.SHUT_WR)
+
+
+class Flips:
+    """Turns one bit in every frame that `chosen(number)` says, of all that this process takes in, from 0 on.
+
+    `chosen` returns None, or a number from which the bit is drawn.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, chosen: Callable[[int], int | None]) -> None:
+        self.seen = 0
+        self.made = 0
+        self._chosen = chosen
+        self._lock = threading.Lock()
+        monkeypatch.setattr(direct_frames, "receive_into", self._receive_into)
+        monkeypatch.setattr(stream, "read_frame", self._read_frame)
+
+    def _next(self) -> int | None:
+        with self._lock:
+            self.seen += 1
+            drawn = self._chosen(self.seen - 1)
+            self.made += drawn is not None
+            return drawn
+
+    def _receive_into(self, connection: socket.socket, places: list[memoryview]) -> bool:
+        came = receive_into(connection, places)
+        size = sum(map(len, places))
+        drawn = self._next() if came and size else None
+        if drawn is not None:
+            at, bit = divmod(drawn % (8 * size), 8)
+            for place in places:
+                if at < len(place):
+                    place[at] ^= 1 << bit
+                    break
+                at -= len(place)
+        return came
+
+    def _read_frame(self, message: bytes) -> Frame:
+        drawn = self._next()
+        return read_frame(message if drawn is None else flipped(message, drawn % (8 * len(message))))
