@@ -236,7 +236,7 @@ class Operations:
         self._quiet.notify_all()
 
     def _parts_sent(self, operation: PartsOperation) -> None:
-        """Everything for one rank has been read; called by the thread that sends to it."""
+        """Everything for one rank has been taken."""
         with self._lock:
             operation.unsent -= 1
             self._end_parts(operation)
@@ -258,7 +258,7 @@ class Operations:
         if self._right is None:
             self.finish(operation)
         else:
-            self._right.after(partial(self.finish, operation))
+            self._right.after_taken(partial(self.finish, operation))
 
     def _send(self, right: FrameLink, operation: Operation, segment: Segment) -> None:
         values = operation.views(segment)
@@ -274,4 +274,4 @@ class Operations:
         self._links[rank].send(header, pieces, urgent=urgent)
 
     def _after_sent_to(self, rank: int, callback: Callable[[], None], *, urgent: bool) -> None:
-        self._links[rank].after(callback, urgent=urgent)
+        self._links[rank].after_taken(callback, urgent=urgent)

@@ -39,7 +39,7 @@ class Send(Protocol):
 
 
 class After(Protocol):
-    """Says what is called when all frames to a rank, as urgent, have been read."""
+    """Says what is called when all frames to a rank, as urgent, have been taken."""
 
     def __call__(self, rank: int, callback: Callable[[], None], *, urgent: bool) -> None:
         """Queue it."""

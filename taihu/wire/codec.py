@@ -29,6 +29,7 @@ from taihu.wire.kinds import (
     Farewell,
     Gradients,
     Kind,
+    Mark,
     Parameters,
     Part,
     Question,
@@ -36,6 +37,7 @@ from taihu.wire.kinds import (
     RingSegment,
     SparseMessage,
     Summed,
+    Taken,
 )
 
 __all__ = [
@@ -223,6 +225,14 @@ def _written(header: FrameHeader) -> tensor_pb2.Frame.Header:
     return message
 
 
+_NAMES_OF_WORDS: Final[Mapping[type[Kind], str]] = {
+    Again: "again",
+    Repetition: "repetition",
+    Mark: "mark",
+    Taken: "taken",
+}
+
+
 def _write_kind(message: tensor_pb2.Frame.Header, kind: Kind) -> None:
     match kind:
         case Gradients(loss_scale, skipped):
@@ -246,10 +256,8 @@ def _write_kind(message: tensor_pb2.Frame.Header, kind: Kind) -> None:
             message.sparse_message.part = part
         case Farewell(failure):
             message.farewell.failure = failure
-        case Again(number):
-            message.again.number = number
-        case Repetition(number):
-            message.repetition.number = number
+        case Again(number) | Repetition(number) | Mark(number) | Taken(number):
+            getattr(message, _NAMES_OF_WORDS[type(kind)]).number = number
 
 
 def _read(message: tensor_pb2.Frame.Header) -> FrameHeader:
@@ -279,6 +287,8 @@ _KINDS: Final[Mapping[str, Callable[[tensor_pb2.Frame.Header], Kind]]] = {
     "farewell": lambda message: Farewell(message.farewell.failure),
     "again": lambda message: Again(message.again.number),
     "repetition": lambda message: Repetition(message.repetition.number),
+    "mark": lambda message: Mark(message.mark.number),
+    "taken": lambda message: Taken(message.taken.number),
 }
 
 

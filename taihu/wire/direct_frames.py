@@ -23,7 +23,7 @@ from taihu.wire.checksum import checksum_of_all
 from taihu.wire.direct_connection import MOST_PIECES, receive_into
 from taihu.wire.direct_header import HEADER_BYTES, check_header, pack_header, unpack_header
 from taihu.wire.headers import FrameHeader, frame_of
-from taihu.wire.kinds import Again, Repetition
+from taihu.wire.kinds import Again, Mark, Repetition, Taken, Word
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 from taihu.wire.repetition import ArrivingFrames, Back, OutgoingFrame, SentFrames, control_header, payload_of
 from taihu.wire.sink import Origin, Sink
@@ -117,7 +117,7 @@ class DirectReceiver:
             # Nothing says where the next header begins, but for what comes before the repetition.
             self._find(pack_header(control_header(Repetition(self._arriving.next)), 0, 0))
         header, size, checksum = unpack_header(self._header, self._origin.sender, self._origin.name)
-        if isinstance(header.kind, (Again, Repetition)):
+        if isinstance(header.kind, (Again, Repetition, Mark, Taken)):
             self._arriving.hear(header.kind)
         elif self._arriving.admits():
             self._sink.check(header)
@@ -216,13 +216,28 @@ class DirectSender:
         """Call `callback`, from the sending thread, when all frames queued so far, as urgent, have been read."""
         self._put(callback, urgent=urgent)
 
-    def ask(self, number: int) -> None:
-        """Ask the other side for frame `number`, and those behind it, once more; see `taihu.wire.repetition`."""
-        self._put(partial(self._say, Again(number)), urgent=True)
+    def after_taken(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
+        """Call `callback`, by any thread, when the other side has taken all frames queued so far, as urgent.
+
+        Their arrays may be written to then; see also `after`.
+        """
+        self._put(partial(self._mark, callback), urgent=urgent)
+
+    def say(self, word: Word) -> None:
+        """Say something about frames that come; see `taihu.wire.repetition`."""
+        self._put(partial(self._say, word), urgent=True)
 
     def repeat(self, number: int) -> None:
         """Send frame `number` once more, and those behind it; where that cannot be, the connection is lost."""
         self._put(partial(self._repeat, number), urgent=True)
+
+    def taken(self, number: int) -> None:
+        """The first `number` frames have been taken by the other side."""
+        self._sent.taken(number)
+
+    def give_up(self) -> None:
+        """The other side has left, and wants nothing more: who waits until it has taken something is told."""
+        self._sent.give_up()
 
     def _put(self, item: Item, *, urgent: bool) -> None:
         if urgent:
@@ -277,14 +292,19 @@ class DirectSender:
         elif item is not None:
             item()
 
-    def _say(self, word: Again | Repetition) -> None:
-        self._write(control_header(word), (), 0)
+    def _mark(self, callback: Callable[[], None]) -> None:
+        self._say(self._sent.mark(callback))
+
+    def _say(self, word: Word | None) -> None:
+        if word is not None:
+            self._write(control_header(word), (), 0)
 
     def _repeat(self, number: int) -> None:
         frames = self._sent.since(number)
         self._say(Repetition(number))
         for frame in frames:
             self._write(frame.header, frame.pieces, frame.checksum)
+        self._say(self._sent.marked)
 
     def _write(self, header: FrameHeader, pieces: Sequence[Values], checksum: int) -> None:
         if len(pieces) > MOST_PIECES:

@@ -19,6 +19,7 @@ from taihu.wire.kinds import (
     Encoding,
     Gradients,
     Kind,
+    Mark,
     Parameters,
     Part,
     Question,
@@ -26,6 +27,7 @@ from taihu.wire.kinds import (
     RingSegment,
     SparseMessage,
     Summed,
+    Taken,
 )
 
 __all__ = ["HEADER_BYTES", "check_header", "pack_header", "unpack_header"]
@@ -75,6 +77,8 @@ _LAYOUTS: Final = {
     SparseMessage: _layout(7, "II", lambda kind: (kind.round, kind.part), SparseMessage),
     Again: _layout(8, "Q", lambda kind: (kind.number,), Again),
     Repetition: _layout(9, "Q", lambda kind: (kind.number,), Repetition),
+    Mark: _layout(10, "Q", lambda kind: (kind.number,), Mark),
+    Taken: _layout(11, "Q", lambda kind: (kind.number,), Taken),
 }
 _BY_NUMBER: Final = {layout.number: layout for layout in _LAYOUTS.values()}
 _COVERED_BYTES: Final = struct.calcsize(_COMMON) + _UNION_BYTES + _CHECKSUM.size

@@ -109,6 +109,14 @@ class FrameConnection:
         """Call `callback` when all frames queued so far, as urgent, have been read; as `DirectSender.after`."""
         self._sender.after(callback, urgent=urgent)
 
+    def after_taken(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
+        """Call `callback` when the other side has taken all frames queued so far; as `DirectSender.after_taken`."""
+        self._sender.after_taken(callback, urgent=urgent)
+
+    def give_up(self) -> None:
+        """The other side has left in good order: it wants nothing more."""
+        self._sender.give_up()
+
     def stop(self) -> None:
         """Send nothing any more but the rest of the frame that is under way; returns at once."""
         self._sender.stop()
@@ -258,6 +266,17 @@ class FrameLink:
         else:
             former.after(partial(sender.after, callback, urgent=urgent))
 
+    def after_taken(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
+        """Call `callback`, by any thread, when the other side has taken all frames queued so far, as urgent.
+
+        Until then it may ask for them again, and their arrays must not change.
+        """
+        former, sender = self._former, self._sender
+        if former is None:
+            sender.after_taken(callback, urgent=urgent)
+        else:
+            former.after_taken(partial(sender.after_taken, callback, urgent=urgent))
+
     def _forget(self, former: StreamSender | FrameConnection) -> None:
         """All frames that `former` was given have been read."""
         if self._former is former:
@@ -333,6 +352,8 @@ class FrameLink:
             if not self._closed:
                 self._events.ended()
             self._stream.give_up()
+            if self._connection is not None:
+                self._connection.give_up()
         finally:
             reader.close()
 

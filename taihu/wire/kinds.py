@@ -16,6 +16,7 @@ __all__ = [
     "Gradients",
     "K",
     "Kind",
+    "Mark",
     "Parameters",
     "Part",
     "Question",
@@ -23,6 +24,8 @@ __all__ = [
     "RingSegment",
     "SparseMessage",
     "Summed",
+    "Taken",
+    "Word",
 ]
 
 
@@ -141,7 +144,7 @@ class Farewell:
 class Again:
     """A receiver asks for frame `number` of the other direction once more, and for those behind it.
 
-    Neither this nor a repetition has a number of its own (`taihu.wire.repetition`).
+    Words about frames have no number of their own (`taihu.wire.repetition`).
     """
 
     number: int
@@ -158,7 +161,38 @@ class Repetition:
     encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
 
 
-Kind = Gradients | Question | Summed | Parameters | RingSegment | Part | SparseMessage | Farewell | Again | Repetition
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A sender wants to be told when the `number` frames before this have been taken."""
+
+    number: int
+    label: ClassVar[str] = "a mark"
+    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The first `number` frames have been taken, and are not asked for again."""
+
+    number: int
+    label: ClassVar[str] = "a receipt"
+    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
+
+
+Kind = (
+    Gradients
+    | Question
+    | Summed
+    | Parameters
+    | RingSegment
+    | Part
+    | SparseMessage
+    | Farewell
+    | Again
+    | Repetition
+    | Mark
+    | Taken
+)
 K = TypeVar(
     "K",
     Gradients,
@@ -171,4 +205,7 @@ K = TypeVar(
     Farewell,
     Again,
     Repetition,
+    Mark,
+    Taken,
 )
+Word = Again | Repetition | Mark | Taken

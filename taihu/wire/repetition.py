@@ -1,9 +1,12 @@
-"""Frames that come damaged are asked for again, once: what one side has sent, and what the other has taken. Pure.
+"""Frames that come damaged are asked for again, once: what one side has sent, and what the other has taken.
 
 The frames of each direction of a stream or connection have numbers from 0 on, which both sides count and nobody
 writes. A receiver that finds a frame damaged asks for its number (`Again`) and drops what comes, until the other side
 says that it begins there again (`Repetition`): so that order stays what it was, and nothing is taken twice. It asks
-once for a number. These two words are frames without a number.
+once for a number.
+
+Who wants to write to values that it has sent asks whether they have been taken (`Mark`, `Taken`). All these words are
+frames without a number, said before what is queued.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 from taihu.errors import DamagedFrameError, FrameError, TaihuError
 from taihu.wire.checksum import checksum_of_all
 from taihu.wire.headers import Address, At, FrameHeader, Sender
-from taihu.wire.kinds import Again, Encoding, Repetition
+from taihu.wire.kinds import Again, Encoding, Mark, Repetition, Taken, Word
 
 __all__ = [
     "DAMAGED",
@@ -61,14 +64,18 @@ DAMAGED: Final = DamagedFrames()
 
 
 class Back(Protocol):
-    """The other direction of a stream or connection: words about frames are said there, before what is queued."""
+    """The other direction of a stream or connection."""
 
-    def ask(self, number: int) -> None:
-        """Ask the other side for frame `number`, and those behind it."""
+    def say(self, word: Word) -> None:
+        """Say something about the frames that come."""
         ...
 
     def repeat(self, number: int) -> None:
         """Send frame `number` once more, and those behind it: the other side has asked for it."""
+        ...
+
+    def taken(self, number: int) -> None:
+        """The first `number` frames have been taken: call who wants to know."""
         ...
 
 
@@ -115,6 +122,9 @@ class SentFrames:
         self._number = 0
         self._kept: deque[SentFrame] = deque()
         self._bytes = 0
+        self._marking = Lock()
+        self._marks: deque[tuple[int, Callable[[], None]]] = deque()
+        self._given_up = False
 
     def add(self, frame: OutgoingFrame, size: int) -> None:
         """Keep the next frame, of `size` bytes; not its message."""
@@ -145,9 +155,35 @@ class SentFrames:
                 )
         return asked
 
-    def clear(self) -> None:
-        """Keep nothing: nothing is sent any more."""
-        self._kept.clear()
+    def mark(self, callback: Callable[[], None]) -> Mark | None:
+        """Call `callback` when all frames so far have been taken; returns the word that asks, if that is not now."""
+        with self._marking:
+            if not self._given_up:
+                self._marks.append((self._number, callback))
+                return Mark(self._number)
+        callback()
+        return None
+
+    @property
+    def marked(self) -> Mark | None:
+        """The last word that asks, if it has not been answered."""
+        with self._marking:
+            return Mark(self._marks[-1][0]) if self._marks else None
+
+    def taken(self, number: int) -> None:
+        """The first `number` frames have been taken: call who wants to know."""
+        while True:
+            with self._marking:
+                if not self._marks or self._marks[0][0] > number:
+                    return
+                callback = self._marks.popleft()[1]
+            callback()
+
+    def give_up(self) -> None:
+        """The other side has ended it well: it has all that it wants."""
+        with self._marking:
+            self._given_up = True
+        self.taken(self._number)
 
 
 class ArrivingFrames:
@@ -170,6 +206,7 @@ class ArrivingFrames:
         # The number of what comes now; None while a repetition is awaited.
         self._position: int | None = 0
         self._asked = -1
+        self._told: Taken | None = None
         self._timer: Timer | None = None
 
     @property
@@ -210,17 +247,14 @@ class ArrivingFrames:
         self._timer = Timer(_PATIENCE_S, self._late)
         self._timer.daemon = True
         self._timer.start()
-        self._back.ask(self._next)
+        self._back.say(Again(self._next))
 
-    def hear(self, word: Again | Repetition) -> None:
+    def hear(self, word: Word) -> None:
         """Take what the other side says about frames; raises FrameError where it makes no sense."""
         if isinstance(word, Repetition):
             self._begin(word.number)
         elif self._back is not None:
-            self._back.repeat(word.number)
-            # What came damaged there may have been a question of this side.
-            if self._position is None:
-                self._back.ask(self._next)
+            self._answer(word, self._back)
 
     def end(self) -> None:
         """The other side has ended the direction; raises DamagedFrameError if it has not repeated what it should."""
@@ -232,6 +266,22 @@ class ArrivingFrames:
         """Wait for nothing any more."""
         if self._timer is not None:
             self._timer.cancel()
+
+    def _answer(self, word: Word, back: Back) -> None:
+        match word:
+            case Again(number):
+                back.repeat(number)
+                # What came damaged there may have been a word of this side.
+                if self._told is not None:
+                    back.say(self._told)
+                if self._position is None:
+                    back.say(Again(self._next))
+            case Taken(number):
+                back.taken(number)
+            # One behind what is to be repeated comes again, too.
+            case Mark(number) if self._position is not None:
+                self._told = Taken(min(number, self._next))
+                back.say(self._told)
 
     def _begin(self, number: int) -> None:
         if number > self._next:
@@ -251,7 +301,7 @@ def damaged_error(link: str, seen: str) -> DamagedFrameError:
     return DamagedFrameError(f"{link}: {seen}; check network cards, switches and memory between them")
 
 
-def control_header(word: Again | Repetition) -> FrameHeader:
+def control_header(word: Word) -> FrameHeader:
     """The header of a word about frames."""
     return FrameHeader(_NOBODY, _NOWHERE, word, Encoding.NONE)
 

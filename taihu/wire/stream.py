@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -14,13 +15,20 @@ from numpy.typing import NDArray
 from taihu.errors import DamagedFrameError, TaihuError
 from taihu.wire.codec import encode_frame, read_frame
 from taihu.wire.headers import Frame, FrameHeader
-from taihu.wire.kinds import Again, Repetition
+from taihu.wire.kinds import Again, Mark, Repetition, Taken, Word
 from taihu.wire.repetition import ArrivingFrames, OutgoingFrame, SentFrames, control_header
 
 __all__ = ["StreamReader", "StreamSender", "message_of"]
 
 
-Item = OutgoingFrame | Callable[[], None] | TaihuError | None
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A place in a queue: `callback` is called when all before it has been taken."""
+
+    callback: Callable[[], None]
+
+
+Item = OutgoingFrame | _Mark | Callable[[], None] | TaihuError | None
 
 
 class StreamSender:
@@ -55,13 +63,26 @@ class StreamSender:
         if self._unread:
             self._empty()
 
-    def ask(self, number: int) -> None:
-        """Ask the other side for frame `number`, and those behind it, once more; see `taihu.wire.repetition`."""
-        self._say(partial(_words, Again(number)))
+    def after_taken(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
+        """Call `callback`, by any thread, when the other side has taken all frames queued so far.
+
+        Their arrays may be written to then; see also `after`.
+        """
+        self._queue.put(_Mark(callback))
+        if self._unread:
+            self._empty()
+
+    def say(self, word: Word) -> None:
+        """Say something about frames that come, before what is queued; see `taihu.wire.repetition`."""
+        self._put_first(partial(_words, word))
 
     def repeat(self, number: int) -> None:
         """Send frame `number` once more, and those behind it; the stream ends with an error where that cannot be."""
-        self._say(partial(self._repeated, number))
+        self._put_first(partial(self._repeated, number))
+
+    def taken(self, number: int) -> None:
+        """The first `number` frames have been taken by the other side."""
+        self._sent.taken(number)
 
     def give_up(self) -> None:
         """The other side has ended the stream: nothing that is queued is read any more, and nobody waits for it.
@@ -70,6 +91,7 @@ class StreamSender:
         """
         self._unread = True
         self._empty()
+        self._sent.give_up()
 
     def end(self, error: TaihuError | None = None) -> None:
         """End the stream after what is queued, with `error` or well."""
@@ -92,10 +114,13 @@ class StreamSender:
                 self._sent.add(item, len(message))
                 self.sent_bytes += len(message)
                 yield message
+            elif isinstance(item, _Mark):
+                word = self._sent.mark(item.callback)
+                yield from _words(word)
             else:
                 item()
 
-    def _say(self, words: Callable[[], Iterator[bytes]]) -> None:
+    def _put_first(self, words: Callable[[], Iterator[bytes]]) -> None:
         self._urgent.append(words)
         self._queue.put(_look_again)
 
@@ -104,6 +129,7 @@ class StreamSender:
         yield from _words(Repetition(number))
         for frame in frames:
             yield encode_frame(frame.header, frame.pieces, frame.checksum)
+        yield from _words(self._sent.marked)
 
     def _empty(self) -> None:
         with suppress(Empty):
@@ -113,7 +139,9 @@ class StreamSender:
                     # `messages` may wait for it.
                     self._queue.put(None)
                     return
-                if callable(item):
+                if isinstance(item, _Mark):
+                    item.callback()
+                elif callable(item):
                     item()
 
 
@@ -143,7 +171,7 @@ class StreamReader:
             self._arriving.refuse(error)
             return None
         kind = frame.header.kind
-        if isinstance(kind, (Again, Repetition)):
+        if isinstance(kind, (Again, Repetition, Mark, Taken)):
             self._arriving.hear(kind)
             return None
         if not self._arriving.admits():
@@ -167,8 +195,9 @@ def message_of(frame: OutgoingFrame) -> bytes:
     return frame.message
 
 
-def _words(word: Again | Repetition) -> Iterator[bytes]:
-    yield encode_frame(control_header(word), ())
+def _words(word: Word | None) -> Iterator[bytes]:
+    if word is not None:
+        yield encode_frame(control_header(word), ())
 
 
 def _look_again() -> None:

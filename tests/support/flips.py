@@ -14,6 +14,8 @@ from taihu.wire.codec import read_frame
 from taihu.wire.direct_connection import receive_into
 from taihu.wire.headers import Frame
 
+_MORE_THAN_A_HEADER = 300
+
 __all__ = ["Flips", "flipped", "wired"]
 
 
@@ -60,28 +62,32 @@ def _pump(source: socket.socket, target: socket.socket, bits: Sequence[int]) -> 
 class Flips:
     """Turns one bit in every frame that `chosen(number)` says, of all that this process takes in, from 0 on.
 
-    `chosen` returns None, or a number from which the bit is drawn.
+    `chosen` returns None, or a number from which the bit is drawn. With `damages_values` the last bit of all that is
+    longer than a header is turned, too.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, chosen: Callable[[int], int | None]) -> None:
         self.seen = 0
         self.made = 0
+        self.damages_values = False
         self._chosen = chosen
         self._lock = threading.Lock()
         monkeypatch.setattr(direct_frames, "receive_into", self._receive_into)
         monkeypatch.setattr(stream, "read_frame", self._read_frame)
 
-    def _next(self) -> int | None:
+    def _next(self, size: int) -> int | None:
         with self._lock:
             self.seen += 1
             drawn = self._chosen(self.seen - 1)
+            if self.damages_values and size > _MORE_THAN_A_HEADER:
+                drawn = 8 * size - 1
             self.made += drawn is not None
             return drawn
 
     def _receive_into(self, connection: socket.socket, places: list[memoryview]) -> bool:
         came = receive_into(connection, places)
         size = sum(map(len, places))
-        drawn = self._next() if came and size else None
+        drawn = self._next(size) if came and size else None
         if drawn is not None:
             at, bit = divmod(drawn % (8 * size), 8)
             for place in places:
@@ -92,5 +98,5 @@ class Flips:
         return came
 
     def _read_frame(self, message: bytes) -> Frame:
-        drawn = self._next()
+        drawn = self._next(len(message))
         return read_frame(message if drawn is None else flipped(message, drawn % (8 * len(message))))

@@ -13,7 +13,7 @@ from support.frames import header_of
 
 from taihu.errors import DamagedFrameError, FrameError, TaihuError
 from taihu.wire import repetition
-from taihu.wire.kinds import Again, Repetition
+from taihu.wire.kinds import Again, Repetition, Word
 from taihu.wire.repetition import DAMAGED, ArrivingFrames, OutgoingFrame, SentFrames
 
 BAD = DamagedFrameError("checksum 1, expected 2")
@@ -36,15 +36,19 @@ class Direction:
         self.transmissions = 0
         self.under_way: deque[int | Repetition] = deque()
         self.wishes: deque[int] = deque()
-        self.taken: list[int] = []
+        self.got: list[int] = []
         self.repeated: list[int] = []
         self.arriving = ArrivingFrames("worker 0", "worker 1", self, self.late)
 
-    def ask(self, number: int) -> None:
-        self.wishes.append(number)
+    def say(self, word: Word) -> None:
+        assert isinstance(word, Again)
+        self.wishes.append(word.number)
 
     def repeat(self, number: int) -> None:
         self.repeated.append(number)
+
+    def taken(self, number: int) -> None:
+        self.sent.taken(number)
 
     def late(self, error: TaihuError) -> None:
         raise AssertionError(error)
@@ -73,7 +77,7 @@ class Direction:
             self.arriving.refuse(BAD)
         elif self.arriving.admits():
             self.arriving.took()
-            self.taken.append(came)
+            self.got.append(came)
 
 
 @given(st.integers(0, 12), st.frozensets(st.integers(0, 30), max_size=4), st.randoms(use_true_random=False))
@@ -88,14 +92,14 @@ def test_frames_are_taken_once_and_in_order(frames: int, damaged: frozenset[int]
             refused = str(error)
             break
     direction.arriving.close()
-    assert direction.taken == list(range(len(direction.taken)))
+    assert direction.got == list(range(len(direction.got)))
     assert DAMAGED.count - before == sum(each < direction.transmissions for each in damaged)
     if refused:
-        expected = f"the link from worker 0 to worker 1: frame {len(direction.taken)} came damaged twice: {BAD}"
+        expected = f"the link from worker 0 to worker 1: frame {len(direction.got)} came damaged twice: {BAD}"
         assert refused.startswith(expected)
         assert len(damaged) > 1
     else:
-        assert direction.taken == list(range(frames))
+        assert direction.got == list(range(frames))
         direction.arriving.end()
 
 
@@ -105,7 +109,7 @@ def test_one_damaged_frame_is_made_good(frames: int, damaged: int, random: Rando
     while moves := direction.moves():
         direction.move(random.choice(moves))
     direction.arriving.close()
-    assert direction.taken == list(range(frames))
+    assert direction.got == list(range(frames))
 
 
 def test_a_word_that_came_damaged_itself_is_said_again() -> None:
@@ -121,7 +125,7 @@ def test_a_word_that_came_damaged_itself_is_said_again() -> None:
     while moves := direction.moves():
         direction.move(moves[0])
     direction.arriving.close()
-    assert direction.taken == [0]
+    assert direction.got == [0]
 
 
 def test_a_repetition_of_what_never_came_is_refused() -> None:

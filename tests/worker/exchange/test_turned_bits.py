@@ -1,0 +1,51 @@
+"""A bit turned on any link of an exchange changes nothing; one that is turned again and again ends it with a name."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from support.exchanges import exchange_steps
+from support.flips import Flips
+from support.undisturbed import CHANGE, LAYOUT, STEPS, gradients, job_of, parametrized, plan_of, run_of
+from support.ways import WAYS, Way
+
+from taihu.errors import DamagedFrameError
+from taihu.wire.repetition import DAMAGED
+
+# Sums of a ring in shared memory take no link.
+ON_LINKS = [way for way in WAYS if way != Way("ring", 0, transport="same-host")]
+WITH_VALUES = [way for way in ON_LINKS if way.zero == 1 and way.is_dense and way.transport != "same-host"]
+NAMED = re.compile(
+    r"the link from (worker|server) \d( at [\d.]+:\d+)? to (worker|server) \d: frame \d+ came damaged twice: "
+)
+
+
+def disturbed(way: Way) -> set[bytes]:
+    plans = {CHANGE: "single"} if way.is_planned else {}
+    return exchange_steps(job_of(way), LAYOUT, gradients, steps=STEPS, plan=plan_of(way), plans=plans).ends
+
+
+@parametrized(ON_LINKS)
+def test_a_turned_bit_changes_nothing(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run_of(way).ends
+    random = np.random.default_rng([len(str(way)), *str(way).encode()])
+    for number in random.integers(8, 80, 2):
+        bit = int(random.integers(2**31))
+        before = DAMAGED.count
+        with monkeypatch.context() as patched:
+            flips = Flips(patched, lambda seen, number=number, bit=bit: bit if seen == number else None)  # type: ignore[misc]
+            assert disturbed(way) == expected
+        assert flips.made == 1
+        assert DAMAGED.count == before + 1
+
+
+@pytest.mark.parametrize(
+    "way", [way for way in ON_LINKS if way.zero == 1 and way.is_dense and way.transport != "same-host"], ids=str
+)
+def test_a_link_that_damages_everything_is_named(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    Flips(monkeypatch, lambda seen: None).damages_values = True
+    with pytest.raises(DamagedFrameError) as caught:
+        disturbed(way)
+    assert NAMED.match(str(caught.value)), str(caught.value)
