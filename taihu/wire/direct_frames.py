@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,21 @@ from taihu.wire.direct_header import HEADER_BYTES, check_header, pack_header, un
 from taihu.wire.headers import FrameHeader, frame_of
 from taihu.wire.kinds import Again, Mark, Repetition, Taken, Word
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
-from taihu.wire.repetition import ArrivingFrames, Back, OutgoingFrame, SentFrames, control_header, payload_of
+from taihu.wire.repetition import (
+    ArrivingFrames,
+    Back,
+    OutgoingFrame,
+    SentFrames,
+    WhenTaken,
+    control_header,
+    payload_of,
+)
 from taihu.wire.sink import Origin, Sink
 
 __all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender"]
 
 Values = NDArray[Any]
-Item = OutgoingFrame | Callable[[], None] | None
+Item = OutgoingFrame | WhenTaken | Callable[[], None] | None
 
 
 class DirectReceiver:
@@ -197,7 +205,7 @@ class DirectSender:
         self._connection = connection
         self._peer = peer
         self._on_lost = on_lost
-        self._stopped = False
+        self._stopped = self._is_over = False
         self._sent = SentFrames(peer)
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._urgent: deque[Item] = deque()
@@ -221,7 +229,8 @@ class DirectSender:
 
         Their arrays may be written to then; see also `after`.
         """
-        self._put(partial(self._mark, callback), urgent=urgent)
+        self._put(WhenTaken(callback), urgent=urgent)
+        self._tell_if_over()
 
     def say(self, word: Word) -> None:
         """Say something about frames that come; see `taihu.wire.repetition`."""
@@ -238,6 +247,7 @@ class DirectSender:
     def give_up(self) -> None:
         """The other side has left, and wants nothing more: who waits until it has taken something is told."""
         self._sent.give_up()
+        self._tell_if_over()
 
     def _put(self, item: Item, *, urgent: bool) -> None:
         if urgent:
@@ -282,6 +292,23 @@ class DirectSender:
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
             self._connection.close()
+            self._is_over = True
+            self._tell_if_over()
+
+    def _tell_if_over(self) -> None:
+        """Nothing is sent any more, and the other side wants nothing: tell who waits behind what is queued."""
+        if not (self._is_over and self._sent.is_given_up):
+            return
+        with suppress(IndexError):
+            while True:
+                self._tell(self._urgent.popleft())
+        with suppress(Empty):
+            while True:
+                self._tell(self._queue.get_nowait())
+
+    def _tell(self, item: Item) -> None:
+        if isinstance(item, WhenTaken):
+            item.callback()
 
     def _handle(self, item: Item) -> None:
         if isinstance(item, OutgoingFrame):
@@ -289,11 +316,10 @@ class DirectSender:
             self.sent_bytes += size
             self._sent.add(item, size)
             self._write(item.header, item.pieces, item.checksum)
+        elif isinstance(item, WhenTaken):
+            self._say(self._sent.mark(item.callback))
         elif item is not None:
             item()
-
-    def _mark(self, callback: Callable[[], None]) -> None:
-        self._say(self._sent.mark(callback))
 
     def _say(self, word: Word | None) -> None:
         if word is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from threading import Lock, Timer
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -33,6 +34,7 @@ __all__ = [
     "OutgoingFrame",
     "SentFrame",
     "SentFrames",
+    "WhenTaken",
     "control_header",
     "damaged_error",
     "payload_of",
@@ -112,6 +114,13 @@ class SentFrame(NamedTuple):
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class WhenTaken:
+    """A place in a queue of frames: `callback` is called when all before it have been taken."""
+
+    callback: Callable[[], None]
+
+
 class SentFrames:
     """The last frames that were sent to `peer`: their headers, and where their values lie, no copies of them."""
 
@@ -124,7 +133,7 @@ class SentFrames:
         self._bytes = 0
         self._marking = Lock()
         self._marks: deque[tuple[int, Callable[[], None]]] = deque()
-        self._given_up = False
+        self.is_given_up = False
 
     def add(self, frame: OutgoingFrame, size: int) -> None:
         """Keep the next frame, of `size` bytes; not its message."""
@@ -158,7 +167,7 @@ class SentFrames:
     def mark(self, callback: Callable[[], None]) -> Mark | None:
         """Call `callback` when all frames so far have been taken; returns the word that asks, if that is not now."""
         with self._marking:
-            if not self._given_up:
+            if not self.is_given_up:
                 self._marks.append((self._number, callback))
                 return Mark(self._number)
         callback()
@@ -182,7 +191,7 @@ class SentFrames:
     def give_up(self) -> None:
         """The other side has ended it well: it has all that it wants."""
         with self._marking:
-            self._given_up = True
+            self.is_given_up = True
         self.taken(self._number)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -16,19 +15,12 @@ from taihu.errors import DamagedFrameError, TaihuError
 from taihu.wire.codec import encode_frame, read_frame
 from taihu.wire.headers import Frame, FrameHeader
 from taihu.wire.kinds import Again, Mark, Repetition, Taken, Word
-from taihu.wire.repetition import ArrivingFrames, OutgoingFrame, SentFrames, control_header
+from taihu.wire.repetition import ArrivingFrames, OutgoingFrame, SentFrames, WhenTaken, control_header
 
 __all__ = ["StreamReader", "StreamSender", "message_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """A place in a queue: `callback` is called when all before it has been taken."""
-
-    callback: Callable[[], None]
-
-
-Item = OutgoingFrame | _Mark | Callable[[], None] | TaihuError | None
+Item = OutgoingFrame | WhenTaken | Callable[[], None] | TaihuError | None
 
 
 class StreamSender:
@@ -68,7 +60,7 @@ class StreamSender:
 
         Their arrays may be written to then; see also `after`.
         """
-        self._queue.put(_Mark(callback))
+        self._queue.put(WhenTaken(callback))
         if self._unread:
             self._empty()
 
@@ -114,7 +106,7 @@ class StreamSender:
                 self._sent.add(item, len(message))
                 self.sent_bytes += len(message)
                 yield message
-            elif isinstance(item, _Mark):
+            elif isinstance(item, WhenTaken):
                 word = self._sent.mark(item.callback)
                 yield from _words(word)
             else:
@@ -139,7 +131,7 @@ class StreamSender:
                     # `messages` may wait for it.
                     self._queue.put(None)
                     return
-                if isinstance(item, _Mark):
+                if isinstance(item, WhenTaken):
                     item.callback()
                 elif callable(item):
                     item()

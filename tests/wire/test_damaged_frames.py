@@ -21,6 +21,7 @@ from support.frames import header_of
 from protos import tensor_pb2
 from taihu.errors import DamagedFrameError, TaihuError
 from taihu.wire.codec import decode_frame, encode_frame, frame_from_message, read_frame
+from taihu.wire.direct_frames import DirectSender
 from taihu.wire.direct_header import HEADER_BYTES, pack_header
 from taihu.wire.frame_link import FrameConnection
 from taihu.wire.headers import Frame, FrameHeader, Sender
@@ -176,7 +177,7 @@ class Stream:
             self._reader.close()
 
     def _passing(self) -> Iterator[bytes]:
-        """What is sent there, until all has been taken; what is said of it is heard in between."""
+        """Messages that are sent there until all frames have been taken; what is said of them is heard between."""
         there, back = self._sender.messages(), self._back.messages()
         while len(self.taken) < len(SENT):
             for _ in range(self._back._queue.qsize()):
@@ -250,3 +251,41 @@ def test_a_frame_within_a_message_is_checked() -> None:
             frame_from_message(frame)
         with pytest.raises(DamagedFrameError):
             decode_frame(frame.SerializeToString())
+
+
+@pytest.mark.parametrize("last", ["give up", "queue", "break"])
+def test_whoever_waits_until_the_other_side_has_taken_all_is_told_when_it_has_left(last: str) -> None:
+    """It leaves, its connection is cut, and somebody begins to wait, in any order."""
+    near, far = socket.socketpair()
+    broke, told = threading.Event(), threading.Event()
+    sender = DirectSender(near, "worker 1", lambda error: broke.set())
+
+    def cut() -> None:
+        far.close()
+        while not broke.wait(0.01):
+            sender.send(*FRAMES[0])
+
+    steps = {"give up": sender.give_up, "queue": lambda: sender.after_taken(told.set), "break": cut}
+    for name in sorted(steps, key=lambda name: (name == last, name)):
+        assert not told.is_set()
+        steps[name]()
+    assert told.wait(20)
+    sender.close(20)
+
+
+def test_what_has_been_taken_is_told_behind_it() -> None:
+    told: list[int] = []
+    done = threading.Event()
+    with wired() as (near, far):
+        receiver = Receiver()
+        ends = Origin("worker 0", Sender("job", 1, 0), "server 0"), Origin("server 0", Sender("job", 0))
+        receiving = FrameConnection(far, ends[0], receiver.sink, receiver.fail)
+        sending = FrameConnection(near, ends[1], receiver.sink, receiver.fail)
+        for header, pieces in FRAMES:
+            sending.send(header, pieces)
+            sending.after_taken(lambda: told.append(len(receiver.taken)))
+        sending.after_taken(done.set)
+        assert done.wait(20)
+        assert [each >= number for number, each in enumerate(told, 1)] == [True] * len(FRAMES)
+        sending.close()
+        receiving.close()

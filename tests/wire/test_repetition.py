@@ -1,4 +1,4 @@
-"""What was sent is taken once, in order, whatever comes damaged; or the link is named."""
+"""Frames are taken once, in order, whatever comes damaged; or the link is named."""
 
 from __future__ import annotations
 
