@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from taihu.errors import ConfigError
 from taihu.wire.metrics import MetricsPage, ServerMetrics, WorkerMetrics
+from taihu.wire.repetition import DAMAGED
 
 UNITS = ("_seconds", "_bytes", "_total", "_ratio")
 DIMENSIONLESS = {
@@ -90,6 +91,16 @@ def test_thresholds_are_read_by_layer_when_the_page_is() -> None:
     seen = families_of(metrics.registry)[name].samples
     assert [sample.labels for sample in seen] == [{"role": "worker", "rank": "3", "layer": each} for each in drifts]
     assert [sample.value for sample in seen] == list(drifts.values())
+
+
+@pytest.mark.parametrize(("role", "metrics"), ROLES)
+def test_frames_that_came_damaged_are_counted(
+    role: str, metrics: Callable[[int], WorkerMetrics | ServerMetrics]
+) -> None:
+    registry = metrics(3).registry
+    before = samples(families_of(registry))["taihu_damaged_frames_total"]
+    DAMAGED.add()
+    assert samples(families_of(registry))["taihu_damaged_frames_total"] == before + 1
 
 
 def test_both_roles_say_the_same_of_what_both_export() -> None:

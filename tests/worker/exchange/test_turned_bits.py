@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 from support.exchanges import exchange_steps
-from support.flips import Flips
+from support.flips import Flips, flipped
 from support.undisturbed import CHANGE, LAYOUT, STEPS, gradients, job_of, parametrized, plan_of, run_of
 from support.ways import WAYS, Way
 
-from taihu.errors import DamagedFrameError
+from taihu.errors import DamagedFrameError, RunError
 from taihu.wire.repetition import DAMAGED
+from worker.exchange.servers import calls as calls_of_workers
 
 # Sums of a ring in shared memory take no link.
 ON_LINKS = [way for way in WAYS if way != Way("ring", 0, transport="same-host")]
@@ -41,11 +44,34 @@ def test_a_turned_bit_changes_nothing(way: Way, monkeypatch: pytest.MonkeyPatch)
         assert DAMAGED.count == before + 1
 
 
-@pytest.mark.parametrize(
-    "way", [way for way in ON_LINKS if way.zero == 1 and way.is_dense and way.transport != "same-host"], ids=str
-)
+@pytest.mark.parametrize("name", ["encode_frame", "decode_frame"])
+@pytest.mark.parametrize("times", [1, 1000])
+def test_initial_parameters_are_brought_once_more(name: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 0 encodes them for servers, and others decode what servers send them."""
+    way, real, calls = Way("server", 1, transport="grpc"), getattr(calls_of_workers, name), count()
+
+    def with_a_turned_bit(*arguments: Any) -> Any:
+        if name == "encode_frame":
+            message = real(*arguments)
+            return flipped(message, 8 * len(message) - 5) if next(calls) < times else message
+        message = arguments[0]
+        return real(flipped(message, 8 * len(message) - 5) if next(calls) < times else message)
+
+    monkeypatch.setattr(calls_of_workers, name, with_a_turned_bit)
+    if times == 1:
+        assert disturbed(way) == run_of(way).ends
+        return
+    ends = r"server \d at [\d.]+:\d+", r"worker \d"
+    sender, receiver = ends if name == "decode_frame" else reversed(ends)
+    with pytest.raises(
+        DamagedFrameError, match=f"the link from {sender} to {receiver}: a frame came damaged twice: "
+    ):
+        disturbed(way)
+
+
+@pytest.mark.parametrize("way", WITH_VALUES, ids=str)
 def test_a_link_that_damages_everything_is_named(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     Flips(monkeypatch, lambda seen: None).damages_values = True
-    with pytest.raises(DamagedFrameError) as caught:
+    with pytest.raises((DamagedFrameError, RunError)) as caught:
         disturbed(way)
     assert NAMED.match(str(caught.value)), str(caught.value)
