@@ -63,9 +63,9 @@ def test_initial_parameters_are_brought_once_more(name: str, times: int, monkeyp
         return
     ends = r"server \d at [\d.]+:\d+", r"worker \d"
     sender, receiver = ends if name == "decode_frame" else reversed(ends)
-    with pytest.raises(
-        DamagedFrameError, match=f"the link from {sender} to {receiver}: a frame came damaged twice: "
-    ):
+    named = f"the link from {sender} to {receiver}: a frame came damaged twice: "
+    # Whoever is told first tells the others, who may end with it before.
+    with pytest.raises((DamagedFrameError, RunError), match=named):
         disturbed(way)
 
 
@@ -74,4 +74,4 @@ def test_a_link_that_damages_everything_is_named(way: Way, monkeypatch: pytest.M
     Flips(monkeypatch, lambda seen: None).damages_values = True
     with pytest.raises((DamagedFrameError, RunError)) as caught:
         disturbed(way)
-    assert NAMED.match(str(caught.value)), str(caught.value)
+    assert NAMED.search(str(caught.value)), str(caught.value)
