@@ -9,8 +9,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from statistics import fmean
 from types import TracebackType
 from typing import Self
@@ -26,7 +26,7 @@ from taihu.process.entry import InterruptedRunError
 from taihu.process.memory_limit import memory_limit_bytes
 from taihu.scores import ACCURACY
 
-__all__ = ["MetricsPage", "ServerMetrics", "WorkerMetrics", "export_modelled_layers"]
+__all__ = ["MetricsPage", "ServerMetrics", "WorkerMetrics", "exported", "modelled_layers"]
 
 _RECENT_UPDATES = 100
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -233,13 +233,24 @@ def _gauge(registry: CollectorRegistry, name: str, text: str, labels: dict[str, 
     return Gauge(name, text, tuple(labels), registry=registry).labels(**labels)
 
 
-def export_modelled_layers(registry: CollectorRegistry, rank: int, seconds: Mapping[tuple[str, str], float]) -> None:
-    """Add a worker's modelled compute to its page: the seconds of each (layer, direction) in a step."""
+def modelled_layers(rank: int, seconds: Mapping[tuple[str, str], float]) -> Collector:
+    """A worker's modelled compute for its page: the seconds of each (layer, direction) in a step."""
     gauge = Gauge(
         "taihu_modelled_layer_seconds",
         "Time of a layer in a step on the processor that is modelled; nothing that was measured.",
         ("role", "rank", "layer", "direction"),
-        registry=registry,
+        registry=None,
     )
     for (layer, direction), each in seconds.items():
         gauge.labels("worker", str(rank), layer, direction).set(each)
+    return gauge
+
+
+@contextmanager
+def exported(registry: CollectorRegistry, collector: Collector) -> Iterator[None]:
+    """During the block, the page of `registry` has what `collector` tells, too."""
+    registry.register(collector)
+    try:
+        yield
+    finally:
+        registry.unregister(collector)
