@@ -21,6 +21,7 @@ from taihu.coordination.membership import MemberId, Progress, Role, RunState, er
 from taihu.coordination.plan import Plan
 from taihu.coordination.service import Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice
+from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.run_length import RunLength
@@ -124,7 +125,12 @@ def take_part_after_meeting(
                 yield session
             return
         exchange = through_servers(
-            job, plan, meeting.servers, meeting.identity, exchanged.arenas, _beside(exchanged, reporting)
+            job,
+            plan,
+            meeting.servers,
+            meeting.identity,
+            exchanged.arenas,
+            _beside(exchanged, reporting, meeting.client.tell_of_loss),
         )
         meeting.also_fail.append(exchange.fail)
         # The failure is reported first, see below.
@@ -176,7 +182,8 @@ def _through_servers(
         with failure_reported(client):
             plan = client.get_plan(job.cluster.connect_timeout_s)
         identity = WorkerIdentity(job.name, rank, incarnation)
-        exchange = through_servers(job, plan, addresses, identity, exchanged.arenas, _beside(exchanged, reporting))
+        beside = _beside(exchanged, reporting, client.tell_of_loss)
+        exchange = through_servers(job, plan, addresses, identity, exchanged.arenas, beside)
 
         def on_end(state: RunState, reason: str) -> None:
             if (error := error_of(state, reason)) is not None:
@@ -189,8 +196,10 @@ def _through_servers(
             yield Session(client, exchange)
 
 
-def _beside(exchanged: Exchanged, reporting: Reporting) -> Beside:
+def _beside(
+    exchanged: Exchanged, reporting: Reporting, on_failure: Callable[[TaihuError], None] = lambda _: None
+) -> Beside:
     pages = exchanged.arenas.parameter_pages
     # There is no room for all initial parameters at once.
     initial = None if pages is None else InitialParameters(exchanged.layout, pages, exchanged.initialize)
-    return Beside(initial, reporting.on_compressed, reporting.tracer)
+    return Beside(initial, reporting.on_compressed, reporting.tracer, on_failure)

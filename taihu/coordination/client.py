@@ -270,6 +270,13 @@ class CoordinatorClient:
         said = pb.FinishRequest(parameters_sha256=parameters_sha256, failure=failure, has_lost=has_lost)
         return messages.state_from_message(self._finish(said, None, _CALL_TIMEOUT_S).state)
 
+    def tell_of_loss(self, error: TaihuError) -> None:
+        """Say that this member has lost another one, before it gives up what third ones would miss it by."""
+        if isinstance(error, LOSSES) and not isinstance(error, RecoveringError):
+            said = pb.FinishRequest(failure=str(error), has_lost=True)
+            with suppress(TaihuError):  # who fails says so again, and may be heard then
+                self._finish(said, None, _LOOK_S)
+
     def finish_with_all(self, *, progress: Progress, parameters_sha256: str, timeout_s: float) -> None:
         """Say that this worker has done its part; returns when all have, and the run has ended.
 

@@ -44,7 +44,7 @@ class Generation:
 
 
 def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation], T]) -> T:
-    """What `live` returns of the generation in which the run ends, after those that ended with a loss.
+    """Call `live` for one generation after another; returns its result of the one in which the run ends.
 
     It is given the job as it goes on from the generation's checkpoint.
 

@@ -165,7 +165,7 @@ class Membership:
 
     @property
     def broken(self) -> RunError | None:
-        """Why nobody is to wait any longer: the run has failed, or its members begin again."""
+        """The reason not to wait for others any longer: the run has failed, or its members begin again."""
         return error_of(self.state, self.reason)
 
     def admits(self, member: MemberId, incarnation: int, *, job: str, now: float) -> bool:
@@ -319,8 +319,10 @@ class Membership:
     def lost(self, member: MemberId, how: str) -> None:
         """A member's connection or process is gone; fails the run, if it does not recover, unless it had finished."""
         record = self.members.get(member)
+        if record is None:
+            return
         # Who has finished is needed until all have: a run that recovers makes the last steps again for it.
-        if record is not None and (not record.finished or self._recovers) and not self.state.is_final:
+        if not record.finished or (self._recovers and not self.state.is_final):
             self._lost.add(member)
             self._end_generation(f"{member} was lost after step {record.progress.step}: {how}")
 
@@ -428,7 +430,7 @@ class Membership:
 
 
 def error_of(state: RunState, reason: str) -> RunError | None:
-    """What whoever waits for others is told in a state; None where they come."""
+    """The error for whoever waits for others in a state of the run; None where they come."""
     if state is RunState.RECOVERING:
         return RecoveringError(reason)
     return RunError(reason) if state is RunState.FAILED else None

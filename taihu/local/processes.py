@@ -97,6 +97,10 @@ class LocalProcesses:
         """Start `python -m module arguments`; its stderr goes to `<name>.log`."""
         return self._start(name, module, list(arguments), "wb")
 
+    def kill(self, name: str) -> None:
+        """End a daemon at once, if it has not ended."""
+        next(daemon for daemon in self._daemons if daemon.name == name).process.kill()
+
     def replace(self, name: str) -> None:
         """Start a daemon again that has ended, with the same arguments; its log goes on."""
         former = next(daemon for daemon in self._daemons if daemon.name == name)

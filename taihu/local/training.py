@@ -23,6 +23,7 @@ from taihu.job import Job, job_to_toml
 from taihu.job.advice import advice_on_schedule
 from taihu.local.display import Display, RunView
 from taihu.local.processes import DaemonFailedError, LocalProcesses
+from taihu.local.stuck import StuckMembers
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.results import RESULTS_FORMAT, read_json
@@ -39,6 +40,8 @@ _CONSEQUENCES_S = 2.0
 _STOP_S = 10.0
 _STUCK_S = 60.0
 _STUCK_STEPS = 4
+# A process that takes the place of another one needs some time to start.
+_LEAST_STUCK_S = 10.0
 _FIRST_WORKERS = (
     "measured_steps",
     "selected_ratio",
@@ -130,6 +133,12 @@ class LocalTraining:
         self._pause(pause_s)
         processes.replace(error.name)
 
+    def _recovers(self) -> bool:
+        """Whether other processes take the places of lost ones."""
+        from taihu.checkpoint.keepers import recovers  # noqa: PLC0415 - see above
+
+        return recovers(self._with_checkpoints())
+
     def _pause(self, seconds: float) -> None:
         """Wait; raises InterruptedRunError where the run is to end meanwhile."""
         until = time.monotonic() + seconds
@@ -210,6 +219,8 @@ class LocalTraining:
         restarts = Restarts(self.job.checkpoint.restarts)
         status = StatusWatch(coordinator, display)
         stopping: _Stopping | None = None
+        host = next(iter(self._members(Path())))[0]
+        stuck = StuckMembers(host, max(self.job.cluster.lost_after_s, _LEAST_STUCK_S))
         advised = False
         try:
             with self.interrupts.offered_to(lambda reason: True):
@@ -221,6 +232,8 @@ class LocalTraining:
                         looked = time.monotonic()
                         # Where one has ended the coordinator is about to end: its port may be anybody's then.
                         view = None if processes.any_has_ended else status.show(looked - start)
+                        if self._recovers() and not processes.any_has_ended:
+                            self._end_stuck(processes, stuck.look(looked, status.missing), display)
                         if stopping is not None:
                             stopping.check(view, looked)
                         if view is not None and not advised:
@@ -236,6 +249,12 @@ class LocalTraining:
                 processes.wait(_CONSEQUENCES_S)
             processes.check()
             raise
+
+    def _end_stuck(self, processes: LocalProcesses, names: Sequence[str], display: Display) -> None:
+        """Kill processes that the run does not get back; others take their places then."""
+        for name in names:
+            display.say(f"{name} lives and takes no part any more; it is ended")
+            processes.kill(name)
 
     def _advise(self, total: int, display: Display) -> None:
         """Say what only shows when the length of the run is known: by its workers, from their data."""

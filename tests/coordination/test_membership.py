@@ -14,9 +14,18 @@ from taihu.errors import StaleError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.run_length import RunLength
 
-_RUN = {"servers": "1", "workers": "1", "lost-after": "5", "join-timeout": "30", "workers-meet": "no", "generation": "0"}
+_GENERATION = {"generation": "0"}
+_RUN = {**_GENERATION, "servers": "1", "workers": "1", "lost-after": "5", "join-timeout": "30", "workers-meet": "no"}
 _MEMBER = {"incarnation": "1", "job": "demo"}
-_JOIN = {**_MEMBER, "settings": "same", "address": "", "model": "fc1:3x2 fc2:2", "with": "", "length": "", "generation": "0"}
+_JOIN = {
+    **_MEMBER,
+    **_GENERATION,
+    "settings": "same",
+    "address": "",
+    "model": "fc1:3x2 fc2:2",
+    "with": "",
+    "length": "",
+}
 _FINISH = {**_MEMBER, "parameters": "", "step": "", "of": "0"}
 
 
@@ -87,9 +96,7 @@ class Interpreter:
                 self._join(now, member, parse_options(rest, _JOIN))
             case "asks":
                 options = parse_options(rest, _MEMBER)
-                admitted = self._membership.admits(
-                    member, int(options["incarnation"]), job=options["job"], now=now
-                )
+                admitted = self._membership.admits(member, int(options["incarnation"]), job=options["job"], now=now)
                 return "may join" if admitted else "is to ask again"
             case "withdraws":
                 self._membership.withdraw(member, int(parse_options(rest, _MEMBER)["incarnation"]))
