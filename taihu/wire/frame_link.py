@@ -41,6 +41,10 @@ class _Call(Protocol):
         """Cut the call."""
         ...
 
+    def done(self) -> bool:
+        """Whether it has ended."""
+        ...
+
 
 @dataclass(frozen=True)
 class LinkEnd:
@@ -221,7 +225,7 @@ class FrameLink:
         self._watcher: threading.Thread | None = None
         # The stream is open, or never will be.
         self._past_opening = threading.Event()
-        self._call: _Call | None = None
+        self._calls: list[_Call] = []
 
     @property
     def path(self) -> Carrier:
@@ -251,7 +255,7 @@ class FrameLink:
 
     def track(self, call: _Call) -> None:
         """`abandon` cuts `call` from now on, also when it came first."""
-        self._call = call
+        self._calls = [*(each for each in self._calls if not each.done()), call]
         if self._abandoned:
             call.cancel()
 
@@ -334,8 +338,8 @@ class FrameLink:
         self._stream.stop()
         if self._connection is not None:
             self._connection.stop()
-        if self._call is not None:
-            self._call.cancel()
+        for call in self._calls:
+            call.cancel()
 
     def close(self, last_word: FrameHeader | None = None) -> None:
         """End in good order: let the other side take in what has been sent, for a while, before a last word."""

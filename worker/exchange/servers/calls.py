@@ -40,6 +40,10 @@ class Call(Protocol):
         """Cut the call."""
         ...
 
+    def done(self) -> bool:
+        """Whether it has ended."""
+        ...
+
 
 class ServerCalls:
     """The calls to the server that `channel` reaches; `peer` names it in messages.
