@@ -81,6 +81,7 @@ def worker(
       RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml --exchange ring
     """  # noqa: D301
     with importing_much():
+        from taihu.checkpoint.keepers import recovers
         from taihu.coordination.listener import ListenOptions
         from taihu.launch.discovery import find_coordinator, find_rank
         from taihu.run_folder import RunFiles, prepare_run
@@ -100,7 +101,7 @@ def worker(
     place = find_rank(rank, os.environ, "worker", job)
     if place is None:
         raise ConfigError("rank unknown: give --rank, or RANK in the environment")
-    files = prepare_run(job, job_file, made=run_dir_is_made) if place == 0 else RunFiles()
+    files = prepare_run(job, job_file, made=run_dir_is_made, goes_on=recovers(job)) if place == 0 else RunFiles()
     configure_logs(log_format, verbose=verbose, role="worker", rank=place)
     if stop_with_parent:
         stop_with_stdin(interrupts)

@@ -41,8 +41,8 @@ class _Call(Protocol):
         """Cut the call."""
         ...
 
-    def done(self) -> bool:
-        """Whether it has ended."""
+    def is_active(self) -> bool:
+        """Whether it goes on."""
         ...
 
 
@@ -255,7 +255,7 @@ class FrameLink:
 
     def track(self, call: _Call) -> None:
         """`abandon` cuts `call` from now on, also when it came first."""
-        self._calls = [*(each for each in self._calls if not each.done()), call]
+        self._calls = [*(each for each in self._calls if each.is_active()), call]
         if self._abandoned:
             call.cancel()
 

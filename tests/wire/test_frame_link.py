@@ -76,8 +76,8 @@ class _CallUnderWay:
         self._over.set()
         return True
 
-    def done(self) -> bool:
-        return self._over.is_set()
+    def is_active(self) -> bool:
+        return not self._over.is_set()
 
 
 def test_who_abandons_a_link_cuts_all_of_its_calls() -> None:
@@ -90,4 +90,4 @@ def test_who_abandons_a_link_cuts_all_of_its_calls() -> None:
         link.track(call)
     link.abandon()
     link.track(calls[2])
-    assert all(call.done() for call in calls)
+    assert not any(call.is_active() for call in calls)

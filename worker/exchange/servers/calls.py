@@ -40,8 +40,8 @@ class Call(Protocol):
         """Cut the call."""
         ...
 
-    def done(self) -> bool:
-        """Whether it has ended."""
+    def is_active(self) -> bool:
+        """Whether it goes on."""
         ...
 
 
