@@ -32,7 +32,7 @@ from taihu.job import Job
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.trace import Tracer
 from taihu.trace.clock_offset import ClockOffset
-from taihu.wire.metrics import ServerMetrics, exported
+from taihu.wire.metrics import ServerMetrics
 
 __all__ = ["Participation"]
 
@@ -107,6 +107,7 @@ class Participation:
         """Server 0: be the coordinator too."""
         timeout_s = self._job.cluster.connect_timeout_s
         with hosted_coordinator(self._job, self._listener.rpc, self._generation) as coordinator:
+            self._metrics.exported.put(CoordinatorMetrics(coordinator, self._member))
             holder = ShardHolder(self._job, 0, self._incarnation, lambda: coordinator.plan(timeout_s))
 
             def stored(step: int, file: PartFile) -> None:
@@ -116,7 +117,6 @@ class Participation:
                 _report_lost(coordinator, rank, how)
 
             with (
-                exported(self._metrics.registry, CoordinatorMetrics(coordinator, self._member)),
                 self._serving(holder, lost, stored, COORDINATOR_SERVICE),
                 _failing(coordinator, self._member),
             ):

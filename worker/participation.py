@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from prometheus_client.registry import Collector
 
 from allreduce.communicator import Communicator
 from taihu.checkpoint.files import PartFile
@@ -37,7 +36,7 @@ from taihu.trace import Tracer
 from taihu.trace.clock_offset import ClockOffset
 from taihu.user_code import own_mistakes_told
 from taihu.wire.clock import SystemClock
-from taihu.wire.metrics import WorkerMetrics, exported
+from taihu.wire.metrics import WorkerMetrics
 from taihu.wire.server import RpcServer
 from taihu.words import one_line
 from worker.data.ahead import LoadAhead
@@ -131,7 +130,7 @@ class Participation:
             self._beginning = stack.enter_context(beginning_of(self._job, self._options.rank))
             self._run_log = stack.enter_context(self._make_run_log())
             try:
-                return self._take_part(stack)
+                return self._take_part()
             except RecoveringError as error:
                 self._run_log.happened("recovering", reason=one_line(str(error)))
                 raise
@@ -166,7 +165,7 @@ class Participation:
             begin_from(self._beginning, model, job.model.init_skip)
         self._modelled = self._model_compute(model)
         if self._modelled is not None:
-            self._export(self._modelled.collector(options.rank))
+            self._metrics.exported.put(self._modelled.collector(options.rank))
         reporting = Reporting(
             observer.progress, observer.compressed, options.tracer, self._hosting, self._stop, self._generation
         )
@@ -190,10 +189,7 @@ class Participation:
             yield session, made[0]
 
     def _hosting(self, coordinator: Coordinator) -> None:
-        self._export(CoordinatorMetrics(coordinator, MemberId(Role.WORKER, self._options.rank)))
-
-    def _export(self, collector: Collector) -> None:
-        self._ending.enter_context(exported(self._metrics.registry, collector))
+        self._metrics.exported.put(CoordinatorMetrics(coordinator, MemberId(Role.WORKER, self._options.rank)))
 
     def _prepare(self, communicator: Communicator, model: Model, uses: Uses) -> Replica:
         # Sharded layers are updated here, by the same schedule as the servers' shards.
@@ -206,9 +202,8 @@ class Participation:
         train, per_epoch = self._job.train, self._batches.steps_per_epoch
         return RunLength(len(self._dataset.train), per_epoch, train.steps or train.epochs * per_epoch)
 
-    def _take_part(self, stack: ExitStack) -> dict[str, Any]:
-        """Take part in the run, from joining to finishing; what is exported ends with `stack`."""
-        self._ending = stack
+    def _take_part(self) -> dict[str, Any]:
+        """Take part in the run, from joining to finishing."""
         train, rank = self._job.train, self._options.rank
         total = self._length.total_steps
         if self._begun_after >= total:

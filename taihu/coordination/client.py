@@ -77,6 +77,8 @@ class CoordinatorClient:
         self._host = f"{'server' if job.servers else 'worker'} 0, {self.peer}"
         self.member = member
         self._job = job
+        # A coordinator that is stopped is noticed soon after `lost_after_s`.
+        self._heartbeat_timeout_s = min(_CALL_TIMEOUT_S, job.cluster.lost_after_s / 3)
         self._connect_timeout_s = job.cluster.connect_timeout_s
         self._incarnation = incarnation
         self._clock = clock or SystemClock()
@@ -255,7 +257,7 @@ class CoordinatorClient:
         )
         sent_s = self._clock.now()
         try:
-            response = self._stub.Heartbeat(request, timeout=_CALL_TIMEOUT_S)
+            response = self._stub.Heartbeat(request, timeout=self._heartbeat_timeout_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
         self.coordinator_clock.add(sent_s, response.clock_s, self._clock.now())

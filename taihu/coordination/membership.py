@@ -146,6 +146,7 @@ class Membership:
         self._alike = Agreement(str(self._host), digest, settings)
         self._recovers = recovers
         self._replaced_after_s = _REPLACED_AFTER * heartbeat_s
+        self._withdrawn: set[tuple[MemberId, int]] = set()
         self._asked_s: dict[tuple[MemberId, int], float] = {}
         self._layout_follows = layout_follows
         # Whom workers exchange with: their addresses must be known to all of them.
@@ -199,6 +200,7 @@ class Membership:
         record = self.members.get(member)
         if self.state is RunState.WAITING and record is not None and record.incarnation == incarnation:
             del self.members[member]
+            self._withdrawn.add((member, incarnation))
 
     def join(
         self,
@@ -286,6 +288,9 @@ class Membership:
         Raises:
             StaleError: no such member with this incarnation has joined.
         """
+        if failure and (member, incarnation) in self._withdrawn:
+            self.fail(f"{member}: {failure}")  # it was faster to hang up than to say why
+            return
         record = self._record(member, incarnation, job)
         record.last_seen_s = now
         record.finished = True

@@ -255,7 +255,8 @@ class FrameLink:
 
     def track(self, call: _Call) -> None:
         """`abandon` cuts `call` from now on, also when it came first."""
-        self._calls = [*(each for each in self._calls if each.is_active()), call]
+        with self._ending:
+            self._calls = [*(each for each in self._calls if each.is_active()), call]
         if self._abandoned:
             call.cancel()
 
@@ -279,7 +280,9 @@ class FrameLink:
         name = self._end.origin.name
         opened = None
         with suppress(ValueError):  # the channel has been closed
-            opened = open_connection(self.channel, self._end.service, self._end.address, self._identity, name)
+            opened = open_connection(
+                self.channel, self._end.service, self._end.address, self._identity, name, track=self.track
+            )
         if opened is None:
             return
         with self._ending:
