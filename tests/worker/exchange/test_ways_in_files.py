@@ -48,7 +48,7 @@ BESIDE = (
     "taihu/process/background.py",
     "worker/exchange/times.py",
     "ps_server/servicer.py",
-    "ps_server/daemon.py",
+    "ps_server/participation.py",
     "taihu/wire/direct_connection.py",
     "taihu/wire/stream.py",
     "taihu/wire/clock.py",

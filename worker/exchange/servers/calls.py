@@ -40,11 +40,16 @@ class Call(Protocol):
         """Cut the call."""
         ...
 
+    def is_active(self) -> bool:
+        """Whether it goes on."""
+        ...
+
 
 class ServerCalls:
     """The calls to the server that `channel` reaches; `peer` names it in messages.
 
-    `track(call)` is told of calls that wait for others, so that they can be cut.
+    `track(call)` is told of calls that wait for others, so that they can be cut; nothing is tried again once the link
+    `is_abandoned`.
     """
 
     def __init__(
@@ -55,12 +60,14 @@ class ServerCalls:
         *,
         peer: str,
         track: Callable[[Call], None],
+        is_abandoned: Callable[[], bool],
     ) -> None:
         self._channel = channel
         self._job = job
         self._identity = identity
         self._peer = peer
         self._track = track
+        self._is_abandoned = is_abandoned
 
     def initialize(
         self,
@@ -111,7 +118,11 @@ class ServerCalls:
 
         def call_when_reachable() -> None:
             call_until_reachable(
-                call, peer=self._peer, timeout_s=self._job.cluster.connect_timeout_s, clock=SystemClock()
+                call,
+                peer=self._peer,
+                timeout_s=self._job.cluster.connect_timeout_s,
+                clock=SystemClock(),
+                gives_up=self._is_abandoned,
             )
 
         once_more_if_damaged(call_when_reachable, f"the link from worker {self._identity.rank} to {self._peer}")
