@@ -1052,6 +1052,51 @@ class GetStatusResponse(_message.Message):
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
 @_typing.final
+class CompareRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    PARAMETERS_SHA256_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    parameters_sha256: _builtins.str
+    """SHA-256 over the parameters."""
+    @_builtins.property
+    def member(self) -> Global___Member: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        member: Global___Member | None = ...,
+        step: _builtins.int = ...,
+        parameters_sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member", "parameters_sha256", b"parameters_sha256", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareRequest: _TypeAlias = CompareRequest  # noqa: Y015
+
+@_typing.final
+class CompareResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareResponse: _TypeAlias = CompareResponse  # noqa: Y015
+
+@_typing.final
 class FinishRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -344,6 +344,9 @@ class Participation:
                 trainer.finish()
                 if not (is_last and last.is_early):
                     self._evaluate(observer, replica, trainer, -(-step // per_epoch))
+            if self._checks_behind(step):
+                trainer.finish()
+                session.client.compare(step, replica.digest(session.exchange))
             if keeper.asks_behind(step, is_last=is_last):
                 trainer.finish()
                 keeper.keep(step, is_last=is_last)
@@ -353,6 +356,11 @@ class Participation:
                 trainer.adopt(plan)
                 observer.planned(plan)
         return step
+
+    def _checks_behind(self, step: int) -> bool:
+        """Whether all workers compare their parameters behind a step."""
+        every = self._job.train.check_every
+        return every is not None and step % every == 0
 
     def _evaluate(self, observer: Observer, replica: Replica, trainer: Trainer, epoch: int) -> None:
         """Worker 0 tests its replica; the others meet it in the next step's exchange, or read along.

@@ -269,6 +269,13 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             self._coordinator.checkpointing.stored(str(member), request.step, file, plan)
         return pb.StoredResponse()
 
+    def Compare(self, request: pb.CompareRequest, context: grpc.ServicerContext) -> pb.CompareResponse:  # noqa: N802
+        """Note the hash of a worker's parameters."""
+        with _errors_as_status(context), self._coordinator.changing() as (membership, _):
+            member, incarnation = messages.member_from_message(request.member)
+            membership.compare(member, incarnation, request.step, request.parameters_sha256, job=request.job)
+        return pb.CompareResponse()
+
     def GetProfile(self, request: pb.GetProfileRequest, context: grpc.ServicerContext) -> pb.GetProfileResponse:  # noqa: N802
         """The plan and the costs it was made from, as far as there are any."""
         known = self._coordinator.profile()
