@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
@@ -26,6 +26,10 @@ from taihu.job import Job
 __all__ = ["Generation", "in_generations"]
 
 T = TypeVar("T")
+
+# Processes that are lost again and again are held back by who starts them.
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
     if not recovers(job):
         return live(job, Generation())
     hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
-    restarts = Restarts(job.checkpoint.restarts)
+    restarts = Restarts(job.checkpoint.restarts, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
     while True:
         generation = _next_hosted(job, restarts) if hosts else _asked_for(job, member)
         try:

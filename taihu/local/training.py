@@ -16,13 +16,13 @@ from statistics import fmean
 from typing import Any
 
 from taihu.coordination.membership import RunState
-from taihu.coordination.restarts import Restarts
 from taihu.coordination.status import stop_run
 from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.job.advice import advice_on_schedule
 from taihu.local.display import Display, RunView
 from taihu.local.processes import DaemonFailedError, LocalProcesses
+from taihu.local.replacing import Replacing
 from taihu.local.stuck import StuckMembers
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
@@ -100,20 +100,21 @@ class LocalTraining:
             )
             return {**results, "trace": self._trace_file}
 
-    def _all_have_ended(self, processes: LocalProcesses, restarts: Restarts, display: Display) -> bool:
+    def _all_have_ended(self, processes: LocalProcesses, replacing: Replacing, display: Display) -> bool:
         """Whether all have ended well; a process that was killed is replaced where the run recovers."""
+        for name in replacing.due(time.monotonic()):
+            processes.replace(name)
         try:
-            return processes.check()
+            return processes.check(awaiting=replacing.awaited)
         except DaemonFailedError as error:
-            if not error.was_killed:
+            # Where one has ended well the run is over: there is nobody to join any more.
+            if not error.was_killed or processes.any_has_ended:
                 raise
-            self._replace(processes, error, restarts, display)
+            self._replace(error, replacing, display)
             return False
 
-    def _replace(
-        self, processes: LocalProcesses, error: DaemonFailedError, restarts: Restarts, display: Display
-    ) -> None:
-        """Start a process in the place of one that was killed; raises `error` where that may not be, or no more."""
+    def _replace(self, error: DaemonFailedError, replacing: Replacing, display: Display) -> None:
+        """Have another process take the place of one that was killed; raises `error` where it may not, or no more."""
         # Who only looks on needs no arrays.
         from taihu.checkpoint.keepers import checkpoint_folder  # noqa: PLC0415
         from taihu.checkpoint.store import CheckpointStore  # noqa: PLC0415
@@ -122,31 +123,19 @@ class LocalTraining:
         if checkpoints is None:
             raise error
         step = next(iter(CheckpointStore(checkpoints).steps()), 0)
-        pause_s = restarts.pause_s(time.monotonic(), step)
-        if pause_s is None:
+        if not replacing.plan(error.name, time.monotonic(), step):
             raise error
         words = str(error).partition(";")[0]
         display.say(f"{words}; another process takes its place, and all go on after step {step:,}")
         if self.files.folder is not None:
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             add_events(self.files.folder, [{"time": now, "step": step, "event": "restarted", "reason": words}])
-        self._pause(pause_s)
-        processes.replace(error.name)
 
     def _recovers(self) -> bool:
         """Whether other processes take the places of lost ones."""
         from taihu.checkpoint.keepers import recovers  # noqa: PLC0415 - see above
 
         return recovers(self._with_checkpoints())
-
-    def _pause(self, seconds: float) -> None:
-        """Wait; raises InterruptedRunError where the run is to end meanwhile."""
-        until = time.monotonic() + seconds
-        with self.interrupts.offered_to(lambda reason: True):
-            while time.monotonic() < until:
-                time.sleep(_LOOK_S)
-                if self.interrupts.reason:
-                    raise InterruptedRunError(self.interrupts.reason)
 
     def _with_checkpoints(self) -> Job:
         return self.job.model_copy(update={"checkpoint": self._checkpoint_settings()})
@@ -216,7 +205,7 @@ class LocalTraining:
 
     def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
         start = looked = time.monotonic()
-        restarts = Restarts(self.job.checkpoint.restarts)
+        replacing = Replacing(self.job.checkpoint.restarts)
         status = StatusWatch(coordinator, display)
         stopping: _Stopping | None = None
         host = next(iter(self._members(Path())))[0]
@@ -224,7 +213,7 @@ class LocalTraining:
         advised = False
         try:
             with self.interrupts.offered_to(lambda reason: True):
-                while not self._all_have_ended(processes, restarts, display):
+                while not self._all_have_ended(processes, replacing, display):
                     time.sleep(_LOOK_S)
                     if self.interrupts.reason and stopping is None:
                         stopping = self._stop(coordinator, display)
