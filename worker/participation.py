@@ -231,7 +231,7 @@ class Participation:
                 session.client.stored(step, file)
 
             try:
-                with own_mistakes_told(), maybe_writing(self._job, stored) as writer:
+                with own_mistakes_told(), maybe_writing(self._job, stored, session.client.left_out) as writer:
                     keeper = Keeper(
                         self._job,
                         session.client,

@@ -62,6 +62,12 @@ class CheckpointStore:
                 (path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
 
+    def discard(self, before: int) -> None:
+        """Remove what there is of checkpoints of earlier steps that are not complete."""
+        for step, path in self._folders():
+            if step < before and not (path / MANIFEST).is_file():
+                shutil.rmtree(path, ignore_errors=True)
+
     def newest(self, *, unfinished: bool = False) -> tuple[Checkpoint, list[str]]:
         """The newest one that counts and whose files are what its manifest says, and what is wrong with newer ones.
 

@@ -8,7 +8,7 @@ __all__ = ["Replacing"]
 
 
 class Replacing:
-    """The times at which processes that were killed are started again: at most `most` within an hour, all together."""
+    """The times at which processes that were killed are started again, at most `most` within an hour."""
 
     def __init__(self, most: int) -> None:
         self._restarts = Restarts(most)

@@ -53,6 +53,15 @@ def test_nothing_is_removed_as_long_as_none_counts(tmp_path: Path) -> None:
     assert store.folder_of(1).is_dir()
 
 
+def test_what_will_never_be_complete_gives_its_room_back(tmp_path: Path) -> None:
+    """A disk that is full of such parts would stay full: nothing counts there, so that nothing is pruned."""
+    store = make_all(tmp_path, 1, 2, 3, 4)
+    for step in (2, 3, 4):
+        (store.folder_of(step) / MANIFEST).unlink()
+    store.discard(4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000004"]
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:
     store = make_all(tmp_path, 10, 20, 30)
     damage(store.folder_of(30))

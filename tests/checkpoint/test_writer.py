@@ -73,8 +73,15 @@ def test_the_run_goes_on_when_a_part_cannot_be_stored(error: Exception, tmp_path
 
 def test_a_folder_that_cannot_be_made_is_told_and_nothing_more(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with capture_logs() as logs, PartWriter(tmp_path / "file", lambda *_: None) as writer:
+    left_out: list[tuple[int, str]] = []
+
+    def told(step: int, why: str) -> None:
+        left_out.append((step, why))
+        raise RunError("the coordinator is gone")
+
+    with capture_logs() as logs, PartWriter(tmp_path / "file", lambda *_: None, told) as writer:
         writer.write(1, lambda: part_of(1))
+    assert [(step, "Not a directory" in why) for step, why in left_out] == [(1, True)]
     assert [(log["log_level"], "Not a directory" in log["reason"]) for log in logs] == [("warning", True)]
 
 
