@@ -320,6 +320,8 @@ class Participation:
                 self._modelled.enter(record, self._options.tracer)
             follower.observe(record)
             observer.stepped(record)
+            if record.step == self._begun_after + 1 and self._begun_after:
+                self._run_log.happened("resumed", after_step=self._begun_after)
             observer.travels(session.exchange.path)
 
         trainer = Trainer(
