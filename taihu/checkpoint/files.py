@@ -162,7 +162,7 @@ class StoredPart:
 
 
 def _told(spread: SpreadLayer) -> dict[str, Any]:
-    """What a part says of a spread layer, as JSON holds it."""
+    """The words of a part for a spread layer, as JSON holds them."""
     return {
         "layer": spread.layer.name,
         "tensors": [[tensor.name, list(tensor.shape)] for tensor in spread.layer.tensors],
