@@ -124,7 +124,7 @@ class StoredPart:
         try:
             told = json.loads((handle.metadata() or {})[_METADATA])
             self.member, self.step, self.facts = str(told["member"]), int(told["step"]), dict(told["facts"])
-            self.spread = tuple(map(_spread, told["columns"]))
+            self.spread = tuple(map(_spread, told.get("columns", ())))
         except (KeyError, TypeError, ValueError):
             raise CheckpointError(f"{path}: not a part of a checkpoint of taihu's") from None
         self._names = list(handle.keys())
