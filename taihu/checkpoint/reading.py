@@ -22,7 +22,7 @@ __all__ = ["Checkpoint", "open_checkpoint"]
 
 _FIRST: Final = "worker 0"
 _KINDS: Final[tuple[Kind, ...]] = ("shared", "columns")
-_VALUES_AT_ONCE: Final = 1 << 20
+_VALUES_AT_ONCE: Final = 1 << 18
 
 
 class _Contents(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from support.made_checkpoints import (
     without,
 )
 
+from taihu.checkpoint import reading
 from taihu.checkpoint.blocks import column_block
 from taihu.checkpoint.manifest import MANIFEST
 from taihu.checkpoint.part import PARAMETERS, Columns, Part, SpreadLayer, State, column_blocks
@@ -72,12 +74,13 @@ def expect_all(checkpoint: Checkpoint, servers: int, workers: int, spread: Colle
 
 
 @settings(max_examples=60)
-@given(before=worlds(), after=worlds())
+@given(before=worlds(), after=worlds(), at_once=st.sampled_from([1, 9, 1 << 18]))
 def test_any_run_reads_what_any_other_has_written(
-    before: tuple[int, int, frozenset[str]], after: tuple[int, int, frozenset[str]]
+    before: tuple[int, int, frozenset[str]], after: tuple[int, int, frozenset[str]], at_once: int
 ) -> None:
+    """However many values are read at once."""
     servers, workers, spread = before
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, patch.object(reading, "_VALUES_AT_ONCE", at_once):
         checkpoint = make_checkpoint(Path(folder), LAYOUT, servers=servers, workers=workers, spread=spread)
         assert checkpoint.layout == LAYOUT
         assert checkpoint.manifest.layout == without(LAYOUT, spread)
