@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.made_checkpoints import make_checkpoint
 from support.whole_run import run_here
 from support.worker import Values
 
@@ -22,9 +24,12 @@ from taihu.checkpoint.store import CheckpointStore
 from taihu.errors import ModelError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.fc_mode import FcLinks
+from worker.engine import BatchNorm, Conv2d, Flatten, Layer, Linear, Model, ReLU, Sequential
 from worker.fc import probe
+from worker.saved.beginning import begin_from
 from worker.saved.exporting import export_model
 from worker.saved.reading import load_model
+from worker.saved.sources import CheckpointSource
 
 # Runs that several tests compare are made once, in one process.
 pytestmark = pytest.mark.xdist_group("checkpoints of spread layers")
@@ -76,14 +81,19 @@ def test_a_run_goes_on_with_the_bits_of_one_that_was_not_interrupted(way: tuple[
     assert resumed(checkpoint, SHARD, *way)["parameters_sha256"] == whole["parameters_sha256"]
 
 
+def model_of(folder: Path, *layers: Layer) -> str:
+    """The setting of a model of these layers; code would be executed by all workers of this process at once."""
+    path = folder / "layers.json"
+    path.write_text(json.dumps(Sequential(list(layers)).definition()))
+    return f"model.name={path}"
+
+
 def test_running_moments_are_kept_beside_columns(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        "from worker.engine import BatchNorm, Conv2d, Flatten, Linear, ReLU, Sequential\n"
-        "def build(shape, classes):\n"
-        "    return Sequential([Conv2d(2, 3), BatchNorm(), ReLU(), Flatten(), Linear(9), ReLU(), Linear(classes)])\n"
-    )
-    job = (SHARD, f"model.name={tmp_path / 'own.py'}:build")
+    """Between two layers that are spread is one that is too narrow for it."""
+    layers = (Conv2d(2, 3), BatchNorm(), ReLU(), Flatten(), Linear(9), ReLU(), Linear(2), ReLU(), Linear(10))
+    job = (SHARD, model_of(tmp_path, *layers))
     whole, folder = undisturbed(*job)
+    assert {each.layer.name for each in checkpoint_of(*job).spread} == {"fc1", "fc3"}
     assert resumed(checkpoint_of(*job), *job)["parameters_sha256"] == whole["parameters_sha256"]
     export_model(CheckpointStore(folder).open(STEPS), tmp_path / "exported.safetensors")
     assert (tmp_path / "exported.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
@@ -203,15 +213,16 @@ def test_what_was_chosen_by_measuring_stays(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
-    """One with other shapes, and one that lacks a layer."""
-    layers = (
-        "Conv2d(16, 3, padding=1), ReLU(), MaxPool2d(2), Conv2d(32, 3, padding=1), ReLU(), MaxPool2d(2), Flatten()"
-    )
-    for number, last in enumerate(("Linear(63), ReLU(), Linear(classes)", "Linear(classes)")):
-        path = tmp_path / f"own{number}.py"
-        path.write_text(
-            "from worker.engine import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential\n"
-            f"def build(shape, classes):\n    return Sequential([{layers}, {last}])\n"
+    """One with layers of other shapes, and one that lacks a layer, which none of its own tell."""
+    setting = model_of(tmp_path, Conv2d(16, 3, padding=1), ReLU(), Flatten(), Linear(20), ReLU(), Linear(10))
+    with pytest.raises(ModelError, match=r"checkpoint.resume .* train the model that it holds"):
+        resumed(checkpoint_of(SHARD), SHARD, setting)
+    model = Model(Sequential([Flatten(), Linear(3), ReLU(), Linear(2)]), (2, 2, 1), 2)
+    begin_from(CheckpointSource(make_checkpoint(tmp_path / "same", model.layout, servers=1)), model, ())
+    more = Layout((*model.layout.layers, LayerSpec("conv1", (TensorSpec("weight", (3, 3, 1, 1)),))))
+    for spread in ((), ("conv1",)):
+        source = CheckpointSource(
+            make_checkpoint(tmp_path / f"more{len(spread)}", more, servers=1, workers=1, spread=spread)
         )
-        with pytest.raises(ModelError, match=r"checkpoint.resume .* train the model that it holds"):
-            resumed(checkpoint_of(SHARD), SHARD, f"model.name={path}:build")
+        with pytest.raises(ModelError, match=r"conv1/weight is not in the model; train the model that it holds"):
+            begin_from(source, model, ())
