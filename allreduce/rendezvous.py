@@ -14,44 +14,21 @@ from taihu.coordination.client import (
     coordinator_address,
     failure_reported,
 )
-from taihu.coordination.host import hosted_coordinator, listen
-from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.generations import Generation
+from taihu.coordination.host import hosted_coordinator
+from taihu.coordination.listener import Listener, ListenOptions, open_listener
+from taihu.coordination.membership import MemberId, Progress, Role, RunState, error_of
 from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice
-from taihu.errors import RunError, TaihuError
+from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.carriage import carrier_in, first_carriage
 from taihu.run_length import RunLength
-from taihu.wire.address import host_of, is_loopback
-from taihu.wire.direct_connection import DirectListener
+from taihu.wire.address import is_loopback
 from taihu.wire.identity import WorkerIdentity
-from taihu.wire.server import RpcServer
 
-__all__ = ["ListenOptions", "Listener", "Meeting", "listen_for_peers", "meet"]
-
-
-@dataclass(frozen=True)
-class ListenOptions:
-    """The address at which a worker listens for its peers.
-
-    `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for worker 0, a
-    free one for the others), `advertise` the host that peers are told, `direct_port` that of connections beside gRPC
-    (0: a free one).
-    """
-
-    bind: str = ""
-    advertise: str = ""
-    direct_port: int = 0
-
-
-@dataclass(frozen=True)
-class Listener:
-    """A server that listens at `address` and is not started yet: who connects waits."""
-
-    rpc: RpcServer
-    address: str
-    direct: DirectListener
+__all__ = ["Meeting", "listen_for_peers", "meet"]
 
 
 @dataclass(frozen=True)
@@ -70,10 +47,8 @@ class Meeting:
 
 def listen_for_peers(job: Job, rank: int, options: ListenOptions) -> Listener:
     """Listen; raises ConfigError when the address cannot be listened on."""
-    rpc = RpcServer.create(threads=3 * job.cluster.workers + 8)
     hosts = rank == 0 and not job.servers
-    address = listen(rpc, options.bind, options.advertise, job.cluster.coordinator, hosts=hosts)
-    return Listener(rpc, address, DirectListener(host_of(options.bind), options.direct_port))
+    return open_listener(options, job.cluster.coordinator, threads=3 * job.cluster.workers + 8, hosts=hosts)
 
 
 @contextmanager
@@ -87,17 +62,19 @@ def meet(
     progress: Callable[[], Progress] = Progress,
     hosting: Callable[[Coordinator], None] = lambda _: None,
     stop: StopNotice | None = None,
+    generation: Generation | None = None,
 ) -> Iterator[Meeting]:
     """Take part in `job`'s run as worker `rank` during the block, which ends with `client.finish`.
 
     The listener is stopped at the end. `length` is the run's, where there are data. The worker that hosts the
     coordinator tells `hosting`. Without a layout, the block brings it (`client.bring_layout`). `stop` is told of a
-    stop of the run.
+    stop of the run; `generation` is the one of members that this worker joins, where there may be several.
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
     """
     incarnation, workers = new_incarnation(), job.cluster.workers
+    generation = generation or Generation()
     identity = WorkerIdentity(job.name, rank, incarnation)
     communicator = Communicator(
         identity,
@@ -111,20 +88,20 @@ def meet(
         services = [PEER_SERVICE]
         hosts = rank == 0 and not job.servers
         if hosts:
-            hosting(stack.enter_context(hosted_coordinator(job, rpc)))
+            hosting(stack.enter_context(hosted_coordinator(job, rpc, generation)))
             services.append(COORDINATOR_SERVICE)
         communicator.register(rpc.grpc_server)
         rpc.start(services, with_reflection=job.cluster.reflection)
         coordinator = address if hosts else coordinator_address(job)
         client = stack.enter_context(CoordinatorClient(coordinator, job, MemberId(Role.WORKER, rank), incarnation))
 
-        addresses = client.join(address=address, layout=layout, length=length)
+        addresses = client.join(address=address, layout=layout, length=length, generation=generation.number)
         meeting = Meeting(client, communicator, identity, addresses[: job.servers])
 
         def on_end(state: RunState, reason: str) -> None:
-            if state is RunState.FAILED:
+            if (error := error_of(state, reason)) is not None:
                 for fail in (communicator.fail, *meeting.also_fail):
-                    fail(RunError(reason))
+                    fail(error)
 
         # The failure is reported while the streams are open: a stream that breaks first would become the reason.
         heartbeats = HeartbeatThread(client, job, progress, on_end, stop=stop)

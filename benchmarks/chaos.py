@@ -84,13 +84,13 @@ def _training(folder: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _daemons(pid: int) -> dict[str, int]:
-    """The pids of a run's processes by name; those of a role start in the order of their ranks."""
+    """The pids of a run's processes by name."""
     found: dict[str, int] = {}
     for child in sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
         words = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode().split()
         for module, role in (("ps_server", "server"), ("worker", "worker")):
-            if module in words:
-                found[f"{role} {sum(name.startswith(role) for name in found)}"] = child
+            if module in words and "--rank" in words:
+                found[f"{role} {words[words.index('--rank') + 1]}"] = child
     return found
 
 

@@ -8,6 +8,9 @@ settings of one model and rate take turns, `--rounds` times over, so that what e
 Prints a line for each run and, with --json, writes it; the table at the end shows medians over the runs of a setting.
 `--draw` draws the breakdown of the runs in a file. `--thresholds` compares `dlgs` and `dlgs-group` in the eight cells
 of docs/compression.md, where they take turns within each run: see `benchmarks.thresholds`; a quarter of an hour.
+With `--compute modelled` gradients are noise that takes the model's time without a processor
+(benchmarks/models/paced.py), so that workers share nothing but links; `--docs` writes the methods side by side into a
+page.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.roles import run_job
-from benchmarks.rows import load_rows, save_rows
-from benchmarks.thresholds import CELLS, COMPUTE, measure_in_turns, told
+from benchmarks.rows import in_page, load_rows, save_rows
+from benchmarks.thresholds import CELLS, COMPUTE, data_and_model, measure_in_turns, told
 
-__all__ = ["measure"]
+__all__ = ["measure", "side_by_side"]
 
 _WORKERS = 3
 _PLANS = {"none": "auto", "topk": "single", "lags": "per-layer", "dlgs": "auto", "dlgs-group": "auto"}
+_SIDE_BY_SIDE = ("topk", "lags", "dlgs")
+_MARK = "measured by benchmarks.compression"
 _KEYS = (
     "seconds_per_step",
     "seconds_compute",
@@ -40,7 +45,6 @@ _KEYS = (
     "predicted_seconds_per_step",
     "measured_steps",
     "groups",
-    "profile",
 )
 
 
@@ -49,7 +53,7 @@ def measure(model: str, rate: str, method: str, density: float, options: argpars
     name, _, threshold = method.partition("-")
     settings = {
         **_common(options.batch),
-        "model.name": model,
+        **data_and_model(model, options.compute),
         "train.steps": 2 * options.calibration + options.steps,
         "exchange.plan": _PLANS[method],
         "exchange.calibration_steps": options.calibration,
@@ -63,13 +67,13 @@ def measure(model: str, rate: str, method: str, density: float, options: argpars
         row[key] = sum(result[key] for result in results)
     predicted = row["predicted_seconds_per_step"]
     row["prediction_error"] = predicted / row["seconds_per_step"]["median"] - 1 if predicted else None
-    return {"model": model, "rate": rate, "method": method, "density": density, "batch": options.batch, **row}
+    cell = {"compute": options.compute, "model": model, "rate": rate, "method": method, "density": density}
+    return {**cell, "batch": options.batch, **row}
 
 
 def _common(batch: int) -> dict[str, object]:
     """Settings of all runs."""
     return {
-        "data.name": "synthetic:3x32x32",
         "train.batch": batch,
         "train.evaluate": "false",
         "optimizer.learning_rate": 0.01,
@@ -84,7 +88,8 @@ def settings_of(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """The runs of each setting, settings in the order in which they came first."""
     runs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        runs.setdefault(tuple(row[key] for key in ("model", "rate", "method", "density")), []).append(row)
+        setting = row.get("compute", "real"), *(row[key] for key in ("model", "rate", "method", "density"))
+        runs.setdefault(setting, []).append(row)
     return list(runs.values())
 
 
@@ -98,6 +103,30 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     ]
     lines += [_line(runs, dense.get((runs[0]["model"], runs[0]["rate"]))) for runs in settings_of(rows)]
     return "\n".join(lines)
+
+
+def side_by_side(rows: Sequence[dict[str, Any]]) -> str:
+    """The methods of each cell as Markdown: medians of their runs, the range of those, and the fastest's lead."""
+    cells: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    for runs in settings_of(rows):
+        first = runs[0]
+        cell = first.get("compute", "real"), first["model"], first["rate"], first["density"]
+        cells.setdefault(cell, {})[first["method"]] = [row["seconds_per_step"]["median"] for row in runs]
+    columns = "compute", "model", "links", "density", *(f"{method}, s" for method in _SIDE_BY_SIDE), "fastest"
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for (compute, model, rate, density), steps in cells.items():
+        if not set(_SIDE_BY_SIDE) <= set(steps):
+            continue
+        shown = [_of_runs(steps[method]) for method in _SIDE_BY_SIDE]
+        first_two = sorted(_SIDE_BY_SIDE, key=lambda method: statistics.median(steps[method]))[:2]
+        best, second = (statistics.median(steps[method]) for method in first_two)
+        lead = f"{first_two[0]}, {second / best - 1:.1%} before {first_two[1]}"
+        lines.append(f"| {compute} | {model} | {rate} | {density:g} | {' | '.join(shown)} | {lead} |")
+    return "\n".join(lines)
+
+
+def _of_runs(steps: Sequence[float]) -> str:
+    return f"{statistics.median(steps):.4f} ({min(steps):.4f} - {max(steps):.4f} of {len(steps)})"
 
 
 def parts(row: dict[str, Any]) -> tuple[float, float, float]:
@@ -183,12 +212,17 @@ def main() -> None:
         choices=COMPUTE,
         help="compare thresholds by layer and by group; what gradients are computed by",
     )
+    parser.add_argument("--compute", choices=COMPUTE, default="real", help="what gradients are computed by")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="write the methods of --json side by side, and end")
     parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw the rows of --json, measure nothing")
     options = parser.parse_args()
     rows = load_rows(options.json)
     if options.draw is not None:
         draw(rows, options.draw)
         print(table(rows))
+        return
+    if options.docs is not None:
+        options.docs.write_text(in_page(options.docs.read_text(), _MARK, side_by_side(rows)))
         return
     if options.thresholds:
         done = [(row["model"], row["rate"], row["density"]) for row in rows if row["compute"] == options.thresholds]

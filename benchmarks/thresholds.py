@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.roles import run_job
 from benchmarks.worker_in_turns import BLOCK, THRESHOLDS, turn_of
 
-__all__ = ["CELLS", "COMPUTE", "Cell", "Ratio", "blocks_of", "measure_in_turns", "ratio_of", "told"]
+__all__ = ["CELLS", "COMPUTE", "Cell", "Ratio", "blocks_of", "data_and_model", "measure_in_turns", "ratio_of", "told"]
 
 _DRAWS = 1000
 _OTHERWISE_PLANNED_AGAIN = 1_000_000
@@ -58,6 +58,13 @@ class Ratio(NamedTuple):
     high: float
 
 
+def data_and_model(model: str, compute: str) -> dict[str, object]:
+    """Settings of a model of the zoo, or of its layers whose computing is modelled."""
+    if compute == "real":
+        return {"model.name": model, "data.name": "synthetic:3x32x32"}
+    return {"model.name": f"{_PACED}:{model}", "data.name": "synthetic:128x1x1"}
+
+
 def measure_in_turns(
     cell: Cell, compute: str, settings: Mapping[str, object], extra: Sequence[str]
 ) -> dict[str, Any]:
@@ -70,8 +77,7 @@ def measure_in_turns(
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         asked = {
-            "model.name": cell.model if compute == "real" else f"{_PACED}:{cell.model}",
-            "data.name": "synthetic:3x32x32" if compute == "real" else "synthetic:128x1x1",
+            **data_and_model(cell.model, compute),
             # The last step waits for its own answers, which no other does.
             "train.steps": first + cell.pairs * BLOCK * len(THRESHOLDS),
             "exchange.plan": "auto",

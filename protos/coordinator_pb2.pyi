@@ -51,6 +51,8 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     RUN_STATE_FAILED: _RunState.ValueType  # 4
     RUN_STATE_STOPPED: _RunState.ValueType  # 5
     """Ended in order before its time, because it was asked to."""
+    RUN_STATE_RECOVERING: _RunState.ValueType  # 6
+    """A member was lost: this generation of the members is over, and all begin again from a checkpoint."""
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper): ...
 
@@ -62,6 +64,8 @@ RUN_STATE_FINISHED: RunState.ValueType  # 3
 RUN_STATE_FAILED: RunState.ValueType  # 4
 RUN_STATE_STOPPED: RunState.ValueType  # 5
 """Ended in order before its time, because it was asked to."""
+RUN_STATE_RECOVERING: RunState.ValueType  # 6
+"""A member was lost: this generation of the members is over, and all begin again from a checkpoint."""
 Global___RunState: _TypeAlias = RunState  # noqa: Y015
 
 class _Route:
@@ -166,6 +170,57 @@ class RunLength(_message.Message):
 Global___RunLength: _TypeAlias = RunLength  # noqa: Y015
 
 @_typing.final
+class BeginRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def member(self) -> Global___Member: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        member: Global___Member | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginRequest: _TypeAlias = BeginRequest  # noqa: Y015
+
+@_typing.final
+class BeginResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGAIN_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    again: _builtins.bool
+    """The last generation is not over yet, or the place is taken by one that may be gone: to be asked again soon."""
+    generation: _builtins.int
+    """The generation of members that is to be joined."""
+    step: _builtins.int
+    """The step of the checkpoint that it begins from; 0 for the beginning of the job."""
+    def __init__(
+        self,
+        *,
+        again: _builtins.bool = ...,
+        generation: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "generation", b"generation", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginResponse: _TypeAlias = BeginResponse  # noqa: Y015
+
+@_typing.final
 class JoinRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -196,11 +251,14 @@ class JoinRequest(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     settings_digest: _builtins.str
     """SHA-256 over the settings that all members must share."""
     address: _builtins.str
     """Where workers reach this process, as host:port; empty when they do not."""
+    generation: _builtins.int
+    """What Begin told; 0 in a run without checkpoints."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
@@ -225,10 +283,11 @@ class JoinRequest(_message.Message):
         layout: _tensor_pb2.Layout | None = ...,
         settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         length: Global___RunLength | None = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "length", b"length", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "job", b"job", "layout", b"layout", "length", b"length", "member", b"member", "settings", b"settings", "settings_digest", b"settings_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "generation", b"generation", "job", b"job", "layout", b"layout", "length", b"length", "member", b"member", "settings", b"settings", "settings_digest", b"settings_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1002,6 +1061,7 @@ class FinishRequest(_message.Message):
     PARAMETERS_SHA256_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     UNTIL_END_FIELD_NUMBER: _builtins.int
+    HAS_LOST_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     parameters_sha256: _builtins.str
     """Workers: SHA-256 over the final parameters."""
@@ -1009,6 +1069,8 @@ class FinishRequest(_message.Message):
     """Empty when the member is done, else why it failed."""
     until_end: _builtins.bool
     """The answer is to wait until the run has ended."""
+    has_lost: _builtins.bool
+    """It failed because it has lost another member: it would begin again with all others."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
@@ -1022,10 +1084,11 @@ class FinishRequest(_message.Message):
         parameters_sha256: _builtins.str = ...,
         failure: _builtins.str = ...,
         until_end: _builtins.bool = ...,
+        has_lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "job", b"job", "member", b"member", "parameters_sha256", b"parameters_sha256", "progress", b"progress", "until_end", b"until_end"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "has_lost", b"has_lost", "job", b"job", "member", b"member", "parameters_sha256", b"parameters_sha256", "progress", b"progress", "until_end", b"until_end"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,11 @@ class CoordinatorServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Begin = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/Begin',
+                request_serializer=protos_dot_coordinator__pb2.BeginRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.BeginResponse.FromString,
+                _registered_method=True)
         self.Join = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/Join',
                 request_serializer=protos_dot_coordinator__pb2.JoinRequest.SerializeToString,
@@ -100,6 +105,14 @@ class CoordinatorServiceStub:
 class CoordinatorServiceServicer:
     """Membership, the plan and the end of a run. Hosted by server 0 or, in a run without servers, by worker 0.
     """
+
+    def Begin(self, request, context):
+        """Asks whether this process may join now, and where the run goes on from. Asked by the members of a run that keeps
+        checkpoints, before they join.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
         """Announces a process. Workers are answered once everybody has joined whom they exchange with: every server, and where
@@ -189,6 +202,11 @@ class CoordinatorServiceServicer:
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Begin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Begin,
+                    request_deserializer=protos_dot_coordinator__pb2.BeginRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.BeginResponse.SerializeToString,
+            ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
                     request_deserializer=protos_dot_coordinator__pb2.JoinRequest.FromString,
@@ -260,6 +278,33 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
 class CoordinatorService:
     """Membership, the plan and the end of a run. Hosted by server 0 or, in a run without servers, by worker 0.
     """
+
+    @staticmethod
+    def Begin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/Begin',
+            protos_dot_coordinator__pb2.BeginRequest.SerializeToString,
+            protos_dot_coordinator__pb2.BeginResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Join(request,

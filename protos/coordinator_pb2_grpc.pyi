@@ -33,6 +33,10 @@ class CoordinatorServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CoordinatorServiceAsyncStub: ...
+    Begin: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.BeginRequest, _coordinator_pb2.BeginResponse]
+    """Asks whether this process may join now, and where the run goes on from. Asked by the members of a run that keeps
+    checkpoints, before they join.
+    """
     Join: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.JoinRequest, _coordinator_pb2.JoinResponse]
     """Announces a process. Workers are answered once everybody has joined whom they exchange with: every server, and where
     workers exchange with each other every worker.
@@ -65,6 +69,10 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """Membership, the plan and the end of a run. Hosted by server 0 or, in a run without servers, by worker 0."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Begin: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.BeginRequest, _coordinator_pb2.BeginResponse]  # type: ignore[assignment]
+    """Asks whether this process may join now, and where the run goes on from. Asked by the members of a run that keeps
+    checkpoints, before they join.
+    """
     Join: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.JoinRequest, _coordinator_pb2.JoinResponse]  # type: ignore[assignment]
     """Announces a process. Workers are answered once everybody has joined whom they exchange with: every server, and where
     workers exchange with each other every worker.
@@ -94,6 +102,16 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Membership, the plan and the end of a run. Hosted by server 0 or, in a run without servers, by worker 0."""
+
+    @_abc_1.abstractmethod
+    def Begin(
+        self,
+        request: _coordinator_pb2.BeginRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.BeginResponse, _abc.Awaitable[_coordinator_pb2.BeginResponse]]:
+        """Asks whether this process may join now, and where the run goes on from. Asked by the members of a run that keeps
+        checkpoints, before they join.
+        """
 
     @_abc_1.abstractmethod
     def Join(

@@ -10,6 +10,7 @@ __all__ = [
     "MemberLostError",
     "ModelError",
     "PeerUnreachableError",
+    "RecoveringError",
     "RunError",
     "SharedMemoryError",
     "StaleError",
@@ -55,6 +56,10 @@ class ExchangeError(RunError):
 
 class MemberLostError(RunError):
     """A server or worker process of this run died or went silent."""
+
+
+class RecoveringError(RunError):
+    """A member was lost, and all members of the run begin again from a checkpoint."""
 
 
 class FrameError(TaihuError):

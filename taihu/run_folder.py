@@ -118,7 +118,9 @@ def _short(name: str) -> str:
     return Path(file if separator else name).stem
 
 
-def prepare_run(job: Job, job_file: Path | None, *, default: Path | None = None, made: bool = False) -> RunFiles:
+def prepare_run(
+    job: Job, job_file: Path | None, *, default: Path | None = None, made: bool = False, goes_on: bool = False
+) -> RunFiles:
     """Make the run's folder, if it gets one, with its settings; returns where the run's files go.
 
     Args:
@@ -126,6 +128,7 @@ def prepare_run(job: Job, job_file: Path | None, *, default: Path | None = None,
         job_file: that it was read from.
         default: the folder where `run.dir` is not given.
         made: whether another process has prepared the folder.
+        goes_on: whether a folder of a run of the same job is taken for that of this one.
 
     Raises:
         ConfigError: the folder holds something, a file could not be written, or what `run.events` needs is missing.
@@ -134,7 +137,7 @@ def prepare_run(job: Job, job_file: Path | None, *, default: Path | None = None,
     _check_events(job.run.events, folder)
     files = run_files(job.run, folder)
     files.check_writable()
-    if folder is None or made:
+    if folder is None or made or (goes_on and _is_of(folder, job)):
         return files
     files = run_files(job.run, _make(folder, anew="{time}" in str(job.run.dir or default)))
     files.make_parents()
@@ -193,15 +196,25 @@ def _names(folder: Path) -> Iterator[Path]:
 def describe_run(folder: Path, job: Job, job_file: Path | None) -> None:
     """Write the job file as it was given, or what was given in its place, and all settings that it led to.
 
-    The settings are a job file too, which begins the run again in another folder.
+    The settings are a job file too.
     """
     # A pipe has been read already, and is empty now.
     if job_file is not None and job_file.is_file():
         (folder / "job.toml").write_bytes(job_file.read_bytes())
     else:
         (folder / "job.toml").write_text(job_to_toml(job, given=True))
-    settings = job.model_copy(update={"run": job.run.model_copy(update={"dir": None})})
-    (folder / SETTINGS).write_text(job_to_toml(settings))
+    (folder / SETTINGS).write_text(_settings_of(job))
+
+
+def _is_of(folder: Path, job: Job) -> bool:
+    """Whether the folder was made for a run of the same settings."""
+    settings = folder / SETTINGS
+    return settings.is_file() and settings.read_text() == _settings_of(job)
+
+
+def _settings_of(job: Job) -> str:
+    """The settings as a job file, which begins the run again in another folder."""
+    return job_to_toml(job.model_copy(update={"run": job.run.model_copy(update={"dir": None})}))
 
 
 def add_events(folder: Path, events: Iterable[Mapping[str, float | str | None]]) -> None:

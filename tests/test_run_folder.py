@@ -111,6 +111,19 @@ def test_the_folder_of_another_run_is_refused_and_left_as_it_is(tmp_path: Path) 
     assert prepare_run(job, None, made=True).folder == tmp_path
 
 
+def test_a_process_in_the_place_of_another_one_goes_on_in_its_folder(tmp_path: Path) -> None:
+    job = Job(run=RunSettings(dir=tmp_path))
+    prepare_run(job, None, goes_on=True)
+    (tmp_path / "steps.csv").write_text("its own")
+    assert prepare_run(job, None, goes_on=True).folder == tmp_path
+    assert (tmp_path / "steps.csv").read_text() == "its own"
+    with pytest.raises(ConfigError, match="it is not empty"):
+        prepare_run(job, None)
+    other = job.model_copy(update={"train": job.train.model_copy(update={"batch": 7})})
+    with pytest.raises(ConfigError, match="it is not empty"):
+        prepare_run(other, None, goes_on=True)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -34,7 +34,7 @@ from taihu.process.preparation import importing_much
 from taihu.results import check_writable, write_json
 
 if TYPE_CHECKING:
-    from allreduce.rendezvous import Listener, ListenOptions
+    from taihu.coordination.listener import Listener, ListenOptions
     from taihu.job import Job
     from taihu.wire.server import RpcServer
 
@@ -81,11 +81,13 @@ def worker(
       RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml --exchange ring
     """  # noqa: D301
     with importing_much():
-        from allreduce.rendezvous import ListenOptions
+        from taihu.checkpoint.keepers import recovers
+        from taihu.coordination.listener import ListenOptions
         from taihu.launch.discovery import find_coordinator, find_rank
         from taihu.run_folder import RunFiles, prepare_run
         from taihu.wire.log import configure_logs
-        from worker.daemon import WorkerDaemon, WorkerOptions
+        from worker.daemon import WorkerDaemon
+        from worker.participation import WorkerOptions
 
     own: dict[str, dict[str, object]] = {
         "cluster": {"coordinator": coordinator},
@@ -99,7 +101,7 @@ def worker(
     place = find_rank(rank, os.environ, "worker", job)
     if place is None:
         raise ConfigError("rank unknown: give --rank, or RANK in the environment")
-    files = prepare_run(job, job_file, made=run_dir_is_made) if place == 0 else RunFiles()
+    files = prepare_run(job, job_file, made=run_dir_is_made, goes_on=recovers(job)) if place == 0 else RunFiles()
     configure_logs(log_format, verbose=verbose, role="worker", rank=place)
     if stop_with_parent:
         stop_with_stdin(interrupts)

@@ -1,91 +1,27 @@
-"""The life of a worker process: load, join, train, report, and end with the run."""
+"""The life of a worker process: load, take part in one generation after another, and end with the run."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
 
 import structlog
 from threadpoolctl import threadpool_limits
 
-from allreduce.communicator import Communicator
-from allreduce.rendezvous import Listener
-from taihu.checkpoint.files import PartFile
-from taihu.checkpoint.keepers import resumed_from
-from taihu.checkpoint.writer import maybe_writing
 from taihu.coordination.client import coordinator_address
+from taihu.coordination.generations import Generation, in_generations
 from taihu.coordination.membership import MemberId, Role
-from taihu.coordination.metrics import CoordinatorMetrics
-from taihu.coordination.service import Coordinator
 from taihu.coordination.stopping import StopNotice
-from taihu.errors import ConfigError
+from taihu.errors import ConfigError, RecoveringError
 from taihu.job import Job
-from taihu.job.advice import advice
 from taihu.job.machine import check_threads
-from taihu.optimization import in_steps, learning_rate
-from taihu.planner.groups import group_of_layer
-from taihu.process.entry import Interrupts
-from taihu.process.memory_use import MemoryGrowth
-from taihu.results import RESULTS_FORMAT
-from taihu.run_folder import RunFiles, stopped_model
-from taihu.run_length import RunLength
-from taihu.trace import Tracer
-from taihu.trace.clock_offset import ClockOffset
-from taihu.user_code import own_mistakes_told
-from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
-from taihu.wire.server import RpcServer
-from taihu.words import counted, one_line
-from worker.data.ahead import LoadAhead
-from worker.data.batches import Batches, BatchSource
+from taihu.words import counted
 from worker.data.load import load_dataset
-from worker.engine import Array, Model
-from worker.reporting.observer import Observer
-from worker.reporting.run_log import RunLog, open_writers
-from worker.saved.beginning import begin_from, beginning_of
-from worker.saved.writing import describe_model, save_model
-from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
-from worker.training.calibration import Measuring
-from worker.training.checkpoints import Keeper
-from worker.training.clipping import LayerClipping
-from worker.training.objective import model_for
-from worker.training.plan_follower import PlanFollower
-from worker.training.planned_memory import PlannedMemory
-from worker.training.replica import Replica, Uses, WholeReplica, prepare_hybrid
-from worker.training.step_record import StepRecord
-from worker.training.stopping import EvaluationAbandonedError, LastStep, write_or_say
-from worker.training.trainer import Trainer
+from worker.participation import Participation, WorkerOptions, threads_of
 
-if TYPE_CHECKING:
-    from worker.sw26010.modelled_compute import ModelledCompute
-
-__all__ = ["WorkerDaemon", "WorkerOptions"]
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """Options that differ between the workers of a job, and what SIGTERM and SIGINT lead to.
-
-    `listener` is where peers reach a worker without servers, `health` where others may ask whether it lives; the page
-    of metrics stays for `linger_s` after the end; `files` are those that worker 0 writes; `trace` is where this
-    process's part of the trace is written at the end. After its first step the worker takes the first of the
-    `interrupts` as a wish that the run ends in order.
-    """
-
-    rank: int
-    metrics_port: int | None = None
-    linger_s: float = 0.0
-    listener: Listener | None = None
-    health: RpcServer | None = None
-    files: RunFiles = field(default_factory=RunFiles)
-    trace: Path | None = None
-    tracer: Tracer = field(default_factory=Tracer.off)
-    interrupts: Interrupts = field(default_factory=Interrupts)
+__all__ = ["WorkerDaemon"]
 
 
 class WorkerDaemon:
@@ -103,7 +39,6 @@ class WorkerDaemon:
         self._job = job
         self._options = options
         self._log = structlog.get_logger().bind(role="worker", rank=options.rank)
-        self._clock = SystemClock()
         self._metrics = WorkerMetrics(options.rank)
         self._stop = StopNotice()
 
@@ -118,319 +53,32 @@ class WorkerDaemon:
                 self._options.health.start(())
                 stack.callback(self._options.health.stop)
             # The engine's own threads share out all products but those of sharded layers.
-            stack.enter_context(threadpool_limits(1 if self._job.exchange.fc == "data" else self._threads))
+            stack.enter_context(threadpool_limits(1 if self._job.exchange.fc == "data" else threads_of(self._job)))
             page = None
             if self._options.metrics_port is not None:
                 page = stack.enter_context(self._metrics_page(self._options.metrics_port))
                 self._log.info("metrics", port=page.port)
             self._dataset = load_dataset(self._job.data, self._job.model.name)
-            self._batches = self._make_batches(stack)
-            self._begun = resumed_from(self._job)
-            self._beginning = stack.enter_context(beginning_of(self._job, self._options.rank))
-            self._run_log = stack.enter_context(self._make_run_log())
             try:
-                return self._take_part()
-            except Exception as error:
-                self._run_log.happened("failed", reason=one_line(str(error)))
-                raise
+                return in_generations(self._job, MemberId(Role.WORKER, self._options.rank), self._live)
             finally:
                 if page is not None:
                     page.lingers = not self._stop.expected
 
+    def _live(self, job: Job, generation: Generation) -> dict[str, Any]:
+        wish, self._stop = self._stop.wish, StopNotice()
+        if wish:
+            self._stop.ask(wish)  # of a stop that was not made before a member was lost
+        part = Participation(
+            job, self._options, generation, dataset=self._dataset, metrics=self._metrics, stop=self._stop
+        )
+        try:
+            return part.run()
+        except RecoveringError:
+            if self._options.listener is not None:
+                self._options.listener.close()
+                self._options = replace(self._options, listener=self._options.listener.again())
+            raise
+
     def _metrics_page(self, port: int) -> MetricsPage:
         return MetricsPage(self._metrics.registry, port, linger_s=self._options.linger_s)
-
-    @property
-    def _threads(self) -> int:
-        return self._job.cluster.threads or len(os.sched_getaffinity(0))
-
-    def _build_model(self) -> Model:
-        model = model_for(self._job, self._dataset)
-        model.use_threads(self._threads)
-        return model
-
-    def _model_compute(self, model: Model) -> ModelledCompute | None:
-        if not self._job.models_compute:
-            return None
-        from worker.sw26010.modelled_compute import model_compute  # noqa: PLC0415 - most workers do not need it
-
-        return model_compute(self._job, model, self._dataset.input_shape)
-
-    @contextmanager
-    def _joined(self, observer: Observer) -> Iterator[tuple[Session, Replica]]:
-        """Take part with a replica; worker 0's parameters are the job's."""
-        job, options = self._job, self._options
-        self._memory = MemoryGrowth()
-        model = self._build_model()
-        self._planned = PlannedMemory(job, model)
-        if self._beginning is not None:
-            begin_from(self._beginning, model, job.model.init_skip)
-        self._modelled = self._model_compute(model)
-        if self._modelled is not None:
-            self._modelled.export(self._metrics.registry, options.rank)
-        reporting = Reporting(observer.progress, observer.compressed, options.tracer, self._hosting, self._stop)
-        test_images = len(self._dataset.test)
-        uses = Uses(tests=job.train.evaluate, saves=options.files.model is not None, test_images=test_images)
-        if uses.saves:
-            describe_model(job, self._dataset, model, 0)  # what cannot be saved is said before hours of training
-        joining: dict[str, Any] = {"listener": options.listener, "length": self._length}
-        if job.exchange.fc == "data":
-            whole = WholeReplica(model, job, options.rank, uses)
-            with take_part(job, options.rank, whole.exchanged, reporting, **joining) as session:
-                yield session, whole
-            return
-        made: list[Replica] = []
-
-        def prepare(communicator: Communicator) -> Exchanged:
-            made.append(self._prepare(communicator, model, uses))
-            return made[0].exchanged
-
-        with take_part_after_meeting(job, options.rank, prepare, reporting, **joining) as session:
-            yield session, made[0]
-
-    def _hosting(self, coordinator: Coordinator) -> None:
-        self._metrics.registry.register(CoordinatorMetrics(coordinator, MemberId(Role.WORKER, self._options.rank)))
-
-    def _prepare(self, communicator: Communicator, model: Model, uses: Uses) -> Replica:
-        # Sharded layers are updated here, by the same schedule as the servers' shards.
-        optimizer = in_steps(self._job.optimizer, self._length)
-        job = self._job.model_copy(update={"optimizer": optimizer})
-        return prepare_hybrid(job, communicator, model, uses, self._clock, self._options.tracer)
-
-    @property
-    def _length(self) -> RunLength:
-        train, per_epoch = self._job.train, self._batches.steps_per_epoch
-        return RunLength(len(self._dataset.train), per_epoch, train.steps or train.epochs * per_epoch)
-
-    def _take_part(self) -> dict[str, Any]:
-        """Take part in the run, from joining to finishing."""
-        train, rank = self._job.train, self._options.rank
-        total = self._length.total_steps
-        if self._begun_after >= total:
-            raise ConfigError(
-                f"checkpoint.resume {self._job.checkpoint.resume}: all {total:,} steps have been made; raise "
-                "train.epochs or train.steps to go on"
-            )
-        observer = Observer(rank, total_steps=total, batch=train.batch, metrics=self._metrics, run_log=self._run_log)
-        self._metrics.last_step.set(total)
-        with self._joined(observer) as (session, replica), self._stopping_in_order(observer):
-            replica.uses = replica.uses.agreed(session.exchange.agree)
-            exchanged = replica.exchanged.layout.elements
-            if rank == 0:
-                for line in advice(self._job, self._length):
-                    self._log.warning("advice", text=line)
-            self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
-            self._run_log.happened("training", workers=self._job.cluster.workers, steps=total)
-            last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
-            if self._begun is not None:
-                session.exchange.resume(self._begun, rank)
-                replica.resume(self._begun)
-
-            def stored(step: int, file: PartFile) -> None:
-                # Where the run goes on from here, its tables have all steps before.
-                self._run_log.flush()
-                session.client.stored(step, file)
-
-            try:
-                with own_mistakes_told(), maybe_writing(self._job, stored) as writer:
-                    keeper = Keeper(
-                        self._job,
-                        session.client,
-                        session.exchange,
-                        replica,
-                        partial(describe_model, self._job, self._dataset, replica.model),
-                        writer=writer,
-                        begun_after=self._begun_after,
-                    )
-                    steps = self._train(session, observer, replica, last, keeper)
-            finally:
-                self._write_trace(session.client.coordinator_clock)
-            saved, not_saved = self._save(session, replica, steps, stopped=last.is_early)
-            # All workers take part in the hash: none leaves before worker 0 has what it saves.
-            digest = replica.digest(session.exchange)
-            profile = session.client.get_profile() if rank == 0 else None
-            self._finish(session, observer, digest, stopped=last.is_early)
-        how, where = "stopped" if last.is_early else "finished", {} if saved is None else {"saved": str(saved)}
-        self._log.info(how, steps=steps, parameters_sha256=digest, **where)
-        self._run_log.happened(how, **({"reason": self._stop.reason} if last.is_early else {}))
-        results = observer.results(session.exchange.plan, profile)
-        of_replica = replica.results(steps)
-        return {
-            "format": RESULTS_FORMAT,
-            "rank": rank,
-            "parameters_sha256": digest,
-            "stopped": last.is_early,
-            "stop_reason": self._stop.reason if last.is_early else None,
-            "total_steps": total,
-            "saved": str(saved) if saved is not None else None,
-            "not_saved": not_saved or None,
-            "plan": self._job.exchange.plan,
-            "path": session.exchange.path,
-            "skipped_steps": session.exchange.skipped_steps,
-            "memory": {**self._memory.results(), **self._planned.results()},
-            "modelled": self._modelled.results() if self._modelled is not None else None,
-            **results,
-            **of_replica,
-        }
-
-    @contextmanager
-    def _stopping_in_order(self, observer: Observer) -> Iterator[None]:
-        """During the block, an interrupt is a wish that the coordinator is told, once there is something to save."""
-
-        def take(reason: str) -> bool:
-            if not observer.progress().step:
-                return False
-            self._stop.ask(reason)
-            return True
-
-        with self._options.interrupts.offered_to(take):
-            yield
-
-    def _finish(self, session: Session, observer: Observer, digest: str, *, stopped: bool) -> None:
-        if not stopped:
-            session.client.finish(progress=observer.progress(), parameters_sha256=digest)
-            return
-        # A launcher ends all others as soon as one exits with another code than 0: nobody leaves before all is saved.
-        session.client.finish_with_all(
-            progress=observer.progress(), parameters_sha256=digest, timeout_s=self._job.exchange.timeout_s
-        )
-        self._options.interrupts.ignore()
-
-    def _write_trace(self, clock: ClockOffset) -> None:
-        if self._options.trace is not None:
-            self._options.tracer.write_part(
-                self._options.trace,
-                f"worker {self._options.rank}",
-                self._job.servers + self._options.rank,
-                offset_s=clock.offset_s,
-                error_s=clock.error_s,
-            )
-
-    @property
-    def _begun_after(self) -> int:
-        """The step that the run goes on from, 0 for a new one."""
-        return 0 if self._begun is None else self._begun.step
-
-    def _train(self, session: Session, observer: Observer, replica: Replica, last: LastStep, keeper: Keeper) -> int:
-        """Make all steps; returns the last one."""
-        settings = self._job.exchange
-        measuring = Measuring(settings.calibration_steps, settings.replan_every, self._begun_after)
-        follower = PlanFollower(measuring, session.client, settings.timeout_s)
-
-        def on_step(record: StepRecord) -> None:
-            if self._modelled is not None:
-                self._modelled.enter(record, self._options.tracer)
-            follower.observe(record)
-            observer.stepped(record)
-            observer.travels(session.exchange.path)
-
-        trainer = Trainer(
-            job=self._job,
-            rank=self._options.rank,
-            model=replica,
-            batches=self._batches,
-            exchange=session.exchange,
-            measuring=measuring,
-            clock=self._clock,
-            tracer=self._options.tracer,
-            on_step=on_step,
-            clipping=self._clipping(replica),
-        )
-        per_epoch = self._batches.steps_per_epoch
-        step = self._begun_after
-        while last.follows(step):
-            step += 1
-            trainer.step(step)
-            is_last = last.is_last(step)
-            if step % per_epoch == 0 or is_last:
-                trainer.finish()
-                if not (is_last and last.is_early):
-                    self._evaluate(observer, replica, trainer, -(-step // per_epoch))
-            if keeper.asks_behind(step, is_last=is_last):
-                trainer.finish()
-                keeper.keep(step, is_last=is_last)
-            if measuring.reports_after(step) and not is_last:
-                trainer.finish()
-                plan = follower.report(step)
-                trainer.adopt(plan)
-                observer.planned(plan)
-        return step
-
-    def _evaluate(self, observer: Observer, replica: Replica, trainer: Trainer, epoch: int) -> None:
-        """Worker 0 tests its replica; the others meet it in the next step's exchange, or read along.
-
-        A test is abandoned for a stop, whose time is bounded, unless the others read along.
-        """
-        if not replica.uses.tests:
-            return
-        start = self._clock.now()
-
-        def read_layer(layer: int) -> None:
-            if self._stop.expected and not replica.reads_together:
-                raise EvaluationAbandonedError
-            trainer.read_layer(layer)
-
-        tested = None
-        with suppress(EvaluationAbandonedError):
-            tested = replica.evaluate(self._dataset, read_layer)
-        if tested is not None:
-            observer.evaluated(tested, epoch=epoch, seconds=self._clock.now() - start)
-
-    def _save(self, session: Session, replica: Replica, steps: int, *, stopped: bool) -> tuple[Path | None, str]:
-        """Worker 0 saves the model after `steps`; returns where, and why not if a stopped run could not save it."""
-        if stopped:
-            replica.uses = replace(replica.uses, saves=True)
-        if not replica.uses.saves:
-            return None, ""
-        group_of = group_of_layer(session.exchange.plan.groups)
-
-        def read_layer(layer: int) -> None:
-            session.exchange.recall(group_of[layer])
-
-        path = self._options.files.model
-        if stopped:
-            path = stopped_model(self._job, self._options.files, steps)
-        problem = ""
-
-        def write(whole: Model, pieces: Iterator[Array]) -> None:
-            nonlocal problem
-
-            def write_file() -> None:
-                if path is not None:
-                    save_model(path, whole, describe_model(self._job, self._dataset, whole, steps), pieces)
-
-            if stopped:
-                problem = write_or_say(write_file, pieces)
-            else:
-                write_file()
-
-        replica.save(write, read_layer)
-        if stopped and path is None:
-            problem = "run.save is none"
-        if problem and self._options.rank == 0:
-            self._log.error("the model was not saved", reason=problem)
-        return (path if self._options.rank == 0 and not problem else None), problem
-
-    def _make_run_log(self) -> RunLog:
-        return RunLog(
-            open_writers(self._options.files.folder, self._job.run.events, self._begun_after),
-            steps_per_epoch=self._batches.steps_per_epoch,
-            learning_rate=partial(learning_rate, in_steps(self._job.optimizer, self._length)),
-        )
-
-    def _clipping(self, replica: Replica) -> LayerClipping | None:
-        largest, exchanged = self._job.optimizer.clip_norm, replica.exchanged
-        if largest is None or self._job.clips_whole:
-            return None
-        return LayerClipping(exchanged.layout, exchanged.arenas.gradients, largest)
-
-    def _make_batches(self, stack: ExitStack) -> BatchSource:
-        batches = Batches(
-            self._dataset,
-            batch=self._job.train.batch,
-            workers=self._job.cluster.workers,
-            rank=self._options.rank,
-            seed=self._job.train.seed,
-            augment=self._job.data.augment,
-        )
-        return stack.enter_context(LoadAhead(batches)) if self._dataset.load_ahead else batches

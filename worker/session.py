@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass, field
 
 from allreduce.communicator import Communicator
-from allreduce.rendezvous import Listener, ListenOptions, Meeting, listen_for_peers, meet
+from allreduce.rendezvous import Meeting, listen_for_peers, meet
 from taihu.compression import Outcome
 from taihu.coordination.client import (
     CoordinatorClient,
@@ -15,11 +15,13 @@ from taihu.coordination.client import (
     coordinator_address,
     failure_reported,
 )
-from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.generations import Generation
+from taihu.coordination.listener import Listener, ListenOptions
+from taihu.coordination.membership import MemberId, Progress, Role, RunState, error_of
 from taihu.coordination.plan import Plan
 from taihu.coordination.service import Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice
-from taihu.errors import RunError
+from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.run_length import RunLength
@@ -57,7 +59,8 @@ class Exchanged:
 class Reporting:
     """Receivers of what happens in a session; `hosting` is told of the coordinator, by the worker that hosts it.
 
-    `stop` is told of a stop of the run, and says that this worker wants one.
+    `stop` is told of a stop of the run, and says that this worker wants one. `generation` is the one of members that
+    this worker joins.
     """
 
     progress: Callable[[], Progress] = Progress
@@ -65,6 +68,7 @@ class Reporting:
     tracer: Tracer | None = None
     hosting: Callable[[Coordinator], None] = lambda _: None
     stop: StopNotice = field(default_factory=StopNotice)
+    generation: Generation = field(default_factory=Generation)
 
 
 @contextmanager
@@ -121,7 +125,12 @@ def take_part_after_meeting(
                 yield session
             return
         exchange = through_servers(
-            job, plan, meeting.servers, meeting.identity, exchanged.arenas, _beside(exchanged, reporting)
+            job,
+            plan,
+            meeting.servers,
+            meeting.identity,
+            exchanged.arenas,
+            _beside(exchanged, reporting, meeting.client.tell_of_loss),
         )
         meeting.also_fail.append(exchange.fail)
         # The failure is reported first, see below.
@@ -148,6 +157,7 @@ def _meet(
         progress=reporting.progress,
         hosting=reporting.hosting,
         stop=reporting.stop,
+        generation=reporting.generation,
     )
 
 
@@ -168,15 +178,16 @@ def _through_servers(
 ) -> Iterator[Session]:
     incarnation = new_incarnation()
     with CoordinatorClient(coordinator_address(job), job, MemberId(Role.WORKER, rank), incarnation) as client:
-        addresses = client.join(layout=exchanged.layout, length=length)
+        addresses = client.join(layout=exchanged.layout, length=length, generation=reporting.generation.number)
         with failure_reported(client):
             plan = client.get_plan(job.cluster.connect_timeout_s)
         identity = WorkerIdentity(job.name, rank, incarnation)
-        exchange = through_servers(job, plan, addresses, identity, exchanged.arenas, _beside(exchanged, reporting))
+        beside = _beside(exchanged, reporting, client.tell_of_loss)
+        exchange = through_servers(job, plan, addresses, identity, exchanged.arenas, beside)
 
         def on_end(state: RunState, reason: str) -> None:
-            if state is RunState.FAILED:
-                exchange.fail(RunError(reason))
+            if (error := error_of(state, reason)) is not None:
+                exchange.fail(error)
 
         # The failure is reported while the streams are open: a stream that breaks first would become the reason.
         heartbeats = HeartbeatThread(client, job, reporting.progress, on_end, stop=reporting.stop)
@@ -185,8 +196,10 @@ def _through_servers(
             yield Session(client, exchange)
 
 
-def _beside(exchanged: Exchanged, reporting: Reporting) -> Beside:
+def _beside(
+    exchanged: Exchanged, reporting: Reporting, on_failure: Callable[[TaihuError], None] = lambda _: None
+) -> Beside:
     pages = exchanged.arenas.parameter_pages
     # There is no room for all initial parameters at once.
     initial = None if pages is None else InitialParameters(exchanged.layout, pages, exchanged.initialize)
-    return Beside(initial, reporting.on_compressed, reporting.tracer)
+    return Beside(initial, reporting.on_compressed, reporting.tracer, on_failure)

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from taihu.checkpoint.reading import Checkpoint, open_checkpoint
+from taihu.checkpoint.store import CheckpointStore
+from taihu.errors import CheckpointError
 from taihu.job import Job
 
-__all__ = ["checkpoint_folder", "keepers", "resumed_from"]
+__all__ = ["checkpoint_folder", "going_on", "keepers", "recovers", "resumed_from"]
 
 _NONE: Final = Path("none")
 
@@ -17,6 +19,27 @@ def checkpoint_folder(job: Job) -> Path | None:
     """The folder of the job's checkpoints; None where there are none."""
     folder = job.checkpoint.dir
     return None if folder is None or folder == _NONE else folder
+
+
+def recovers(job: Job) -> bool:
+    """Whether the members of the job begin again from a checkpoint when one of them is lost."""
+    return checkpoint_folder(job) is not None and job.checkpoint.restarts > 0
+
+
+def going_on(job: Job, step: int) -> Job:
+    """`job` from the checkpoint of `step` in its folder, or as it is for step 0.
+
+    Raises:
+        CheckpointError: it has no folder.
+    """
+    if not step:
+        return job
+    folder = checkpoint_folder(job)
+    if folder is None:
+        raise CheckpointError(f"the run goes on from step {step:,}, and this process has no checkpoint.dir")
+    checkpoint = job.checkpoint.model_copy(update={"resume": CheckpointStore(folder).folder_of(step)})
+    model = job.model.model_copy(update={"init_from": None, "init_skip": ()})
+    return job.model_copy(update={"checkpoint": checkpoint, "model": model})
 
 
 def keepers(job: Job) -> tuple[str, ...]:

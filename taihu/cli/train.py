@@ -83,7 +83,7 @@ def train(
       taihu train --resume runs/small_cnn-on-digits-20260728-120005 --epochs 20
     """  # noqa: D301
     with importing_much():
-        from taihu.local.resuming import find_checkpoint
+        from taihu.local.resuming import check_folder, find_checkpoint
         from taihu.local.run import RUN_FOLDER, check_job, prepare
         from taihu.local.training import LocalTraining
         from taihu.run_folder import RunFiles
@@ -100,6 +100,7 @@ def train(
         own["model"] = {"init_from": None, "init_skip": ()}
     job = flags.resolve(job_file, own)
     check_job(job)
+    check_folder(job)
     check_writable(json_file, save, trace)
     check_folder_writable(logs)
     make_tracer(trace, trace_steps)

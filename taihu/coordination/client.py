@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import grpc
 import structlog
@@ -16,6 +16,7 @@ import structlog
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.checkpoint.files import PartFile
+from taihu.checkpoint.keepers import recovers
 from taihu.coordination import messages
 from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.checkpoints import Decision
@@ -24,7 +25,16 @@ from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_from_message
 from taihu.coordination.stopping import StopNotice
 from taihu.coordination.waiting import telling_who_is_awaited
-from taihu.errors import ConfigError, RunError, TaihuError
+from taihu.errors import (
+    ConfigError,
+    ExchangeError,
+    MemberLostError,
+    PeerUnreachableError,
+    RecoveringError,
+    RunError,
+    StaleError,
+    TaihuError,
+)
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
@@ -40,11 +50,16 @@ from taihu.wire.host_names import is_known
 from taihu.wire.retry import call_until_reachable
 from taihu.wire.status import error_from_rpc
 
-__all__ = ["CoordinatorClient", "HeartbeatThread", "coordinator_address", "failure_reported"]
+__all__ = ["LOSSES", "CoordinatorClient", "HeartbeatThread", "coordinator_address", "failure_reported"]
 
 _CALL_TIMEOUT_S = 10.0
 _LOOK_S = 1.0
+_ASK_AGAIN_S = 0.05
 _HASTY_S = 0.05
+
+
+LOSSES: Final = (ExchangeError, MemberLostError, PeerUnreachableError, RecoveringError, StaleError)
+"""Errors that tell of another member, which is lost or has begun again."""
 
 
 class CoordinatorClient:
@@ -62,8 +77,12 @@ class CoordinatorClient:
         self._host = f"{'server' if job.servers else 'worker'} 0, {self.peer}"
         self.member = member
         self._job = job
+        # A coordinator that is stopped is noticed soon after `lost_after_s`.
+        self._heartbeat_timeout_s = min(_CALL_TIMEOUT_S, job.cluster.lost_after_s / 3)
+        self._connect_timeout_s = job.cluster.connect_timeout_s
         self._incarnation = incarnation
         self._clock = clock or SystemClock()
+        self.recovers = recovers(job)
         self.coordinator_clock = ClockOffset()
         self._channel = open_channel(address)
         self._stub = CoordinatorServiceStub(self._channel)
@@ -76,8 +95,35 @@ class CoordinatorClient:
     ) -> None:
         self._channel.close()
 
+    def begin(self) -> tuple[int, int]:
+        """Ask until this member may join; the generation to be joined and the step that it goes on from.
+
+        Raises:
+            PeerUnreachableError: the coordinator did not answer, or the last generation did not end, in time.
+            StaleError: the place is taken by a process that lives.
+            RunError: the run has ended.
+        """
+        timeout_s, until_s = self._connect_timeout_s, self._clock.now() + self._connect_timeout_s
+        request = pb.BeginRequest(job=self._job.name, member=self._member())
+        while (left_s := until_s - self._clock.now()) > 0:
+            response = call_until_reachable(
+                lambda remaining_s: self._stub.Begin(request, timeout=remaining_s),
+                peer=self.peer,
+                timeout_s=left_s,
+                clock=self._clock,
+            )
+            if not response.again:
+                return response.generation, response.step
+            self._clock.sleep(_ASK_AGAIN_S)
+        raise PeerUnreachableError(f"{self.peer}: {self.member} could not take part again within {timeout_s:g} s")
+
     def join(
-        self, *, address: str = "", layout: Layout | None = None, length: RunLength | None = None
+        self,
+        *,
+        address: str = "",
+        layout: Layout | None = None,
+        length: RunLength | None = None,
+        generation: int = 0,
     ) -> tuple[str, ...]:
         """Announce this member; a worker gets its peers' addresses as soon as all of them are there.
 
@@ -96,13 +142,14 @@ class CoordinatorClient:
             layout=layout_to_message(layout) if layout is not None else None,
             settings=self._job.shared_settings,
             length=messages.length_to_message(length),
+            generation=generation,
         )
         try:
             with telling_who_is_awaited(self.awaited):
                 response = call_until_reachable(
                     lambda remaining_s: self._stub.Join(request, timeout=remaining_s),
                     peer=self.peer,
-                    timeout_s=self._job.cluster.connect_timeout_s,
+                    timeout_s=self._connect_timeout_s,
                     clock=self._clock,
                 )
         except (InterruptedRunError, KeyboardInterrupt) as interrupt:
@@ -210,29 +257,42 @@ class CoordinatorClient:
         )
         sent_s = self._clock.now()
         try:
-            response = self._stub.Heartbeat(request, timeout=_CALL_TIMEOUT_S)
+            response = self._stub.Heartbeat(request, timeout=self._heartbeat_timeout_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
         self.coordinator_clock.add(sent_s, response.clock_s, self._clock.now())
         stop.heard(response.stop_reason, response.last_step or None)
         return messages.state_from_message(response.state), response.reason
 
-    def finish(self, *, progress: Progress | None = None, parameters_sha256: str = "", failure: str = "") -> RunState:
-        """Say that this member is done, or why it failed; returns the state of the run."""
-        said = pb.FinishRequest(parameters_sha256=parameters_sha256, failure=failure)
-        return messages.state_from_message(self._finish(said, progress, _CALL_TIMEOUT_S).state)
+    def finish(self, *, parameters_sha256: str = "", failure: str = "", has_lost: bool = False) -> RunState:
+        """Say that this member is done, or why it failed; returns the state of the run.
+
+        `has_lost` says that it has lost another member, and would begin again.
+        """
+        said = pb.FinishRequest(parameters_sha256=parameters_sha256, failure=failure, has_lost=has_lost)
+        return messages.state_from_message(self._finish(said, None, _CALL_TIMEOUT_S).state)
+
+    def tell_of_loss(self, error: TaihuError) -> None:
+        """Say that this member has lost another one, before it gives up what third ones would miss it by."""
+        if isinstance(error, LOSSES) and not isinstance(error, RecoveringError):
+            said = pb.FinishRequest(failure=str(error), has_lost=True)
+            with suppress(TaihuError):  # who fails says so again, and may be heard then
+                self._finish(said, None, _LOOK_S)
 
     def finish_with_all(self, *, progress: Progress, parameters_sha256: str, timeout_s: float) -> None:
-        """Say that this worker has done its part of a run that stops; returns when the run has ended.
+        """Say that this worker has done its part; returns when all have, and the run has ended.
 
         Raises:
             RunError: the run failed, or has not ended within `timeout_s`.
+            RecoveringError: another one was lost before it had done its part.
         """
         said = pb.FinishRequest(parameters_sha256=parameters_sha256, until_end=True)
         response = self._finish(said, progress, timeout_s)
         state = messages.state_from_message(response.state)
+        if state is RunState.RECOVERING:
+            raise RecoveringError(response.reason)
         if not state.is_final or state is RunState.FAILED:
-            raise RunError(response.reason or f"the run has not stopped within {timeout_s:g} s, see `taihu status`")
+            raise RunError(response.reason or f"the run has not ended within {timeout_s:g} s, see `taihu status`")
 
     def _finish(self, said: pb.FinishRequest, progress: Progress | None, timeout_s: float) -> pb.FinishResponse:
         said.job = self._job.name
@@ -251,7 +311,8 @@ class CoordinatorClient:
 class HeartbeatThread:
     """Sends heartbeats until closed, and calls `on_end(state, reason)` once when the run is over.
 
-    A coordinator that cannot be reached for `lost_after_s` ends the run as FAILED. `stop` is told what is known of a
+    A coordinator that cannot be reached for `lost_after_s` ends the run as FAILED; where the run recovers, one that
+    does not know this member any more has begun again. `stop` is told what is known of a
     stop; as soon as one is expected, heartbeats follow each other quickly.
     """
 
@@ -268,6 +329,7 @@ class HeartbeatThread:
         self._stop = stop or StopNotice()
         self._interval_s = job.cluster.heartbeat_s
         self._lost_after_s = job.cluster.lost_after_s
+        self._recovers = recovers(job)
         self._progress = progress
         self._on_end = on_end
         self._clock = SystemClock()
@@ -308,8 +370,12 @@ class HeartbeatThread:
             try:
                 state, reason = self._client.heartbeat(self._progress(), self._stop)
             except TaihuError as error:
+                if isinstance(error, StaleError) and self._recovers:
+                    self._on_end(RunState.RECOVERING, f"the {self._client.peer} has begun again")
+                    return
                 if self._clock.now() - last_answer_s > self._lost_after_s:
-                    self._on_end(RunState.FAILED, f"lost the {self._client.peer}: {error}")
+                    state = RunState.RECOVERING if self._recovers else RunState.FAILED
+                    self._on_end(state, f"lost the {self._client.peer}: {error}")
                     return
                 continue
             last_answer_s = self._clock.now()
@@ -320,15 +386,23 @@ class HeartbeatThread:
 
 @contextmanager
 def failure_reported(client: CoordinatorClient) -> Iterator[None]:
-    """Tell the coordinator why this member fails, so that no other one waits for it."""
+    """Tell the coordinator why this member fails, so that no other one waits for it.
+
+    Raises:
+        RecoveringError: in place of what this member has lost another one by, where the run recovers.
+    """
     try:
         yield
     except BaseException as error:
-        reason = str(error) or repr(error)
+        reason, has_lost = str(error) or repr(error), isinstance(error, LOSSES)
+        state = None
         try:
-            client.finish(failure=reason)
+            state = client.finish(failure=reason, has_lost=has_lost)
         except TaihuError:
             structlog.get_logger().warning("the coordinator could not be told", reason=reason)
+        begins_again = state is RunState.RECOVERING or (state is None and client.recovers)
+        if begins_again and has_lost:
+            raise RecoveringError(reason) from error
         raise
 
 

@@ -5,28 +5,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from kernels import group_search
 from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from taihu.checkpoint.keepers import resumed_from
 from taihu.coordination.checkpointing import Checkpointing
+from taihu.coordination.generations import Generation
 from taihu.coordination.membership import TICK_S, Membership
 from taihu.coordination.planning import Planning
 from taihu.coordination.service import Coordinator, CoordinatorServicer
 from taihu.errors import ModelError
 from taihu.job import Job
 from taihu.layout import Layout
-from taihu.wire.address import advertised_host, is_loopback, join_address, split_address
+from taihu.wire.address import is_loopback
 from taihu.wire.clock import SystemClock
 from taihu.wire.server import RpcServer
 
-__all__ = ["hosted_coordinator", "listen"]
+__all__ = ["hosted_coordinator"]
 
 _FAREWELL_S = 5.0
+_ONLY: Final = Generation()
 
 
 @contextmanager
-def hosted_coordinator(job: Job, rpc: RpcServer) -> Iterator[Coordinator]:
+def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = _ONLY) -> Iterator[Coordinator]:
     """A coordinator of `job` on `rpc`, which is started afterwards; leaving waits until the others know the end."""
     cluster = job.cluster
     membership = Membership(
@@ -39,13 +42,16 @@ def hosted_coordinator(job: Job, rpc: RpcServer) -> Iterator[Coordinator]:
         join_timeout_s=cluster.connect_timeout_s,
         workers_meet=job.workers_meet,
         layout_follows=job.exchange.fc != "data",
+        heartbeat_s=cluster.heartbeat_s,
+        generation=generation.number,
+        recovers=generation.recovers,
     )
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
     threading.Thread(target=group_search.warm_up, name="warm-up", daemon=True).start()
     clock = SystemClock()
     checkpointing = Checkpointing.of(job, clock)
     coordinator = Coordinator(membership, lambda layout: _planning(job, layout, membership), clock, checkpointing)
-    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), rpc.grpc_server)
+    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator, generation.step), rpc.grpc_server)
     closed = threading.Event()
     watch = threading.Thread(target=_let_time_pass, args=(coordinator, closed), name="membership", daemon=True)
     watch.start()
@@ -81,23 +87,3 @@ def _let_time_pass(coordinator: Coordinator, closed: threading.Event) -> None:
     while not closed.wait(TICK_S):
         with coordinator.changing() as (members, now):
             members.expire(now)
-
-
-def listen(rpc: RpcServer, bind: str, advertise: str, coordinator: str | None, *, hosts: bool) -> str:
-    """Listen on `bind` and return the address that others are told.
-
-    Args:
-        rpc: not started yet.
-        bind: `host:port`; empty means every interface, at the coordinator's port if this process `hosts` it.
-        advertise: the host to tell others; empty means the one by which this machine reaches the coordinator.
-        coordinator: its address, as far as it is known.
-        hosts: whether this process hosts the coordinator.
-
-    Raises:
-        ConfigError: the address cannot be listened on.
-    """
-    if not bind and hosts and coordinator is not None:
-        bind = join_address("0.0.0.0", split_address(coordinator)[1])  # noqa: S104
-    host, port = split_address(bind or "0.0.0.0:0")
-    bound = rpc.listen(join_address(host, port))
-    return join_address(advertise or advertised_host(host, coordinator), bound)

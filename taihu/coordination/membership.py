@@ -8,18 +8,20 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from taihu.coordination.agreement import Agreement
 from taihu.coordination.stopping import StopAgreement
-from taihu.errors import ConfigError, ModelError, StaleError
+from taihu.errors import ConfigError, RecoveringError, RunError, StaleError
 from taihu.layout import Layout
 from taihu.run_length import RunLength
 from taihu.words import counted
 
-__all__ = ["TICK_S", "MemberId", "MemberRecord", "Membership", "Progress", "Role", "RunState"]
+__all__ = ["TICK_S", "MemberId", "MemberRecord", "Membership", "Progress", "Role", "RunState", "error_of"]
 
 TICK_S: Final = 0.2
 """Seconds from one look at who is silent to the next."""
 
-_MOST_SHOWN: Final = 3
+# Who has not been heard of for so many heartbeats leaves its place to another process that asks for it.
+_REPLACED_AFTER: Final = 4
 
 
 class Role(Enum):
@@ -30,17 +32,21 @@ class Role(Enum):
 
 
 class RunState(Enum):
-    """The state of a run. STOPPED: it was asked to end before its time, and did so in order."""
+    """The state of a run. STOPPED: it was asked to end before its time, and did so in order.
+
+    RECOVERING: a member was lost; this generation of members is over, and all begin again from a checkpoint.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"
+    RECOVERING = "recovering"
 
     @property
     def is_final(self) -> bool:
-        """Whether the run has ended."""
+        """Whether the run has ended, or at least this generation of its members."""
         return self not in (RunState.WAITING, RunState.RUNNING)
 
 
@@ -99,13 +105,14 @@ class MemberRecord:
 
 
 class Membership:
-    """The members of one run.
+    """The members of one run or, where it `recovers`, of one generation of them.
 
     A run waits until every server and worker has joined, runs until every worker has finished with the same
     parameters, and fails with a one-line `reason` when a member fails, falls silent or never comes. One that is asked
-    to stop has stopped when every worker has finished before its last step. Its coordinator is server 0 or, in a run
-    without servers, worker 0. With `workers_meet`, workers exchange with each other beside the servers; with
-    `layout_follows`, they join without their layers and bring them later.
+    to stop has stopped when every worker has finished before its last step. Where it `recovers`, a member that is
+    lost ends no more than this generation. Its coordinator is server 0 or, in a run without servers, worker 0. With
+    `workers_meet`, workers exchange with each other beside the servers; with `layout_follows`, they join without
+    their layers and bring them later.
     """
 
     def __init__(
@@ -120,27 +127,80 @@ class Membership:
         join_timeout_s: float,
         workers_meet: bool = False,
         layout_follows: bool = False,
+        heartbeat_s: float = 0.5,
+        generation: int = 0,
+        recovers: bool = False,
     ) -> None:
         self.job = job
+        self.generation = generation
         self.sizes = {Role.SERVER: servers, Role.WORKER: workers}
         self.state = RunState.WAITING
         self.reason = ""
         self.members: dict[MemberId, MemberRecord] = {}
-        self.layout: Layout | None = None
-        self.length: RunLength | None = None
         self.stop = StopAgreement(workers)
-        self._digest = digest
-        self._settings = settings
         self._lost_after_s = lost_after_s
         self._join_timeout_s = join_timeout_s
         self._first_join_s: float | None = None
         self._lost: set[MemberId] = set()
         self._host = MemberId(Role.SERVER if servers else Role.WORKER, 0)
+        self._alike = Agreement(str(self._host), digest, settings)
+        self._recovers = recovers
+        self._replaced_after_s = _REPLACED_AFTER * heartbeat_s
+        self._withdrawn: set[tuple[MemberId, int]] = set()
+        self._asked_s: dict[tuple[MemberId, int], float] = {}
         self._layout_follows = layout_follows
         # Whom workers exchange with: their addresses must be known to all of them.
         self.peer_roles = tuple(
             role for role in Role if self.sizes[role] and (role is self._host.role or (servers and workers_meet))
         )
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layers that workers exchange, as soon as one has brought them."""
+        return self._alike.layout
+
+    @property
+    def length(self) -> RunLength | None:
+        """The length of the run, as soon as a worker with data has joined."""
+        return self._alike.length
+
+    @property
+    def broken(self) -> RunError | None:
+        """The reason not to wait for others any longer: the run has failed, or its members begin again."""
+        return error_of(self.state, self.reason)
+
+    def admits(self, member: MemberId, incarnation: int, *, job: str, now: float) -> bool:
+        """Whether a process may join as `member` now; if not, it is to ask again.
+
+        One that asks for the place of a member that has not been heard of for some heartbeats replaces it, for which
+        a new generation begins.
+
+        Raises:
+            ConfigError: the rank is outside the world.
+            StaleError: another job, or the place is taken by a process that lives.
+            RunError: the run has ended.
+        """
+        self._check(member, job)
+        if self.state is RunState.RECOVERING:
+            return False
+        if self.state.is_final:
+            raise RunError(f"the run has {self.state.value}{f': {self.reason}' if self.reason else ''}")
+        record = self.members.get(member)
+        if record is None or record.incarnation == incarnation:
+            return True
+        asked_s = self._asked_s.setdefault((member, incarnation), now)
+        if record.last_seen_s > asked_s + self._replaced_after_s:
+            raise _taken(member, job)
+        if now - record.last_seen_s > self._replaced_after_s:
+            self.lost(member, "another process has taken its place")
+        return False
+
+    def withdraw(self, member: MemberId, incarnation: int) -> None:
+        """A process that waits to take part is gone: nobody knows of it yet, so that another one may come."""
+        record = self.members.get(member)
+        if self.state is RunState.WAITING and record is not None and record.incarnation == incarnation:
+            del self.members[member]
+            self._withdrawn.add((member, incarnation))
 
     def join(
         self,
@@ -154,6 +214,7 @@ class Membership:
         layout: Layout | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
         length: RunLength | None = None,
+        generation: int = 0,
     ) -> None:
         """Admit a member; the first worker's layout and length become the run's. The same incarnation may join again.
 
@@ -162,21 +223,20 @@ class Membership:
         Raises:
             ConfigError: the rank is outside the world, or the member's settings or data differ.
             ModelError: the worker's layers differ from the run's.
+            RecoveringError: the member was to join an earlier generation.
             StaleError: another job, or the rank is taken by another live process.
         """
         self._check(member, job)
-        if digest != self._digest:
-            raise ConfigError(
-                f"{member} was started with other settings than {self._host}"
-                f"{_differences(self._settings, settings)}; give every process the same job file, --set and flags"
-            )
+        self._alike.check_settings(str(member), digest, settings)
+        if generation != self.generation or self.state is RunState.RECOVERING:
+            raise RecoveringError(f"{member} was to join members that begin again from a checkpoint now")
         known = self.members.get(member)
         if known is not None and known.incarnation != incarnation:
-            raise StaleError(f"{member} has already joined job {self.job!r}; give every process a rank of its own")
+            raise _taken(member, job)
         if length is not None:
-            self._check_length(member, length)
+            self._alike.check_length(str(member), length)
         if member.role is Role.WORKER and (layout is not None or not self._layout_follows):
-            self._check_layout(member, layout)
+            self._alike.check_layout(str(member), layout)
         if known is None:
             self._hold_workers(now)
             self.members[member] = MemberRecord(incarnation, address, now)
@@ -193,7 +253,7 @@ class Membership:
             StaleError: no such member with this incarnation has joined.
         """
         self._record(member, incarnation, job)
-        self._check_layout(member, layout)
+        self._alike.check_layout(str(member), layout)
 
     def check(self, member: MemberId, incarnation: int, *, job: str) -> None:
         """Raise StaleError unless such a member with this incarnation has joined."""
@@ -219,19 +279,27 @@ class Membership:
         progress: Progress | None = None,
         parameters_sha256: str = "",
         failure: str = "",
+        has_lost: bool = False,
     ) -> None:
         """A member has done its part, or failed; the first failure becomes the run's reason.
+
+        `has_lost` says that it failed because it has lost another one, and would begin again.
 
         Raises:
             StaleError: no such member with this incarnation has joined.
         """
+        if failure and (member, incarnation) in self._withdrawn:
+            self.fail(f"{member}: {failure}")  # it was faster to hang up than to say why
+            return
         record = self._record(member, incarnation, job)
         record.last_seen_s = now
         record.finished = True
         record.parameters_sha256 = parameters_sha256
         if progress is not None:
             record.progress = progress
-        if failure:
+        if failure and has_lost:
+            self._end_generation(f"{member}: {failure}")
+        elif failure:
             self.fail(f"{member}: {failure}")
         elif self.state is RunState.RUNNING and self._all_finished(Role.WORKER):
             self._conclude()
@@ -254,11 +322,14 @@ class Membership:
             self.reason = reason
 
     def lost(self, member: MemberId, how: str) -> None:
-        """A member's connection or process is gone; fails the run unless the member had finished."""
+        """A member's connection or process is gone; fails the run, if it does not recover, unless it had finished."""
         record = self.members.get(member)
-        if record is not None and not record.finished:
+        if record is None:
+            return
+        # Who has finished is needed until all have: a run that recovers makes the last steps again for it.
+        if not record.finished or (self._recovers and not self.state.is_final):
             self._lost.add(member)
-            self.fail(f"{member} was lost after step {record.progress.step}: {how}")
+            self._end_generation(f"{member} was lost after step {record.progress.step}: {how}")
 
     def expire(self, now: float) -> None:
         """Fail the run when a member has been silent, or missing, for too long.
@@ -296,12 +367,25 @@ class Membership:
         return tuple(self.members[peer].address for peer in peers)
 
     def over(self) -> bool:
-        """Whether the run has ended and every other peer knows (or is itself gone)."""
-        return self.state.is_final and all(
-            record.finished or member in self._lost
-            for member, record in self.members.items()
-            if member.role is self._host.role and member != self._host
+        """Whether the run has ended and every other peer knows (or is itself gone).
+
+        Who does not know that members begin again is told as soon as it asks for anything.
+        """
+        return self.state is RunState.RECOVERING or (
+            self.state.is_final
+            and all(
+                record.finished or member in self._lost
+                for member, record in self.members.items()
+                if member.role is self._host.role and member != self._host
+            )
         )
+
+    def _end_generation(self, reason: str) -> None:
+        if not self._recovers:
+            self.fail(reason)
+        elif not self.state.is_final:
+            self.state = RunState.RECOVERING
+            self.reason = reason
 
     def _hold_workers(self, now: float) -> None:
         """A worker's call to join is held until every peer is there; it cannot send heartbeats before."""
@@ -349,38 +433,13 @@ class Membership:
                 f"expected 0 to {size - 1}, or raise cluster.{member.role.value}s"
             )
 
-    def _check_length(self, member: MemberId, length: RunLength) -> None:
-        if self.length is None:
-            self.length = length
-        if length.samples != self.length.samples:
-            raise ConfigError(
-                f"{member}'s data has {length.samples} training samples, that of the others {self.length.samples}; "
-                "give every worker the same data: data.name and data.path"
-            )
-        if length != self.length:
-            raise ConfigError(
-                f"{member} takes {length.total_steps} steps, {length.steps_per_epoch} an epoch, the others "
-                f"{self.length.total_steps} and {self.length.steps_per_epoch}; give every worker the same job"
-            )
 
-    def _check_layout(self, member: MemberId, layout: Layout | None) -> None:
-        if layout is None or not layout.elements:
-            raise ModelError(f"{member} joined without a model that has parameters")
-        if self.layout is None:
-            self.layout = layout
-        difference = layout.difference(self.layout)
-        if difference:
-            raise ModelError(
-                f"{member}'s model differs from the one the servers hold: {difference}; "
-                "give every worker the same model and data"
-            )
+def error_of(state: RunState, reason: str) -> RunError | None:
+    """The error for whoever waits for others in a state of the run; None where they come."""
+    if state is RunState.RECOVERING:
+        return RecoveringError(reason)
+    return RunError(reason) if state is RunState.FAILED else None
 
 
-def _differences(own: Mapping[str, str], others: Mapping[str, str]) -> str:
-    """Settings that a member has otherwise than its coordinator, as `: train.batch 8, expected 32`."""
-    if not own or not others:
-        return ""
-    keys = [key for key in sorted({*own, *others}) if own.get(key) != others.get(key)]
-    shown = [f"{key} {others.get(key, 'unknown')}, expected {own.get(key, 'none')}" for key in keys[:_MOST_SHOWN]]
-    more = f", and {len(keys) - _MOST_SHOWN} more" if len(keys) > _MOST_SHOWN else ""
-    return f": {'; '.join(shown)}{more}"
+def _taken(member: MemberId, job: str) -> StaleError:
+    return StaleError(f"{member} has already joined job {job!r}; give every process a rank of its own")

@@ -17,11 +17,11 @@ from protos.coordinator_pb2_grpc import CoordinatorServiceServicer
 from taihu.checkpoint.files import PartFile, file_name
 from taihu.coordination import messages
 from taihu.coordination.checkpointing import Checkpointing
-from taihu.coordination.membership import MemberId, Membership, Role, RunState
+from taihu.coordination.membership import MemberId, Membership, Role
 from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_to_message
 from taihu.coordination.planning import Planning
-from taihu.errors import FrameError, PeerUnreachableError, RunError, StaleError, TaihuError
+from taihu.errors import FrameError, PeerUnreachableError, StaleError, TaihuError
 from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.profile import Profile
@@ -55,11 +55,11 @@ class Coordinator:
         clock: Clock,
         checkpointing: Checkpointing | None = None,
     ) -> None:
+        self._clock = clock
         self._checkpointing = checkpointing
         self._membership = membership
         self._make_planning = make_planning
         self._planning: Planning | None = None
-        self._clock = clock
         self._changed = threading.Condition()
 
     @contextmanager
@@ -81,11 +81,10 @@ class Coordinator:
             RunError: the run failed first.
             PeerUnreachableError: no worker joined within `timeout_s`.
         """
-        self.wait_for(lambda m: m.layout is not None or m.state is RunState.FAILED, timeout_s)
+        self.wait_for(lambda m: m.layout is not None or m.broken is not None, timeout_s)
         with self._changed:
             layout = self._membership.layout
-            if self._membership.state is RunState.FAILED:
-                raise RunError(self._membership.reason)
+            self._raise_if_broken()
             if layout is None:
                 raise PeerUnreachableError(f"no worker joined within {timeout_s:g} s, so there is no plan yet")
             if self._planning is None:
@@ -107,10 +106,9 @@ class Coordinator:
             planning.report(member.rank, step, steps)
             self._changed.notify_all()
             self._changed.wait_for(
-                lambda: planning.decided_after(step) or self._membership.state is RunState.FAILED, timeout_s
+                lambda: planning.decided_after(step) or self._membership.broken is not None, timeout_s
             )
-            if self._membership.state is RunState.FAILED:
-                raise RunError(self._membership.reason)
+            self._raise_if_broken()
             if not planning.decided_after(step):
                 raise PeerUnreachableError(f"the other workers did not report step {step} within {timeout_s:g} s")
             return planning.plan
@@ -138,18 +136,30 @@ class Coordinator:
             last_step = membership.stop.fix(step)
         agreed = self.wait_for(lambda m: m.stop.agreed or m.state.is_final, timeout_s)
         with self._changed:
-            if self._membership.state is RunState.FAILED:
-                raise RunError(self._membership.reason)
+            self._raise_if_broken()
         if not agreed:
             raise PeerUnreachableError(f"not all workers learnt within {timeout_s:g} s that the run stops")
         return last_step
+
+    def _raise_if_broken(self) -> None:
+        if (error := self._membership.broken) is not None:
+            raise error
 
 
 class CoordinatorServicer(CoordinatorServiceServicer):
     """Converts messages, calls the coordinator, turns errors into statuses."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, begun_after: int = 0) -> None:
         self._coordinator = coordinator
+        self._begun_after = begun_after
+
+    def Begin(self, request: pb.BeginRequest, context: grpc.ServicerContext) -> pb.BeginResponse:  # noqa: N802
+        """Say whether a process may join, and where the run goes on from."""
+        with _errors_as_status(context), self._coordinator.changing() as (membership, now):
+            member, incarnation = messages.member_from_message(request.member)
+            if not membership.admits(member, incarnation, job=request.job, now=now):
+                return pb.BeginResponse(again=True)
+            return pb.BeginResponse(generation=membership.generation, step=self._begun_after)
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinResponse:  # noqa: N802
         """Admit the member, and hold a worker until everybody is there whom it exchanges with."""
@@ -168,8 +178,11 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     layout=layout,
                     settings=request.settings,
                     length=length,
+                    generation=request.generation,
                 )
             if member.role is Role.WORKER:
+                if not context.add_callback(lambda: self._call_ended(member, incarnation)):
+                    self._call_ended(member, incarnation)
                 self._await_peers(member, context)
         with self._coordinator.changing() as (membership, _):
             addresses = membership.peer_addresses() or ()
@@ -302,6 +315,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     else None,
                     parameters_sha256=request.parameters_sha256,
                     failure=request.failure,
+                    has_lost=request.has_lost,
                 )
             if request.until_end:
                 self._coordinator.wait_for(lambda m: m.state.is_final, _remaining_s(context))
@@ -315,14 +329,20 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             membership.check(member, incarnation, job=request.job)
         return member
 
+    def _call_ended(self, member: MemberId, incarnation: int) -> None:
+        """A worker's call to join has ended, before it was answered if its process died."""
+        with self._coordinator.changing() as (membership, _):
+            if membership.peer_addresses() is None:
+                membership.withdraw(member, incarnation)
+
     def _await_peers(self, member: MemberId, context: grpc.ServicerContext) -> None:
         self._coordinator.wait_for(
-            lambda m: m.peer_addresses() is not None or m.state is RunState.FAILED, _remaining_s(context)
+            lambda m: m.peer_addresses() is not None or m.broken is not None, _remaining_s(context)
         )
         with self._coordinator.changing() as (membership, _):
-            if membership.state is RunState.FAILED:
+            if (error := membership.broken) is not None:
                 membership.told(member)
-                raise RunError(membership.reason)
+                raise error
             if membership.peer_addresses() is None:
                 missing = ", ".join(str(m) for m in membership.missing() if m.role in membership.peer_roles)
                 roles = " and ".join(f"{role.value}s" for role in membership.peer_roles)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Final, Literal, Self
 
 from taihu.errors import RunError
 from taihu.job.environment import without_settings
@@ -41,10 +41,11 @@ def prepare_to_fork() -> None:
 
 
 class DaemonFailedError(RunError):
-    """A daemon ended before its time, or `was_killed` by a signal; the message holds its last words."""
+    """The daemon `name` ended before its time, or `was_killed` by a signal; the message holds its last words."""
 
-    def __init__(self, message: str, exit_code: int, *, was_killed: bool = False) -> None:
+    def __init__(self, message: str, name: str, exit_code: int, *, was_killed: bool = False) -> None:
         super().__init__(message)
+        self.name = name
         self.exit_code = exit_code
         self.was_killed = was_killed
 
@@ -52,6 +53,8 @@ class DaemonFailedError(RunError):
 @dataclass
 class _Daemon:
     name: str
+    module: str
+    arguments: list[str]
     process: Process
     log: Path
     log_file: IO[bytes]
@@ -72,13 +75,11 @@ class LocalProcesses:
 
     Args:
         log_dir: of the logs.
-        again: whether the logs there are of the same run, which goes on.
         fork: the processes from this one, where that is possible, which imports first what they need.
     """
 
-    def __init__(self, log_dir: Path, *, fork: bool = False, again: bool = False) -> None:
+    def __init__(self, log_dir: Path, *, fork: bool = False) -> None:
         self.log_dir = log_dir
-        self._again = again
         self._forks = fork
         self._daemons: list[_Daemon] = []
 
@@ -94,10 +95,24 @@ class LocalProcesses:
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> Process:
         """Start `python -m module arguments`; its stderr goes to `<name>.log`."""
+        return self._start(name, module, list(arguments), "wb")
+
+    def kill(self, name: str) -> None:
+        """End a daemon at once, if it has not ended."""
+        next(daemon for daemon in self._daemons if daemon.name == name).process.kill()
+
+    def replace(self, name: str) -> None:
+        """Start a daemon again that has ended, with the same arguments; its log goes on."""
+        former = next(daemon for daemon in self._daemons if daemon.name == name)
+        self._daemons.remove(former)
+        _close(former)
+        self._start(name, former.module, former.arguments, "ab")
+
+    def _start(self, name: str, module: str, arguments: list[str], mode: Literal["ab", "wb"]) -> Process:
         log = self.log_dir / f"{name.replace(' ', '-')}.log"
-        log_file = log.open("ab" if self._again else "wb")
+        log_file = log.open(mode)
         process = self._launch(module, [*arguments, "--stop-with-stdin"], log_file)
-        self._daemons.append(_Daemon(name, process, log, log_file))
+        self._daemons.append(_Daemon(name, module, arguments, process, log, log_file))
         return process
 
     @property
@@ -119,7 +134,10 @@ class LocalProcesses:
         )
 
     def start_listening(self, name: str, module: str, arguments: Sequence[str]) -> str:
-        """Start a daemon and return the address that its first line of output tells."""
+        """Start a daemon and return the address that its first line of output tells.
+
+        A daemon that replaces it listens there, too.
+        """
         process = self.start(name, module, arguments)
         assert process.stdout is not None  # noqa: S101
         line = process.stdout.readline().decode()
@@ -127,7 +145,9 @@ class LocalProcesses:
             process.wait()
             self.check()
             raise RunError(f"{name} did not say where it listens; see {self.log_dir}")
-        return line.removeprefix("listening on ").split(",")[0].strip()
+        address = line.removeprefix("listening on ").split(",")[0].strip()
+        self._daemons[-1].arguments += ["--bind", address]
+        return address
 
     def check(self) -> bool:
         """Whether all daemons have ended: well, or interrupted.
@@ -172,10 +192,14 @@ class LocalProcesses:
             if daemon.process.poll() is None:
                 daemon.process.kill()
             daemon.process.wait()
-            for stream in (daemon.process.stdin, daemon.process.stdout, daemon.log_file):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
+            _close(daemon)
+
+
+def _close(daemon: _Daemon) -> None:
+    for stream in (daemon.process.stdin, daemon.process.stdout, daemon.log_file):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
 
 
 def _rank_as_cause(daemon: _Daemon) -> int:
@@ -187,14 +211,17 @@ def _failure(daemon: _Daemon, daemons: Sequence[_Daemon]) -> DaemonFailedError:
     code = daemon.exit_code
     if code < 0:
         return DaemonFailedError(
-            f"{daemon.name} was killed by {signal.Signals(-code).name}; log: {daemon.log}", 1, was_killed=True
+            f"{daemon.name} was killed by {signal.Signals(-code).name}; log: {daemon.log}",
+            daemon.name,
+            1,
+            was_killed=True,
         )
     words = _last_words(daemon.log)
     # Server 0 tells for which member's sake the run failed; that member's log has the rest.
     culprit = next((other for other in daemons if words.startswith(f"{other.name}: ")), None)
     if culprit is None:
-        return DaemonFailedError(f"{daemon.name}: {words}; log: {daemon.log}", code)
-    return DaemonFailedError(f"{words}; log: {culprit.log}", code)
+        return DaemonFailedError(f"{daemon.name}: {words}; log: {daemon.log}", daemon.name, code)
+    return DaemonFailedError(f"{words}; log: {culprit.log}", daemon.name, code)
 
 
 def _last_words(log: Path) -> str:

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from taihu.checkpoint.keepers import checkpoint_folder
 from taihu.checkpoint.manifest import MANIFEST
 from taihu.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.checkpoint.store import CheckpointStore
-from taihu.errors import CheckpointError
+from taihu.errors import CheckpointError, ConfigError
+from taihu.job import Job
 from taihu.run_folder import CHECKPOINTS, SETTINGS
 
-__all__ = ["AUTO", "Resumed", "find_checkpoint"]
+__all__ = ["AUTO", "Resumed", "check_folder", "find_checkpoint"]
 
 AUTO: Final = "auto"
 """The newest checkpoint of all runs."""
@@ -52,6 +54,20 @@ def find_checkpoint(named: str, runs: Path) -> Resumed:
     store = CheckpointStore(inside if inside.is_dir() else folder)
     checkpoint, problems = store.newest()
     return Resumed(checkpoint, _settings_beside(store.folder), tuple(problems))
+
+
+def check_folder(job: Job) -> None:
+    """Raise ConfigError where the job's own folder has checkpoints that it does not go on from."""
+    folder = checkpoint_folder(job)
+    if folder is None or not (steps := CheckpointStore(folder).steps()):
+        return
+    newest, resumed = CheckpointStore(folder).folder_of(steps[0]), job.checkpoint.resume
+    if resumed is not None and resumed.resolve() == newest.resolve():
+        return
+    raise ConfigError(
+        f"checkpoint.dir {folder}: it has checkpoints up to step {steps[0]:,}; go on from the newest with --resume "
+        f"{folder}, or name another folder"
+    )
 
 
 def _newest_of(runs: Path) -> Path:

@@ -9,20 +9,21 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from taihu.coordination.membership import RunState
+from taihu.coordination.restarts import Restarts
 from taihu.coordination.status import stop_run
-from taihu.errors import CheckpointError, ConfigError, PeerUnreachableError, RunError, TaihuError
+from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.job.advice import advice_on_schedule
 from taihu.local.display import Display, RunView
 from taihu.local.processes import DaemonFailedError, LocalProcesses
-from taihu.local.restarts import Restarts
+from taihu.local.stuck import StuckMembers
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.results import RESULTS_FORMAT, read_json
@@ -39,6 +40,8 @@ _CONSEQUENCES_S = 2.0
 _STOP_S = 10.0
 _STUCK_S = 60.0
 _STUCK_STEPS = 4
+# A process that takes the place of another one needs some time to start.
+_LEAST_STUCK_S = 10.0
 _FIRST_WORKERS = (
     "measured_steps",
     "selected_ratio",
@@ -79,22 +82,10 @@ class LocalTraining:
                 no checkpoints to go on from, or this happened too often.
             InterruptedRunError: interrupted when there was nothing to save, or for the second time.
         """
-        restarts, life = Restarts(self.job.checkpoint.restarts), self
-        with self._log_folder() as logs:
-            while True:
-                try:
-                    return life._live(display, logs, again=life is not self)
-                except DaemonFailedError as error:
-                    if not error.was_killed:
-                        raise
-                    life = self._next_life(error, restarts, display)
-
-    def _live(self, display: Display, logs: Path, *, again: bool) -> dict[str, Any]:
-        """Start all processes, and watch them to the end; `again` says that they go on where others were killed."""
-        with tempfile.TemporaryDirectory(prefix="taihu-") as name:
+        with self._log_folder() as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
             folder = Path(name)
             try:
-                with LocalProcesses(logs, fork=self.forks, again=again) as processes:
+                with LocalProcesses(logs, fork=self.forks) as processes:
                     coordinator = self._start(processes, folder)
                     self._watch(processes, coordinator, display)
                     if not all(path.exists() for path in self._result_files(folder)):
@@ -109,8 +100,20 @@ class LocalTraining:
             )
             return {**results, "trace": self._trace_file}
 
-    def _next_life(self, error: DaemonFailedError, restarts: Restarts, display: Display) -> LocalTraining:
-        """The run from its newest checkpoint; raises `error` where there are none, or it was started too often."""
+    def _all_have_ended(self, processes: LocalProcesses, restarts: Restarts, display: Display) -> bool:
+        """Whether all have ended well; a process that was killed is replaced where the run recovers."""
+        try:
+            return processes.check()
+        except DaemonFailedError as error:
+            if not error.was_killed:
+                raise
+            self._replace(processes, error, restarts, display)
+            return False
+
+    def _replace(
+        self, processes: LocalProcesses, error: DaemonFailedError, restarts: Restarts, display: Display
+    ) -> None:
+        """Start a process in the place of one that was killed; raises `error` where that may not be, or no more."""
         # Who only looks on needs no arrays.
         from taihu.checkpoint.keepers import checkpoint_folder  # noqa: PLC0415
         from taihu.checkpoint.store import CheckpointStore  # noqa: PLC0415
@@ -118,24 +121,23 @@ class LocalTraining:
         checkpoints = checkpoint_folder(self._with_checkpoints())
         if checkpoints is None:
             raise error
-        resume, step = self.job.checkpoint.resume, 0
-        with suppress(CheckpointError):  # it was killed before there was one: from where it began
-            newest, _ = CheckpointStore(checkpoints).newest(unfinished=True)
-            resume, step = newest.folder, newest.step
+        step = next(iter(CheckpointStore(checkpoints).steps()), 0)
         pause_s = restarts.pause_s(time.monotonic(), step)
         if pause_s is None:
             raise error
         words = str(error).partition(";")[0]
-        display.say(f"{words}; all are started again after step {step:,}")
+        display.say(f"{words}; another process takes its place, and all go on after step {step:,}")
         if self.files.folder is not None:
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             add_events(self.files.folder, [{"time": now, "step": step, "event": "restarted", "reason": words}])
         self._pause(pause_s)
-        checkpoint = self.job.checkpoint.model_copy(update={"resume": resume})
-        update: dict[str, Any] = {"checkpoint": checkpoint}
-        if resume is not None:
-            update["model"] = self.job.model.model_copy(update={"init_from": None, "init_skip": ()})
-        return replace(self, job=self.job.model_copy(update=update))
+        processes.replace(error.name)
+
+    def _recovers(self) -> bool:
+        """Whether other processes take the places of lost ones."""
+        from taihu.checkpoint.keepers import recovers  # noqa: PLC0415 - see above
+
+        return recovers(self._with_checkpoints())
 
     def _pause(self, seconds: float) -> None:
         """Wait; raises InterruptedRunError where the run is to end meanwhile."""
@@ -180,9 +182,9 @@ class LocalTraining:
         job_file.write_text(job_to_toml(given, given=True))
         common = [str(job_file), "--log-format", "json"]
         (first, module, arguments), *others = self._members(folder)
-        coordinator = processes.start_listening(first, module, [*common, *arguments])
+        coordinator = processes.start_listening(first, module, [*_rank_of(first), *common, *arguments])
         for name, module, arguments in others:
-            processes.start(name, module, [*common, "--coordinator", coordinator, *arguments])
+            processes.start(name, module, [*_rank_of(name), *common, "--coordinator", coordinator, *arguments])
         return coordinator
 
     def _run_settings(self) -> RunSettings:
@@ -203,23 +205,26 @@ class LocalTraining:
         bind = ["--bind", "127.0.0.1:0"]
         for index, result in enumerate(self._server_files(folder)):
             name = f"server {index}"
-            arguments = ["--rank", str(index), "--json", str(result), *self._trace_arguments(folder, name)]
+            arguments = ["--json", str(result), *self._trace_arguments(folder, name)]
             yield name, "ps_server", [*arguments, *bind]
         for rank, result in enumerate(self._result_files(folder)):
             name = f"worker {rank}"
-            arguments = ["--rank", str(rank), "--json", str(result), *self._trace_arguments(folder, name)]
+            arguments = ["--json", str(result), *self._trace_arguments(folder, name)]
             if rank == 0 and self.files.folder is not None:
                 arguments.append("--run-dir-is-made")
             yield name, "worker", [*arguments, *bind] if self.job.workers_meet else arguments
 
     def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
         start = looked = time.monotonic()
+        restarts = Restarts(self.job.checkpoint.restarts)
         status = StatusWatch(coordinator, display)
         stopping: _Stopping | None = None
+        host = next(iter(self._members(Path())))[0]
+        stuck = StuckMembers(host, max(self.job.cluster.lost_after_s, _LEAST_STUCK_S))
         advised = False
         try:
             with self.interrupts.offered_to(lambda reason: True):
-                while not processes.check():
+                while not self._all_have_ended(processes, restarts, display):
                     time.sleep(_LOOK_S)
                     if self.interrupts.reason and stopping is None:
                         stopping = self._stop(coordinator, display)
@@ -227,6 +232,8 @@ class LocalTraining:
                         looked = time.monotonic()
                         # Where one has ended the coordinator is about to end: its port may be anybody's then.
                         view = None if processes.any_has_ended else status.show(looked - start)
+                        if self._recovers() and not processes.any_has_ended:
+                            self._end_stuck(processes, stuck.look(looked, status.missing), display)
                         if stopping is not None:
                             stopping.check(view, looked)
                         if view is not None and not advised:
@@ -242,6 +249,12 @@ class LocalTraining:
                 processes.wait(_CONSEQUENCES_S)
             processes.check()
             raise
+
+    def _end_stuck(self, processes: LocalProcesses, names: Sequence[str], display: Display) -> None:
+        """Kill processes that the run does not get back; others take their places then."""
+        for name in names:
+            display.say(f"{name} lives and takes no part any more; it is ended")
+            processes.kill(name)
 
     def _advise(self, total: int, display: Display) -> None:
         """Say what only shows when the length of the run is known: by its workers, from their data."""
@@ -284,6 +297,11 @@ class LocalTraining:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder)
+
+
+def _rank_of(name: str) -> list[str]:
+    """The option of the rank in `server 1`; it comes first, so that `ps` has room for it."""
+    return ["--rank", name.partition(" ")[2]]
 
 
 def _trace_part(folder: Path, name: str) -> Path:

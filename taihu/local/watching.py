@@ -23,18 +23,23 @@ _STATUS_S = 0.5
 
 
 class StatusWatch:
-    """Shows the status that a run's coordinator tells; what is wrong with it is said once."""
+    """Shows the status that a run's coordinator tells; what is wrong with it is said once.
+
+    `missing` are the members that had not joined then; None where the coordinator did not answer.
+    """
 
     def __init__(self, coordinator: str, display: Display) -> None:
         self._coordinator = coordinator
         self._display = display
         self._told = False
+        self.missing: list[str] | None = None
 
     def show(self, elapsed_s: float) -> RunView | None:
         """Show the status, `elapsed_s` after the start; returns it when every worker has made a step.
 
         Nothing is said of a coordinator that does not answer: it is busy, or has ended.
         """
+        self.missing = None
         try:
             status = fetch_status(self._coordinator, timeout_s=_STATUS_S)
         except PeerUnreachableError:
@@ -44,6 +49,7 @@ class StatusWatch:
                 self._display.say(f"warning: the run's progress cannot be shown: {error}")
             self._told = True
             return None
+        self.missing = list(map(str, missing_of(status)))
         return _show(status, self._display, elapsed_s)
 
 

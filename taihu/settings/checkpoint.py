@@ -18,8 +18,9 @@ class CheckpointSettings(Section):
     no checkpoints. `taihu train` puts them into the run's folder. One is begun `every_seconds`, or `every_steps` if
     that is given, and after the last step, also of a run that is stopped. It counts when all of it is durable; the
     newest `keep` stay. `resume` is one of them, a folder such as `step-000120`, to go on from: servers and workers
-    may be more or fewer than those that wrote it. Where a process of `taihu train` is killed, all of them are started
-    again from the newest one, at most `restarts` times within an hour.
+    may be more or fewer than those that wrote it. Where a process is lost, all begin again from the newest one in
+    `dir` as soon as another process has taken its place, at most `restarts` times within an hour. Processes that are
+    started when `dir` holds a checkpoint with steps left go on from there.
     """
 
     dir: FilePath | None = Field(default=None, description="the folder that all processes write to, or none")
@@ -27,6 +28,6 @@ class CheckpointSettings(Section):
     every_steps: Count | None = Field(default=None, description="steps from one to the next, in place of seconds")
     keep: Count = Field(default=2, description="how many of the newest stay")
     restarts: Annotated[int, Field(ge=0, le=10**6)] = Field(
-        default=3, description="how often within an hour taihu train goes on by itself after a process was killed"
+        default=3, description="how often within an hour a run goes on by itself after a process was lost"
     )
     resume: FilePath | None = Field(default=None, description="the folder of a checkpoint to go on from")

@@ -19,6 +19,8 @@ SHARED_OPTIONS: tuple[tuple[str, int], ...] = (
     # ms: a silent peer is noticed although TCP would wait for minutes
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # ms: the same for its pings, which would wait for a minute
+    ("grpc.http2.ping_timeout_ms", 10_000),
     # a stream may be idle for long (evaluation), so pings are never too many
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),

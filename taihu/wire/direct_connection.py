@@ -140,17 +140,28 @@ class DirectListener:
 
 
 def open_connection(
-    channel: grpc.Channel, service: str, address: str, identity: WorkerIdentity, peer: str
+    channel: grpc.Channel,
+    service: str,
+    address: str,
+    identity: WorkerIdentity,
+    peer: str,
+    *,
+    track: Callable[[grpc.Call], None] = lambda _: None,
 ) -> socket.socket | None:
-    """A connection to the host of `service`, which `channel` reaches at `address`; None where there cannot be one."""
+    """A connection to the host of `service`, which `channel` reaches at `address`; None where there cannot be one.
+
+    `track` is told of the call that asks for it, so that it can be cut.
+    """
     ask = channel.unary_unary(
         f"/{service}/OpenConnection", pb.OpenConnectionRequest.SerializeToString, pb.OpenConnectionResponse.FromString
     )
     request = pb.OpenConnectionRequest(job=identity.job, rank=identity.rank, incarnation=identity.incarnation)
     try:
-        answer = ask(request, timeout=_OPEN_TIMEOUT_S, wait_for_ready=True)
+        asked = ask.future(request, timeout=_OPEN_TIMEOUT_S, wait_for_ready=True)
+        track(asked)
+        answer = asked.result()
         return connect_directly(split_address(address)[0], answer.port, answer.token)
-    except (grpc.RpcError, OSError) as error:
+    except (grpc.RpcError, grpc.FutureCancelledError, OSError) as error:
         reason = error.details() if isinstance(error, grpc.Call) else str(error)
         structlog.get_logger().warning("values go over gRPC", peer=peer, reason=reason)
         return None

@@ -41,6 +41,10 @@ class _Call(Protocol):
         """Cut the call."""
         ...
 
+    def is_active(self) -> bool:
+        """Whether it goes on."""
+        ...
+
 
 @dataclass(frozen=True)
 class LinkEnd:
@@ -221,7 +225,7 @@ class FrameLink:
         self._watcher: threading.Thread | None = None
         # The stream is open, or never will be.
         self._past_opening = threading.Event()
-        self._call: _Call | None = None
+        self._calls: list[_Call] = []
 
     @property
     def path(self) -> Carrier:
@@ -251,7 +255,8 @@ class FrameLink:
 
     def track(self, call: _Call) -> None:
         """`abandon` cuts `call` from now on, also when it came first."""
-        self._call = call
+        with self._ending:
+            self._calls = [*(each for each in self._calls if each.is_active()), call]
         if self._abandoned:
             call.cancel()
 
@@ -275,7 +280,9 @@ class FrameLink:
         name = self._end.origin.name
         opened = None
         with suppress(ValueError):  # the channel has been closed
-            opened = open_connection(self.channel, self._end.service, self._end.address, self._identity, name)
+            opened = open_connection(
+                self.channel, self._end.service, self._end.address, self._identity, name, track=self.track
+            )
         if opened is None:
             return
         with self._ending:
@@ -334,8 +341,8 @@ class FrameLink:
         self._stream.stop()
         if self._connection is not None:
             self._connection.stop()
-        if self._call is not None:
-            self._call.cancel()
+        for call in self._calls:
+            call.cancel()
 
     def close(self, last_word: FrameHeader | None = None) -> None:
         """End in good order: let the other side take in what has been sent, for a while, before a last word."""

@@ -26,7 +26,7 @@ from taihu.process.entry import InterruptedRunError
 from taihu.process.memory_limit import memory_limit_bytes
 from taihu.scores import ACCURACY
 
-__all__ = ["MetricsPage", "ServerMetrics", "WorkerMetrics", "export_modelled_layers"]
+__all__ = ["Exported", "MetricsPage", "ServerMetrics", "WorkerMetrics", "modelled_layers"]
 
 _RECENT_UPDATES = 100
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -38,6 +38,7 @@ class WorkerMetrics:
     def __init__(self, rank: int) -> None:
         labels = {"role": "worker", "rank": str(rank)}
         self.registry = _registry(labels)
+        self.exported = Exported(self.registry)
         self.step_seconds = _histogram(self.registry, "taihu_step_seconds", "Time of one step.", labels)
         self.compute_seconds = _histogram(
             self.registry, "taihu_compute_seconds", "Time of forward and backward in a step.", labels
@@ -140,6 +141,7 @@ class ServerMetrics:
     def __init__(self, index: int) -> None:
         labels = {"role": "server", "rank": str(index)}
         self.registry = _registry(labels)
+        self.exported = Exported(self.registry)
         self.update_seconds = _histogram(
             self.registry, "taihu_update_seconds", "Summing and updating one complete frame.", labels
         )
@@ -233,13 +235,30 @@ def _gauge(registry: CollectorRegistry, name: str, text: str, labels: dict[str, 
     return Gauge(name, text, tuple(labels), registry=registry).labels(**labels)
 
 
-def export_modelled_layers(registry: CollectorRegistry, rank: int, seconds: Mapping[tuple[str, str], float]) -> None:
-    """Add a worker's modelled compute to its page: the seconds of each (layer, direction) in a step."""
+def modelled_layers(rank: int, seconds: Mapping[tuple[str, str], float]) -> Collector:
+    """A worker's modelled compute for its page: the seconds of each (layer, direction) in a step."""
     gauge = Gauge(
         "taihu_modelled_layer_seconds",
         "Time of a layer in a step on the processor that is modelled; nothing that was measured.",
         ("role", "rank", "layer", "direction"),
-        registry=registry,
+        registry=None,
     )
     for (layer, direction), each in seconds.items():
         gauge.labels("worker", str(rank), layer, direction).set(each)
+    return gauge
+
+
+class Exported:
+    """Collectors on a page, one of each kind; it stays until another one takes its place."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._by_kind: dict[type[Collector], Collector] = {}
+
+    def put(self, collector: Collector) -> None:
+        """Have the page tell what `collector` does, in the place of the former one of its kind."""
+        former = self._by_kind.pop(type(collector), None)
+        if former is not None:
+            self._registry.unregister(former)
+        self._registry.register(collector)
+        self._by_kind[type(collector)] = collector

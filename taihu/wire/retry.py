@@ -27,13 +27,21 @@ def backoff_seconds() -> Iterator[float]:
         yield min(_FIRST_DELAY_S * 2 ** min(attempt, 16), _LONGEST_DELAY_S)
 
 
-def call_until_reachable(call: Callable[[float], T], *, peer: str, timeout_s: float, clock: Clock) -> T:
-    """Call `call(remaining_seconds)` until its peer answers.
+def call_until_reachable(
+    call: Callable[[float], T],
+    *,
+    peer: str,
+    timeout_s: float,
+    clock: Clock,
+    gives_up: Callable[[], bool] = lambda: False,
+) -> T:
+    """Call `call(remaining_seconds)` until its peer answers, or `gives_up()` says that nobody waits any more.
 
     Tried again are UNAVAILABLE and CANCELLED, with which a server that ends cuts the calls in progress.
 
     Raises:
-        PeerUnreachableError: nobody answered within `timeout_s`; the message names `peer` and the time.
+        PeerUnreachableError: nobody answered within `timeout_s`, the message names `peer` and the time; or it was
+            given up.
         TaihuError: the peer answered with an error.
     """
     start = clock.now()
@@ -41,6 +49,8 @@ def call_until_reachable(call: Callable[[float], T], *, peer: str, timeout_s: fl
         remaining = timeout_s - (clock.now() - start)
         if remaining <= 0:
             break
+        if gives_up():
+            raise PeerUnreachableError(f"{peer}: nobody waits for its answer any more")
         try:
             return call(remaining)
         except grpc.RpcError as error:

@@ -14,9 +14,18 @@ from taihu.errors import StaleError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.run_length import RunLength
 
-_RUN = {"servers": "1", "workers": "1", "lost-after": "5", "join-timeout": "30", "workers-meet": "no"}
+_GENERATION = {"generation": "0"}
+_RUN = {**_GENERATION, "servers": "1", "workers": "1", "lost-after": "5", "join-timeout": "30", "workers-meet": "no"}
 _MEMBER = {"incarnation": "1", "job": "demo"}
-_JOIN = {**_MEMBER, "settings": "same", "address": "", "model": "fc1:3x2 fc2:2", "with": "", "length": ""}
+_JOIN = {
+    **_MEMBER,
+    **_GENERATION,
+    "settings": "same",
+    "address": "",
+    "model": "fc1:3x2 fc2:2",
+    "with": "",
+    "length": "",
+}
 _FINISH = {**_MEMBER, "parameters": "", "step": "", "of": "0"}
 
 
@@ -36,8 +45,8 @@ class Interpreter:
             self._start(parse_options(words, _RUN))
         elif not words:
             return self._answer(first)
-        else:
-            self._at(float(first.removesuffix("s")), words)
+        elif (answer := self._at(float(first.removesuffix("s")), words)) is not None:
+            return answer
         return describe_run(self._membership)
 
     def _start(self, options: Mapping[str, str]) -> None:
@@ -51,6 +60,8 @@ class Interpreter:
             join_timeout_s=float(options["join-timeout"]),
             workers_meet=options["workers-meet"] == "yes",
             layout_follows=options["workers-meet"] == "yes",
+            generation=int(options["generation"]),
+            recovers=options["generation"] != "0",
         )
 
     def _answer(self, question: str) -> str:
@@ -65,7 +76,7 @@ class Interpreter:
                 return "yes" if self._membership.over() else "no"
         raise ValueError(f"unknown question {question!r}")
 
-    def _at(self, now: float, words: Sequence[str]) -> None:
+    def _at(self, now: float, words: Sequence[str]) -> str | None:
         match words:
             case ["nothing", "happens"]:
                 self._membership.expire(now)
@@ -74,14 +85,21 @@ class Interpreter:
             case ["run", "fails", reason]:
                 self._membership.fail(reason)
             case [role, rank, action, *rest]:
-                self._act(now, MemberId(Role(role), int(rank)), action, rest)
+                return self._act(now, MemberId(Role(role), int(rank)), action, rest)
             case _:
                 raise ValueError(f"unknown command {words}")
+        return None
 
-    def _act(self, now: float, member: MemberId, action: str, rest: Sequence[str]) -> None:
+    def _act(self, now: float, member: MemberId, action: str, rest: Sequence[str]) -> str | None:
         match action:
             case "joins":
                 self._join(now, member, parse_options(rest, _JOIN))
+            case "asks":
+                options = parse_options(rest, _MEMBER)
+                admitted = self._membership.admits(member, int(options["incarnation"]), job=options["job"], now=now)
+                return "may join" if admitted else "is to ask again"
+            case "withdraws":
+                self._membership.withdraw(member, int(parse_options(rest, _MEMBER)["incarnation"]))
             case "brings":
                 layout = layout_from_text(" ".join(rest))
                 assert layout is not None
@@ -99,10 +117,13 @@ class Interpreter:
                 self._finish(now, member, parse_options(rest[1:], _FINISH), rest[0])
             case "is" if rest == ["told"]:
                 self._membership.told(member)
+            case "loses":
+                self._finish(now, member, parse_options(rest[1:], _FINISH), rest[0], has_lost=True)
             case "vanishes":
                 self._membership.lost(member, rest[0])
             case _:
                 raise ValueError(f"unknown action {action!r}")
+        return None
 
     def _join(self, now: float, member: MemberId, options: Mapping[str, str]) -> None:
         self._membership.join(
@@ -115,9 +136,12 @@ class Interpreter:
             layout=layout_from_text(options["model"]) if member.role is Role.WORKER else None,
             settings=dict(item.split("=") for item in options["with"].split()),
             length=RunLength(*map(int, options["length"].split())) if options["length"] else None,
+            generation=int(options["generation"]),
         )
 
-    def _finish(self, now: float, member: MemberId, options: Mapping[str, str], failure: str) -> None:
+    def _finish(
+        self, now: float, member: MemberId, options: Mapping[str, str], failure: str, *, has_lost: bool = False
+    ) -> None:
         self._membership.finish(
             member,
             int(options["incarnation"]),
@@ -126,6 +150,7 @@ class Interpreter:
             progress=Progress(step=int(options["step"]), total_steps=int(options["of"])) if options["step"] else None,
             parameters_sha256=options["parameters"],
             failure=failure,
+            has_lost=has_lost,
         )
 
 
@@ -147,7 +172,7 @@ def describe_run(membership: Membership) -> str:
     match membership.state:
         case RunState.WAITING:
             return f"waiting for {missing}"
-        case RunState.FAILED | RunState.STOPPED:
+        case RunState.FAILED | RunState.STOPPED | RunState.RECOVERING:
             return f"{membership.state.value}: {membership.reason}"
         case RunState.RUNNING | RunState.FINISHED:
             return str(membership.state.value)

@@ -25,13 +25,13 @@ KINDS = {
 
 
 def daemons(process: Command) -> dict[str, int]:
-    """The pids of the daemons by name; those of a role start in the order of their ranks."""
+    """The pids of the daemons by name."""
     found: dict[str, int] = {}
     for pid in sorted(map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().split()
         for module, role in (("ps_server", "server"), ("worker", "worker")):
-            if module in words:
-                found[f"{role} {sum(name.startswith(role) for name in found)}"] = pid
+            if module in words and "--rank" in words:
+                found[f"{role} {words[words.index('--rank') + 1]}"] = pid
     return found
 
 
@@ -65,7 +65,7 @@ def test_a_run_outlives_its_processes(kind: str, tmp_path: Path) -> None:
         process.communicate()
     assert process.returncode == 0, errors
     for victim in victims:
-        assert f"{victim} was killed by SIGKILL; all are started again after step " in output
+        assert f"{victim} was killed by SIGKILL; another process takes its place, and all go on after step " in output
 
     whole = run_command("taihu", "train", *KINDS[kind], "--run-dir", "none", "--json", "whole.json", folder=tmp_path)
     assert whole.returncode == 0, whole.stderr
@@ -85,6 +85,41 @@ def test_a_run_outlives_its_processes(kind: str, tmp_path: Path) -> None:
     assert (events.count("restarted"), events[-1]) == (len(victims), "finished")
 
 
+BLAMED = {
+    "server": ("server 1", ("--servers", "2", "--workers", "3"), "server-0"),
+    "worker": ("worker 2", ("--servers", "2", "--workers", "3"), "server-0"),
+    "ring": ("worker 2", ("--exchange", "ring", "--workers", "3"), "worker-0"),
+}
+
+
+@pytest.mark.parametrize("kind", BLAMED)
+def test_the_dead_one_is_blamed(kind: str, tmp_path: Path) -> None:
+    victim, flags, coordinator = BLAMED[kind]
+    again = ("--steps", "100000", "--set", "checkpoint.every_steps=20", "--set", "checkpoint.restarts=9")
+    process = Command("taihu", "train", *flags, *again, folder=tmp_path)
+    try:
+        for killed in range(1, 4):
+            wait_for(partial(has_newer, tmp_path, newest(tmp_path)), "nothing kept")
+            os.kill(daemons(process)[victim], signal.SIGKILL)
+            (log,) = tmp_path.glob(f"runs/*/logs/{coordinator}.log")
+            wait_for(partial(began_again, log, killed), "nobody begins again")
+            assert victim in reasons(log)[-1]
+            wait_for(partial(has_newer, tmp_path, newest(tmp_path)), "it does not go on")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def began_again(log: Path, times: int) -> bool:
+    return len(reasons(log)) == times
+
+
+def reasons(log: Path) -> list[str]:
+    """The reasons for which all members began again, as the coordinator says."""
+    told = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    return [line["reason"] for line in told if line["event"] == "all members begin again"]
+
+
 def test_a_run_that_dies_again_and_again_ends_with_the_reason(tmp_path: Path) -> None:
     flags = ("--servers", "1", "--workers", "1", "--steps", "100000", "--set", "checkpoint.restarts=1")
     process = Command("taihu", "train", *flags, folder=tmp_path)
@@ -99,6 +134,6 @@ def test_a_run_that_dies_again_and_again_ends_with_the_reason(tmp_path: Path) ->
         process.kill()
         process.communicate()
     assert process.returncode == 1
-    assert output.count("all are started again after step 0") == 1
+    assert output.count("all go on after step 0") == 1
     assert errors.startswith("error: worker 0 was killed by SIGKILL")
     assert errors.count("\n") == 1

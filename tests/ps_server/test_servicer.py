@@ -399,7 +399,9 @@ def test_who_opens_memory_when_the_run_has_failed_is_told_why(monkeypatch: pytes
         ExitStack() as stack,
     ):
         served.initialize()
-        calls = ServerCalls(served.channel, job, worker(0), peer="server 0", track=lambda _: None)
+        calls = ServerCalls(
+            served.channel, job, worker(0), peer="server 0", track=lambda _: None, is_abandoned=lambda: False
+        )
         assert calls.share(buffer, LAYOUT.elements) is not None
 
         def open_too_late(descriptor: SharedDescriptor) -> SharedBuffer:

@@ -64,3 +64,30 @@ def test_who_waits_for_frames_that_are_never_read_hears_when_the_other_side_ends
         assert late.wait(20)
         link.close()
     assert not lost
+
+
+class _CallUnderWay:
+    """A call that goes on until it is cut."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+
+    def cancel(self) -> bool:
+        self._over.set()
+        return True
+
+    def is_active(self) -> bool:
+        return not self._over.is_set()
+
+
+def test_who_abandons_a_link_cuts_all_of_its_calls() -> None:
+    """A stopped server answers neither the call that came last nor the stream before it: both would be waited for."""
+    end = LinkEnd("taihu.Test", "127.0.0.1:1", Origin("server 1", Sender("job", 0, 1)))
+    nothing = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
+    link = FrameLink(end, WorkerIdentity("job", 0, 1), nothing, LinkEvents(lambda _: None, lambda: None))
+    calls = [_CallUnderWay() for _ in range(3)]
+    for call in calls[:2]:
+        link.track(call)
+    link.abandon()
+    link.track(calls[2])
+    assert not any(call.is_active() for call in calls)

@@ -97,6 +97,15 @@ def test_a_peer_that_comes_up_in_time_is_reached(
     assert peer.remaining == pytest.approx([60 - sum(clock.slept[:i]) for i in range(failures + 1)])
 
 
+def test_who_is_not_waited_for_any_more_is_not_asked_again(loopback: Loopback, clock: MovedClock) -> None:
+    peer = Peer(loopback, clock, failures=10**9, code=UNAVAILABLE)
+    with pytest.raises(PeerUnreachableError, match="server 3: nobody waits for its answer any more"):
+        call_until_reachable(
+            peer.call, peer="server 3", timeout_s=60, clock=clock, gives_up=lambda: len(peer.remaining) == 3
+        )
+    assert len(peer.remaining) == 3
+
+
 @settings(deadline=None, max_examples=40)
 @given(timeout_s=st.floats(0.01, 30), call_s=st.just(0.0) | st.floats(0.001, 3))
 def test_a_peer_that_stays_away_is_named_with_the_time_tried(

@@ -27,6 +27,7 @@ EXPECTED_CODES = {
     "MemberLostError": "ABORTED",
     "ModelError": "FAILED_PRECONDITION",
     "PeerUnreachableError": "UNAVAILABLE",
+    "RecoveringError": "ABORTED",
     "RunError": "ABORTED",
     "SharedMemoryError": "FAILED_PRECONDITION",
     "StaleError": "FAILED_PRECONDITION",

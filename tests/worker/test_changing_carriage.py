@@ -99,9 +99,9 @@ def test_a_trial_goes_on_by_grpc_until_there_is_a_connection(kind: str, monkeypa
     # So long as a firewall drops what asks for a connection.
     passable = threading.Event()
 
-    def open_late(*arguments: object) -> object:
+    def open_late(*arguments: object, **others: object) -> object:
         assert passable.wait(60)
-        return open_connection(*arguments)  # type: ignore[arg-type]
+        return open_connection(*arguments, **others)  # type: ignore[arg-type]
 
     monkeypatch.setattr("taihu.wire.frame_link.open_connection", open_late)
 
@@ -126,7 +126,7 @@ def test_a_trial_goes_on_by_grpc_until_there_is_a_connection(kind: str, monkeypa
 def test_a_run_ends_while_a_connection_is_still_tried(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     over, tried = threading.Event(), []
 
-    def never_open(*arguments: object) -> None:
+    def never_open(*arguments: object, **others: object) -> None:
         tried.append(threading.current_thread())
         assert over.wait(60)
 

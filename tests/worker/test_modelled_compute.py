@@ -64,7 +64,7 @@ def test_results_hold_the_models_time_of_every_layer() -> None:
 def test_metrics_show_every_layer_in_both_directions() -> None:
     metrics = WorkerMetrics(3)
     model = resnet20()
-    modelled(model, job()).export(metrics.registry, 3)
+    metrics.registry.register(modelled(model, job()).collector(3))
     families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
     family = next(family for family in families if family.name == "taihu_modelled_layer_seconds")
     shown: dict[tuple[str, str], float] = {}

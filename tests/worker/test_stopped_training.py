@@ -14,14 +14,15 @@ from support.cluster import make_job
 from support.daemons import wait_for
 from support.whole_run import hosted
 
-from allreduce.rendezvous import Listener
+from taihu.coordination.listener import Listener
 from taihu.coordination.membership import RunState
 from taihu.coordination.status import fetch_status, stop_run
 from taihu.errors import ModelError
 from taihu.job import Job
 from taihu.process.entry import Interrupts
 from taihu.run_folder import RunFiles, stopped_model
-from worker.daemon import WorkerDaemon, WorkerOptions
+from worker.daemon import WorkerDaemon
+from worker.participation import WorkerOptions
 from worker.saved.reading import load_model
 from worker.training import evaluation, replica
 from worker.training.stopping import write_or_say

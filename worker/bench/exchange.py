@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.rendezvous import Listener
+from taihu.coordination.listener import Listener
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.layout import Layout

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from allreduce.communicator import Communicator
 from taihu.compression import GroupCompressor, Outcome, make_compressor
 from taihu.coordination.plan import Plan
+from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.optimization import OptimizerShard, in_steps
 from taihu.trace import Tracer
@@ -33,6 +34,7 @@ class Beside:
     initial: InitialParameters | None = None
     on_compressed: Callable[[Outcome], None] = lambda _: None
     tracer: Tracer | None = None
+    on_failure: Callable[[TaihuError], None] = lambda _: None
 
 
 def through_servers(  # noqa: PLR0917 - one of each
@@ -90,6 +92,7 @@ def _exchange(
         make_route=make_route,
         compressor=compressor_of(job, plan, arenas) if job.compression.method != "none" else None,
         on_compressed=beside.on_compressed,
+        on_failure=beside.on_failure,
         tracer=beside.tracer,
     )
 

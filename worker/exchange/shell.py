@@ -63,6 +63,7 @@ class Exchange:
         make_route: makes the route, which tells what happens to what it is given.
         compressor: of this worker's gradients, by the first plan.
         on_compressed: called with what became of the units of each group that was compressed.
+        on_failure: called with the error that ends the exchange, by the thread that saw it, before others see that.
         clock: of `group_times`.
         tracer: gets an entry for each fetch and each compressed group.
     """
@@ -77,6 +78,7 @@ class Exchange:
         make_route: Callable[[RouteEvents], Route],
         compressor: GroupCompressor | None = None,
         on_compressed: Callable[[Outcome], None] = lambda _: None,
+        on_failure: Callable[[TaihuError], None] = lambda _: None,
         clock: Clock | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -86,6 +88,7 @@ class Exchange:
         self._clock = clock or SystemClock()
         self._tracer = tracer or Tracer.off()
         self._on_compressed = on_compressed
+        self._on_failure = on_failure
         # The one lock: of the protocol, the times and the failure, and of memory that is given back.
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
@@ -254,10 +257,13 @@ class Exchange:
     def fail(self, error: BaseException) -> None:
         """Make every present and later `wait` raise `error`; may be called by any thread."""
         with self._changed:
-            if self._failure is None:
+            is_first = self._failure is None
+            if is_first:
                 self._failure = error if isinstance(error, TaihuError) else ExchangeError(str(error) or repr(error))
                 self._protocol.lost("one of its members")
             self._changed.notify_all()
+        if is_first and self._failure is not None:
+            self._on_failure(self._failure)
         self._route.path.fail(error)
 
     def totals(self) -> ExchangeTotals:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 
 from kernels.sw26010.errors import BlockingError
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.trace import Tracer
-from taihu.wire.metrics import export_modelled_layers
+from taihu.wire.metrics import modelled_layers
 from worker.engine import Model
 from worker.engine.layer import Shape
 from worker.sw26010 import LayerTime, ModelledStep, in_backward_order, layer_times, modelled_step
@@ -57,10 +57,10 @@ class ModelledCompute:
                 stop_s += seconds
             tracer.add(_TRACK, direction, start_s, stop_s, step=record.step)
 
-    def export(self, registry: CollectorRegistry, rank: int) -> None:
-        """Put the layers' times on the page of metrics."""
+    def collector(self, rank: int) -> Collector:
+        """The layers' times for the page of metrics."""
         seconds = {(name, direction): each for direction, times in self._directions for name, each in times}
-        export_modelled_layers(registry, rank, seconds)
+        return modelled_layers(rank, seconds)
 
     def results(self) -> dict[str, Any]:
         """Results for `--json`."""

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from allreduce.bench import Allreduce, as_rows, elements_of, faster_way, time_allreduce
 from allreduce.communicator import Communicator
-from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
+from allreduce.rendezvous import listen_for_peers, meet
 from taihu.cli.bench.ranks import check_used, measure_here
+from taihu.coordination.listener import ListenOptions
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.job.environment import rank_from_environment, resolve_job

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from allreduce.rendezvous import ListenOptions, listen_for_peers
+from allreduce.rendezvous import listen_for_peers
 from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.cli.bench.ranks import assignments_of, check_used, wait_for_all
 from taihu.cli.planning.link_rate import floor_seconds, parse_rate
+from taihu.coordination.listener import ListenOptions
 from taihu.coordination.planning import is_computed
 from taihu.errors import ConfigError
 from taihu.job import Job

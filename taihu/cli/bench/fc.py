@@ -12,8 +12,9 @@ from typing import Annotated, Any, get_args
 import typer
 from threadpoolctl import threadpool_limits
 
-from allreduce.rendezvous import ListenOptions, listen_for_peers, meet
+from allreduce.rendezvous import listen_for_peers, meet
 from taihu.cli.bench.ranks import measure_here
+from taihu.coordination.listener import ListenOptions
 from taihu.errors import ConfigError
 from taihu.job.environment import rank_from_environment, resolve_job
 from taihu.layout import LayerSpec, Layout, TensorSpec

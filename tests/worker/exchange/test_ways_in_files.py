@@ -45,7 +45,7 @@ BESIDE = (
     "taihu/process/background.py",
     "worker/exchange/times.py",
     "ps_server/servicer.py",
-    "ps_server/daemon.py",
+    "ps_server/participation.py",
     "taihu/wire/direct_connection.py",
     "taihu/wire/clock.py",
     "taihu/wire/metrics.py",

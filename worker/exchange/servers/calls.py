@@ -40,11 +40,16 @@ class Call(Protocol):
         """Cut the call."""
         ...
 
+    def is_active(self) -> bool:
+        """Whether it goes on."""
+        ...
+
 
 class ServerCalls:
     """The calls to the server that `channel` reaches; `peer` names it in messages.
 
-    `track(call)` is told of calls that wait for others, so that they can be cut.
+    `track(call)` is told of calls that wait for others, so that they can be cut; nothing is tried again once the link
+    `is_abandoned`.
     """
 
     def __init__(
@@ -55,12 +60,14 @@ class ServerCalls:
         *,
         peer: str,
         track: Callable[[Call], None],
+        is_abandoned: Callable[[], bool],
     ) -> None:
         self._channel = channel
         self._job = job
         self._identity = identity
         self._peer = peer
         self._track = track
+        self._is_abandoned = is_abandoned
 
     def initialize(
         self,
@@ -107,7 +114,11 @@ class ServerCalls:
                 raise ExchangeError(f"{self._peer}: the call that brings the parameters was cut") from None
 
         call_until_reachable(
-            call, peer=self._peer, timeout_s=self._job.cluster.connect_timeout_s, clock=SystemClock()
+            call,
+            peer=self._peer,
+            timeout_s=self._job.cluster.connect_timeout_s,
+            clock=SystemClock(),
+            gives_up=self._is_abandoned,
         )
 
     def fetch(

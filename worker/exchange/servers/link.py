@@ -99,7 +99,14 @@ class ServerLink:
             Sink((Summed, Parameters), places=self._places, take=self._take_values, take_frame=self._take_frame),
             WireEvents(events.failed, self._ended),
         )
-        self._calls = ServerCalls(self._link.channel, job, identity, peer=self.peer, track=self._link.track)
+        self._calls = ServerCalls(
+            self._link.channel,
+            job,
+            identity,
+            peer=self.peer,
+            track=self._link.track,
+            is_abandoned=lambda: self._abandoned,
+        )
         self._opened = False
         self.adopt(plan)
 

@@ -20,6 +20,10 @@ class Restarts:
         self._step = -1
         self._in_vain = 0
 
+    def left(self, now: float) -> int:
+        """The restarts that may still be made within this hour."""
+        return self.most - sum(now - made < _WINDOW_S for made in self._made)
+
     def pause_s(self, now: float, step: int) -> float | None:
         """The pause before the run goes on after `step`, a restart that is counted; None where there may be none."""
         self._made = [made for made in self._made if now - made < _WINDOW_S]

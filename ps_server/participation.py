@@ -1,0 +1,248 @@
+"""A server's part in one generation of a run: join, serve, and end when the generation ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import structlog
+
+from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
+from ps_server.shard_holder import ShardHolder
+from taihu.checkpoint.files import PartFile
+from taihu.checkpoint.writer import Stored, maybe_writing
+from taihu.coordination.awaited import awaited_in_words
+from taihu.coordination.client import (
+    CoordinatorClient,
+    HeartbeatThread,
+    coordinator_address,
+    failure_reported,
+)
+from taihu.coordination.generations import Generation
+from taihu.coordination.host import hosted_coordinator
+from taihu.coordination.listener import Listener
+from taihu.coordination.membership import MemberId, Progress, Role, RunState, error_of
+from taihu.coordination.metrics import CoordinatorMetrics
+from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
+from taihu.coordination.stopping import StopNotice
+from taihu.coordination.waiting import telling_who_is_awaited
+from taihu.errors import RecoveringError, RunError, TaihuError
+from taihu.job import Job
+from taihu.process.entry import InterruptedRunError, Interrupts
+from taihu.trace import Tracer
+from taihu.trace.clock_offset import ClockOffset
+from taihu.wire.metrics import ServerMetrics
+
+__all__ = ["Participation"]
+
+LostCallback = Callable[[int, str], None]
+
+_TICK_S = 0.05
+
+
+class Participation:
+    """Server `index` in one generation; `run` is called once.
+
+    Args:
+        job: the run's, from where this generation goes on.
+        index: of this server; 0 hosts the coordinator.
+        generation: to join.
+        listener: where others reach this server; it is started here, and stays open.
+        metrics: of the process.
+        tracer: of the process.
+        interrupts: of which the first is a wish that the run ends in order.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        generation: Generation,
+        listener: Listener,
+        *,
+        metrics: ServerMetrics,
+        tracer: Tracer,
+        interrupts: Interrupts,
+    ) -> None:
+        self._job = job
+        self._index = index
+        self._generation = generation
+        self._listener = listener
+        self._metrics = metrics
+        self._tracer = tracer
+        self._interrupts = interrupts
+        self._member = MemberId(Role.SERVER, index)
+        self._incarnation = new_incarnation()
+        self._log = structlog.get_logger().bind(role="server", rank=index)
+        self._ended = threading.Event()
+        self._stop = StopNotice()
+        self.coordinator_clock = ClockOffset()
+        self.outcome = (RunState.FAILED, "the server stopped before the run ended")
+
+    @property
+    def stop_is_expected(self) -> bool:
+        """Whether the run was about to stop."""
+        return self._stop.expected
+
+    def run(self) -> None:
+        """Serve until the generation has ended.
+
+        Raises:
+            RunError: the run failed.
+            RecoveringError: a member was lost, and another generation begins.
+            ConfigError, PeerUnreachableError: this server could not join.
+            BaseException: what interrupted this; all others of the run have been told.
+        """
+        if self._index == 0:
+            self._host()
+        else:
+            self._follow()
+
+    def stop(self, reason: str) -> None:
+        """End the run from another thread."""
+        self._end(RunState.FAILED, reason)
+
+    def _host(self) -> None:
+        """Server 0: be the coordinator too."""
+        timeout_s = self._job.cluster.connect_timeout_s
+        with hosted_coordinator(self._job, self._listener.rpc, self._generation) as coordinator:
+            self._metrics.exported.put(CoordinatorMetrics(coordinator, self._member))
+            holder = ShardHolder(self._job, 0, self._incarnation, lambda: coordinator.plan(timeout_s))
+
+            def stored(step: int, file: PartFile) -> None:
+                coordinator.checkpointing.stored(str(self._member), step, file, coordinator.plan(timeout_s))
+
+            def lost(rank: int, how: str) -> None:
+                _report_lost(coordinator, rank, how)
+
+            with (
+                self._serving(holder, lost, stored, COORDINATOR_SERVICE),
+                _failing(coordinator, self._member),
+            ):
+                with coordinator.changing() as (members, now):
+                    members.join(
+                        self._member,
+                        self._incarnation,
+                        job=self._job.name,
+                        digest=self._job.digest,
+                        settings=self._job.shared_settings,
+                        now=now,
+                        address=self._listener.address,
+                        generation=self._generation.number,
+                    )
+                with telling_who_is_awaited(lambda: _awaited(coordinator)):
+                    self._watch(coordinator)
+
+    def _watch(self, coordinator: Coordinator) -> None:
+        """Stay alive in the membership until the run or this process ends."""
+        with self._stopping_in_order():
+            while not self._ended.is_set():
+                coordinator.wait_for(lambda members: members.state.is_final, _TICK_S)
+                with coordinator.changing() as (members, now):
+                    members.heartbeat(self._member, self._incarnation, self._progress(), job=self._job.name, now=now)
+                    if self._stop.wish:
+                        members.ask_to_stop(f"{self._member}: {self._stop.wish}")
+                    if members.state.is_final:
+                        self._end(members.state, members.reason)
+            self._raise_if_broken()
+
+    def _follow(self) -> None:
+        """Servers 1 and up: join server 0."""
+        timeout_s = self._job.cluster.connect_timeout_s
+        address = coordinator_address(self._job)
+        with CoordinatorClient(address, self._job, self._member, self._incarnation) as client:
+            self.coordinator_clock = client.coordinator_clock
+            holder = ShardHolder(self._job, self._index, self._incarnation, lambda: client.get_plan(timeout_s))
+            heartbeats = HeartbeatThread(client, self._job, self._progress, self._end, stop=self._stop)
+
+            def gone(rank: int, how: str) -> None:
+                self._log.info("worker gone", worker=rank, how=how)
+                heartbeats.hurry()
+
+            # An interrupt may come when the coordinator knows of this server, but not yet this server of that.
+            with self._serving(holder, gone, client.stored), failure_reported(client):
+                client.join(address=self._listener.address, generation=self._generation.number)
+                with heartbeats, self._stopping_in_order():
+                    with telling_who_is_awaited(client.awaited):
+                        self._ended.wait()
+                    self._raise_if_broken()
+            with suppress(TaihuError):  # the run has ended, whether or not the coordinator hears the farewell
+                client.finish()
+
+    @contextmanager
+    def _serving(self, holder: ShardHolder, on_lost: LostCallback, stored: Stored, *services: str) -> Iterator[None]:
+        """Serve; when the block fails, whoever waits for this server is told why."""
+        rpc = self._listener.rpc
+        with maybe_writing(self._job, stored) as writer:
+            servicer = ParameterServerServicer(
+                self._job,
+                holder,
+                self._metrics,
+                on_lost=on_lost,
+                tracer=self._tracer,
+                listener=self._listener.direct,
+                writer=writer,
+            )
+            servicer.register(rpc.grpc_server)
+            rpc.start((PARAMETER_SERVER_SERVICE, *services), with_reflection=self._job.cluster.reflection)
+            self._log.info("listening", address=self._listener.address)
+            try:
+                yield
+            except BaseException as error:
+                self._end(RunState.FAILED, f"{self._member}: {error}")
+                servicer.fail(error_of(*self.outcome) or RunError(self.outcome[1]))
+                raise
+            finally:
+                rpc.retire()
+                servicer.close()
+                holder.stop_sharing()
+
+    def _progress(self) -> Progress:
+        """The progress that this server tells of itself."""
+        return Progress(update_seconds=self._metrics.mean_update_seconds)
+
+    @contextmanager
+    def _stopping_in_order(self) -> Iterator[None]:
+        """During the block, an interrupt is a wish that the coordinator is told."""
+
+        def take(reason: str) -> bool:
+            self._stop.ask(reason)
+            return True
+
+        with self._interrupts.offered_to(take):
+            yield
+
+    def _raise_if_broken(self) -> None:
+        state, reason = self.outcome
+        if (error := error_of(state, reason)) is not None:
+            wish = self._stop.wish
+            raise InterruptedRunError(wish) if reason == f"{self._member}: {wish}" else error
+
+    def _end(self, state: RunState, reason: str) -> None:
+        if not self._ended.is_set():
+            self.outcome = (state, reason)
+            self._ended.set()
+
+
+def _awaited(coordinator: Coordinator) -> str:
+    with coordinator.changing() as (members, _):
+        return awaited_in_words(members.missing())
+
+
+def _report_lost(coordinator: Coordinator, rank: int, how: str) -> None:
+    with coordinator.changing() as (members, _):
+        members.lost(MemberId(Role.WORKER, rank), how)
+
+
+@contextmanager
+def _failing(coordinator: Coordinator, member: MemberId) -> Iterator[None]:
+    """Fail the run when the block fails, with `member` as the reason; whoever waits for the run is told."""
+    try:
+        yield
+    except RecoveringError:
+        raise  # the membership has said so
+    except BaseException as error:
+        with coordinator.changing() as (members, _):
+            members.fail(f"{member}: {error}")
+        raise

@@ -1,0 +1,80 @@
+"""Generations of a run's members: when one is lost, all begin again from a checkpoint, in the processes they have.
+
+A generation begins with joining and ends with the run, or with the loss of a member. Who lives on gives up all that
+belonged to the generation (connections, arenas, shards), keeps its process with what that has loaded and compiled,
+and asks the coordinator for the next one. A process that was started in the place of a lost one asks alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from taihu.checkpoint.keepers import checkpoint_folder, going_on, recovers
+from taihu.checkpoint.store import CheckpointStore
+from taihu.coordination.client import CoordinatorClient, coordinator_address
+from taihu.coordination.membership import MemberId, Role
+from taihu.coordination.restarts import Restarts
+from taihu.coordination.service import new_incarnation
+from taihu.errors import CheckpointError, RecoveringError
+from taihu.job import Job
+
+__all__ = ["Generation", "in_generations"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The generation that a member takes part in.
+
+    Attributes:
+        number: what members join by, drawn at random; 0 in a run that does not recover.
+        step: that of the checkpoint in the run's own folder from which it begins; 0 for none.
+        recovers: whether another one may follow; for the member that hosts the coordinator.
+    """
+
+    number: int = 0
+    step: int = 0
+    recovers: bool = False
+
+
+def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation], T]) -> T:
+    """Call `live` for one generation after another; returns its result of the one in which the run ends.
+
+    It is given the job as it goes on from the generation's checkpoint.
+
+    Raises:
+        TaihuError: what ended the run otherwise.
+    """
+    if not recovers(job):
+        return live(job, Generation())
+    hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
+    restarts = Restarts(job.checkpoint.restarts)
+    while True:
+        generation = _next_hosted(job, restarts) if hosts else _asked_for(job, member)
+        try:
+            return live(going_on(job, generation.step), generation)
+        except RecoveringError as error:
+            structlog.get_logger().warning("all members begin again", reason=str(error))
+        if hosts:
+            time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
+
+
+def _next_hosted(job: Job, restarts: Restarts) -> Generation:
+    """The generation that begins from the newest checkpoint that is whole and has steps left."""
+    folder, step = checkpoint_folder(job), 0
+    try:
+        step = 0 if folder is None else CheckpointStore(folder).newest(unfinished=True)[0].step
+    except CheckpointError as error:
+        structlog.get_logger().debug("no checkpoint to begin from", reason=str(error))
+    return Generation(new_incarnation(), step, restarts.left(time.monotonic()) > 0)
+
+
+def _asked_for(job: Job, member: MemberId) -> Generation:
+    with CoordinatorClient(coordinator_address(job), job, member, new_incarnation()) as client:
+        return Generation(*client.begin())

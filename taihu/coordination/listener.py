@@ -1,0 +1,77 @@
+"""The place where others reach a process: a gRPC server and the port of connections beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taihu.wire.address import advertised_host, host_of, join_address, split_address
+from taihu.wire.direct_connection import DirectListener
+from taihu.wire.server import RpcServer
+
+__all__ = ["ListenOptions", "Listener", "open_listener"]
+
+
+@dataclass(frozen=True)
+class ListenOptions:
+    """The address at which a process listens.
+
+    `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for its host, a
+    free one for the others), `advertise` the host that others are told, `direct_port` that of connections beside gRPC
+    (0: a free one).
+    """
+
+    bind: str = ""
+    advertise: str = ""
+    direct_port: int = 0
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A server that listens at `address` and is not started yet: who connects waits."""
+
+    rpc: RpcServer
+    address: str
+    direct: DirectListener
+    threads: int
+    options: ListenOptions
+
+    def close(self, grace_s: float = 1.0) -> None:
+        """Stop listening, and cut calls that do not end within `grace_s`; may be called again."""
+        self.direct.close()
+        self.rpc.stop(grace_s)
+
+    def again(self) -> Listener:
+        """Another one at the same address, when this one is closed."""
+        host, port = split_address(self.address)
+        options = ListenOptions(
+            join_address(host_of(self.options.bind) or "0.0.0.0", port),  # noqa: S104
+            self.options.advertise or host,
+            self.options.direct_port,
+        )
+        return open_listener(options, None, threads=self.threads)
+
+
+def open_listener(options: ListenOptions, coordinator: str | None, *, threads: int, hosts: bool = False) -> Listener:
+    """Listen.
+
+    Args:
+        options: where.
+        coordinator: its address, as far as it is known.
+        threads: calls that are answered at a time; every open stream is one.
+        hosts: whether this process hosts the coordinator.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    rpc = RpcServer.create(threads=threads)
+    address = _listen(rpc, options.bind, options.advertise, coordinator, hosts=hosts)
+    return Listener(rpc, address, DirectListener(host_of(options.bind), options.direct_port), threads, options)
+
+
+def _listen(rpc: RpcServer, bind: str, advertise: str, coordinator: str | None, *, hosts: bool) -> str:
+    """Listen on `bind` and return the address that others are told: by default that which reaches the coordinator."""
+    if not bind and hosts and coordinator is not None:
+        bind = join_address("0.0.0.0", split_address(coordinator)[1])  # noqa: S104
+    host, port = split_address(bind or "0.0.0.0:0")
+    bound = rpc.listen(join_address(host, port))
+    return join_address(advertise or advertised_host(host, coordinator), bound)

@@ -1,0 +1,39 @@
+"""Processes that live and take no part any more: pure, time comes in as an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+__all__ = ["StuckMembers"]
+
+
+class StuckMembers:
+    """Finds members that a run which recovers does not get back, because their processes are stopped or stuck.
+
+    Args:
+        host: the member that hosts the coordinator.
+        after_s: seconds after which one that has been awaited all the time is given up.
+    """
+
+    def __init__(self, host: str, after_s: float) -> None:
+        self._host = host
+        self._after_s = after_s
+        self._has_begun = False
+        self._since_s: dict[str, float] = {}
+
+    def look(self, now: float, missing: Collection[str] | None) -> list[str]:
+        """The members to be given up now; each has as much time again then.
+
+        Args:
+            now: seconds.
+            missing: members that have not joined; None where the coordinator does not answer.
+        """
+        self._has_begun = self._has_begun or (missing is not None and not missing)
+        if not self._has_begun:
+            return []
+        awaited = [self._host] if missing is None else missing
+        self._since_s = {name: self._since_s.get(name, now) for name in awaited}
+        stuck = [name for name, since in self._since_s.items() if now - since > self._after_s]
+        for name in stuck:
+            del self._since_s[name]
+        return stuck

@@ -1,0 +1,57 @@
+"""Members that live and do not come back are found, each after its time; those that start are left alone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taihu.local.stuck import StuckMembers
+
+NAMES = ("server 0", "server 1", "worker 0", "worker 1")
+
+
+def test_who_has_not_come_yet_is_not_stuck() -> None:
+    stuck = StuckMembers("server 0", 5.0)
+    assert [
+        stuck.look(now, missing) for now, missing in ((0.0, ["worker 1"]), (9.0, ["worker 1"]), (20.0, None))
+    ] == [
+        [],
+        [],
+        [],
+    ]
+
+
+def test_who_does_not_come_back_is_stuck_once_in_its_time() -> None:
+    stuck = StuckMembers("server 0", 5.0)
+    looks: list[tuple[float, list[str]]] = [
+        (0.0, []),
+        (1.0, ["worker 1"]),
+        (6.0, ["worker 1"]),
+        (6.5, ["worker 1"]),
+        (7.0, ["worker 1"]),
+    ]
+    assert [stuck.look(*each) for each in looks] == [[], [], [], ["worker 1"], []]
+    assert stuck.look(13.0, ["worker 1"]) == ["worker 1"]
+
+
+def test_a_coordinator_that_does_not_answer_is_stuck() -> None:
+    stuck = StuckMembers("worker 0", 5.0)
+    looks: list[tuple[float, list[str] | None]] = [
+        (0.0, []),
+        (1.0, None),
+        (2.0, []),
+        (3.0, None),
+        (7.9, None),
+        (8.1, None),
+    ]
+    assert [stuck.look(*each) for each in looks] == [[], [], [], [], [], ["worker 0"]]
+
+
+@given(st.lists(st.none() | st.lists(st.sampled_from(NAMES), unique=True), max_size=30), st.integers(1, 5))
+def test_only_who_was_awaited_all_the_time_is_given_up(seen: list[list[str] | None], after: int) -> None:
+    stuck = StuckMembers("server 0", after + 0.5)
+    awaited = [["server 0"] if missing is None else missing for missing in seen]
+    for now, missing in enumerate(seen):
+        for name in stuck.look(float(now), missing):
+            assert all(name in each for each in awaited[max(0, now - after) : now + 1])
+            assert [] in seen[:now]
