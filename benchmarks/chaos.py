@@ -46,6 +46,16 @@ KINDS: Final = MappingProxyType(
             *("--set", "exchange.plan=bucket:100kB", "--set", "compression.threshold=group"),
         ),
         "Adam + bf16 + stage 3": (*_SERVERS, "--optimizer", "adam", "--precision", "bf16", "--zero", "3"),
+        "spread layers + Adam": (
+            *_SERVERS,
+            "--fc",
+            "shard",
+            "--optimizer",
+            "adam",
+            "--set",
+            "exchange.fc_inputs=own",
+        ),
+        "spread layers in a ring + stage 3": ("--exchange", "ring", "--fc", "shard", "--zero", "3"),
     }
 )
 """Flags of the runs by what they are."""

@@ -224,6 +224,7 @@ class Participation:
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
             if self._begun is not None:
                 session.exchange.resume(self._begun, rank)
+                replica.resume(self._begun)
 
             def stored(step: int, file: PartFile) -> None:
                 # Where the run goes on from here, its tables have all steps before.

@@ -185,7 +185,7 @@ class LocalTraining:
     def _checkpoint_settings(self) -> CheckpointSettings:
         """Checkpoints lie in the run's folder, if nothing else was said."""
         own = self.job.checkpoint
-        if own.dir is not None or self.files.folder is None or self.job.exchange.fc != "data":
+        if own.dir is not None or self.files.folder is None:
             return own
         return own.model_copy(update={"dir": self.files.folder.absolute() / CHECKPOINTS})
 

@@ -28,7 +28,7 @@ def test_what_was_taken_is_written_before_the_end(tmp_path: Path) -> None:
     step, file = stored.get_nowait()
     assert (step, file.name) == (7, "server-0.safetensors")
     with open_part(tmp_path / "step-000007" / file.name) as part:
-        assert part.read_shared("parameters", 0, 3).tolist() == [7, 7, 7]
+        assert part.read("shared", "parameters", 0, 3).tolist() == [7, 7, 7]
 
 
 def test_a_part_that_comes_too_early_is_left_out_and_not_even_copied(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ FLAGS = ("--servers", "2", "--workers", "2", "--steps", str(STEPS), "--set", "ch
 KINDS = {
     "servers": (*FLAGS, "--optimizer", "adam", "--zero", "3", "--precision", "bf16"),
     "ring": (*FLAGS[2:], "--exchange", "ring", "--compression", "lags", "--density", "0.1"),
+    "spread layers": (*FLAGS, "--fc", "shard", "--optimizer", "adam", "--zero", "3"),
 }
 
 
@@ -50,7 +51,7 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_outlives_its_processes(kind: str, tmp_path: Path) -> None:
-    victims = ["worker 1", "server 0", "worker 0"] if kind == "servers" else ["worker 1", "worker 0"]
+    victims = ["worker 1", "worker 0"] if kind == "ring" else ["worker 1", "server 0", "worker 0"]
     process = Command("taihu", "train", *KINDS[kind], "--json", "killed.json", folder=tmp_path)
     try:
         kept = 0

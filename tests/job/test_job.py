@@ -206,10 +206,8 @@ def fits(job: Tables) -> bool:
 
 
 def checkpoints_fit(of: dict[str, Any]) -> bool:
-    """Whether the layers can be kept, and there is one beginning."""
-    resumed = of["checkpoint.resume"] is not None
-    keeps_none = of["checkpoint.dir"] is None and not resumed
-    return (of["exchange.fc"] == "data" or keeps_none) and not (resumed and of["model.init_from"] is not None)
+    """Whether there is one beginning."""
+    return of["checkpoint.resume"] is None or of["model.init_from"] is None
 
 
 def zero_fits(of: dict[str, Any]) -> bool:
