@@ -3,8 +3,8 @@
 `taihu train` of each kind runs on this machine, and every few seconds one of its processes, drawn by a seed over all
 servers (the coordinator is server 0, in a ring worker 0) and workers, gets SIGKILL, whatever it does: it starts, or
 takes a step, or writes a checkpoint. When so many have been killed, the run is left alone until it ends: it needs
-enough steps for that. Then the same job runs undisturbed. What counts is whether both end with the same parameters, to
-the bit.
+enough steps for that. Then the same job runs undisturbed. What counts is whether both end with the same parameters,
+to the bit.
 
 Rows that the file of --json holds are not measured again.
 """

@@ -7,6 +7,7 @@ and asks the coordinator for the next one. A process that was started in the pla
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
             return live(going_on(job, generation.step), generation)
         except RecoveringError as error:
             structlog.get_logger().warning("all members begin again", reason=str(error))
+        # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
+        gc.collect()
         if hosts:
             time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Literal, Self
+from typing import IO, Final, Self
 
 from taihu.errors import RunError
 from taihu.job.environment import without_settings
@@ -95,7 +95,7 @@ class LocalProcesses:
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> Process:
         """Start `python -m module arguments`; its stderr goes to `<name>.log`."""
-        return self._start(name, module, list(arguments), "wb")
+        return self._start(name, module, list(arguments))
 
     def kill(self, name: str) -> None:
         """End a daemon at once, if it has not ended."""
@@ -104,13 +104,15 @@ class LocalProcesses:
     def replace(self, name: str) -> None:
         """Start a daemon again that has ended, with the same arguments; its log goes on."""
         former = next(daemon for daemon in self._daemons if daemon.name == name)
-        self._daemons.remove(former)
-        _close(former)
-        self._start(name, former.module, former.arguments, "ab")
+        self._start(name, former.module, former.arguments)
 
-    def _start(self, name: str, module: str, arguments: list[str], mode: Literal["ab", "wb"]) -> Process:
+    def _start(self, name: str, module: str, arguments: list[str]) -> Process:
+        former = next((daemon for daemon in self._daemons if daemon.name == name), None)
+        if former is not None:
+            self._daemons.remove(former)
+            _close(former)
         log = self.log_dir / f"{name.replace(' ', '-')}.log"
-        log_file = log.open(mode)
+        log_file = log.open("wb" if former is None else "ab")
         process = self._launch(module, [*arguments, "--stop-with-stdin"], log_file)
         self._daemons.append(_Daemon(name, module, arguments, process, log, log_file))
         return process

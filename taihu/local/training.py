@@ -86,8 +86,9 @@ class LocalTraining:
             folder = Path(name)
             try:
                 with LocalProcesses(logs, fork=self.forks) as processes:
-                    coordinator = self._start(processes, folder)
-                    self._watch(processes, coordinator, display)
+                    replacing = Replacing(self.job.checkpoint.restarts)
+                    coordinator = self._start(processes, folder, replacing, display)
+                    self._watch(processes, coordinator, replacing, display)
                     if not all(path.exists() for path in self._result_files(folder)):
                         processes.raise_if_interrupted()
             finally:
@@ -157,7 +158,7 @@ class LocalTraining:
             with suppress(RunError):  # a run that failed before it began has none
                 merge_parts(parts, self.trace)
 
-    def _start(self, processes: LocalProcesses, folder: Path) -> str:
+    def _start(self, processes: LocalProcesses, folder: Path, replacing: Replacing, display: Display) -> str:
         """Start everything; returns the coordinator's address."""
         if processes.forks:
             # Before anybody waits for the others: kernels may have to be compiled.
@@ -171,7 +172,16 @@ class LocalTraining:
         job_file.write_text(job_to_toml(given, given=True))
         common = [str(job_file), "--log-format", "json"]
         (first, module, arguments), *others = self._members(folder)
-        coordinator = processes.start_listening(first, module, [*_rank_of(first), *common, *arguments])
+        coordinator = ""
+        while not coordinator:
+            try:
+                coordinator = processes.start_listening(first, module, [*_rank_of(first), *common, *arguments])
+            except DaemonFailedError as error:
+                if not error.was_killed:
+                    raise
+                self._replace(error, replacing, display)
+                while not replacing.due(time.monotonic()):
+                    time.sleep(_LOOK_S)
         for name, module, arguments in others:
             processes.start(name, module, [*_rank_of(name), *common, "--coordinator", coordinator, *arguments])
         return coordinator
@@ -203,9 +213,8 @@ class LocalTraining:
                 arguments.append("--run-dir-is-made")
             yield name, "worker", [*arguments, *bind] if self.job.workers_meet else arguments
 
-    def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
+    def _watch(self, processes: LocalProcesses, coordinator: str, replacing: Replacing, display: Display) -> None:
         start = looked = time.monotonic()
-        replacing = Replacing(self.job.checkpoint.restarts)
         status = StatusWatch(coordinator, display)
         stopping: _Stopping | None = None
         host = next(iter(self._members(Path())))[0]

@@ -137,3 +137,17 @@ def test_a_run_that_dies_again_and_again_ends_with_the_reason(tmp_path: Path) ->
     assert output.count("all go on after step 0") == 1
     assert errors.startswith("error: worker 0 was killed by SIGKILL")
     assert errors.count("\n") == 1
+
+
+def test_a_coordinator_that_dies_before_it_listens_is_started_again(tmp_path: Path) -> None:
+    flags = ("--servers", "1", "--workers", "1", "--steps", "30")
+    process = Command("taihu", "train", *flags, folder=tmp_path)
+    try:
+        wait_for(lambda: "server 0" in daemons(process), "no server")
+        os.kill(daemons(process)["server 0"], signal.SIGKILL)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, errors
+    assert "server 0 was killed by SIGKILL; another process takes its place, and all go on after step 0" in output
