@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.rows import in_page, load_rows, save_rows
 
-__all__ = ["KINDS", "disturbed", "table"]
+__all__ = ["KINDS", "daemons_of", "disturbed", "table"]
 
 _PAGE: Final = "measured by benchmarks.chaos"
 _MODEL: Final = ("--model", "cifar10_quick", "--data", "synthetic:3x32x32:samples=2048", "--batch", "8")
@@ -70,7 +70,7 @@ def disturbed(flags: Sequence[str], *, kills: int, every_s: float, seed: int, fo
     with _training(folder, flags) as process:
         while process.poll() is None and sum(victims.values()) < kills:
             time.sleep(generator.exponential(every_s))
-            daemons = _daemons(process.pid)
+            daemons = daemons_of(process.pid)
             if daemons and process.poll() is None:
                 name = str(generator.choice(sorted(daemons)))
                 try:
@@ -109,7 +109,7 @@ def _training(folder: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
-def _daemons(pid: int) -> dict[str, int]:
+def daemons_of(pid: int) -> dict[str, int]:
     """The pids of a run's processes by name."""
     found: dict[str, int] = {}
     for child in sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
