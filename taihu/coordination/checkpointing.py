@@ -72,7 +72,7 @@ class Checkpointing:
             return
         try:
             self._store.commit(self._manifest(step, files, plan))
-            self._store.prune(self._job.checkpoint.keep)
+            self._store.prune(self._job.checkpoint.keep, step)
         except OSError as error:
             self.left_out("the coordinator", step, str(error))
             self._log.warning("checkpoint left out", step=step, reason=str(error))

@@ -73,12 +73,18 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
 
 
 def _next_hosted(job: Job, restarts: Restarts) -> Generation:
-    """The generation that begins from the newest checkpoint that is whole and has steps left."""
-    folder, step = checkpoint_folder(job), 0
+    """The generation that begins from the newest checkpoint that is whole and has steps left.
+
+    Raises:
+        CheckpointError: there are some, damaged or of another job: to begin anew would lose them.
+    """
+    folder, found = checkpoint_folder(job), None
     try:
-        step = 0 if folder is None else CheckpointStore(folder).newest(unfinished=True)[0].step
-    except CheckpointError as error:
-        structlog.get_logger().debug("no checkpoint to begin from", reason=str(error))
+        found = None if folder is None else CheckpointStore(folder).going_on(job.shared_settings)
+    except CheckpointError:
+        if job.checkpoint.resume is None:
+            raise
+    step = 0 if found is None else found.step
     return Generation(new_incarnation(), step, restarts.left(time.monotonic()) > 0)
 
 
