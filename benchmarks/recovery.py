@@ -117,7 +117,7 @@ def _command(folder: Path, flags: Sequence[str]) -> list[str]:
 
 
 def memory_table(rows: Sequence[dict[str, Any]]) -> str:
-    """What each process holds, by recoveries or steps, as Markdown."""
+    """Memory, threads and files of each process, by recoveries or steps, as Markdown."""
     roles = list(rows[0]["held"])
     lines = [
         f"| after | {' | '.join(f'{role}: MB, threads, files' for role in roles)} |",
