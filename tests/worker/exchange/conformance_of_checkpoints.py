@@ -52,7 +52,7 @@ def kept(way: Way, folder: Path) -> tuple[Job, Checkpoint]:
         worker.complete()
 
     # It is the test that says when.
-    keeping = with_checkpoints(job, dir=folder, every_steps=1000)
+    keeping = with_checkpoints(job, dir=folder, every_steps=1000, restarts=0)
     run_workers(keeping, LAYOUT, work, plan=plan_of(way))
     return job, commit_all(job, LAYOUT, folder, KEPT)
 
