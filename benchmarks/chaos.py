@@ -2,8 +2,9 @@
 
 `taihu train` of each kind runs on this machine, and every few seconds one of its processes, drawn by a seed over all
 servers (the coordinator is server 0, in a ring worker 0) and workers, gets SIGKILL, whatever it does: it starts, or
-takes a step, or writes a checkpoint. When so many have been killed, the run is left alone until it ends. Then the
-same job runs undisturbed. What counts is whether both end with the same parameters, to the bit.
+takes a step, or writes a checkpoint. When so many have been killed, the run is left alone until it ends: it needs
+enough steps for that. Then the same job runs undisturbed. What counts is whether both end with the same parameters,
+to the bit.
 
 Rows that the file of --json holds are not measured again.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -28,7 +31,7 @@ import numpy as np
 
 from benchmarks.rows import in_page, load_rows, save_rows
 
-__all__ = ["KINDS", "disturbed", "table"]
+__all__ = ["KINDS", "daemons_of", "disturbed", "table"]
 
 _PAGE: Final = "measured by benchmarks.chaos"
 _MODEL: Final = ("--model", "cifar10_quick", "--data", "synthetic:3x32x32:samples=2048", "--batch", "8")
@@ -43,6 +46,16 @@ KINDS: Final = MappingProxyType(
             *("--set", "exchange.plan=bucket:100kB", "--set", "compression.threshold=group"),
         ),
         "Adam + bf16 + stage 3": (*_SERVERS, "--optimizer", "adam", "--precision", "bf16", "--zero", "3"),
+        "spread layers + Adam": (
+            *_SERVERS,
+            "--fc",
+            "shard",
+            "--optimizer",
+            "adam",
+            "--set",
+            "exchange.fc_inputs=own",
+        ),
+        "spread layers in a ring + stage 3": ("--exchange", "ring", "--fc", "shard", "--zero", "3"),
     }
 )
 """Flags of the runs by what they are."""
@@ -52,11 +65,12 @@ def disturbed(flags: Sequence[str], *, kills: int, every_s: float, seed: int, fo
     """One run of which so many processes are killed, `every_s` apart in the mean; its results and what was killed."""
     generator = np.random.default_rng(seed)
     victims: Counter[str] = Counter()
+    killed_s: list[float] = []
     start = time.monotonic()
     with _training(folder, flags) as process:
         while process.poll() is None and sum(victims.values()) < kills:
             time.sleep(generator.exponential(every_s))
-            daemons = _daemons(process.pid)
+            daemons = daemons_of(process.pid)
             if daemons and process.poll() is None:
                 name = str(generator.choice(sorted(daemons)))
                 try:
@@ -64,17 +78,29 @@ def disturbed(flags: Sequence[str], *, kills: int, every_s: float, seed: int, fo
                 except ProcessLookupError:
                     continue
                 victims[name] += 1
+                killed_s.append(time.time())
         code = process.wait()
     if code:
         raise SystemExit(f"error: the run ended with exit code {code} after {sum(victims.values())} kills")
     events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
-    restarted = [each for each in events if each["event"] == "restarted"]
+    resumed = [datetime.fromisoformat(each["time"]).timestamp() for each in events if each["event"] == "resumed"]
     return {
         "kills": dict(sorted(victims.items())),
-        "restarts": len(restarted),
+        "generations": 1 + sum(each["event"] == "training" for each in events[1:]),
+        "recovery_seconds": recoveries(killed_s, resumed),
         "seconds": time.monotonic() - start,
         **_results(folder),
     }
+
+
+def recoveries(killed_s: Sequence[float], resumed_s: Sequence[float]) -> list[float]:
+    """Seconds from each kill to the first step after it, of kills between which and that step there was no other."""
+    found = []
+    for killed, following in zip(killed_s, [*killed_s[1:], math.inf], strict=True):
+        first = min((each for each in resumed_s if each > killed), default=math.inf)
+        if first < following:
+            found.append(round(first - killed, 3))
+    return found
 
 
 def _training(folder: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -83,7 +109,7 @@ def _training(folder: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
-def _daemons(pid: int) -> dict[str, int]:
+def daemons_of(pid: int) -> dict[str, int]:
     """The pids of a run's processes by name."""
     found: dict[str, int] = {}
     for child in sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
@@ -119,15 +145,17 @@ def measure(kind: str, *, kills: int, every_s: float, seed: int, steps: int, kep
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| run | killed | restarts | steps | seconds | undisturbed | parameters |",
+        "| run | killed | steps | seconds | undisturbed | kill to next step, s: median, 95 %, most | parameters |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         killed = ", ".join(f"{name} {count}" for name, count in row["kills"].items())
         same = "the same bits" if row["same"] else "**differ**"
+        took = np.quantile(row["recovery_seconds"], (0.5, 0.95, 1.0))
+        shown = f"{', '.join(f'{each:.2f}' for each in took)} of {len(row['recovery_seconds'])}"
         lines.append(
-            f"| {row['kind']} | {sum(row['kills'].values())}: {killed} | {row['restarts']} | {row['steps']} "
-            f"| {row['seconds']:.0f} | {row['undisturbed_s']:.0f} | {same} |"
+            f"| {row['kind']} | {sum(row['kills'].values())}: {killed} | {row['steps']} "
+            f"| {row['seconds']:.0f} | {row['undisturbed_s']:.0f} | {shown} | {same} |"
         )
     return "\n".join(lines)
 

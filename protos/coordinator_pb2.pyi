@@ -884,12 +884,15 @@ class StoredRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
     name: _builtins.str
     """Of the file in the checkpoint's folder."""
     size_bytes: _builtins.int
     sha256: _builtins.str
+    left_out: _builtins.str
+    """Why the part was left out, in one line; then there is no file."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     def __init__(
@@ -901,10 +904,11 @@ class StoredRequest(_message.Message):
         name: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         sha256: _builtins.str = ...,
+        left_out: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member", "name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "left_out", b"left_out", "member", b"member", "name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1023,6 +1027,7 @@ class GetStatusResponse(_message.Message):
     SERVERS_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     WAITING_SECONDS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_PROBLEM_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: Global___RunState.ValueType
     reason: _builtins.str
@@ -1030,6 +1035,8 @@ class GetStatusResponse(_message.Message):
     workers: _builtins.int
     waiting_seconds: _builtins.float
     """Time since the first member joined, while others are missing."""
+    checkpoint_problem: _builtins.str
+    """Why the newest checkpoint is not complete, in one line; empty if it is, or may be yet."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberStatus]: ...
     def __init__(
@@ -1042,14 +1049,60 @@ class GetStatusResponse(_message.Message):
         servers: _builtins.int = ...,
         workers: _builtins.int = ...,
         waiting_seconds: _builtins.float = ...,
+        checkpoint_problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "members", b"members", "reason", b"reason", "servers", b"servers", "state", b"state", "waiting_seconds", b"waiting_seconds", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_problem", b"checkpoint_problem", "job", b"job", "members", b"members", "reason", b"reason", "servers", b"servers", "state", b"state", "waiting_seconds", b"waiting_seconds", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class CompareRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    PARAMETERS_SHA256_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    parameters_sha256: _builtins.str
+    """SHA-256 over the parameters."""
+    @_builtins.property
+    def member(self) -> Global___Member: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        member: Global___Member | None = ...,
+        step: _builtins.int = ...,
+        parameters_sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member", "parameters_sha256", b"parameters_sha256", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareRequest: _TypeAlias = CompareRequest  # noqa: Y015
+
+@_typing.final
+class CompareResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareResponse: _TypeAlias = CompareResponse  # noqa: Y015
 
 @_typing.final
 class FinishRequest(_message.Message):

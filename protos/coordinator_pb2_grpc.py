@@ -75,6 +75,11 @@ class CoordinatorServiceStub:
                 request_serializer=protos_dot_coordinator__pb2.StoredRequest.SerializeToString,
                 response_deserializer=protos_dot_coordinator__pb2.StoredResponse.FromString,
                 _registered_method=True)
+        self.Compare = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/Compare',
+                request_serializer=protos_dot_coordinator__pb2.CompareRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.CompareResponse.FromString,
+                _registered_method=True)
         self.GetProfile = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/GetProfile',
                 request_serializer=protos_dot_coordinator__pb2.GetProfileRequest.SerializeToString,
@@ -164,6 +169,13 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Compare(self, request, context):
+        """The hash of a worker's parameters behind a step; the run fails where those of all workers differ.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetProfile(self, request, context):
         """The costs that the present plan was computed from.
         """
@@ -241,6 +253,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Stored,
                     request_deserializer=protos_dot_coordinator__pb2.StoredRequest.FromString,
                     response_serializer=protos_dot_coordinator__pb2.StoredResponse.SerializeToString,
+            ),
+            'Compare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compare,
+                    request_deserializer=protos_dot_coordinator__pb2.CompareRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.CompareResponse.SerializeToString,
             ),
             'GetProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.GetProfile,
@@ -485,6 +502,33 @@ class CoordinatorService:
             '/taihu.v1.CoordinatorService/Stored',
             protos_dot_coordinator__pb2.StoredRequest.SerializeToString,
             protos_dot_coordinator__pb2.StoredResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/Compare',
+            protos_dot_coordinator__pb2.CompareRequest.SerializeToString,
+            protos_dot_coordinator__pb2.CompareResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,8 @@ class CoordinatorServiceStub:
     """A worker stands behind a step at which all workers ask: whether what it has led to is kept."""
     Stored: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.StoredRequest, _coordinator_pb2.StoredResponse]
     """A member's part of a checkpoint is durable. With the last one the checkpoint counts."""
+    Compare: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CompareRequest, _coordinator_pb2.CompareResponse]
+    """The hash of a worker's parameters behind a step; the run fails where those of all workers differ."""
     GetProfile: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]
     """The costs that the present plan was computed from."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]
@@ -89,6 +91,8 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """A worker stands behind a step at which all workers ask: whether what it has led to is kept."""
     Stored: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.StoredRequest, _coordinator_pb2.StoredResponse]  # type: ignore[assignment]
     """A member's part of a checkpoint is durable. With the last one the checkpoint counts."""
+    Compare: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CompareRequest, _coordinator_pb2.CompareResponse]  # type: ignore[assignment]
+    """The hash of a worker's parameters behind a step; the run fails where those of all workers differ."""
     GetProfile: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]  # type: ignore[assignment]
     """The costs that the present plan was computed from."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]  # type: ignore[assignment]
@@ -170,6 +174,14 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.StoredResponse, _abc.Awaitable[_coordinator_pb2.StoredResponse]]:
         """A member's part of a checkpoint is durable. With the last one the checkpoint counts."""
+
+    @_abc_1.abstractmethod
+    def Compare(
+        self,
+        request: _coordinator_pb2.CompareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.CompareResponse, _abc.Awaitable[_coordinator_pb2.CompareResponse]]:
+        """The hash of a worker's parameters behind a step; the run fails where those of all workers differ."""
 
     @_abc_1.abstractmethod
     def GetProfile(

@@ -11,7 +11,7 @@ import structlog
 from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from ps_server.shard_holder import ShardHolder
 from taihu.checkpoint.files import PartFile
-from taihu.checkpoint.writer import Stored, maybe_writing
+from taihu.checkpoint.writer import LeftOut, Stored, maybe_writing
 from taihu.coordination.awaited import awaited_in_words
 from taihu.coordination.client import (
     CoordinatorClient,
@@ -113,11 +113,14 @@ class Participation:
             def stored(step: int, file: PartFile) -> None:
                 coordinator.checkpointing.stored(str(self._member), step, file, coordinator.plan(timeout_s))
 
+            def left_out(step: int, why: str) -> None:
+                coordinator.checkpointing.left_out(str(self._member), step, why)
+
             def lost(rank: int, how: str) -> None:
                 _report_lost(coordinator, rank, how)
 
             with (
-                self._serving(holder, lost, stored, COORDINATOR_SERVICE),
+                self._serving(holder, lost, (stored, left_out), COORDINATOR_SERVICE),
                 _failing(coordinator, self._member),
             ):
                 with coordinator.changing() as (members, now):
@@ -161,7 +164,7 @@ class Participation:
                 heartbeats.hurry()
 
             # An interrupt may come when the coordinator knows of this server, but not yet this server of that.
-            with self._serving(holder, gone, client.stored), failure_reported(client):
+            with self._serving(holder, gone, (client.stored, client.left_out)), failure_reported(client):
                 client.join(address=self._listener.address, generation=self._generation.number)
                 with heartbeats, self._stopping_in_order():
                     with telling_who_is_awaited(client.awaited):
@@ -171,10 +174,12 @@ class Participation:
                 client.finish()
 
     @contextmanager
-    def _serving(self, holder: ShardHolder, on_lost: LostCallback, stored: Stored, *services: str) -> Iterator[None]:
-        """Serve; when the block fails, whoever waits for this server is told why."""
+    def _serving(
+        self, holder: ShardHolder, on_lost: LostCallback, parts: tuple[Stored, LeftOut], *services: str
+    ) -> Iterator[None]:
+        """Serve; when the block fails, whoever waits for this server is told why. `parts` tell of its own."""
         rpc = self._listener.rpc
-        with maybe_writing(self._job, stored) as writer:
+        with maybe_writing(self._job, *parts) as writer:
             servicer = ParameterServerServicer(
                 self._job,
                 holder,

@@ -269,13 +269,13 @@ class ServerShard:
         Raises:
             CheckpointError: it lacks something that the job needs.
         """
-        before = checkpoint.state_of(f"server {self._partition.index}")
-        arrays = {}
+        layout, arrays = self._plan.layout, {}
+        is_same = layout == checkpoint.manifest.layout
+        before = checkpoint.own_of(f"server {self._partition.index}") if is_same else {}
         for name, values in self._state(self._summing).items():
-            known = None if before is None else before.own.get(name)
-            arrays[name] = values.copy()
+            known, arrays[name] = before.get(name), values.copy()
             if name not in _OF_UNITS and name != PARAMETERS:
-                checkpoint.read_shared(name, self._partition.bounds, arrays[name])
+                checkpoint.read_shared(name, layout, self._partition.bounds, arrays[name])
             elif known is not None and known.shape == values.shape:
                 # Thresholds of other units than these are made anew.
                 arrays[name] = known

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from taihu.errors import ConfigError
-from taihu.job import Job, job_to_toml
+from taihu.job import Job, job_to_toml, load_job
 from taihu.results import as_json, check_writable
 from taihu.settings import RunSettings
 
@@ -207,9 +207,9 @@ def describe_run(folder: Path, job: Job, job_file: Path | None) -> None:
 
 
 def _is_of(folder: Path, job: Job) -> bool:
-    """Whether the folder was made for a run of the same settings."""
+    """Whether the folder was made for a run of the same settings, but for addresses and paths."""
     settings = folder / SETTINGS
-    return settings.is_file() and settings.read_text() == _settings_of(job)
+    return settings.is_file() and load_job(settings).shared_settings == job.shared_settings
 
 
 def _settings_of(job: Job) -> str:

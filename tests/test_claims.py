@@ -15,6 +15,7 @@ from support.command_lines import parse
 from benchmarks import (
     accuracy_by_method,
     claims,
+    compression,
     fc_batch,
     fc_memory,
     figures,
@@ -84,6 +85,7 @@ PAGES: list[tuple[str, str, str, Callable[[Any], str]]] = [
         accuracy_by_method.told,
     ),
     ("compression.md", "measured by benchmarks.thresholds", "thresholds", thresholds.told),
+    ("compression.md", "measured by benchmarks.compression", "methods_in_cells", compression.side_by_side),
     ("allreduce.md", "measured by benchmarks.three_ways", "three_ways", three_ways.table),
     ("fc.md", fc_memory.SOURCE, "fc_memory", fc_memory.told),
     ("fc.md", fc_batch.SOURCE, "fc_batch", fc_batch.table),

@@ -224,6 +224,7 @@ class Participation:
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
             if self._begun is not None:
                 session.exchange.resume(self._begun, rank)
+                replica.resume(self._begun)
 
             def stored(step: int, file: PartFile) -> None:
                 # Where the run goes on from here, its tables have all steps before.
@@ -231,7 +232,7 @@ class Participation:
                 session.client.stored(step, file)
 
             try:
-                with own_mistakes_told(), maybe_writing(self._job, stored) as writer:
+                with own_mistakes_told(), maybe_writing(self._job, stored, session.client.left_out) as writer:
                     keeper = Keeper(
                         self._job,
                         session.client,
@@ -320,6 +321,8 @@ class Participation:
                 self._modelled.enter(record, self._options.tracer)
             follower.observe(record)
             observer.stepped(record)
+            if record.step == self._begun_after + 1 and self._begun_after:
+                self._run_log.happened("resumed", after_step=self._begun_after)
             observer.travels(session.exchange.path)
 
         trainer = Trainer(
@@ -344,6 +347,9 @@ class Participation:
                 trainer.finish()
                 if not (is_last and last.is_early):
                     self._evaluate(observer, replica, trainer, -(-step // per_epoch))
+            if self._checks_behind(step):
+                trainer.finish()
+                session.client.compare(step, replica.digest(session.exchange))
             if keeper.asks_behind(step, is_last=is_last):
                 trainer.finish()
                 keeper.keep(step, is_last=is_last)
@@ -353,6 +359,11 @@ class Participation:
                 trainer.adopt(plan)
                 observer.planned(plan)
         return step
+
+    def _checks_behind(self, step: int) -> bool:
+        """Whether all workers compare their parameters behind a step."""
+        every = self._job.train.check_every
+        return every is not None and step % every == 0
 
     def _evaluate(self, observer: Observer, replica: Replica, trainer: Trainer, epoch: int) -> None:
         """Worker 0 tests its replica; the others meet it in the next step's exchange, or read along.

@@ -5,24 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from taihu.checkpoint.part import NOTHING, Elements, Part, State
+from taihu.checkpoint.part import NOTHING, Columns, Elements, Part, SpreadLayer, State
 from taihu.errors import CheckpointError
+from taihu.layout import LayerSpec, TensorSpec
 from taihu.tensor_file import TensorSlot, header_of, write_values
 
-__all__ = ["PartFile", "StoredPart", "file_name", "hash_of", "open_part", "write_durably", "write_part"]
+__all__ = ["Kind", "PartFile", "StoredPart", "file_name", "hash_of", "open_part", "write_durably", "write_part"]
+
+Kind = Literal["shared", "columns"]
+"""Of arrays with a value for each element: of an arena's ranges, or of columns of spread layers."""
 
 _METADATA: Final = "taihu.checkpoint"
 _BOUNDS: Final = "bounds"
-_SHARED: Final = "shared/"
 _OWN: Final = "own/"
 _BLOCK: Final = 1 << 20
 
@@ -48,9 +51,11 @@ def write_part(folder: Path, part: Part) -> PartFile:
     """
     state = part.state
     tensors: dict[str, NDArray[Any]] = {_BOUNDS: state.shared.bounds}
-    tensors |= {f"{_SHARED}{name}": values for name, values in state.shared.arrays.items()}
+    kinds: dict[Kind, Mapping[str, NDArray[Any]]] = {"shared": state.shared.arrays, "columns": state.columns.arrays}
+    tensors |= {f"{kind}/{name}": values for kind, arrays in kinds.items() for name, values in arrays.items()}
     tensors |= {f"{_OWN}{name}": values for name, values in state.own.items()}
-    told = json.dumps({"member": part.member, "step": part.step, "facts": state.facts})
+    columns = [_told(spread) for spread in state.columns.layers]
+    told = json.dumps({"member": part.member, "step": part.step, "facts": state.facts, "columns": columns})
     slots = {name: TensorSlot(values.shape, values.dtype) for name, values in tensors.items()}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(part.member)
@@ -119,21 +124,22 @@ class StoredPart:
         try:
             told = json.loads((handle.metadata() or {})[_METADATA])
             self.member, self.step, self.facts = str(told["member"]), int(told["step"]), dict(told["facts"])
+            self.spread = tuple(map(_spread, told.get("columns", ())))
         except (KeyError, TypeError, ValueError):
             raise CheckpointError(f"{path}: not a part of a checkpoint of taihu's") from None
         self._names = list(handle.keys())
         self.bounds: NDArray[np.int64] = handle.get_tensor(_BOUNDS)
 
-    @property
-    def shared_names(self) -> list[str]:
-        """Names of the arrays of elements."""
-        return [name.removeprefix(_SHARED) for name in self._names if name.startswith(_SHARED)]
+    def names(self, kind: Kind) -> list[str]:
+        """Names of the arrays of elements of a kind."""
+        start = f"{kind}/"
+        return [name.removeprefix(start) for name in self._names if name.startswith(start)]
 
-    def read_shared(self, name: str, start: int, stop: int) -> NDArray[Any]:
+    def read(self, kind: Kind, name: str, start: int, stop: int) -> NDArray[Any]:
         """Values [start, stop) of an array of elements."""
         if start == stop:
             return np.empty(0, dtype=np.float32)  # the library takes no such slice of an empty array
-        values: NDArray[Any] = self._handle.get_slice(f"{_SHARED}{name}")[start:stop]
+        values: NDArray[Any] = self._handle.get_slice(f"{kind}/{name}")[start:stop]
         return values
 
     def own(self) -> dict[str, NDArray[Any]]:
@@ -143,9 +149,33 @@ class StoredPart:
 
     def state(self) -> State:
         """All of it."""
-        count = int(np.diff(self.bounds).sum())
-        arrays = {name: self.read_shared(name, 0, count) for name in self.shared_names}
-        return State(Elements(self.bounds, arrays) if arrays else NOTHING, self.own(), self.facts)
+        shared = self._arrays("shared")
+        return State(
+            Elements(self.bounds, shared) if shared else NOTHING,
+            self.own(),
+            self.facts,
+            Columns(self.spread, self._arrays("columns")),
+        )
+
+    def _arrays(self, kind: Kind) -> dict[str, NDArray[Any]]:
+        return {name: self._handle.get_tensor(f"{kind}/{name}") for name in self.names(kind)}
+
+
+def _told(spread: SpreadLayer) -> dict[str, Any]:
+    """The words of a part for a spread layer, as JSON holds them."""
+    return {
+        "layer": spread.layer.name,
+        "tensors": [[tensor.name, list(tensor.shape)] for tensor in spread.layer.tensors],
+        "position": spread.position,
+        "columns": [spread.columns.start, spread.columns.stop],
+    }
+
+
+def _spread(told: Mapping[str, Any]) -> SpreadLayer:
+    """The spread layer of which `_told` was."""
+    tensors = tuple(TensorSpec(str(name), tuple(map(int, shape))) for name, shape in told["tensors"])
+    start, stop = map(int, told["columns"])
+    return SpreadLayer(LayerSpec(str(told["layer"]), tensors), int(told["position"]), range(start, stop))
 
 
 @contextmanager

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.checkpoint.files import StoredPart, hash_of, open_part
+from taihu.checkpoint.blocks import Block, Held, Overlap, blocks_of
+from taihu.checkpoint.files import Kind, StoredPart, hash_of, open_part
 from taihu.checkpoint.manifest import MANIFEST, Manifest, parse_manifest
-from taihu.checkpoint.part import State
+from taihu.checkpoint.part import RESIDUAL, SpreadLayer, State, column_blocks
 from taihu.errors import CheckpointError
+from taihu.layout import Layout
 
 __all__ = ["Checkpoint", "open_checkpoint"]
+
+_FIRST: Final = "worker 0"
+_KINDS: Final[tuple[Kind, ...]] = ("shared", "columns")
+_VALUES_AT_ONCE: Final = 1 << 18
+
+
+class _Contents(NamedTuple):
+    """Names of the arrays of elements in a file, and the blocks that they have values for, by kind."""
+
+    names: Mapping[Kind, frozenset[str]]
+    held: Mapping[Kind, Held]
 
 
 class Checkpoint:
@@ -25,11 +39,39 @@ class Checkpoint:
         self.folder = folder
         self.manifest = manifest
         self._verified: set[str] = set()
+        self._known: dict[str, _Contents] = {}
 
     @property
     def step(self) -> int:
         """The last step that all parameters have been updated by."""
         return self.manifest.step
+
+    @cached_property
+    def spread(self) -> tuple[SpreadLayer, ...]:
+        """The layers that are spread over the workers, with the columns of worker 0."""
+        if _FIRST not in self.manifest.files:
+            return ()
+        with self._open(_FIRST) as part:
+            return part.spread
+
+    @cached_property
+    def layout(self) -> Layout:
+        """All layers of the model, also those that are not exchanged."""
+        layers = list(self.manifest.layout.layers)
+        for spread in sorted(self.spread, key=lambda each: each.position):
+            layers.insert(spread.position, spread.layer)
+        return Layout(tuple(layers))
+
+    def difference(self, exchanged: Layout, *, spreads: bool) -> str | None:
+        """The first place where a model that exchanges these layers is another one; None if it may be the same.
+
+        Where it `spreads` layers it has others, of which is nothing known here.
+        """
+        there = self.layout
+        if spreads:
+            names = {layer.name for layer in exchanged.layers}
+            there = Layout(tuple(layer for layer in there.layers if layer.name in names))
+        return exchanged.difference(there)
 
     def verify(self) -> None:
         """Read all files; raises CheckpointError, which names the file, unless each is what the manifest says."""
@@ -43,59 +85,88 @@ class Checkpoint:
         with self._open(member) as part:
             return part.state()
 
+    def own_of(self, member: str) -> dict[str, NDArray[Any]]:
+        """The arrays of a member alone, by name; none where it had nothing to keep."""
+        if member not in self.manifest.files:
+            return {}
+        with self._open(member) as part:
+            return part.own()
+
     def shared_names(self) -> frozenset[str]:
         """Names of all arrays of elements."""
-        with ExitStack() as opened:
-            return frozenset(name for part in self._parts(opened) for name in part.shared_names)
+        return self.names(*_KINDS)
 
-    def read_shared(self, name: str, bounds: NDArray[np.int64], into: NDArray[Any]) -> None:
+    def names(self, *kinds: Kind) -> frozenset[str]:
+        """Names of arrays of elements of some kinds."""
+        contents = map(self._contents, self.manifest.files)
+        return frozenset(name for each in contents for kind in kinds for name in each.names[kind])
+
+    def read_shared(self, name: str, layout: Layout, bounds: NDArray[np.int64], into: NDArray[Any]) -> None:
         """Fill `into`, shape (n,), with an array's values of the elements in `bounds`, one range after the other.
-
-        Whoever held them then: servers and workers may be more or fewer now.
 
         Args:
             name: of the array, as `parameters`.
-            bounds: shape (k, 2), int64; disjoint ranges of the layout.
+            layout: of the arena that the ranges are of, which need not be the one that was exchanged.
+            bounds: shape (k, 2), int64; disjoint ranges.
             into: their values.
 
         Raises:
             CheckpointError: no part has some of them.
         """
-        filled = 0
-        for member in self.manifest.files:
-            with self._unverified(member) as part:
-                overlaps = _overlaps(bounds, part.bounds) if name in part.shared_names else []
-                if overlaps:
-                    self._verify_once(member)  # of a file that is not read nothing is
-                for here, there, count in overlaps:
-                    into[here : here + count] = part.read_shared(name, there, there + count)
-                    filled += count
-        if filled < len(into):
-            raise CheckpointError(
-                f"{self.folder}: {len(into) - filled:,} of {len(into):,} values of {name!r} are in none of its files"
-            )
+        self.read(name, blocks_of(layout, bounds), into)
 
-    def held_back_by(self, rank: int, workers: int) -> dict[str, NDArray[Any]]:
-        """The state of compression of worker `rank`, of so many, see `CompressionState.arrays`.
+    def read(self, name: str, blocks: Iterable[Block], into: NDArray[Any]) -> None:
+        """Fill `into`, shape (n,), with an array's values of `blocks`, which are disjoint.
 
-        Where there were more or fewer, what all of them held back is divided anew: each gets the mean, so that the
-        mean of the gradients that are sent later stays what it was.
+        Whoever held them then: servers and workers may be more or fewer now, and other layers spread.
 
         Raises:
-            CheckpointError: gradients were not compressed.
+            CheckpointError: no part has some of them.
         """
-        names = [f"worker {each}" for each in range(self.manifest.workers)]
-        states = [self.state_of(names[rank])] if workers == len(names) else [self.state_of(name) for name in names]
-        own = [state.own for state in states if state is not None and "residual" in state.own]
-        if len(own) < len(states):
+        wanted = list(blocks)
+        total = sum(block.elements for block in wanted)
+        if name == RESIDUAL and self.spread:
+            wanted = self._without_spread(wanted, into)
+        missing = sum(block.elements for block in wanted)
+        for member in self.manifest.files:
+            missing -= self._read_from(member, name, wanted, into)
+        if missing:
             raise CheckpointError(
-                f"{self.folder}: its gradients were not compressed; set compression.method = 'none'"
+                f"{self.folder}: {missing:,} of {total:,} values of {name!r} are in none of its files"
             )
-        held = dict(own[0])
-        if len(own) > 1:
-            for name in ("residual", "velocity"):
-                held[name] = np.array(np.mean([each[name] for each in own], axis=0, dtype=np.float64), np.float32)
-        return held
+
+    def _without_spread(self, blocks: list[Block], into: NDArray[Any]) -> list[Block]:
+        """The blocks of tensors that were exchanged; of others, which are never compressed, nothing is held back."""
+        spread = Held(column_blocks(self.spread))
+        for block in blocks:
+            if block.tensor in spread:
+                into[block.place : block.stop] = 0
+        return [block for block in blocks if block.tensor not in spread]
+
+    def _read_from(self, member: str, name: str, wanted: list[Block], into: NDArray[Any]) -> int:
+        """Read what a member's file has of it; returns the number of values."""
+        contents = self._contents(member)
+        found = [
+            (kind, overlap)
+            for kind in _KINDS
+            if name in contents.names[kind]
+            for overlap in contents.held[kind].overlaps(wanted)
+        ]
+        if not found:
+            return 0  # of a file that is not read nothing is verified
+        with self._open(member) as part:
+            for kind, overlap in found:
+                _copy(part, kind, name, overlap, into)
+        return sum(len(overlap.rows) * len(overlap.columns) for _, overlap in found)
+
+    def _contents(self, member: str) -> _Contents:
+        if member not in self._known:
+            with self._unverified(member) as part:
+                names = {kind: frozenset(part.names(kind)) for kind in _KINDS}
+                shared = Held(blocks_of(self.manifest.layout, part.bounds))
+                held: dict[Kind, Held] = {"shared": shared, "columns": Held(column_blocks(part.spread))}
+                self._known[member] = _Contents(names, held)
+        return self._known[member]
 
     def facts_of(self, member: str) -> Mapping[str, Any]:
         """The facts of a member; none where it had nothing to keep."""
@@ -103,9 +174,6 @@ class Checkpoint:
             return {}
         with self._open(member) as part:
             return part.facts
-
-    def _parts(self, opened: ExitStack) -> list[StoredPart]:
-        return [opened.enter_context(self._open(member)) for member in self.manifest.files]
 
     @contextmanager
     def _open(self, member: str) -> Iterator[StoredPart]:
@@ -159,26 +227,14 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _overlaps(wanted: NDArray[np.int64], held: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """The ranges that two lists of ranges share: place in the values of the first, in those of the second, length."""
-    order = np.argsort(held[:, 0], kind="stable")
-    starts, stops = held[order].T if len(held) else (np.zeros(0, np.int64),) * 2
-    places = _places(held)[order] if len(held) else starts
-    found = []
-    for (start, stop), place in zip(wanted.tolist(), _places(wanted).tolist(), strict=True):
-        first = int(np.searchsorted(stops, start, side="right"))
-        for index in range(first, len(starts)):
-            low, high = max(start, int(starts[index])), min(stop, int(stops[index]))
-            if starts[index] >= stop:
-                break
-            if low == high:
-                continue  # a layer of fewer values than there were parts
-            found.append((place + low - start, int(places[index]) + low - int(starts[index]), high - low))
-    return found
-
-
-def _places(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The place of each range's first value."""
-    sizes = bounds[:, 1] - bounds[:, 0]
-    places: NDArray[np.int64] = np.cumsum(sizes) - sizes
-    return places
+def _copy(part: StoredPart, kind: Kind, name: str, overlap: Overlap, into: NDArray[Any]) -> None:
+    """Copy what is wanted of a block that the part has, some rows at a time."""
+    held, columns = overlap.held, overlap.columns
+    width = len(held.columns)
+    at_once = max(1, _VALUES_AT_ONCE // width)
+    for first in range(overlap.rows.start, overlap.rows.stop, at_once):
+        rows = range(first, min(first + at_once, overlap.rows.stop))
+        start = held.place + (first - held.rows.start) * width
+        values = part.read(kind, name, start, start + len(rows) * width)
+        read = held._replace(rows=rows, place=0)
+        overlap.wanted.view(into, rows, columns)[...] = read.view(values, rows, columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -51,9 +51,12 @@ class CheckpointStore:
         """Steps of the checkpoints that count, the newest first."""
         return sorted((step for step, path in self._folders() if (path / MANIFEST).is_file()), reverse=True)
 
-    def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` that count, and whatever is older; newer ones may be on their way."""
-        kept = self.steps()[:keep]
+    def prune(self, keep: int, upto: int) -> None:
+        """Remove all but the newest `keep` up to a step that count, and whatever is older; newer ones stay.
+
+        They are on their way or, where the run has gone back to an older one, are written anew when it comes there.
+        """
+        kept = [step for step in self.steps() if step <= upto][:keep]
         if not kept:
             return
         for step, path in self._folders():
@@ -62,10 +65,14 @@ class CheckpointStore:
                 (path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
 
-    def newest(self, *, unfinished: bool = False) -> tuple[Checkpoint, list[str]]:
-        """The newest one that counts and whose files are what its manifest says, and what is wrong with newer ones.
+    def discard(self, before: int) -> None:
+        """Remove what there is of checkpoints of earlier steps that are not complete."""
+        for step, path in self._folders():
+            if step < before and not (path / MANIFEST).is_file():
+                shutil.rmtree(path, ignore_errors=True)
 
-        An `unfinished` one is of a step behind which others follow.
+    def newest(self) -> tuple[Checkpoint, list[str]]:
+        """The newest one that counts and whose files are what its manifest says, and what is wrong with newer ones.
 
         Raises:
             CheckpointError: there is none.
@@ -74,14 +81,33 @@ class CheckpointStore:
         for step in self.steps():
             try:
                 checkpoint = self.open(step)
-                if unfinished and step >= checkpoint.manifest.total_steps:
-                    continue
                 checkpoint.verify()
                 return checkpoint, problems
             except CheckpointError as error:
                 problems.append(str(error))
         why = "; ".join(problems) if problems else "no checkpoint is complete there"
         raise CheckpointError(f"{self.folder}: nothing to go on from: {why}")
+
+    def going_on(self, settings: Mapping[str, str]) -> Checkpoint | None:
+        """The newest one that is whole and has steps left, of a run with these settings; None where there is none.
+
+        Raises:
+            CheckpointError: those that are there are damaged, or of other settings.
+        """
+        problems: list[str] = []
+        for step in self.steps():
+            try:
+                checkpoint = self.open(step)
+                if checkpoint.manifest.settings != dict(settings):
+                    problems.append(f"{checkpoint.folder} is of a job with other settings")
+                elif step < checkpoint.manifest.total_steps:
+                    checkpoint.verify()
+                    return checkpoint
+            except CheckpointError as error:
+                problems.append(str(error))
+        if problems:
+            raise CheckpointError(f"{'; '.join(problems)}; name another checkpoint.dir, or remove it")
+        return None
 
     def _folders(self) -> Iterator[tuple[int, Path]]:
         if not self.folder.is_dir():

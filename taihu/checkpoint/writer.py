@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,20 +17,22 @@ from taihu.checkpoint.part import Part
 from taihu.checkpoint.store import CheckpointStore
 from taihu.errors import TaihuError
 from taihu.job import Job
+from taihu.words import one_line
 
-__all__ = ["PartWriter", "Stored", "maybe_writing"]
+__all__ = ["LeftOut", "PartWriter", "Stored", "maybe_writing"]
 
 Stored = Callable[[int, PartFile], None]
+LeftOut = Callable[[int, str], None]
 
 
 @contextmanager
-def maybe_writing(job: Job, stored: Stored) -> Iterator[PartWriter | None]:
-    """A writer during the block; None where the job keeps no checkpoints."""
+def maybe_writing(job: Job, stored: Stored, left_out: LeftOut) -> Iterator[PartWriter | None]:
+    """A writer during the block, see `PartWriter`; None where the job keeps no checkpoints."""
     folder = checkpoint_folder(job)
     if folder is None:
         yield None
         return
-    with PartWriter(folder, stored) as writer:
+    with PartWriter(folder, stored, left_out) as writer:
         yield writer
 
 
@@ -43,11 +45,13 @@ class PartWriter:
     Args:
         folder: of the run's checkpoints.
         stored: called with the step and the file when a part is durable, by the thread that writes.
+        left_out: called with the step of a part that is left out, and why.
     """
 
-    def __init__(self, folder: Path, stored: Stored) -> None:
+    def __init__(self, folder: Path, stored: Stored, left_out: LeftOut = lambda *_: None) -> None:
         self._store = CheckpointStore(folder)
         self._stored = stored
+        self._left_out = left_out
         self._changed = threading.Condition()
         self._next: Part | None = None
         self._is_busy = self._is_closed = False
@@ -106,3 +110,5 @@ class PartWriter:
 
     def _say(self, step: int, why: str) -> None:
         self._log.warning("checkpoint left out", step=step, reason=why)
+        with suppress(TaihuError):  # nobody is left who would hear it
+            self._left_out(step, one_line(why))

@@ -29,6 +29,10 @@ class Checkpointing:
         self._store = CheckpointStore(folder)
         self._log = structlog.get_logger()
         self._lock = threading.Lock()
+        self.problem = ""
+        """The reason why the newest checkpoint is not complete; "" if it is, or may be yet."""
+        # The last step that was to be kept.
+        self._decided = 0
         self._book = CheckpointBook(
             keepers(job),
             every_s=settings.every_seconds,
@@ -45,7 +49,16 @@ class Checkpointing:
     def decide(self, step: int, *, is_last: bool) -> Decision:
         """The decision for `step`, see `CheckpointBook.decide`."""
         with self._lock:
-            return self._book.decide(step, self._clock.now(), is_last=is_last)
+            decision = self._book.decide(step, self._clock.now(), is_last=is_last)
+            if decision.keep and self._decided != step:
+                # What is not complete by now but for the last one never will be, and takes the room of others.
+                self._store.discard(self._decided)
+                self._decided = step
+            return decision
+
+    def left_out(self, member: str, step: int, why: str) -> None:
+        """A member's part cannot be had: the checkpoint of `step` will not be complete."""
+        self.problem = f"the checkpoint of step {step:,} is left out: {member}: {why}"
 
     def stored(self, member: str, step: int, file: PartFile, plan: Plan) -> None:
         """A member's part is durable; the last one's makes the checkpoint count, and removes older ones.
@@ -59,10 +72,12 @@ class Checkpointing:
             return
         try:
             self._store.commit(self._manifest(step, files, plan))
-            self._store.prune(self._job.checkpoint.keep)
+            self._store.prune(self._job.checkpoint.keep, step)
         except OSError as error:
+            self.left_out("the coordinator", step, str(error))
             self._log.warning("checkpoint left out", step=step, reason=str(error))
         else:
+            self.problem = ""
             size = sum(each.size_bytes for each in files.values())
             self._log.info("checkpoint", step=step, bytes=size, folder=str(self._store.folder_of(step)))
 

@@ -242,6 +242,24 @@ class CoordinatorClient:
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
 
+    def left_out(self, step: int, why: str) -> None:
+        """Say that this member's part of the checkpoint of `step` cannot be had."""
+        request = pb.StoredRequest(job=self._job.name, member=self._member(), step=step, left_out=why)
+        try:
+            self._stub.Stored(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self._host) from None
+
+    def compare(self, step: int, parameters_sha256: str) -> None:
+        """Tell the hash of this worker's parameters behind `step`; the run fails where those of all differ."""
+        request = pb.CompareRequest(
+            job=self._job.name, member=self._member(), step=step, parameters_sha256=parameters_sha256
+        )
+        try:
+            self._stub.Compare(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self._host) from None
+
     def heartbeat(self, progress: Progress, stop: StopNotice) -> tuple[RunState, str]:
         """Report progress, and exchange what is known of a stop.
 

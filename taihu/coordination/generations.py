@@ -7,10 +7,11 @@ and asks the coordinator for the next one. A process that was started in the pla
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
@@ -26,6 +27,10 @@ from taihu.job import Job
 __all__ = ["Generation", "in_generations"]
 
 T = TypeVar("T")
+
+# Processes that are lost again and again are held back by who starts them.
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -54,24 +59,32 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
     if not recovers(job):
         return live(job, Generation())
     hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
-    restarts = Restarts(job.checkpoint.restarts)
+    restarts = Restarts(job.checkpoint.restarts, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
     while True:
         generation = _next_hosted(job, restarts) if hosts else _asked_for(job, member)
         try:
             return live(going_on(job, generation.step), generation)
         except RecoveringError as error:
             structlog.get_logger().warning("all members begin again", reason=str(error))
+        # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
+        gc.collect()
         if hosts:
             time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
 
 
 def _next_hosted(job: Job, restarts: Restarts) -> Generation:
-    """The generation that begins from the newest checkpoint that is whole and has steps left."""
-    folder, step = checkpoint_folder(job), 0
+    """The generation that begins from the newest checkpoint that is whole and has steps left.
+
+    Raises:
+        CheckpointError: there are some, damaged or of another job: to begin anew would lose them.
+    """
+    folder, found = checkpoint_folder(job), None
     try:
-        step = 0 if folder is None else CheckpointStore(folder).newest(unfinished=True)[0].step
-    except CheckpointError as error:
-        structlog.get_logger().debug("no checkpoint to begin from", reason=str(error))
+        found = None if folder is None else CheckpointStore(folder).going_on(job.shared_settings)
+    except CheckpointError:
+        if job.checkpoint.resume is None:
+            raise
+    step = 0 if found is None else found.step
     return Generation(new_incarnation(), step, restarts.left(time.monotonic()) > 0)
 
 

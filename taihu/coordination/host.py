@@ -65,7 +65,8 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = _ONLY)
 
 def _planning(job: Job, layout: Layout, membership: Membership) -> Planning:
     begun = resumed_from(job)
-    if begun is not None and (difference := layout.difference(begun.manifest.layout)):
+    spreads = job.exchange.fc != "data"
+    if begun is not None and (difference := begun.difference(layout, spreads=spreads)):
         raise ModelError(f"checkpoint.resume {begun.folder} is of another model: {difference}")
     return Planning(
         job,

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from taihu.coordination.agreement import Agreement
+from taihu.coordination.hashes import HashBook, difference
 from taihu.coordination.stopping import StopAgreement
 from taihu.errors import ConfigError, RecoveringError, RunError, StaleError
 from taihu.layout import Layout
@@ -20,6 +21,7 @@ __all__ = ["TICK_S", "MemberId", "MemberRecord", "Membership", "Progress", "Role
 TICK_S: Final = 0.2
 """Seconds from one look at who is silent to the next."""
 
+_DIFFERENCE: Final = "memory, a link or a processor is at fault, or taihu: please report it"
 # Who has not been heard of for so many heartbeats leaves its place to another process that asks for it.
 _REPLACED_AFTER: Final = 4
 
@@ -146,6 +148,7 @@ class Membership:
         self._alike = Agreement(str(self._host), digest, settings)
         self._recovers = recovers
         self._replaced_after_s = _REPLACED_AFTER * heartbeat_s
+        self._hashes = HashBook(workers)
         self._withdrawn: set[tuple[MemberId, int]] = set()
         self._asked_s: dict[tuple[MemberId, int], float] = {}
         self._layout_follows = layout_follows
@@ -304,6 +307,16 @@ class Membership:
         elif self.state is RunState.RUNNING and self._all_finished(Role.WORKER):
             self._conclude()
 
+    def compare(self, member: MemberId, incarnation: int, step: int, sha256: str, *, job: str) -> None:
+        """Note the hash of a worker's parameters behind `step`; fails the run if those of all workers differ.
+
+        Raises:
+            StaleError: no such member with this incarnation has joined.
+        """
+        self._record(member, incarnation, job)
+        if shown := self._hashes.told(str(member), step, sha256):
+            self.fail(f"the workers' parameters differ after step {step} ({shown}); {_DIFFERENCE}")
+
     def told(self, member: MemberId) -> None:
         """A member's call to join is answered with the run's failure: it takes no part, and says no more."""
         self.members[member].finished = True
@@ -396,9 +409,8 @@ class Membership:
 
     def _conclude(self) -> None:
         hashes = {str(m): r.parameters_sha256 for m, r in self.members.items() if m.role is Role.WORKER}
-        if len(set(hashes.values())) > 1:
-            shown = ", ".join(f"{name} {value[:12]}" for name, value in hashes.items())
-            self.fail(f"the workers' final parameters differ ({shown}); this is a defect of taihu, please report it")
+        if shown := difference(hashes):
+            self.fail(f"the workers' final parameters differ ({shown}); {_DIFFERENCE}")
         elif self.stop.last_step is not None and self._step < self._total_steps:
             self.state = RunState.STOPPED
             self.reason = f"after step {self._step} of {self._total_steps}: {self.stop.reason}"

@@ -125,6 +125,11 @@ class Coordinator:
             raise StaleError("this run keeps no checkpoints; give every process the same job")
         return self._checkpointing
 
+    @property
+    def checkpoint_problem(self) -> str:
+        """The reason why the newest checkpoint is not complete; "" if it is, or may be yet."""
+        return "" if self._checkpointing is None else self._checkpointing.problem
+
     def fix_last_step(self, step: int, timeout_s: float | None) -> int:
         """Agree on the last step by `StopAgreement.fix`, and return it when worker 0 may go on.
 
@@ -261,6 +266,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Note that a member's part of a checkpoint is durable."""
         with _errors_as_status(context):
             member = self._check(request)
+            if request.left_out:
+                self._coordinator.checkpointing.left_out(str(member), request.step, request.left_out)
+                return pb.StoredResponse()
             expected = file_name(str(member))
             if request.name != expected or not _SHA256.fullmatch(request.sha256):
                 raise FrameError(f"{member} has stored {request.name!r}: expected {expected} and its SHA-256")
@@ -268,6 +276,13 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             plan = self._coordinator.plan(_remaining_s(context))
             self._coordinator.checkpointing.stored(str(member), request.step, file, plan)
         return pb.StoredResponse()
+
+    def Compare(self, request: pb.CompareRequest, context: grpc.ServicerContext) -> pb.CompareResponse:  # noqa: N802
+        """Note the hash of a worker's parameters."""
+        with _errors_as_status(context), self._coordinator.changing() as (membership, _):
+            member, incarnation = messages.member_from_message(request.member)
+            membership.compare(member, incarnation, request.step, request.parameters_sha256, job=request.job)
+        return pb.CompareResponse()
 
     def GetProfile(self, request: pb.GetProfileRequest, context: grpc.ServicerContext) -> pb.GetProfileResponse:  # noqa: N802
         """The plan and the costs it was made from, as far as there are any."""
@@ -298,6 +313,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 servers=membership.sizes[Role.SERVER],
                 workers=membership.sizes[Role.WORKER],
                 waiting_seconds=membership.waiting_s(now),
+                checkpoint_problem=self._coordinator.checkpoint_problem,
             )
 
     def Finish(self, request: pb.FinishRequest, context: grpc.ServicerContext) -> pb.FinishResponse:  # noqa: N802

@@ -95,6 +95,11 @@ class JobFlags:
         Sets("train.steps", "as many as the epochs have"),
         typer.Option("--steps", metavar="N", help="Steps, instead of epochs."),
     ] = None
+    check_every: Annotated[
+        int | None,
+        Sets("train.check_every", "none but at the end"),
+        typer.Option("--check-every", metavar="N", min=1, help="Steps after which workers compare their parameters."),
+    ] = None
     optimizer: Annotated[
         Literal["sgd", "adam", "adamw"] | None,
         Sets("optimizer.name"),

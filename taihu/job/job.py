@@ -146,8 +146,6 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _checkpoints_fit(self) -> Job:
-        if self.exchange.fc != "data" and (self.checkpoint.dir is not None or self.checkpoint.resume is not None):
-            raise ValueError("checkpoints hold layers that are whole: set exchange.fc = 'data', or no checkpoint.dir")
         if self.checkpoint.resume is not None and self.model.init_from is not None:
             raise ValueError("a run goes on from checkpoint.resume or begins from model.init_from: leave one out")
         return self

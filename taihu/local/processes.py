@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Literal, Self
+from typing import IO, Final, Self
 
 from taihu.errors import RunError
 from taihu.job.environment import without_settings
@@ -95,7 +95,7 @@ class LocalProcesses:
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> Process:
         """Start `python -m module arguments`; its stderr goes to `<name>.log`."""
-        return self._start(name, module, list(arguments), "wb")
+        return self._start(name, module, list(arguments))
 
     def kill(self, name: str) -> None:
         """End a daemon at once, if it has not ended."""
@@ -104,13 +104,15 @@ class LocalProcesses:
     def replace(self, name: str) -> None:
         """Start a daemon again that has ended, with the same arguments; its log goes on."""
         former = next(daemon for daemon in self._daemons if daemon.name == name)
-        self._daemons.remove(former)
-        _close(former)
-        self._start(name, former.module, former.arguments, "ab")
+        self._start(name, former.module, former.arguments)
 
-    def _start(self, name: str, module: str, arguments: list[str], mode: Literal["ab", "wb"]) -> Process:
+    def _start(self, name: str, module: str, arguments: list[str]) -> Process:
+        former = next((daemon for daemon in self._daemons if daemon.name == name), None)
+        if former is not None:
+            self._daemons.remove(former)
+            _close(former)
         log = self.log_dir / f"{name.replace(' ', '-')}.log"
-        log_file = log.open(mode)
+        log_file = log.open("wb" if former is None else "ab")
         process = self._launch(module, [*arguments, "--stop-with-stdin"], log_file)
         self._daemons.append(_Daemon(name, module, arguments, process, log, log_file))
         return process
@@ -149,27 +151,31 @@ class LocalProcesses:
         self._daemons[-1].arguments += ["--bind", address]
         return address
 
-    def check(self) -> bool:
-        """Whether all daemons have ended: well, or interrupted.
+    def check(self, awaiting: Collection[str] = ()) -> bool:
+        """Whether all daemons have ended: well, or interrupted. Nothing is said of the end of those in `awaiting`.
 
         Raises:
             DaemonFailedError: one ended otherwise; the message names it and holds its last words.
         """
         codes = [daemon.process.poll() for daemon in self._daemons]
-        self._raise_for(0, EXIT_INTERRUPTED, None)
-        return None not in codes
+        self._raise_for(0, EXIT_INTERRUPTED, None, apart_from=awaiting)
+        return None not in codes and not awaiting
 
     @property
     def any_has_ended(self) -> bool:
-        """Whether a daemon was seen to have ended."""
-        return any(daemon.process.returncode is not None for daemon in self._daemons)
+        """Whether a daemon was seen to have ended well."""
+        return any(daemon.process.returncode == 0 for daemon in self._daemons)
 
     def raise_if_interrupted(self) -> None:
         """Raise DaemonFailedError if a daemon was interrupted, which is no failure where the run was stopped."""
         self._raise_for(0, None)
 
-    def _raise_for(self, *accepted: int | None) -> None:
-        failed = [daemon for daemon in self._daemons if daemon.process.returncode not in accepted]
+    def _raise_for(self, *accepted: int | None, apart_from: Collection[str] = ()) -> None:
+        failed = [
+            daemon
+            for daemon in self._daemons
+            if daemon.process.returncode not in accepted and daemon.name not in apart_from
+        ]
         if failed:
             # Prefer the cause to its consequences: a kill first, then a wrong setting, then a failed run.
             raise _failure(min(failed, key=_rank_as_cause), self._daemons)

@@ -16,13 +16,13 @@ from statistics import fmean
 from typing import Any
 
 from taihu.coordination.membership import RunState
-from taihu.coordination.restarts import Restarts
 from taihu.coordination.status import stop_run
 from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.job.advice import advice_on_schedule
 from taihu.local.display import Display, RunView
 from taihu.local.processes import DaemonFailedError, LocalProcesses
+from taihu.local.replacing import Replacing
 from taihu.local.stuck import StuckMembers
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
@@ -86,8 +86,9 @@ class LocalTraining:
             folder = Path(name)
             try:
                 with LocalProcesses(logs, fork=self.forks) as processes:
-                    coordinator = self._start(processes, folder)
-                    self._watch(processes, coordinator, display)
+                    replacing = Replacing(self.job.checkpoint.restarts)
+                    coordinator = self._start(processes, folder, replacing, display)
+                    self._watch(processes, coordinator, replacing, display)
                     if not all(path.exists() for path in self._result_files(folder)):
                         processes.raise_if_interrupted()
             finally:
@@ -100,20 +101,21 @@ class LocalTraining:
             )
             return {**results, "trace": self._trace_file}
 
-    def _all_have_ended(self, processes: LocalProcesses, restarts: Restarts, display: Display) -> bool:
+    def _all_have_ended(self, processes: LocalProcesses, replacing: Replacing, display: Display) -> bool:
         """Whether all have ended well; a process that was killed is replaced where the run recovers."""
+        for name in replacing.due(time.monotonic()):
+            processes.replace(name)
         try:
-            return processes.check()
+            return processes.check(awaiting=replacing.awaited)
         except DaemonFailedError as error:
-            if not error.was_killed:
+            # Where one has ended well the run is over: there is nobody to join any more.
+            if not error.was_killed or processes.any_has_ended:
                 raise
-            self._replace(processes, error, restarts, display)
+            self._replace(error, replacing, display)
             return False
 
-    def _replace(
-        self, processes: LocalProcesses, error: DaemonFailedError, restarts: Restarts, display: Display
-    ) -> None:
-        """Start a process in the place of one that was killed; raises `error` where that may not be, or no more."""
+    def _replace(self, error: DaemonFailedError, replacing: Replacing, display: Display) -> None:
+        """Have another process take the place of one that was killed; raises `error` where it may not, or no more."""
         # Who only looks on needs no arrays.
         from taihu.checkpoint.keepers import checkpoint_folder  # noqa: PLC0415
         from taihu.checkpoint.store import CheckpointStore  # noqa: PLC0415
@@ -122,31 +124,19 @@ class LocalTraining:
         if checkpoints is None:
             raise error
         step = next(iter(CheckpointStore(checkpoints).steps()), 0)
-        pause_s = restarts.pause_s(time.monotonic(), step)
-        if pause_s is None:
+        if not replacing.plan(error.name, time.monotonic(), step):
             raise error
         words = str(error).partition(";")[0]
         display.say(f"{words}; another process takes its place, and all go on after step {step:,}")
         if self.files.folder is not None:
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             add_events(self.files.folder, [{"time": now, "step": step, "event": "restarted", "reason": words}])
-        self._pause(pause_s)
-        processes.replace(error.name)
 
     def _recovers(self) -> bool:
         """Whether other processes take the places of lost ones."""
         from taihu.checkpoint.keepers import recovers  # noqa: PLC0415 - see above
 
         return recovers(self._with_checkpoints())
-
-    def _pause(self, seconds: float) -> None:
-        """Wait; raises InterruptedRunError where the run is to end meanwhile."""
-        until = time.monotonic() + seconds
-        with self.interrupts.offered_to(lambda reason: True):
-            while time.monotonic() < until:
-                time.sleep(_LOOK_S)
-                if self.interrupts.reason:
-                    raise InterruptedRunError(self.interrupts.reason)
 
     def _with_checkpoints(self) -> Job:
         return self.job.model_copy(update={"checkpoint": self._checkpoint_settings()})
@@ -168,7 +158,7 @@ class LocalTraining:
             with suppress(RunError):  # a run that failed before it began has none
                 merge_parts(parts, self.trace)
 
-    def _start(self, processes: LocalProcesses, folder: Path) -> str:
+    def _start(self, processes: LocalProcesses, folder: Path, replacing: Replacing, display: Display) -> str:
         """Start everything; returns the coordinator's address."""
         if processes.forks:
             # Before anybody waits for the others: kernels may have to be compiled.
@@ -182,7 +172,16 @@ class LocalTraining:
         job_file.write_text(job_to_toml(given, given=True))
         common = [str(job_file), "--log-format", "json"]
         (first, module, arguments), *others = self._members(folder)
-        coordinator = processes.start_listening(first, module, [*_rank_of(first), *common, *arguments])
+        coordinator = ""
+        while not coordinator:
+            try:
+                coordinator = processes.start_listening(first, module, [*_rank_of(first), *common, *arguments])
+            except DaemonFailedError as error:
+                if not error.was_killed:
+                    raise
+                self._replace(error, replacing, display)
+                while not replacing.due(time.monotonic()):
+                    time.sleep(_LOOK_S)
         for name, module, arguments in others:
             processes.start(name, module, [*_rank_of(name), *common, "--coordinator", coordinator, *arguments])
         return coordinator
@@ -196,7 +195,7 @@ class LocalTraining:
     def _checkpoint_settings(self) -> CheckpointSettings:
         """Checkpoints lie in the run's folder, if nothing else was said."""
         own = self.job.checkpoint
-        if own.dir is not None or self.files.folder is None or self.job.exchange.fc != "data":
+        if own.dir is not None or self.files.folder is None:
             return own
         return own.model_copy(update={"dir": self.files.folder.absolute() / CHECKPOINTS})
 
@@ -214,9 +213,8 @@ class LocalTraining:
                 arguments.append("--run-dir-is-made")
             yield name, "worker", [*arguments, *bind] if self.job.workers_meet else arguments
 
-    def _watch(self, processes: LocalProcesses, coordinator: str, display: Display) -> None:
+    def _watch(self, processes: LocalProcesses, coordinator: str, replacing: Replacing, display: Display) -> None:
         start = looked = time.monotonic()
-        restarts = Restarts(self.job.checkpoint.restarts)
         status = StatusWatch(coordinator, display)
         stopping: _Stopping | None = None
         host = next(iter(self._members(Path())))[0]
@@ -224,7 +222,7 @@ class LocalTraining:
         advised = False
         try:
             with self.interrupts.offered_to(lambda reason: True):
-                while not self._all_have_ended(processes, restarts, display):
+                while not self._all_have_ended(processes, replacing, display):
                     time.sleep(_LOOK_S)
                     if self.interrupts.reason and stopping is None:
                         stopping = self._stop(coordinator, display)

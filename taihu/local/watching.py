@@ -32,6 +32,7 @@ class StatusWatch:
         self._coordinator = coordinator
         self._display = display
         self._told = False
+        self._problem = ""
         self.missing: list[str] | None = None
 
     def show(self, elapsed_s: float) -> RunView | None:
@@ -50,6 +51,9 @@ class StatusWatch:
             self._told = True
             return None
         self.missing = list(map(str, missing_of(status)))
+        if status.checkpoint_problem and not self._problem:
+            self._display.say(f"warning: {status.checkpoint_problem}; the run goes on without it")
+        self._problem = status.checkpoint_problem
         return _show(status, self._display, elapsed_s)
 
 

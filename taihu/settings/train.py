@@ -26,12 +26,19 @@ class TrainSettings(Section):
     the optimizer state lies beside an fp32 master of the parameters. fp16 needs its loss scaled. The scale begins
     with `loss_scale`, a power of two. A step whose gradients overflow is skipped by all workers, and halves it;
     `loss_scale_growth_steps` steps in a row without overflow double it.
+
+    Before a run counts as finished, all workers compare a hash of their parameters. With `check_every` they do so
+    every so many steps, too: one that differs ends the run at once, and is named.
     """
 
     batch: Annotated[int, Field(ge=1, le=10**6)] = Field(default=32, description="samples of each worker in a step")
     epochs: Annotated[int, Field(ge=1, le=10**6)] = Field(default=10, description="passes over the training data")
     steps: Count | None = Field(default=None, description="steps of the run; when given, instead of epochs")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=1, description="seed of everything random")
+    check_every: Count | None = Field(
+        default=None,
+        description="steps after which the workers compare hashes of their parameters; none for at the end",
+    )
     evaluate: bool = Field(default=True, description="test the model after every epoch and at the end")
     loss: Literal["auto", "cross-entropy", "mse", "bce"] = Field(
         default="auto", description="what is minimised; auto: cross-entropy of classes, mean squared error of values"

@@ -23,13 +23,15 @@ class RpcServer:
 
     grpc_server: grpc.Server
     _health: health.HealthServicer
+    _threads: ThreadPoolExecutor
     _services: tuple[str, ...] = ()
 
     @classmethod
     def create(cls, *, threads: int) -> RpcServer:
         """A server that answers at most `threads` calls at a time; every open stream occupies one."""
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         server = grpc.server(
-            ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
+            pool,
             options=(
                 *SHARED_OPTIONS,
                 # a port that is taken is an error, not a shared one
@@ -40,7 +42,7 @@ class RpcServer:
         )
         servicer = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        return cls(server, servicer)
+        return cls(server, servicer, pool)
 
     def listen(self, address: str) -> int:
         """Bind `host:port` (port 0 takes a free one) and return the port.
@@ -80,3 +82,5 @@ class RpcServer:
         """Report NOT_SERVING, let calls end for `grace_s`, then cut them; returns when all is down."""
         self._health.enter_graceful_shutdown()
         self.grpc_server.stop(grace_s).wait()
+        # gRPC leaves them to the end of the process, which may outlive many servers.
+        self._threads.shutdown(wait=False)

@@ -55,7 +55,7 @@ def test_a_part_comes_back_bit_by_bit(part: Part) -> None:
             state = stored.state()
             for name, values in part.state.shared.arrays.items():
                 middle = len(values) // 2
-                assert stored.read_shared(name, middle, len(values)).tobytes() == values[middle:].tobytes()
+                assert stored.read("shared", name, middle, len(values)).tobytes() == values[middle:].tobytes()
         for before, after in ((part.state.shared.arrays, state.shared.arrays), (part.state.own, state.own)):
             assert before.keys() == after.keys()
             for name, values in before.items():

@@ -36,7 +36,7 @@ def test_any_number_of_servers_reads_what_any_other_has_written(sizes: list[int]
             for name in NAMES:
                 expected = np.concatenate([values_of(layout, name)[start:stop] for start, stop in bounds])
                 seen = np.full(len(expected), np.nan, dtype=np.float32)
-                checkpoint.read_shared(name, bounds, seen)
+                checkpoint.read_shared(name, layout, bounds, seen)
                 assert seen.tobytes() == expected.tobytes()
         assert checkpoint.shared_names() == set(NAMES)
 
@@ -52,7 +52,7 @@ def test_a_checkpoint_written_anew_holds_the_same(before: int, servers: int, wor
         assert (anew.manifest.servers, anew.manifest.workers, anew.step) == (servers, workers, 3)
         for name in NAMES:
             seen = np.empty(LAYOUT.elements, dtype=np.float32)
-            anew.read_shared(name, np.array([[0, LAYOUT.elements]]), seen)
+            anew.read_shared(name, LAYOUT, np.array([[0, LAYOUT.elements]]), seen)
             assert seen.tobytes() == values_of(LAYOUT, name).tobytes()
         # A server finds all that it needs in its own file.
         for index in range(servers):
@@ -108,7 +108,7 @@ def test_a_file_of_another_step_or_member_is_found(tmp_path: Path) -> None:
 def test_values_that_no_file_has_are_said_to_be_missing(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path, LAYOUT, servers=2)
     with pytest.raises(CheckpointError, match=r"5 of 5 values of 'optimizer.exp_avg' are in none of its files"):
-        checkpoint.read_shared("optimizer.exp_avg", np.array([[0, 5]]), np.empty(5, np.float32))
+        checkpoint.read_shared("optimizer.exp_avg", LAYOUT, np.array([[0, 5]]), np.empty(5, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_the_newest_stay_and_what_is_on_its_way(tmp_path: Path) -> None:
     store = make_all(tmp_path, 1, 2, 3, 4, 5)
     (store.folder_of(2) / MANIFEST).unlink()  # never became complete
     (store.folder_of(5) / MANIFEST).unlink()  # is being written
-    store.prune(2)
+    store.prune(2, 4)
     assert store.steps() == [4, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000004", "step-000005"]
 
@@ -49,8 +49,39 @@ def test_the_newest_stay_and_what_is_on_its_way(tmp_path: Path) -> None:
 def test_nothing_is_removed_as_long_as_none_counts(tmp_path: Path) -> None:
     store = make_all(tmp_path, 1)
     (store.folder_of(1) / MANIFEST).unlink()
-    store.prune(1)
+    store.prune(1, 1)
     assert store.folder_of(1).is_dir()
+
+
+def test_what_will_never_be_complete_gives_its_room_back(tmp_path: Path) -> None:
+    """A disk that is full of such parts would stay full: nothing counts there, so that nothing is pruned."""
+    store = make_all(tmp_path, 1, 2, 3, 4)
+    for step in (2, 3, 4):
+        (store.folder_of(step) / MANIFEST).unlink()
+    store.discard(4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000004"]
+
+
+def test_a_run_that_went_back_keeps_what_it_has_made_since(tmp_path: Path) -> None:
+    store = make_all(tmp_path, 1, 2, 3, 9)
+    store.prune(2, 3)
+    assert store.steps() == [9, 3, 2]
+
+
+def test_a_run_goes_on_from_its_own_newest_that_has_steps_left(tmp_path: Path) -> None:
+    store = make_all(tmp_path, 3, 7, 10)
+    manifest = store.open(10).manifest
+    assert manifest.total_steps == 10
+    going_on = store.going_on(manifest.settings)
+    assert going_on is not None
+    assert going_on.step == 7
+    with pytest.raises(CheckpointError, match="of a job with other settings"):
+        store.going_on({**manifest.settings, "train.batch": "7"})
+    for step in store.steps():
+        damage(store.folder_of(step))
+    with pytest.raises(CheckpointError, match="name another checkpoint"):
+        store.going_on(manifest.settings)
+    assert CheckpointStore(tmp_path / "none").going_on({}) is None
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:

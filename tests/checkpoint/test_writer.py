@@ -28,7 +28,7 @@ def test_what_was_taken_is_written_before_the_end(tmp_path: Path) -> None:
     step, file = stored.get_nowait()
     assert (step, file.name) == (7, "server-0.safetensors")
     with open_part(tmp_path / "step-000007" / file.name) as part:
-        assert part.read_shared("parameters", 0, 3).tolist() == [7, 7, 7]
+        assert part.read("shared", "parameters", 0, 3).tolist() == [7, 7, 7]
 
 
 def test_a_part_that_comes_too_early_is_left_out_and_not_even_copied(tmp_path: Path) -> None:
@@ -73,8 +73,15 @@ def test_the_run_goes_on_when_a_part_cannot_be_stored(error: Exception, tmp_path
 
 def test_a_folder_that_cannot_be_made_is_told_and_nothing_more(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with capture_logs() as logs, PartWriter(tmp_path / "file", lambda *_: None) as writer:
+    left_out: list[tuple[int, str]] = []
+
+    def told(step: int, why: str) -> None:
+        left_out.append((step, why))
+        raise RunError("the coordinator is gone")
+
+    with capture_logs() as logs, PartWriter(tmp_path / "file", lambda *_: None, told) as writer:
         writer.write(1, lambda: part_of(1))
+    assert [(step, "Not a directory" in why) for step, why in left_out] == [(1, True)]
     assert [(log["log_level"], "Not a directory" in log["reason"]) for log in logs] == [("warning", True)]
 
 

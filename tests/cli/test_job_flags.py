@@ -35,6 +35,7 @@ GIVEN: list[tuple[str, Any, str]] = [
     ("batch", 7, "train.batch"),
     ("epochs", 8, "train.epochs"),
     ("steps", 9, "train.steps"),
+    ("check_every", 11, "train.check_every"),
     ("optimizer", "adam", "optimizer.name"),
     ("lr", 0.125, "optimizer.learning_rate"),
     ("seed", 10, "train.seed"),

@@ -94,12 +94,6 @@ class Interpreter:
         match action:
             case "joins":
                 self._join(now, member, parse_options(rest, _JOIN))
-            case "asks":
-                options = parse_options(rest, _MEMBER)
-                admitted = self._membership.admits(member, int(options["incarnation"]), job=options["job"], now=now)
-                return "may join" if admitted else "is to ask again"
-            case "withdraws":
-                self._membership.withdraw(member, int(parse_options(rest, _MEMBER)["incarnation"]))
             case "brings":
                 layout = layout_from_text(" ".join(rest))
                 assert layout is not None
@@ -117,10 +111,27 @@ class Interpreter:
                 self._finish(now, member, parse_options(rest[1:], _FINISH), rest[0])
             case "is" if rest == ["told"]:
                 self._membership.told(member)
-            case "loses":
-                self._finish(now, member, parse_options(rest[1:], _FINISH), rest[0], has_lost=True)
             case "vanishes":
                 self._membership.lost(member, rest[0])
+            case _:
+                return self._recover(now, member, action, rest)
+        return None
+
+    def _recover(self, now: float, member: MemberId, action: str, rest: Sequence[str]) -> str | None:
+        match action:
+            case "asks":
+                options = parse_options(rest, _MEMBER)
+                admitted = self._membership.admits(member, int(options["incarnation"]), job=options["job"], now=now)
+                return "may join" if admitted else "is to ask again"
+            case "tells":
+                told = parse_options(rest, {**_MEMBER, "hash": "", "after": "0"})
+                self._membership.compare(
+                    member, int(told["incarnation"]), int(told["after"]), told["hash"], job=told["job"]
+                )
+            case "withdraws":
+                self._membership.withdraw(member, int(parse_options(rest, _MEMBER)["incarnation"]))
+            case "loses":
+                self._finish(now, member, parse_options(rest[1:], _FINISH), rest[0], has_lost=True)
             case _:
                 raise ValueError(f"unknown action {action!r}")
         return None

@@ -15,6 +15,12 @@ def test_pauses_grow_to_a_bound_where_a_run_gets_no_further() -> None:
     assert [restarts.pause_s(0.0, step) for step in (60, 80, 80, 100)] == [0.5, 0.5, 1.0, 0.5]
 
 
+def test_each_waits_for_its_own_restarts() -> None:
+    restarts = Restarts(100, first_s=1.0, longest_s=5.0)
+    assert [restarts.pause_s(0.0, 40, "a") for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
+    assert [restarts.pause_s(0.0, 40, "b") for _ in range(2)] == [1.0, 2.0]
+
+
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_there_are_no_more_than_were_allowed(most: int) -> None:
     restarts = Restarts(most)

@@ -20,6 +20,7 @@ FLAGS = ("--servers", "2", "--workers", "2", "--steps", str(STEPS), "--set", "ch
 KINDS = {
     "servers": (*FLAGS, "--optimizer", "adam", "--zero", "3", "--precision", "bf16"),
     "ring": (*FLAGS[2:], "--exchange", "ring", "--compression", "lags", "--density", "0.1"),
+    "spread layers": (*FLAGS, "--fc", "shard", "--optimizer", "adam", "--zero", "3"),
 }
 
 
@@ -50,7 +51,7 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_outlives_its_processes(kind: str, tmp_path: Path) -> None:
-    victims = ["worker 1", "server 0", "worker 0"] if kind == "servers" else ["worker 1", "worker 0"]
+    victims = ["worker 1", "worker 0"] if kind == "ring" else ["worker 1", "server 0", "worker 0"]
     process = Command("taihu", "train", *KINDS[kind], "--json", "killed.json", folder=tmp_path)
     try:
         kept = 0
@@ -136,3 +137,17 @@ def test_a_run_that_dies_again_and_again_ends_with_the_reason(tmp_path: Path) ->
     assert output.count("all go on after step 0") == 1
     assert errors.startswith("error: worker 0 was killed by SIGKILL")
     assert errors.count("\n") == 1
+
+
+def test_a_coordinator_that_dies_before_it_listens_is_started_again(tmp_path: Path) -> None:
+    flags = ("--servers", "1", "--workers", "1", "--steps", "30")
+    process = Command("taihu", "train", *flags, folder=tmp_path)
+    try:
+        wait_for(lambda: "server 0" in daemons(process), "no server")
+        os.kill(daemons(process)["server 0"], signal.SIGKILL)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, errors
+    assert "server 0 was killed by SIGKILL; another process takes its place, and all go on after step 0" in output

@@ -144,3 +144,41 @@ def test_checkpoints_are_listed_verified_exported_and_tested(killed: Path, tmp_p
     code, damaged = taihu("checkpoint", "verify", f"runs/{run.name}")
     assert (code, damaged.count("whole"), "1 checkpoint of 3 damaged" in damaged) == (2, 2, True)
     assert taihu("checkpoint", "ls", "moved/none")[0] == 2
+
+
+def test_a_run_with_spread_layers_goes_on_and_its_checkpoints_are_as_any_others(tmp_path: Path) -> None:
+    job = ("--servers", "1", "--workers", "3", "--fc", "shard", "--optimizer", "adam", "--steps", "24")
+    whole = train(tmp_path, *job, "--set", "checkpoint.every_steps=10", "--save", "saved.safetensors")
+    (run,) = (tmp_path / "runs").iterdir()
+    before, newest = (run.relative_to(tmp_path) / "checkpoints" / f"step-{step:06d}" for step in (20, 24))
+
+    def taihu(*arguments: object) -> tuple[int, str]:
+        done = run_command("taihu", *map(str, arguments), folder=tmp_path)
+        return done.returncode, done.stdout + done.stderr
+
+    code, listed = taihu("checkpoint", "ls", run)
+    assert (code, listed.count("1 server, 3 workers")) == (0, 2)
+    code, checked = taihu("checkpoint", "verify", run)
+    assert (code, checked.count("4 files")) == (0, 2)
+    assert taihu("checkpoint", "export", run, "exported.safetensors")[0] == 0
+    saved = [(tmp_path / f"{name}.safetensors").read_bytes() for name in ("saved", "exported")]
+    assert saved[0] == saved[1]
+    assert taihu("checkpoint", "reshard", before, "moved", "--servers", "2", "--workers", "2")[0] == 0
+    expected = taihu("evaluate", "saved.safetensors")
+    assert expected[0] == 0
+    assert taihu("evaluate", newest) == expected
+
+    again = train(tmp_path, "--resume", str(before))
+    assert again["parameters_sha256"] == whole["parameters_sha256"]
+    others = train(tmp_path, "--resume", f"moved/{before.name}", *job, "--workers", "2")
+    data = train(tmp_path, "--resume", str(before), "--fc", "data", "--workers", "2")
+    assert (others["steps"], data["steps"], data["fc"]) == (24, 24, None)
+    assert others["final_loss"] == pytest.approx(data["final_loss"], rel=1e-2)
+
+    path = tmp_path / newest / "worker-2.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    for command in (("checkpoint", "verify", newest), ("evaluate", newest), ("train", "--resume", newest)):
+        code, damaged = taihu(*command)
+        assert (code, "worker-2.safetensors" in damaged) == (2, True), command

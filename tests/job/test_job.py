@@ -76,6 +76,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "epochs": MANY,
         "steps": COUNT,
         "seed": st.integers(0, 2**63 - 1),
+        "check_every": COUNT,
         "evaluate": st.booleans(),
         "loss": st.sampled_from(["auto", "cross-entropy", "mse", "bce"]),
         "label_smoothing": FRACTION,
@@ -205,10 +206,8 @@ def fits(job: Tables) -> bool:
 
 
 def checkpoints_fit(of: dict[str, Any]) -> bool:
-    """Whether the layers can be kept, and there is one beginning."""
-    resumed = of["checkpoint.resume"] is not None
-    keeps_none = of["checkpoint.dir"] is None and not resumed
-    return (of["exchange.fc"] == "data" or keeps_none) and not (resumed and of["model.init_from"] is not None)
+    """Whether there is one beginning."""
+    return of["checkpoint.resume"] is None or of["model.init_from"] is None
 
 
 def zero_fits(of: dict[str, Any]) -> bool:
@@ -563,6 +562,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "epochs": 7,
         "steps": 7,
         "seed": 7,
+        "check_every": 7,
         "evaluate": False,
         "loss": "cross-entropy",
         "label_smoothing": 0.1,

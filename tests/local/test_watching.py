@@ -52,6 +52,22 @@ def test_a_server_that_is_no_coordinator_is_told_once() -> None:
     )
 
 
+def test_a_checkpoint_that_is_left_out_is_told_once_until_one_is_complete() -> None:
+    problems = ["", "step 20: disk full", "step 40: disk full", "", "step 80: disk full"]
+    answers = iter(problems)
+
+    def answer(_: bytes) -> bytes:
+        return pb.GetStatusResponse(servers=1, checkpoint_problem=next(answers)).SerializeToString()
+
+    shown = StringIO()
+    with serving(answer) as address:
+        watch = StatusWatch(address, PlainDisplay(Console(file=shown)))
+        for second in range(len(problems)):
+            watch.show(float(second))
+    told = [line for line in shown.getvalue().splitlines() if line.startswith("warning")]
+    assert told == [f"warning: step {step}: disk full; the run goes on without it" for step in (20, 80)]
+
+
 def test_a_mistake_of_the_coordinator_is_told_once() -> None:
     def answer(_: bytes) -> bytes:
         raise ValueError("a mistake")

@@ -32,7 +32,7 @@ def first_parameters(job: Job, layout: Layout) -> Values:
     if checkpoint is None:
         return initial_parameters(layout)
     values = np.empty(layout.elements, dtype=np.float32)
-    checkpoint.read_shared(PARAMETERS, np.array([[0, layout.elements]]), values)
+    checkpoint.read_shared(PARAMETERS, layout, np.array([[0, layout.elements]]), values)
     return values
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.made_checkpoints import make_checkpoint, tensors_of
 
 from taihu.job import Job
 from taihu.planner.partition import all_bounds
@@ -19,6 +20,7 @@ from worker.engine import Flatten, Linear, Model, Sequential, fill_normal
 from worker.fc.hybrid import HybridModel
 from worker.saved.beginning import begin_from
 from worker.saved.reading import open_model
+from worker.saved.sources import CheckpointSource
 from worker.saved.writing import describe_model, save_model
 
 MB = 1 << 20
@@ -105,3 +107,19 @@ def test_no_worker_holds_a_whole_layer_at_the_start(tmp_path: Path) -> None:
         from_file = HybridModel(begun, ["fc1"], rank=1, size=4)
         assert peak(lambda: from_file.initialize_shards(7)) < 3 * MB
     np.testing.assert_array_equal(from_file.shards, hybrid.shards)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_no_worker_holds_a_whole_layer_that_it_goes_on_with(workers: int, tmp_path: Path) -> None:
+    """Columns of 16 MB in one file, or in three by other columns: about a megabyte is read at once."""
+    begun = whole(Linear, (1024, 1, 1), 4096)
+    checkpoint = make_checkpoint(
+        tmp_path, begun.layout, servers=1, workers=workers, spread=["fc1"] if workers > 1 else []
+    )
+    begin_from(CheckpointSource(checkpoint), begun, ())
+    hybrid = HybridModel(begun, ["fc1"], rank=1, size=4)
+    for member in checkpoint.manifest.files:
+        checkpoint.facts_of(member)
+    assert peak(lambda: hybrid.initialize_shards(7)) < 4 * MB
+    weight = tensors_of(begun.layout, "parameters")["fc1", "weight"]
+    np.testing.assert_array_equal(hybrid.shards[: 1024 * 1024].reshape(1024, 1024), weight[:, 1024:2048])

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.half_sums import warm_up
+from taihu.checkpoint.held_back import held_back_by
 from taihu.checkpoint.part import NOTHING, PARAMETERS, State
 from taihu.checkpoint.reading import Checkpoint
 from taihu.compression import GroupCompressor, Outcome
@@ -236,9 +237,10 @@ class Exchange:
         elements = self._route.held().elements
         for name, array in elements.arrays.items():
             if name != PARAMETERS:
-                checkpoint.read_shared(name, elements.bounds, array)
+                checkpoint.read_shared(name, self.plan.layout, elements.bounds, array)
         if self._compressor is not None:
-            self._compressor.state.resume(checkpoint.held_back_by(rank, self._workers))
+            held_back = held_back_by(checkpoint, rank, self._workers, self.plan.layout)
+            self._compressor.state.resume(held_back)
         with self._changed:
             self._protocol.resume(checkpoint.step, checkpoint.facts_of("worker 0"))
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from kernels.reduce import all_finite
+from taihu.checkpoint.part import SpreadLayer
 from taihu.errors import ConfigError, ModelError, RunError
 from taihu.layout import LayerSpec, Layout
 from taihu.trace import Tracer
@@ -116,6 +117,15 @@ class HybridModel:
     def shards(self) -> Array:
         """This rank's part of the sharded layers' parameters, shape (elements,)."""
         return self._shards.values
+
+    @property
+    def spread(self) -> tuple[SpreadLayer, ...]:
+        """The sharded layers, as `shards` has them."""
+        positions = {layer.name: position for position, layer in enumerate(self._model.layout.layers)}
+        return tuple(
+            SpreadLayer(LayerSpec(layer.name, layer.tensors), positions[layer.name], columns)
+            for layer, columns in self._shards.parts()
+        )
 
     @property
     def tail_bytes(self) -> int:

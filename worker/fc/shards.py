@@ -82,6 +82,12 @@ class Shards:
         """The first of `values` that is of a layer."""
         return self._shards[name].offset
 
+    def parts(self) -> Iterator[tuple[Linear, range]]:
+        """Each layer, in the order of `values`, and this rank's columns, which lie there row by row."""
+        for shard in self._shards.values():
+            own = shard.own(self._rank)
+            yield shard.layer, range(own.start, own.stop)
+
     def weights(self, name: str) -> FcWeights:
         """Views of a layer's columns; all layers' gradients lie in the same memory, but for the biases'."""
         shard = self._shards[name]

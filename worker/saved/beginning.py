@@ -53,8 +53,17 @@ def begin_from(file: TensorSource, model: Model, skip: Collection[str]) -> None:
     layers = [layer for layer in model.parameter_layers if layer.name not in skip]
     for layer in layers:
         _check(file, layer)
+    if not file.may_skip:
+        _check_all_taken(file, model)
     for layer in layers:
         layer.initial = partial(_fill, file)
+
+
+def _check_all_taken(file: TensorSource, model: Model) -> None:
+    """A run that goes on has all that was there."""
+    known = {f"{layer.name}/{tensor.name}" for layer in model.parameter_layers for tensor in layer.tensors}
+    if strange := [name for name in file.shapes if name not in known and not name.startswith(BUFFER_PREFIX)]:
+        raise ModelError(f"{file.name}: {strange[0]} is not in the model; train the model that it holds")
 
 
 def _fill(file: TensorSource, layer: ParameterLayer, columns: slice) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.checkpoint.blocks import column_block, tensor_name
 from taihu.checkpoint.part import PARAMETERS
 from taihu.checkpoint.reading import Checkpoint
 from worker.saved.writing import BUFFER_PREFIX
@@ -45,16 +46,12 @@ class CheckpointSource(TensorSource):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        layout = checkpoint.manifest.layout
-        self._places: dict[str, int] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        for layer, offset in zip(layout.layers, layout.offsets, strict=False):
-            for tensor in layer.tensors:
-                name = f"{layer.name}/{tensor.name}"
-                self._places[name], self._shapes[name] = offset, tensor.shape
-                offset += tensor.elements  # noqa: PLW2901 - where the next tensor of the layer begins
-        state = checkpoint.state_of("worker 0")
-        own = {} if state is None else state.own
+        self._shapes = {
+            tensor_name(layer.name, tensor.name): tensor.shape
+            for layer in checkpoint.layout.layers
+            for tensor in layer.tensors
+        }
+        own = checkpoint.own_of("worker 0")
         self._buffers = {name: values for name, values in own.items() if name.startswith(BUFFER_PREFIX)}
         self._shapes |= {name: values.shape for name, values in self._buffers.items()}
 
@@ -78,11 +75,16 @@ class CheckpointSource(TensorSource):
         if name in self._buffers:
             return self._buffers[name]
         values = np.empty(self._shapes[name], dtype=np.float32)
-        start = self._places[name]
-        bounds = np.array([[start, start + values.size]], dtype=np.int64)
-        self._checkpoint.read_shared(PARAMETERS, bounds, values.reshape(-1))
+        self.read_into(values, name)
         return values
 
     def read_into(self, target: NDArray[Any], name: str, columns: slice = slice(None)) -> None:
         """Write `columns` of the last axis of a tensor into `target`."""
-        target[...] = self.read(name)[..., columns]
+        shape = self._shapes[name]
+        block = column_block(name, shape, range(shape[-1] if shape else 1)[columns])
+        if target.flags.c_contiguous and target.dtype == np.float32:
+            self._checkpoint.read(PARAMETERS, [block], target.reshape(-1))
+            return
+        values = np.empty(block.elements, dtype=np.float32)
+        self._checkpoint.read(PARAMETERS, [block], values)
+        target[...] = values.reshape(target.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 from taihu.checkpoint.keepers import keepers
 from taihu.checkpoint.part import Part, State
@@ -27,7 +28,7 @@ class Keeper:
         job: the same for all.
         client: of the coordinator, which says when.
         exchange: has started.
-        replica: has the running moments, which worker 0 keeps.
+        replica: has the columns of spread layers, and the running moments, which worker 0 keeps.
         describe: says of the model what builds it again, after so many steps.
         writer: takes the part; None where the job keeps no checkpoints.
         begun_after: the step that the run goes on from, or 0.
@@ -75,11 +76,11 @@ class Keeper:
                 self._writer.write(step, lambda: Part(self._member, step, self._state(step).copy()))
 
     def _state(self, step: int) -> State:
-        state = self._exchange.state(is_first=self._is_first)
+        state = replace(self._exchange.state(is_first=self._is_first), columns=self._replica.columns())
         if not self._is_first:
             return state
         moments = {f"{BUFFER_PREFIX}{name}": values for name, values in self._replica.model.buffers().items()}
-        return State(state.shared, {**state.own, **moments}, {**state.facts, **self._described(step)})
+        return replace(state, own={**state.own, **moments}, facts={**state.facts, **self._described(step)})
 
     def _described(self, step: int) -> dict[str, str]:
         try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,10 @@ from typing_extensions import override
 
 from allreduce.communicator import Communicator
 from allreduce.parts.shards import gather_rows
+from taihu.checkpoint.held_back import read_spread_state
+from taihu.checkpoint.keepers import resumed_from
+from taihu.checkpoint.part import NO_COLUMNS, PARAMETERS, Columns, named
+from taihu.checkpoint.reading import Checkpoint
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.optimization import OptimizerShard
@@ -98,6 +103,21 @@ class Replica(ABC):
     @abstractmethod
     def digest(self, exchange: Exchange) -> str:
         """A hash of all parameters, the same on all ranks; all ranks call this at the same time."""
+
+    def columns(self) -> Columns:
+        """Live columns of layers that are spread over the workers, with their optimizer state; by default of none."""
+        return NO_COLUMNS
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint, whose parameters are here already.
+
+        Raises:
+            CheckpointError: it lacks optimizer state of a layer that is spread.
+        """
+        columns = self.columns()
+        for name, array in columns.arrays.items():
+            if name != PARAMETERS:
+                read_spread_state(checkpoint, name, columns.blocks(), array)
 
     @abstractmethod
     def results(self, steps: int) -> dict[str, Any]:
@@ -203,9 +223,10 @@ class HybridReplica(Replica):
         self._hybrid.initialize_shards(job.train.seed)
         if mover.rank == 0 and arenas.parameter_pages is None:
             self._hybrid.initialize(job.train.seed)
+        self._optimizer = OptimizerShard(job.optimizer, self._hybrid.shards)
         self._hybrid.attach(
             mover,
-            OptimizerShard(job.optimizer, self._hybrid.shards),
+            self._optimizer,
             scheme=job.exchange.fc_scheme,
             update_each_pass=job.exchange.fc_update == "pass",
             inputs=job.exchange.fc_inputs,
@@ -247,6 +268,10 @@ class HybridReplica(Replica):
         return self._model
 
     @override
+    def columns(self) -> Columns:
+        return Columns(self._hybrid.spread, named(self._hybrid.shards, self._optimizer.state()))
+
+    @override
     def digest(self, exchange: Exchange) -> str:
         everybody = np.zeros((self._mover.size, _DIGEST_BYTES), dtype=np.float32)
         own = hashlib.sha256(self._hybrid.shards.data).digest()
@@ -282,6 +307,7 @@ def prepare_hybrid(  # noqa: PLR0917 - what a replica is made of
     facts = FcJob(job.train.batch, job.cluster.workers, job.servers)
     insist = job.exchange.fc == "shard"
     choices = agree_on_fc(known.layers, facts, communicator, clock, insist=insist, leave_one=known.leave_one)
+    choices = _as_before(job, choices)
     if not any(choice.choice == "shard" for choice in choices):
         if insist and job.cluster.workers > 1:
             raise ConfigError(
@@ -292,3 +318,17 @@ def prepare_hybrid(  # noqa: PLR0917 - what a replica is made of
     uses = uses.agreed(partial(communicator.broadcast, value_type=ValueType.FP64))
     mover = PeerMover(communicator, clock, tracer)
     return HybridReplica(model, job, mover, choices=choices, uses=uses)
+
+
+def _as_before(job: Job, choices: tuple[FcChoice, ...]) -> tuple[FcChoice, ...]:
+    """The choices of the run that this one goes on from, if it measured for as many workers; else `choices`.
+
+    What is measured now may lead to others, and sums in another order to other bits.
+    """
+    begun = resumed_from(job)
+    if begun is None or job.exchange.fc != "auto" or begun.manifest.workers != job.cluster.workers:
+        return choices
+    if begun.manifest.settings.get("exchange.fc") != json.dumps("auto"):
+        return choices
+    spread = {each.layer.name for each in begun.spread}
+    return tuple(replace(each, choice="shard" if each.layer.name in spread else "data") for each in choices)

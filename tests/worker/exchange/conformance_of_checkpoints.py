@@ -13,6 +13,7 @@ from support.undisturbed import LAYOUT, family_of, gradients, job_of, parametriz
 from support.ways import DENSE, SPARSE, WAYS, Way
 from support.worker import Values, Worker
 
+from taihu.checkpoint.held_back import held_back_by
 from taihu.checkpoint.reading import Checkpoint
 from taihu.errors import CheckpointError
 from taihu.job import Job
@@ -51,7 +52,7 @@ def kept(way: Way, folder: Path) -> tuple[Job, Checkpoint]:
         worker.complete()
 
     # It is the test that says when.
-    keeping = with_checkpoints(job, dir=folder, every_steps=1000)
+    keeping = with_checkpoints(job, dir=folder, every_steps=1000, restarts=0)
     run_workers(keeping, LAYOUT, work, plan=plan_of(way))
     return job, commit_all(job, LAYOUT, folder, KEPT)
 
@@ -103,8 +104,8 @@ def test_what_was_held_back_is_divided_anew(tmp_path: Path) -> None:
     """The mean of what workers held back stays, so that nothing of the gradients is lost."""
     way = next(way for way in SPARSE if (way.kind, way.method, way.downlink) == ("server", "dlgs", "exact"))
     _, checkpoint = kept(way, tmp_path)
-    before = [checkpoint.held_back_by(rank, 3)["residual"] for rank in range(3)]
-    after = [checkpoint.held_back_by(rank, 2)["residual"] for rank in range(2)]
+    before = [held_back_by(checkpoint, rank, 3, LAYOUT)["residual"] for rank in range(3)]
+    after = [held_back_by(checkpoint, rank, 2, LAYOUT)["residual"] for rank in range(2)]
     np.testing.assert_allclose(np.mean(after, axis=0), np.mean(before, axis=0), rtol=1e-5, atol=1e-7)
     ends = resume(way.job(2, 2), LAYOUT, checkpoint, steps=STEPS, gradients=gradients)
     assert len({end.tobytes() for end in ends}) == 1
@@ -115,7 +116,7 @@ def test_a_checkpoint_that_lacks_what_is_needed_is_refused_in_one_line(tmp_path:
     sparse = next(way for way in SPARSE if way.kind == "server" and way.downlink == "exact")
     _, checkpoint = kept(dense, tmp_path)
     with pytest.raises(CheckpointError, match=r"its gradients were not compressed; set compression.method = 'none'"):
-        checkpoint.held_back_by(0, 3)
+        held_back_by(checkpoint, 0, 3, LAYOUT)
     with pytest.raises(CheckpointError, match=r"123 of 123 values of 'optimizer.momentum' are in none of its files"):
-        checkpoint.read_shared("optimizer.momentum", np.array([[0, 123]]), np.empty(123, np.float32))
+        checkpoint.read_shared("optimizer.momentum", LAYOUT, np.array([[0, 123]]), np.empty(123, np.float32))
     assert family_of(dense) != family_of(sparse)

@@ -1,0 +1,253 @@
+"""Recovery and checkpoints measured: `python -m benchmarks.recovery --help`.
+
+`memory`: of a small job the same worker is killed again and again, each time as soon as the run has gone on; resident
+memory, threads and open files of all others are read before, and every so many recoveries. With --steps in place of
+--recoveries nobody is killed. `disturbance`: steps of resnet20 with a checkpoint every 30 s beside steps without
+any, whole runs in turns. `curves`: a run that ends halfway goes on with other numbers of servers and workers; the
+losses of all of them in one picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Final
+
+from benchmarks.chaos import daemons_of
+from benchmarks.rows import in_page, load_rows, save_rows
+
+__all__ = ["disturbance_table", "memory_table"]
+
+_MEMORY: Final = "memory, measured by benchmarks.recovery"
+_DISTURBANCE: Final = "disturbance, measured by benchmarks.recovery"
+_SMALL: Final = ("--model", "small_cnn", "--servers", "2", "--workers", "2", "--set", "train.evaluate=false")
+_VICTIM: Final = "worker 1"
+_RESNET: Final = (
+    *("--model", "resnet20", "--data", "synthetic:3x32x32:samples=4096", "--batch", "8", "--servers", "2"),
+    *("--workers", "3", "--set", "train.evaluate=false", "--set", "cluster.threads=1"),
+)
+_LONGEST_S: Final = 60.0
+_WAYS: Final = {
+    "2 servers, 3 workers": ("--servers", "2", "--workers", "3"),
+    "3 servers, 2 workers": ("--servers", "3", "--workers", "2"),
+    "1 server, 4 workers": ("--servers", "1", "--workers", "4"),
+    "a ring of 3": ("--exchange", "ring", "--workers", "3"),
+}
+
+
+def measure_memory(recoveries: int, every: int, steps: int) -> list[dict[str, Any]]:
+    """Rows of what each process that lives holds, after so many recoveries, or steps."""
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        keeping = ("--set", "checkpoint.every_steps=20", "--set", f"checkpoint.restarts={recoveries + 1}")
+        with _training(folder, (*_SMALL, *keeping, "--steps", "100000000")) as process:
+            _await(lambda: any(folder.glob("checkpoints/*/manifest.json")), "no checkpoint")
+            start = time.monotonic()
+
+            def note(count: int) -> None:
+                held = {role: _held(pid) for role, pid in sorted(daemons_of(process.pid).items()) if role != _VICTIM}
+                done = {"recoveries": count} if recoveries else {"steps": count}
+                rows.append({**done, "seconds": round(time.monotonic() - start, 1), "held": held})
+                print(json.dumps(rows[-1]), flush=True)
+
+            for count in range(recoveries):
+                if count % every == 0:
+                    note(count)
+                resumed = _resumed(folder)
+                os.kill(daemons_of(process.pid)[_VICTIM], signal.SIGKILL)
+                _await(lambda before=resumed: _resumed(folder) > before, f"it did not go on after {count} recoveries")
+            for count in range(every, steps + 1, every) if steps else ():
+                _await(lambda least=count: _steps(folder) >= least, f"no step {count}", _LONGEST_S * 60)
+                note(count)
+            if recoveries:
+                note(recoveries)
+    return rows
+
+
+def _held(pid: int) -> dict[str, int]:
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    return {
+        "rss_kb": int(status["VmRSS"].split()[0]),
+        "threads": int(status["Threads"]),
+        "files": sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()),
+    }
+
+
+def _resumed(folder: Path) -> int:
+    return (folder / "events.jsonl").read_text().count('"event": "resumed"')
+
+
+def _steps(folder: Path) -> int:
+    kept = [int(path.parent.name.removeprefix("step-")) for path in folder.glob("checkpoints/*/manifest.json")]
+    return max(kept, default=0)
+
+
+def _await(condition: Any, otherwise: str, longest_s: float = _LONGEST_S) -> None:
+    until = time.monotonic() + longest_s
+    while not condition():
+        if time.monotonic() > until:
+            raise SystemExit(f"error: {otherwise} within {longest_s:g} s")
+        time.sleep(0.02)
+
+
+@contextmanager
+def _training(folder: Path, flags: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(_command(folder, flags), stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _command(folder: Path, flags: Sequence[str]) -> list[str]:
+    return [sys.executable, "-P", "-m", "taihu", "train", *flags, "--run-dir", str(folder), "--quiet"]
+
+
+def memory_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Memory, threads and files of each process, by recoveries or steps, as Markdown."""
+    roles = list(rows[0]["held"])
+    lines = [
+        f"| after | {' | '.join(f'{role}: MB, threads, files' for role in roles)} |",
+        "|---|" + "---|" * len(roles),
+    ]
+    for row in rows:
+        after = f"{row['recoveries']:,} recoveries" if "recoveries" in row else f"{row['steps']:,} steps"
+        held = [f"{each['rss_kb'] / 1024:.0f}, {each['threads']}, {each['files']}" for each in row["held"].values()]
+        lines.append(f"| {after} | {' | '.join(held)} |")
+    return "\n".join(lines)
+
+
+def measure_disturbance(turns: int, steps: int, every_s: float) -> list[dict[str, Any]]:
+    """Rows of whole runs, with checkpoints and without, in turns; the mean of all steps but the first hundred."""
+    rows = []
+    for turn in range(turns):
+        for keeps in (True, False) if turn % 2 else (False, True):
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name) / "run"
+                own = f"checkpoint.every_seconds={every_s}" if keeps else "checkpoint.dir=none"
+                subprocess.run(
+                    [*_command(folder, (*_RESNET, "--steps", str(steps), "--set", own)), "--json", f"{name}/r.json"],
+                    check=True,
+                    stdout=subprocess.DEVNULL,
+                )
+                seconds = [float(row["step_seconds"]) for row in _rows(folder / "steps.csv")][100:]
+                peaks = {
+                    each["process"]: each["peak_bytes"]
+                    for each in json.loads(Path(name, "r.json").read_text())["memory"]
+                }
+                kept = [line for line in (folder / "events.jsonl").read_text().splitlines() if "checkpoint" in line]
+            rows.append(
+                {
+                    "keeps": keeps,
+                    "every_s": every_s,
+                    "steps": len(seconds),
+                    "mean_s": fmean(seconds),
+                    "median_s": median(seconds),
+                    "peak_bytes": peaks,
+                    "events": len(kept),
+                }
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def disturbance_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The mean steps with checkpoints and without, and the difference, as Markdown."""
+    lines = ["| checkpoints | runs | steps of each | mean step, ms | medians of steps, ms | peak of a server, MB |"]
+    lines.append("|---|---|---|---|---|---|")
+    for keeps in (False, True):
+        runs = [row for row in rows if row["keeps"] is keeps]
+        means = ", ".join(f"{1e3 * row['mean_s']:.2f}" for row in runs)
+        medians = ", ".join(f"{1e3 * row['median_s']:.2f}" for row in runs)
+        peak = max(row["peak_bytes"]["server 0"] for row in runs) / 1e6
+        every = f"every {rows[0]['every_s']:g} s" if keeps else "none"
+        lines.append(f"| {every} | {len(runs)} | {runs[0]['steps']:,} | {means} | {medians} | {peak:.0f} |")
+    kept, without = (fmean(row["mean_s"] for row in rows if row["keeps"] is keeps) for keeps in (True, False))
+    return "\n".join([*lines, "", f"Steps with checkpoints take {kept / without - 1:+.1%} on average."])
+
+
+def draw_curves(steps: int, picture: Path) -> None:
+    """Train half of `steps`, go on from there in each way, and draw the losses over the samples seen."""
+    import matplotlib as mpl  # noqa: PLC0415 - only drawing needs it
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    common = ("--model", "small_cnn", "--lr", "0.003", "--set", "optimizer.schedule=constant", "--steps")
+    figure, axis = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    with tempfile.TemporaryDirectory() as name:
+        first, *_ = _WAYS.items()
+        whole, half = Path(name) / "whole", Path(name) / "half"
+        subprocess.run(_command(whole, (*first[1], *common, str(steps))), check=True)
+        subprocess.run(_command(half, (*first[1], *common, str(steps // 2))), check=True)
+        _draw(axis, "undisturbed", whole, 0, 3)
+        for label, flags in _WAYS.items():
+            folder = Path(name) / label.replace(" ", "-")
+            subprocess.run(_command(folder, ("--resume", str(half), *flags, "--steps", str(steps))), check=True)
+            workers = int(flags[flags.index("--workers") + 1])
+            _draw(axis, f"goes on with {label}", folder, steps // 2 * 3, workers)
+    axis.set(xlabel="batches of all workers", ylabel="loss of worker 0, mean of 20 steps", yscale="log")
+    axis.axvline(steps // 2 * 3, color="grey", linewidth=0.8)
+    axis.legend(fontsize=8)
+    axis.grid(alpha=0.3)
+    figure.savefig(picture, dpi=110)
+
+
+def _draw(axis: Any, label: str, folder: Path, before: int, workers: int) -> None:
+    losses = [float(row["worker_0_loss"]) for row in _rows(folder / "steps.csv")]
+    means = [fmean(losses[max(0, step - 19) : step + 1]) for step in range(len(losses))]
+    axis.plot([before + workers * (step + 1) for step in range(len(means))], means, label=label, linewidth=1.2)
+    print(f"{label}: after 20 steps {means[19]:.4f}, at the end: {means[-1]:.4f}", flush=True)
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("memory", "disturbance", "curves"))
+    parser.add_argument("--recoveries", type=int, default=1000)
+    parser.add_argument("--steps", type=int, help="memory: nobody is killed; disturbance, curves: of each run")
+    parser.add_argument("--every", type=int, default=100, help="memory: recoveries, or steps, from row to row")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=30.0, help="disturbance: from checkpoint to checkpoint")
+    parser.add_argument("--json", type=Path, help="write the rows, after those that it holds")
+    parser.add_argument(
+        "--docs", type=Path, metavar="PAGE", help="put the table of --json between its marks, and end"
+    )
+    parser.add_argument("--draw", type=Path, default=Path("docs/resumed.png"), metavar="PICTURE")
+    options = parser.parse_args()
+    if options.what == "curves":
+        draw_curves(options.steps or 600, options.draw)
+        return
+    mark, table = (_MEMORY, memory_table) if options.what == "memory" else (_DISTURBANCE, disturbance_table)
+    rows = load_rows(options.json)
+    if options.docs is not None:
+        options.docs.write_text(in_page(options.docs.read_text(), mark, table(rows)))
+        return
+    if options.what == "memory":
+        rows += measure_memory(0 if options.steps else options.recoveries, options.every, options.steps or 0)
+    else:
+        rows += measure_disturbance(options.turns, options.steps or 1200, options.seconds)
+    save_rows(options.json, rows)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
