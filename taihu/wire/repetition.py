@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock, Timer
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import structlog
@@ -37,8 +37,11 @@ __all__ = [
     "WhenTaken",
     "control_header",
     "damaged_error",
+    "once_more_if_damaged",
     "payload_of",
 ]
+
+T = TypeVar("T")
 
 # More than sockets and streams hold of what nobody has taken yet.
 _MOST_BYTES: Final = 32 << 20
@@ -322,3 +325,21 @@ def payload_of(pieces: Sequence[Values]) -> list[memoryview]:
 
 _NOBODY: Final = Sender("", 0)
 _NOWHERE: Final = Address(At(0, 0), 0, 0, 0)
+
+
+def once_more_if_damaged(call: Callable[[], T], link: str) -> T:
+    """Call `call`, and once more if a frame came damaged that it sends or gets.
+
+    Raises:
+        DamagedFrameError: one did so twice; the message names `link`.
+    """
+    try:
+        return call()
+    except DamagedFrameError as error:
+        DAMAGED.add()
+        structlog.get_logger().warning("a frame came damaged", link=link, seen=str(error))
+    try:
+        return call()
+    except DamagedFrameError as error:
+        DAMAGED.add()
+        raise damaged_error(link, f"a frame came damaged twice: {error}") from None

@@ -7,14 +7,12 @@ from itertools import count
 from typing import TypeVar
 
 import grpc
-import structlog
 
-from taihu.errors import DamagedFrameError, PeerUnreachableError
+from taihu.errors import PeerUnreachableError
 from taihu.wire.clock import Clock
-from taihu.wire.repetition import DAMAGED, damaged_error
 from taihu.wire.status import error_class, error_from_rpc
 
-__all__ = ["backoff_seconds", "call_until_reachable", "once_more_if_damaged"]
+__all__ = ["backoff_seconds", "call_until_reachable"]
 
 T = TypeVar("T")
 
@@ -66,21 +64,3 @@ def call_until_reachable(
         f"{peer}: no answer within {timeout_s:g} s; check the address and that it has been started, "
         "or raise cluster.connect_timeout_s"
     )
-
-
-def once_more_if_damaged(call: Callable[[], T], link: str) -> T:
-    """Call `call`, and once more if a frame came damaged that it sends or gets.
-
-    Raises:
-        DamagedFrameError: one did so twice; the message names `link`.
-    """
-    try:
-        return call()
-    except DamagedFrameError as error:
-        DAMAGED.add()
-        structlog.get_logger().warning("a frame came damaged", link=link, seen=str(error))
-    try:
-        return call()
-    except DamagedFrameError as error:
-        DAMAGED.add()
-        raise damaged_error(link, f"a frame came damaged twice: {error}") from None

@@ -21,7 +21,8 @@ from taihu.wire.codec import decode_frame, encode_frame, layout_to_message
 from taihu.wire.headers import At, FrameHeader
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import Parameters
-from taihu.wire.retry import call_until_reachable, once_more_if_damaged
+from taihu.wire.repetition import once_more_if_damaged
+from taihu.wire.retry import call_until_reachable
 from taihu.wire.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
 from taihu.wire.status import error_from_rpc
 
