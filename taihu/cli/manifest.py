@@ -44,6 +44,10 @@ def manifest_command(
     data_claim: Annotated[
         str | None, typer.Option(metavar="CLAIM", help="PersistentVolumeClaim with the data set's files.")
     ] = None,
+    checkpoint_claim: Annotated[
+        str | None,
+        typer.Option(metavar="CLAIM", help="ReadWriteMany claim for checkpoints: lost pods are started again."),
+    ] = None,
     direct_port: Annotated[
         int,
         typer.Option(metavar="PORT", min=0, max=65535, help="Port of connections beside gRPC; 0 asks for none."),
@@ -59,6 +63,7 @@ def manifest_command(
       taihu manifest job.toml --workers 64 --servers 8 --image registry.example/taihu:0.1 | kubectl apply -f -
       taihu manifest job.toml --jobset --out k8s/ && kubectl apply -k k8s/
       taihu manifest job.toml --run-claim results --name second
+      taihu manifest job.toml --checkpoint-claim shared      # a ReadWriteMany volume: the run outlives its pods
       taihu manifest job.toml --data-claim fashion-mnist --worker-cpus 4 --worker-memory 8Gi
     """  # noqa: D301
     settings = flags.overrides()
@@ -79,6 +84,7 @@ def manifest_command(
         storage=storage,
         run_claim=run_claim,
         data_claim=data_claim,
+        checkpoint_claim=checkpoint_claim,
         files=files,
         direct_port=direct_port,
     )

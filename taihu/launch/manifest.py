@@ -29,6 +29,9 @@ _USER = 65532
 _CONFIG = "/etc/taihu"
 DATA_FOLDER: Final = "/data"
 _RUNS = "/runs"
+_CHECKPOINTS = "/checkpoints"
+# A pod that is started again counts, and so does one that is evicted; Kubernetes waits longer each time.
+_POD_RESTARTS = 6
 _PARAMETER_SERVER = "taihu.v1.ParameterServerService"
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _SCRAPE_S = 15
@@ -57,6 +60,8 @@ class ManifestOptions:
         storage: size of the volume for results, where the manifest asks for one.
         run_claim: PersistentVolumeClaim for results; by default the manifest has one.
         data_claim: PersistentVolumeClaim with the data set's files.
+        checkpoint_claim: PersistentVolumeClaim for checkpoints that all pods can write to (ReadWriteMany); with one a
+            pod that is lost is started again, and the run goes on.
         files: what goes beside the job file, text by name: a model of the user's own.
         direct_port: of connections beside gRPC; 0 opens none to other pods.
     """
@@ -70,6 +75,7 @@ class ManifestOptions:
     storage: str = "10Gi"
     run_claim: str | None = None
     data_claim: str | None = None
+    checkpoint_claim: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     direct_port: int = 0
 
@@ -145,7 +151,10 @@ class _Manifest:
         if self.options.data_claim is not None:
             own["TAIHU_DATA__PATH"] = DATA_FOLDER
         if self.keeps:
-            own["TAIHU_RUN__DIR"] = f"{_RUNS}/{{name}}-{{time}}"
+            # A process in the place of worker 0 goes on in its folder, which it has to find.
+            own["TAIHU_RUN__DIR"] = f"{_RUNS}/{{name}}" if self.recovers else f"{_RUNS}/{{name}}-{{time}}"
+        if self.recovers:
+            own["TAIHU_CHECKPOINT__DIR"] = f"{_CHECKPOINTS}/{self.name}"
         given = {
             variable_of(f"{section}.{key}" if section else key): value
             for section, values in self.settings.items()
@@ -190,6 +199,11 @@ class _Manifest:
         """Whether results are kept on a volume."""
         return self.job.run.dir != Path("none")
 
+    @property
+    def recovers(self) -> bool:
+        """Whether pods that are lost are started again, and the run goes on from a checkpoint."""
+        return self.options.checkpoint_claim is not None
+
     def claims(self) -> list[Object]:
         """The claim of a volume for results, where none was named; one node mounts it, which any storage can do."""
         if not self.keeps or self.options.run_claim is not None:
@@ -212,12 +226,15 @@ class _Manifest:
         ]
 
     def indexed(self, count: int, pod: Object) -> Object:
-        """The specification of a Job whose pods know their index; a pod that fails fails the run, and so the Job."""
+        """The specification of a Job whose pods know their index.
+
+        A pod that fails fails the run, and so the Job, unless the run recovers.
+        """
         return {
             "completionMode": "Indexed",
             "completions": count,
             "parallelism": count,
-            "backoffLimit": 0,
+            "backoffLimit": _POD_RESTARTS * count if self.recovers else 0,
             "template": pod,
         }
 
@@ -230,7 +247,7 @@ class _Manifest:
         spec = {
             "network": {"enableDNSHostnames": True, "subdomain": self.name, "publishNotReadyAddresses": True},
             "successPolicy": {"operator": "All", "targetReplicatedJobs": list(workers)},
-            "failurePolicy": {"maxRestarts": 0},
+            "failurePolicy": {"maxRestarts": self.job.checkpoint.restarts if self.recovers else 0},
             "replicatedJobs": replicated,
         }
         return self.object("jobset.x-k8s.io/v1alpha2", "JobSet", self.name, spec=spec)
@@ -244,7 +261,7 @@ class _Manifest:
         environment = [_from_pod("TAIHU_RANK", "metadata.labels['apps.kubernetes.io/pod-index']")] if in_set else []
         container = self.container("server", self.options.server, environment, service=_PARAMETER_SERVER)
         container["args"] += ["--hold"] if in_set else []
-        return self.pod("server", container, [], restart="Always" if in_set else "Never")
+        return self.pod("server", container, [], restart="Always" if in_set else self.restart)
 
     def worker_pod(self, *, first: bool) -> Object:
         """The pod of worker 0, or of the others, whose rank follows Kubernetes' completion index."""
@@ -259,12 +276,21 @@ class _Manifest:
             claim = {"claimName": self.options.data_claim, "readOnly": True}
             volumes.append({"name": "data", "persistentVolumeClaim": claim})
             container["volumeMounts"].append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})
-        pod = self.pod("worker", container, volumes, restart="Never")
+        pod = self.pod("worker", container, volumes, restart=self.restart)
         if not self.options.jobset:
             pod["spec"]["subdomain"] = self.name
         return pod
 
+    @property
+    def restart(self) -> str:
+        """The policy of pods whose end is that of their part of the run."""
+        return "OnFailure" if self.recovers else "Never"
+
     def pod(self, role: str, container: Object, volumes: list[Object], *, restart: str) -> Object:
+        if self.recovers:
+            claim = {"claimName": self.options.checkpoint_claim}
+            volumes = [*volumes, {"name": "checkpoints", "persistentVolumeClaim": claim}]
+            container["volumeMounts"].append({"name": "checkpoints", "mountPath": _CHECKPOINTS})
         spec = {
             "restartPolicy": restart,
             # For the step under way, and for saving.

@@ -172,6 +172,29 @@ def test_worker_0_alone_mounts_the_volume_that_keeps_the_results(
     assert all("volumeClaimTemplates" not in item.get("spec", {}) for item in objects)
 
 
+@pytest.mark.parametrize("flags", [(), ("--jobset",), ("--exchange", "ring")], ids=" ".join)
+def test_with_a_volume_for_checkpoints_pods_are_started_again(
+    flags: tuple[str, ...], write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "job.toml").write_text("[checkpoint]\nrestarts = 9\n")
+    objects = objects_of(write("job.toml", *flags, "--checkpoint-claim", "shared"))
+    assert problems(objects) == []
+    pods = [job["template"]["spec"] for job in jobs_of(objects)]
+    pods += [item["spec"]["template"]["spec"] for item in objects if item["kind"] == "StatefulSet"]
+    settings = settings_of(objects)
+    for pod in pods:
+        assert pod["restartPolicy"] in ("OnFailure", "Always")
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert volumes["checkpoints"] == {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "shared"}}
+        (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "checkpoints"]
+        assert settings["TAIHU_CHECKPOINT__DIR"].startswith(f"{mount['mountPath']}/")
+    # All pods of a job may be lost some times, and whoever replaces worker 0 finds its folder.
+    assert all(job["backoffLimit"] >= 6 * job["completions"] for job in jobs_of(objects))
+    assert "{time}" not in settings["TAIHU_RUN__DIR"]
+    if "--jobset" in flags:
+        assert by_kind(objects, "JobSet")["spec"]["failurePolicy"] == {"maxRestarts": 9}
+
+
 def test_a_job_that_keeps_nothing_has_no_volume(write: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[run]\ndir = 'none'\n")
     text = write("job.toml", "--workers", "1")
