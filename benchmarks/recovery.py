@@ -51,7 +51,7 @@ def measure_memory(recoveries: int, every: int, steps: int) -> list[dict[str, An
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        keeping = ("--set", "checkpoint.every_steps=20", "--set", f"checkpoint.restarts={recoveries + 1}")
+        keeping = ("--set", "checkpoint.every_steps=20", "--set", f"checkpoint.restarts={10 * recoveries + 1}")
         with _training(folder, (*_SMALL, *keeping, "--steps", "100000000")) as process:
             _await(lambda: any(folder.glob("checkpoints/*/manifest.json")), "no checkpoint")
             start = time.monotonic()
