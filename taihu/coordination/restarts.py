@@ -18,7 +18,7 @@ class Restarts:
         longest_s: the longest one.
     """
 
-    def __init__(self, most: int, *, first_s: float = 0.5, longest_s: float = 30.0) -> None:
+    def __init__(self, most: int, *, first_s: float = 0.5, longest_s: float) -> None:
         self.most = most
         self._first_s = first_s
         self._longest_s = longest_s

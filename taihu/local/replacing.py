@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from taihu.coordination.restarts import Restarts
 
 __all__ = ["Replacing"]
+
+# The bound on restarts within an hour holds back what dies again and again; all others wait for this one meanwhile.
+_LONGEST_PAUSE_S: Final = 5.0
 
 
 class Replacing:
     """The times at which processes that were killed are started again, at most `most` within an hour."""
 
     def __init__(self, most: int) -> None:
-        self._restarts = Restarts(most)
+        self._restarts = Restarts(most, longest_s=_LONGEST_PAUSE_S)
         self._due_s: dict[str, float] = {}
 
     @property
