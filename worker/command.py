@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -106,6 +106,11 @@ def worker(
     if stop_with_parent:
         stop_with_stdin(interrupts)
     listener, health = _listening(job, place, ListenOptions(bind, advertise, direct_port))
+
+    def tell(results: dict[str, Any]) -> None:
+        for path in dict.fromkeys((*files.results, *([] if json_file is None else [json_file]))):
+            write_json(path, results)
+
     options = WorkerOptions(
         rank=place,
         metrics_port=metrics_port,
@@ -116,10 +121,9 @@ def worker(
         trace=trace,
         tracer=make_tracer(trace, trace_steps),
         interrupts=interrupts,
+        tell=tell,
     )
     results = WorkerDaemon(job, options).run()
-    for path in dict.fromkeys((*files.results, *([] if json_file is None else [json_file]))):
-        write_json(path, results)
     return EXIT_INTERRUPTED if results["stopped"] else 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -71,8 +71,8 @@ class WorkerOptions:
 
     `listener` is where peers reach a worker without servers, `health` where others may ask whether it lives; the page
     of metrics stays for `linger_s` after the end; `files` are those that worker 0 writes; `trace` is where this
-    process's part of the trace is written at the end. After its first step the worker takes the first of the
-    `interrupts` as a wish that the run ends in order.
+    process's part of the trace is written at the end; `tell` gets the results, before the others may leave. After its
+    first step the worker takes the first of the `interrupts` as a wish that the run ends in order.
     """
 
     rank: int
@@ -84,6 +84,7 @@ class WorkerOptions:
     trace: Path | None = None
     tracer: Tracer = field(default_factory=Tracer.off)
     interrupts: Interrupts = field(default_factory=Interrupts)
+    tell: Callable[[dict[str, Any]], None] = lambda _: None
 
 
 class Participation:
@@ -249,29 +250,30 @@ class Participation:
             # All workers take part in the hash: none leaves before worker 0 has what it saves.
             digest = replica.digest(session.exchange)
             profile = session.client.get_profile() if rank == 0 else None
+            results = {
+                "format": RESULTS_FORMAT,
+                "rank": rank,
+                "parameters_sha256": digest,
+                "stopped": last.is_early,
+                "stop_reason": self._stop.reason if last.is_early else None,
+                "total_steps": total,
+                "saved": str(saved) if saved is not None else None,
+                "not_saved": not_saved or None,
+                "plan": self._job.exchange.plan,
+                "path": session.exchange.path,
+                "skipped_steps": session.exchange.skipped_steps,
+                "memory": {**self._memory.results(), **self._planned.results()},
+                "modelled": self._modelled.results() if self._modelled is not None else None,
+                **observer.results(session.exchange.plan, profile),
+                **replica.results(steps),
+            }
+            # Behind the farewell nobody makes another process of a lost one: what there is to tell is told before.
+            self._options.tell(results)
             self._finish(session, observer, digest, stopped=last.is_early)
         how, where = "stopped" if last.is_early else "finished", {} if saved is None else {"saved": str(saved)}
         self._log.info(how, steps=steps, parameters_sha256=digest, **where)
         self._run_log.happened(how, **({"reason": self._stop.reason} if last.is_early else {}))
-        results = observer.results(session.exchange.plan, profile)
-        of_replica = replica.results(steps)
-        return {
-            "format": RESULTS_FORMAT,
-            "rank": rank,
-            "parameters_sha256": digest,
-            "stopped": last.is_early,
-            "stop_reason": self._stop.reason if last.is_early else None,
-            "total_steps": total,
-            "saved": str(saved) if saved is not None else None,
-            "not_saved": not_saved or None,
-            "plan": self._job.exchange.plan,
-            "path": session.exchange.path,
-            "skipped_steps": session.exchange.skipped_steps,
-            "memory": {**self._memory.results(), **self._planned.results()},
-            "modelled": self._modelled.results() if self._modelled is not None else None,
-            **results,
-            **of_replica,
-        }
+        return results
 
     @contextmanager
     def _stopping_in_order(self, observer: Observer) -> Iterator[None]:

@@ -58,6 +58,8 @@ class _Daemon:
     process: Process
     log: Path
     log_file: IO[bytes]
+    is_settled: bool = False
+    """Whether nothing is said of its end any more."""
 
     @property
     def exit_code(self) -> int:
@@ -100,6 +102,11 @@ class LocalProcesses:
     def kill(self, name: str) -> None:
         """End a daemon at once, if it has not ended."""
         next(daemon for daemon in self._daemons if daemon.name == name).process.kill()
+
+    def settle(self, name: str) -> None:
+        """End a daemon, if it has not ended, and say nothing of that: it has done its part."""
+        self.kill(name)
+        next(daemon for daemon in self._daemons if daemon.name == name).is_settled = True
 
     def replace(self, name: str) -> None:
         """Start a daemon again that has ended, with the same arguments; its log goes on."""
@@ -174,7 +181,7 @@ class LocalProcesses:
         failed = [
             daemon
             for daemon in self._daemons
-            if daemon.process.returncode not in accepted and daemon.name not in apart_from
+            if daemon.process.returncode not in accepted and daemon.name not in apart_from and not daemon.is_settled
         ]
         if failed:
             # Prefer the cause to its consequences: a kill first, then a wrong setting, then a failed run.

@@ -58,6 +58,24 @@ _OF_RANKS = ("rank", "final_loss", "bytes_sent_per_step", "bytes_received_per_st
 
 
 @dataclass(frozen=True)
+class _Started:
+    """A run under way: its processes, the folder of what they write for this one, and who is told."""
+
+    processes: LocalProcesses
+    folder: Path
+    replacing: Replacing
+    display: Display
+
+    def settle(self, name: str) -> bool:
+        """End a process that has told its results, and make nothing of its end; whether it has told them."""
+        role, _, rank = name.partition(" ")
+        has_told = role == "server" or (self.folder / f"worker-{rank}.json").exists()
+        if has_told:
+            self.processes.settle(name)
+        return has_told
+
+
+@dataclass(frozen=True)
 class LocalTraining:
     """`taihu train`: the job's servers, if it has any, and workers on this machine.
 
@@ -86,9 +104,9 @@ class LocalTraining:
             folder = Path(name)
             try:
                 with LocalProcesses(logs, fork=self.forks) as processes:
-                    replacing = Replacing(self.job.checkpoint.restarts)
-                    coordinator = self._start(processes, folder, replacing, display)
-                    self._watch(processes, coordinator, replacing, display)
+                    started = _Started(processes, folder, Replacing(self.job.checkpoint.restarts), display)
+                    coordinator = self._start(started)
+                    self._watch(started, coordinator)
                     if not all(path.exists() for path in self._result_files(folder)):
                         processes.raise_if_interrupted()
             finally:
@@ -101,20 +119,26 @@ class LocalTraining:
             )
             return {**results, "trace": self._trace_file}
 
-    def _all_have_ended(self, processes: LocalProcesses, replacing: Replacing, display: Display) -> bool:
+    def _all_have_ended(self, started: _Started) -> bool:
         """Whether all have ended well; a process that was killed is replaced where the run recovers."""
+        processes, replacing = started.processes, started.replacing
+        is_over = processes.any_has_ended
         for name in replacing.due(time.monotonic()):
             processes.replace(name)
+        # Where one has ended well there is nobody to join any more, and all have told what there is to tell.
+        for name in replacing.replaced if is_over else ():
+            started.settle(name)
         try:
             return processes.check(awaiting=replacing.awaited)
         except DaemonFailedError as error:
-            # Where one has ended well the run is over: there is nobody to join any more.
-            if not error.was_killed or processes.any_has_ended:
+            if is_over and started.settle(error.name):
+                return False
+            if is_over or not error.was_killed:
                 raise
-            self._replace(error, replacing, display)
+            self._replace(started, error)
             return False
 
-    def _replace(self, error: DaemonFailedError, replacing: Replacing, display: Display) -> None:
+    def _replace(self, started: _Started, error: DaemonFailedError) -> None:
         """Have another process take the place of one that was killed; raises `error` where it may not, or no more."""
         # Who only looks on needs no arrays.
         from taihu.checkpoint.keepers import checkpoint_folder  # noqa: PLC0415
@@ -124,10 +148,10 @@ class LocalTraining:
         if checkpoints is None:
             raise error
         step = next(iter(CheckpointStore(checkpoints).steps()), 0)
-        if not replacing.plan(error.name, time.monotonic(), step):
+        if not started.replacing.plan(error.name, time.monotonic(), step):
             raise error
         words = str(error).partition(";")[0]
-        display.say(f"{words}; another process takes its place, and all go on after step {step:,}")
+        started.display.say(f"{words}; another process takes its place, and all go on after step {step:,}")
         if self.files.folder is not None:
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             add_events(self.files.folder, [{"time": now, "step": step, "event": "restarted", "reason": words}])
@@ -158,8 +182,9 @@ class LocalTraining:
             with suppress(RunError):  # a run that failed before it began has none
                 merge_parts(parts, self.trace)
 
-    def _start(self, processes: LocalProcesses, folder: Path, replacing: Replacing, display: Display) -> str:
+    def _start(self, started: _Started) -> str:
         """Start everything; returns the coordinator's address."""
+        processes, folder = started.processes, started.folder
         if processes.forks:
             # Before anybody waits for the others: kernels may have to be compiled.
             importlib.import_module("worker.first_step").load_first_step(self.job)
@@ -179,8 +204,8 @@ class LocalTraining:
             except DaemonFailedError as error:
                 if not error.was_killed:
                     raise
-                self._replace(error, replacing, display)
-                while not replacing.due(time.monotonic()):
+                self._replace(started, error)
+                while not started.replacing.due(time.monotonic()):
                     time.sleep(_LOOK_S)
         for name, module, arguments in others:
             processes.start(name, module, [*_rank_of(name), *common, "--coordinator", coordinator, *arguments])
@@ -213,7 +238,8 @@ class LocalTraining:
                 arguments.append("--run-dir-is-made")
             yield name, "worker", [*arguments, *bind] if self.job.workers_meet else arguments
 
-    def _watch(self, processes: LocalProcesses, coordinator: str, replacing: Replacing, display: Display) -> None:
+    def _watch(self, started: _Started, coordinator: str) -> None:
+        processes, display = started.processes, started.display
         start = looked = time.monotonic()
         status = StatusWatch(coordinator, display)
         stopping: _Stopping | None = None
@@ -222,7 +248,7 @@ class LocalTraining:
         advised = False
         try:
             with self.interrupts.offered_to(lambda reason: True):
-                while not self._all_have_ended(processes, replacing, display):
+                while not self._all_have_ended(started):
                     time.sleep(_LOOK_S)
                     if self.interrupts.reason and stopping is None:
                         stopping = self._stop(coordinator, display)
@@ -231,7 +257,7 @@ class LocalTraining:
                         # Where one has ended the coordinator is about to end: its port may be anybody's then.
                         view = None if processes.any_has_ended else status.show(looked - start)
                         if self._recovers() and not processes.any_has_ended:
-                            self._end_stuck(processes, stuck.look(looked, status.missing), display)
+                            _end_stuck(started, stuck.look(looked, status.missing))
                         if stopping is not None:
                             stopping.check(view, looked)
                         if view is not None and not advised:
@@ -247,12 +273,6 @@ class LocalTraining:
                 processes.wait(_CONSEQUENCES_S)
             processes.check()
             raise
-
-    def _end_stuck(self, processes: LocalProcesses, names: Sequence[str], display: Display) -> None:
-        """Kill processes that the run does not get back; others take their places then."""
-        for name in names:
-            display.say(f"{name} lives and takes no part any more; it is ended")
-            processes.kill(name)
 
     def _advise(self, total: int, display: Display) -> None:
         """Say what only shows when the length of the run is known: by its workers, from their data."""
@@ -295,6 +315,13 @@ class LocalTraining:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder)
+
+
+def _end_stuck(started: _Started, names: Sequence[str]) -> None:
+    """Kill processes that the run does not get back; others take their places then."""
+    for name in names:
+        started.display.say(f"{name} lives and takes no part any more; it is ended")
+        started.processes.kill(name)
 
 
 def _rank_of(name: str) -> list[str]:
