@@ -151,3 +151,19 @@ def test_a_coordinator_that_dies_before_it_listens_is_started_again(tmp_path: Pa
         process.communicate()
     assert process.returncode == 0, errors
     assert "server 0 was killed by SIGKILL; another process takes its place, and all go on after step 0" in output
+
+
+@pytest.mark.parametrize("victim", ["worker 0", "worker 1", "server 0"])
+def test_who_dies_while_all_say_farewell_has_told_its_results(victim: str, tmp_path: Path) -> None:
+    flags = ("--servers", "1", "--workers", "2", "--steps", "60", "--set", "checkpoint.every_steps=20")
+    process = Command("taihu", "train", *flags, folder=tmp_path, environment={"TMPDIR": str(tmp_path)})
+    try:
+        # It may be over before it is looked at.
+        wait_for(lambda: process.poll() is not None or any(tmp_path.glob("taihu-*/worker-1.json")), "no results")
+        if victim in (known := daemons(process)):
+            os.kill(known[victim], signal.SIGKILL)
+        _, errors = process.communicate(timeout=90)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, errors
