@@ -17,7 +17,7 @@ from taihu.coordination.client import (
 from taihu.coordination.generations import Generation
 from taihu.coordination.host import hosted_coordinator
 from taihu.coordination.listener import Listener, ListenOptions, open_listener
-from taihu.coordination.membership import MemberId, Progress, Role, RunState, error_of
+from taihu.coordination.members import MemberId, Progress, Role, RunState, error_of
 from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice
 from taihu.errors import TaihuError

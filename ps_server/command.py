@@ -73,7 +73,7 @@ def server(
     """  # noqa: D301
     with importing_much():
         from ps_server.daemon import ServerDaemon, ServerOptions
-        from taihu.coordination.membership import RunState
+        from taihu.coordination.members import RunState
         from taihu.launch.discovery import find_coordinator, find_rank
         from taihu.wire.log import configure_logs
 

@@ -12,7 +12,7 @@ import structlog
 from ps_server.participation import Participation
 from taihu.coordination.generations import Generation, in_generations
 from taihu.coordination.listener import ListenOptions, open_listener
-from taihu.coordination.membership import MemberId, Role, RunState
+from taihu.coordination.members import MemberId, Role, RunState
 from taihu.errors import ConfigError, RecoveringError
 from taihu.job import Job
 from taihu.process.entry import Interrupts, wait_for_termination

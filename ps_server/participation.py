@@ -22,7 +22,7 @@ from taihu.coordination.client import (
 from taihu.coordination.generations import Generation
 from taihu.coordination.host import hosted_coordinator
 from taihu.coordination.listener import Listener
-from taihu.coordination.membership import MemberId, Progress, Role, RunState, error_of
+from taihu.coordination.members import MemberId, Progress, Role, RunState, error_of
 from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice

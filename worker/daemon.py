@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from taihu.coordination.client import coordinator_address
 from taihu.coordination.generations import Generation, in_generations
-from taihu.coordination.membership import MemberId, Role
+from taihu.coordination.members import MemberId, Role
 from taihu.coordination.stopping import StopNotice
 from taihu.errors import ConfigError, RecoveringError
 from taihu.job import Job

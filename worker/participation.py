@@ -18,7 +18,7 @@ from taihu.checkpoint.keepers import resumed_from
 from taihu.checkpoint.writer import maybe_writing
 from taihu.coordination.generations import Generation
 from taihu.coordination.listener import Listener
-from taihu.coordination.membership import MemberId, Role
+from taihu.coordination.members import MemberId, Role
 from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import Coordinator
 from taihu.coordination.stopping import StopNotice

@@ -17,7 +17,7 @@ from taihu.coordination.client import (
 )
 from taihu.coordination.generations import Generation
 from taihu.coordination.listener import Listener, ListenOptions
-from taihu.coordination.membership import MemberId, Progress, Role, RunState, error_of
+from taihu.coordination.members import MemberId, Progress, Role, RunState, error_of
 from taihu.coordination.plan import Plan
 from taihu.coordination.service import Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice

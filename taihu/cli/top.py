@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from taihu.coordination.membership import RunState
+from taihu.coordination.members import RunState
 from taihu.coordination.messages import state_from_message
 from taihu.coordination.overview import COLUMNS, MemberView, Overview, overview_of
 from taihu.coordination.status import fetch_status

@@ -20,7 +20,7 @@ from taihu.checkpoint.keepers import recovers
 from taihu.coordination import messages
 from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.checkpoints import Decision
-from taihu.coordination.membership import MemberId, Progress, RunState
+from taihu.coordination.members import MemberId, Progress, RunState
 from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_from_message
 from taihu.coordination.stopping import StopNotice

@@ -18,7 +18,7 @@ import structlog
 from taihu.checkpoint.keepers import checkpoint_folder, going_on, recovers
 from taihu.checkpoint.store import CheckpointStore
 from taihu.coordination.client import CoordinatorClient, coordinator_address
-from taihu.coordination.membership import MemberId, Role
+from taihu.coordination.members import MemberId, Role
 from taihu.coordination.restarts import Restarts
 from taihu.coordination.service import new_incarnation
 from taihu.errors import CheckpointError, RecoveringError

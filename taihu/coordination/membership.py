@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
 from taihu.coordination.agreement import Agreement
 from taihu.coordination.hashes import HashBook, difference
+from taihu.coordination.members import MemberId, MemberRecord, Progress, Role, RunState, error_of
 from taihu.coordination.stopping import StopAgreement
 from taihu.errors import ConfigError, RecoveringError, RunError, StaleError
 from taihu.layout import Layout
 from taihu.run_length import RunLength
 from taihu.words import counted
 
-__all__ = ["TICK_S", "MemberId", "MemberRecord", "Membership", "Progress", "Role", "RunState", "error_of"]
+__all__ = ["TICK_S", "Membership"]
 
 TICK_S: Final = 0.2
 """Seconds from one look at who is silent to the next."""
@@ -24,86 +23,6 @@ TICK_S: Final = 0.2
 _DIFFERENCE: Final = "memory, a link or a processor is at fault, or taihu: please report it"
 # Who has not been heard of for so many heartbeats leaves its place to another process that asks for it.
 _REPLACED_AFTER: Final = 4
-
-
-class Role(Enum):
-    """The role of a process."""
-
-    SERVER = "server"
-    WORKER = "worker"
-
-
-class RunState(Enum):
-    """The state of a run. STOPPED: it was asked to end before its time, and did so in order.
-
-    RECOVERING: a member was lost; this generation of members is over, and all begin again from a checkpoint.
-    """
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    STOPPED = "stopped"
-    RECOVERING = "recovering"
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the run has ended, or at least this generation of its members."""
-        return self not in (RunState.WAITING, RunState.RUNNING)
-
-
-@dataclass(frozen=True)
-class MemberId:
-    """A worker by its rank, or a server by its index."""
-
-    role: Role
-    rank: int
-
-    def __str__(self) -> str:
-        return f"{self.role.value} {self.rank}"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The progress of a member; times are means over recent steps, `test_accuracy` is negative before the first test.
-
-    A run that is not tested by accuracy has the name and value of its first metric in `test_metric` and `test_value`;
-    `tests` is the number of tests so far. `threshold_drift_ratio` is the relative change of the threshold that was
-    made anew last; `update_seconds` is a server's mean time of summing and updating one frame. `path` is what a
-    worker's values take: shared memory (same-host), gRPC's streams (grpc) or connections beside them (tcp).
-    """
-
-    step: int = 0
-    total_steps: int = 0
-    loss: float = 0.0
-    test_accuracy: float = -1.0
-    samples_per_second: float = 0.0
-    step_seconds: float = 0.0
-    compute_seconds: float = 0.0
-    exchange_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    bytes_sent_per_step: int = 0
-    bytes_received_per_step: int = 0
-    compress_seconds: float = 0.0
-    selected_ratio: float = 1.0
-    threshold_drift_ratio: float = 0.0
-    update_seconds: float = 0.0
-    test_metric: str = ""
-    test_value: float = 0.0
-    tests: int = 0
-    path: str = ""
-
-
-@dataclass
-class MemberRecord:
-    """The record of one member."""
-
-    incarnation: int
-    address: str
-    last_seen_s: float
-    progress: Progress = field(default_factory=Progress)
-    finished: bool = False
-    parameters_sha256: str = ""
 
 
 class Membership:
@@ -444,13 +363,6 @@ class Membership:
                 f"{member}: outside the world of {counted(size, member.role.value)}; "
                 f"expected 0 to {size - 1}, or raise cluster.{member.role.value}s"
             )
-
-
-def error_of(state: RunState, reason: str) -> RunError | None:
-    """The error for whoever waits for others in a state of the run; None where they come."""
-    if state is RunState.RECOVERING:
-        return RecoveringError(reason)
-    return RunError(reason) if state is RunState.FAILED else None
 
 
 def _taken(member: MemberId, job: str) -> StaleError:

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, fields
 
 from protos import coordinator_pb2 as pb
-from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.errors import FrameError
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.run_length import RunLength

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from taihu.coordination.membership import MemberId, Membership, Role, RunState
+from taihu.coordination.members import MemberId, Role, RunState
+from taihu.coordination.membership import Membership
 from taihu.coordination.service import Coordinator
 
 __all__ = ["CoordinatorMetrics"]

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import Final
 
 from protos import coordinator_pb2 as pb
-from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.messages import member_from_message, progress_from_message
 from taihu.scores import score_text
 

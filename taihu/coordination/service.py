@@ -17,7 +17,8 @@ from protos.coordinator_pb2_grpc import CoordinatorServiceServicer
 from taihu.checkpoint.files import PartFile, file_name
 from taihu.coordination import messages
 from taihu.coordination.checkpointing import Checkpointing
-from taihu.coordination.membership import MemberId, Membership, Role
+from taihu.coordination.members import MemberId, Role
+from taihu.coordination.membership import Membership
 from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_to_message
 from taihu.coordination.planning import Planning

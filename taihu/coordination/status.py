@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
-from taihu.coordination.membership import RunState
+from taihu.coordination.members import RunState
 from taihu.coordination.messages import state_from_message
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import SystemClock

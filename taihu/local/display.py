@@ -16,7 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from typing_extensions import override
 
-from taihu.coordination.membership import Progress as WorkerProgress
+from taihu.coordination.members import Progress as WorkerProgress
 from taihu.local.terminal_line import bar, clock_time, fitting, remaining_s
 from taihu.scores import score_text
 

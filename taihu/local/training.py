@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from taihu.coordination.membership import RunState
+from taihu.coordination.members import RunState
 from taihu.coordination.status import stop_run
 from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from protos import coordinator_pb2 as pb
 from taihu.coordination.awaited import awaited_in_words, missing_of
-from taihu.coordination.membership import Role
+from taihu.coordination.members import Role
 from taihu.coordination.messages import member_from_message, progress_from_message
 from taihu.coordination.status import fetch_status
 from taihu.errors import PeerUnreachableError, TaihuError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from taihu.coordination.membership import Role
+from taihu.coordination.members import Role
 from taihu.coordination.plan import Plan
 from taihu.coordination.planning import Planning
 from taihu.job import Job

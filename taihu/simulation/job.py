@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from taihu.coordination.membership import Role
+from taihu.coordination.members import Role
 from taihu.coordination.plan import Plan
 from taihu.job import Job
 from taihu.layout import Layout

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from taihu.coordination.membership import TICK_S, MemberId, Membership, Progress, Role, RunState
+from taihu.coordination.members import MemberId, Progress, Role, RunState
+from taihu.coordination.membership import TICK_S, Membership
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.layout import Layout

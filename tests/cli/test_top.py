@@ -16,7 +16,7 @@ from support.daemons import Start, listening, wait_for
 
 from protos import coordinator_pb2 as pb
 from taihu.cli.top import render
-from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.messages import member_to_message, progress_to_message
 from taihu.coordination.overview import COLUMNS, overview_of
 from taihu.coordination.status import fetch_status

@@ -10,7 +10,7 @@ from support.cluster import make_job
 from support.daemons import free_port
 
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
-from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.stopping import StopNotice
 from taihu.errors import MemberLostError
 from taihu.job import Job

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from support.scenarios import check_scenario, parse_options, scenario_paths
 
-from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
+from taihu.coordination.members import MemberId, Progress, Role, RunState
+from taihu.coordination.membership import Membership
 from taihu.errors import StaleError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.run_length import RunLength

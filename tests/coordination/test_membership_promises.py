@@ -10,7 +10,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.coordination.membership import MemberId, Membership, Progress, Role, RunState
+from taihu.coordination.members import MemberId, Progress, Role, RunState
+from taihu.coordination.membership import Membership
 from taihu.errors import TaihuError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 

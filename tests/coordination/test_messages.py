@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
 from protos import coordinator_pb2 as pb
-from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.messages import (
     member_from_message,
     member_to_message,

@@ -10,7 +10,7 @@ from support.cluster import Cluster, layout_of, make_job, measured_step
 
 from taihu.checkpoint.files import PartFile
 from taihu.coordination.client import CoordinatorClient, coordinator_address
-from taihu.coordination.membership import MemberId, Role
+from taihu.coordination.members import MemberId, Role
 from taihu.errors import FrameError, StaleError, TaihuError
 
 

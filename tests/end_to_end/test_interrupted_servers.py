@@ -16,7 +16,7 @@ from protos import coordinator_pb2
 from protos import parameter_server_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.coordination.client import CoordinatorClient
-from taihu.coordination.membership import MemberId, Role
+from taihu.coordination.members import MemberId, Role
 from taihu.coordination.status import fetch_status
 from taihu.errors import RunError
 from taihu.job import Job, job_to_toml

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.strategies import CHARACTERS
 
-from taihu.coordination.membership import Progress
+from taihu.coordination.members import Progress
 from taihu.coordination.messages import progress_from_message, progress_to_message
 from taihu.local.display import PlainDisplay, RunView, TerminalDisplay, make_display, view_of, waiting
 from taihu.local.terminal_line import clock_time, fitting, remaining_s

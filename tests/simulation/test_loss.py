@@ -14,7 +14,8 @@ from support.told_events import Told
 
 import taihu.simulation.members
 import taihu.simulation.worker
-from taihu.coordination.membership import TICK_S, MemberId, Role
+from taihu.coordination.members import MemberId, Role
+from taihu.coordination.membership import TICK_S
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.simulation.loss import Loss, Recovery, noticed, simulate_loss

@@ -14,7 +14,7 @@ import numpy as np
 from ps_server.daemon import ServerDaemon, ServerOptions
 from support.worker import Values, Worker, first_parameters, initial_parameters
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
-from taihu.coordination.membership import MemberId, Progress, Role, RunState
+from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.plan import Plan
 from taihu.errors import RunError, TaihuError
 from taihu.job import Job

@@ -15,7 +15,7 @@ from support.daemons import wait_for
 from support.whole_run import hosted
 
 from taihu.coordination.listener import Listener
-from taihu.coordination.membership import RunState
+from taihu.coordination.members import RunState
 from taihu.coordination.status import fetch_status, stop_run
 from taihu.errors import ModelError
 from taihu.job import Job

@@ -9,7 +9,7 @@ from typing import Any, Final
 import structlog
 
 from taihu.compression import Outcome
-from taihu.coordination.membership import Progress
+from taihu.coordination.members import Progress
 from taihu.coordination.plan import Plan
 from taihu.planner.profile import Profile
 from taihu.wire.metrics import WorkerMetrics

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from taihu.coordination.membership import Progress
+from taihu.coordination.members import Progress
 from taihu.measure import spread
 from taihu.scores import ACCURACY
 

@@ -11,7 +11,7 @@ import typer
 
 from taihu.cli.simulation.inputs import Work, machines_of, work_of
 from taihu.cli.simulation.tables import Row, described, facts_of
-from taihu.coordination.membership import MemberId, Role
+from taihu.coordination.members import MemberId, Role
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 from taihu.job.advice import advice

@@ -16,7 +16,7 @@ from support.exchanges import run_workers
 from support.frames import header_of, question
 
 from taihu.coordination.client import CoordinatorClient
-from taihu.coordination.membership import MemberId, Role
+from taihu.coordination.members import MemberId, Role
 from taihu.errors import ModelError, RunError, StaleError, TaihuError
 from taihu.wire.codec import encode_frame
 from taihu.wire.direct_connection import open_connection
