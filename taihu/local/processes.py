@@ -111,6 +111,8 @@ class LocalProcesses:
     def replace(self, name: str) -> None:
         """Start a daemon again that has ended, with the same arguments; its log goes on."""
         former = next(daemon for daemon in self._daemons if daemon.name == name)
+        # Whoever watches a run uses gRPC, whose threads a fork waits for, and may never see.
+        self._forks = False
         self._start(name, former.module, former.arguments)
 
     def _start(self, name: str, module: str, arguments: list[str]) -> Process:
