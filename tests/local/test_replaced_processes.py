@@ -27,6 +27,6 @@ def test_who_takes_a_place_is_no_fork(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("taihu.local.processes.prepare_to_fork", lambda: None)
     monkeypatch.setattr(LocalProcesses, "_launch", launch)
     with LocalProcesses(tmp_path, fork=True) as processes:
-        processes.start("worker 0", "worker", ())
+        processes.start("worker 0", "worker", ()).wait()
         processes.replace("worker 0")
     assert forks == [True, False]
