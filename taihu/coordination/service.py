@@ -62,6 +62,7 @@ class Coordinator:
         self._make_planning = make_planning
         self._planning: Planning | None = None
         self._changed = threading.Condition()
+        self._reporting = threading.Lock()
 
     @contextmanager
     def changing(self) -> Iterator[tuple[Membership, float]]:
@@ -104,7 +105,10 @@ class Coordinator:
             planning = self._planning
             if planning is None:
                 raise StaleError(f"{member} reports steps, but there is no plan yet")
+        # A plan may take seconds to make, and the first one compiles: nobody's sign of life waits for that.
+        with self._reporting:
             planning.report(member.rank, step, steps)
+        with self._changed:
             self._changed.notify_all()
             self._changed.wait_for(
                 lambda: planning.decided_after(step) or self._membership.broken is not None, timeout_s

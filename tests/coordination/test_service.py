@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,13 @@ from support.cluster import Cluster, layout_of, make_job, measured_step
 
 from taihu.checkpoint.files import PartFile
 from taihu.coordination.client import CoordinatorClient, coordinator_address
-from taihu.coordination.members import MemberId, Role
+from taihu.coordination.members import MemberId, Progress, Role
+from taihu.coordination.membership import Membership
+from taihu.coordination.planning import Planning, first_plan
+from taihu.coordination.service import Coordinator
 from taihu.errors import FrameError, StaleError, TaihuError
+from taihu.planner.measurement import StepMeasurement
+from taihu.wire.clock import SystemClock
 
 
 def test_a_stranger_neither_plans_nor_stops_the_run() -> None:
@@ -33,6 +41,45 @@ def test_a_stranger_neither_plans_nor_stops_the_run() -> None:
         assert member.client.get_plan(10) == member.exchange.plan
         # Nobody's reports had been taken in: those of step 8 are the first.
         assert member.client.report_steps(8, reports, 10).version == 2
+
+
+class _SlowPlanning(Planning):
+    """A planning that takes its time."""
+
+    def __init__(self) -> None:
+        self.begun, self.going_on = threading.Event(), threading.Event()
+
+    def report(self, rank: int, step: int, steps: Sequence[StepMeasurement]) -> None:
+        self.begun.set()
+        assert self.going_on.wait(20)
+        raise StaleError("enough")
+
+
+def test_signs_of_life_do_not_wait_for_a_plan() -> None:
+    """Members were lost on slow machines, where the first plan compiles what it needs."""
+    membership = Membership(job="demo", digest="", servers=1, workers=1, lost_after_s=5, join_timeout_s=30)
+    planning, worker = _SlowPlanning(), MemberId(Role.WORKER, 0)
+    coordinator = Coordinator(membership, lambda _: planning, SystemClock())
+    with coordinator.changing() as (members, now):
+        members.join(MemberId(Role.SERVER, 0), 1, job="demo", digest="", now=now)
+        members.join(worker, 1, job="demo", digest="", now=now, layout=layout_of(100))
+    planning.plan = first_plan(make_job(1, 1), layout_of(100), one_host=False)
+    coordinator.plan(1.0)
+    with ThreadPoolExecutor(2) as pool:
+        reported = pool.submit(coordinator.report, worker, 1, (), 1.0)
+        assert planning.begun.wait(20)
+
+        def beat() -> None:
+            with coordinator.changing() as (members, now):
+                members.heartbeat(worker, 1, Progress(), job="demo", now=now)
+
+        beaten = pool.submit(beat)
+        try:
+            beaten.result(timeout=5)
+        finally:
+            planning.going_on.set()
+        with pytest.raises(StaleError, match="enough"):
+            reported.result(timeout=5)
 
 
 def test_a_part_under_another_name_or_without_its_hash_is_refused(tmp_path: Path) -> None:
