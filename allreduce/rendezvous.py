@@ -14,7 +14,7 @@ from taihu.coordination.client import (
     coordinator_address,
     failure_reported,
 )
-from taihu.coordination.generations import Generation
+from taihu.coordination.generations import ONLY, Generation
 from taihu.coordination.host import hosted_coordinator
 from taihu.coordination.listener import Listener, ListenOptions, open_listener
 from taihu.coordination.members import MemberId, Progress, Role, RunState, error_of
@@ -62,7 +62,7 @@ def meet(
     progress: Callable[[], Progress] = Progress,
     hosting: Callable[[Coordinator], None] = lambda _: None,
     stop: StopNotice | None = None,
-    generation: Generation | None = None,
+    generation: Generation = ONLY,
 ) -> Iterator[Meeting]:
     """Take part in `job`'s run as worker `rank` during the block, which ends with `client.finish`.
 
@@ -74,7 +74,6 @@ def meet(
         TaihuError: what went wrong; the coordinator has been told.
     """
     incarnation, workers = new_incarnation(), job.cluster.workers
-    generation = generation or Generation()
     identity = WorkerIdentity(job.name, rank, incarnation)
     communicator = Communicator(
         identity,

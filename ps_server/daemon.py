@@ -10,7 +10,7 @@ from typing import Any, Self
 import structlog
 
 from ps_server.participation import Participation
-from taihu.coordination.generations import Generation, in_generations
+from taihu.coordination.generations import ONLY, Generation, in_generations
 from taihu.coordination.listener import ListenOptions, open_listener
 from taihu.coordination.members import MemberId, Role, RunState
 from taihu.errors import ConfigError, RecoveringError
@@ -77,7 +77,7 @@ class ServerDaemon:
             threads=4 * job.cluster.workers + servers + 8,
             hosts=options.index == 0,
         )
-        self._part = self._participation(job, Generation())
+        self._part = self._participation(job, ONLY)
         if options.metrics_port is not None:
             self._page = MetricsPage(self.metrics.registry, options.metrics_port, linger_s=options.linger_s)
 

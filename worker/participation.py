@@ -167,14 +167,16 @@ class Participation:
         self._modelled = self._model_compute(model)
         if self._modelled is not None:
             self._metrics.exported.put(self._modelled.collector(options.rank))
-        reporting = Reporting(
-            observer.progress, observer.compressed, options.tracer, self._hosting, self._stop, self._generation
-        )
+        reporting = Reporting(observer.progress, observer.compressed, options.tracer, self._hosting, self._stop)
         test_images = len(self._dataset.test)
         uses = Uses(tests=job.train.evaluate, saves=options.files.model is not None, test_images=test_images)
         if uses.saves:
             describe_model(job, self._dataset, model, 0)  # what cannot be saved is said before hours of training
-        joining: dict[str, Any] = {"listener": options.listener, "length": self._length}
+        joining: dict[str, Any] = {
+            "listener": options.listener,
+            "length": self._length,
+            "generation": self._generation,
+        }
         if job.exchange.fc == "data":
             whole = WholeReplica(model, job, options.rank, uses)
             with take_part(job, options.rank, whole.exchanged, reporting, **joining) as session:

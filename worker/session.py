@@ -15,7 +15,7 @@ from taihu.coordination.client import (
     coordinator_address,
     failure_reported,
 )
-from taihu.coordination.generations import Generation
+from taihu.coordination.generations import ONLY, Generation
 from taihu.coordination.listener import Listener, ListenOptions
 from taihu.coordination.members import MemberId, Progress, Role, RunState, error_of
 from taihu.coordination.plan import Plan
@@ -59,8 +59,7 @@ class Exchanged:
 class Reporting:
     """Receivers of what happens in a session; `hosting` is told of the coordinator, by the worker that hosts it.
 
-    `stop` is told of a stop of the run, and says that this worker wants one. `generation` is the one of members that
-    this worker joins.
+    `stop` is told of a stop of the run, and says that this worker wants one.
     """
 
     progress: Callable[[], Progress] = Progress
@@ -68,7 +67,6 @@ class Reporting:
     tracer: Tracer | None = None
     hosting: Callable[[Coordinator], None] = lambda _: None
     stop: StopNotice = field(default_factory=StopNotice)
-    generation: Generation = field(default_factory=Generation)
 
 
 @contextmanager
@@ -80,12 +78,13 @@ def take_part(
     *,
     listener: Listener | None = None,
     length: RunLength | None = None,
+    generation: Generation = ONLY,
 ) -> Iterator[Session]:
     """Take part in `job`'s run as worker `rank` during the block, which ends by finishing with `client.finish`.
 
     Worker 0 brings its parameters, the others get theirs. Shared memory has no name any more at the end, however far
-    this came. In a run without servers `listener` is where the other
-    workers reach this one. `length` is the run's by this worker's data, which all must have alike.
+    this came. In a run without servers `listener` is where the other workers reach this one. `length` is the run's by
+    this worker's data, which all must have alike. `generation` is the one of members that this worker joins.
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
@@ -93,10 +92,10 @@ def take_part(
     with ExitStack() as ending:
         ending.callback(exchanged.arenas.forget_name)
         if job.servers:
-            yield ending.enter_context(_through_servers(job, rank, exchanged, reporting, length))
+            yield ending.enter_context(_through_servers(job, rank, exchanged, reporting, length, generation))
             return
         listener = listener or listen_for_peers(job, rank, ListenOptions())
-        met = _meet(job, rank, exchanged.layout, reporting, listener=listener, length=length)
+        met = _meet(job, rank, exchanged.layout, reporting, listener=listener, length=length, generation=generation)
         meeting = ending.enter_context(met)
         plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
         yield ending.enter_context(_between_workers(job, plan, meeting, exchanged, reporting))
@@ -111,10 +110,11 @@ def take_part_after_meeting(
     *,
     listener: Listener | None = None,
     length: RunLength | None = None,
+    generation: Generation = ONLY,
 ) -> Iterator[Session]:
     """Like `take_part`, where what is exchanged is known only once the workers have met, and `prepare`."""
     listener = listener or listen_for_peers(job, rank, ListenOptions())
-    met = _meet(job, rank, None, reporting, listener=listener, length=length)
+    met = _meet(job, rank, None, reporting, listener=listener, length=length, generation=generation)
     with met as meeting, ExitStack() as ending:
         exchanged = prepare(meeting.communicator)
         ending.callback(exchanged.arenas.forget_name)
@@ -147,6 +147,7 @@ def _meet(
     *,
     listener: Listener,
     length: RunLength | None,
+    generation: Generation,
 ) -> AbstractContextManager[Meeting]:
     return meet(
         job,
@@ -157,7 +158,7 @@ def _meet(
         progress=reporting.progress,
         hosting=reporting.hosting,
         stop=reporting.stop,
-        generation=reporting.generation,
+        generation=generation,
     )
 
 
@@ -173,12 +174,17 @@ def _between_workers(
 
 
 @contextmanager
-def _through_servers(
-    job: Job, rank: int, exchanged: Exchanged, reporting: Reporting, length: RunLength | None
+def _through_servers(  # noqa: PLR0917 - what `take_part` is given
+    job: Job,
+    rank: int,
+    exchanged: Exchanged,
+    reporting: Reporting,
+    length: RunLength | None,
+    generation: Generation,
 ) -> Iterator[Session]:
     incarnation = new_incarnation()
     with CoordinatorClient(coordinator_address(job), job, MemberId(Role.WORKER, rank), incarnation) as client:
-        addresses = client.join(layout=exchanged.layout, length=length, generation=reporting.generation.number)
+        addresses = client.join(layout=exchanged.layout, length=length, generation=generation.number)
         with failure_reported(client):
             plan = client.get_plan(job.cluster.connect_timeout_s)
         identity = WorkerIdentity(job.name, rank, incarnation)

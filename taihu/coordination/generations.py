@@ -24,7 +24,7 @@ from taihu.coordination.service import new_incarnation
 from taihu.errors import CheckpointError, RecoveringError
 from taihu.job import Job
 
-__all__ = ["Generation", "in_generations"]
+__all__ = ["ONLY", "Generation", "in_generations"]
 
 T = TypeVar("T")
 
@@ -48,6 +48,10 @@ class Generation:
     recovers: bool = False
 
 
+ONLY: Final = Generation()
+"""That of a run that does not recover."""
+
+
 def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation], T]) -> T:
     """Call `live` for one generation after another; returns its result of the one in which the run ends.
 
@@ -57,7 +61,7 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
         TaihuError: what ended the run otherwise.
     """
     if not recovers(job):
-        return live(job, Generation())
+        return live(job, ONLY)
     hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
     restarts = Restarts(job.checkpoint.restarts, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
     while True:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from kernels import group_search
 from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from taihu.checkpoint.keepers import resumed_from
 from taihu.coordination.checkpointing import Checkpointing
-from taihu.coordination.generations import Generation
+from taihu.coordination.generations import ONLY, Generation
 from taihu.coordination.membership import TICK_S, Membership
 from taihu.coordination.planning import Planning
 from taihu.coordination.service import Coordinator, CoordinatorServicer
@@ -25,11 +24,10 @@ from taihu.wire.server import RpcServer
 __all__ = ["hosted_coordinator"]
 
 _FAREWELL_S = 5.0
-_ONLY: Final = Generation()
 
 
 @contextmanager
-def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = _ONLY) -> Iterator[Coordinator]:
+def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) -> Iterator[Coordinator]:
     """A coordinator of `job` on `rpc`, which is started afterwards; leaving waits until the others know the end."""
     cluster = job.cluster
     membership = Membership(
