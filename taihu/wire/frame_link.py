@@ -85,10 +85,10 @@ class FrameConnection:
         on_lost: Callable[[TaihuError], None],
         on_ended: Callable[[], None] = _untold,
     ) -> None:
-        self._closed = False
+        self._closed = self._has_ended = False
         self._on_lost = on_lost
         self._on_ended = on_ended
-        self._sender = DirectSender(connection.dup(), origin.name, self._lost)
+        self._sender = DirectSender(connection.dup(), origin.name, self._cannot_send)
         self._receiver = DirectReceiver(connection, origin, sink, self._lost, self._ended, back=self._sender)
 
     @property
@@ -144,7 +144,13 @@ class FrameConnection:
         if not self._closed:
             self._on_lost(error)
 
+    def _cannot_send(self, error: TaihuError) -> None:
+        # Who has ended its direction has all it wants, and may cut the other before the last word on it comes.
+        if not (self._has_ended and isinstance(error, MemberLostError)):
+            self._lost(error)
+
     def _ended(self) -> None:
+        self._has_ended = True
         if not self._closed:
             self._on_ended()
 

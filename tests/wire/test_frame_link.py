@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import grpc
 import numpy as np
 
 from taihu.errors import TaihuError
-from taihu.wire.frame_link import FrameLink, LinkEnd, LinkEvents
+from taihu.wire.frame_link import FrameConnection, FrameLink, LinkEnd, LinkEvents
 from taihu.wire.headers import Address, At, FrameHeader, Sender
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import RingSegment
@@ -19,6 +21,7 @@ from taihu.wire.sink import Origin, Sink
 
 _FRAME = FrameHeader(Sender("job", 0, 0), Address(At(1, 1), 0, 0, 3), RingSegment(0))
 _VALUES = [np.ones(3, dtype=np.float32)]
+_NOTHING = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
 
 
 class _OneFrame(grpc.GenericRpcHandler):
@@ -51,8 +54,7 @@ def test_who_waits_for_frames_that_are_never_read_hears_when_the_other_side_ends
 
     with _service() as address:
         end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender("job", 0, 1)))
-        nothing = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
-        link = FrameLink(end, WorkerIdentity("job", 0, 1), nothing, LinkEvents(lost.append, ended.set))
+        link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, LinkEvents(lost.append, ended.set))
         link.open()
         link.send(_FRAME, _VALUES)
         link.after(until_it_ends)
@@ -83,11 +85,36 @@ class _CallUnderWay:
 def test_who_abandons_a_link_cuts_all_of_its_calls() -> None:
     """A stopped server answers neither the call that came last nor the stream before it: both would be waited for."""
     end = LinkEnd("taihu.Test", "127.0.0.1:1", Origin("server 1", Sender("job", 0, 1)))
-    nothing = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
-    link = FrameLink(end, WorkerIdentity("job", 0, 1), nothing, LinkEvents(lambda _: None, lambda: None))
+    link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, LinkEvents(lambda _: None, lambda: None))
     calls = [_CallUnderWay() for _ in range(3)]
     for call in calls[:2]:
         link.track(call)
     link.abandon()
     link.track(calls[2])
     assert not any(call.is_active() for call in calls)
+
+
+def test_a_last_word_that_comes_after_the_other_side_has_gone_is_no_loss() -> None:
+    """A peer ends its direction, and cuts the connection as soon as it has been read: nothing waits for a word."""
+    near, far = socket.socketpair()
+    lost: list[TaihuError] = []
+    ended = threading.Event()
+    connection = FrameConnection(far, Origin("worker 1", Sender("job", 0, 1)), _NOTHING, lost.append, ended.set)
+    near.shutdown(socket.SHUT_WR)
+    assert ended.wait(20)
+    near.close()
+    connection.send(_FRAME, _VALUES)
+    connection.finish()
+    assert not lost
+    connection.close()
+
+
+def test_who_cannot_send_to_a_side_that_has_not_ended_has_lost_it() -> None:
+    near, far = socket.socketpair()
+    lost: SimpleQueue[TaihuError] = SimpleQueue()
+    connection = FrameConnection(far, Origin("worker 1", Sender("job", 0, 1)), _NOTHING, lost.put)
+    near.shutdown(socket.SHUT_RD)
+    connection.send(_FRAME, _VALUES)
+    assert str(lost.get(timeout=20)) == "worker 1 was lost: its connection broke"
+    near.close()
+    connection.close()
