@@ -25,6 +25,7 @@ from taihu.simulation.placement import Placement
 
 WAY = Way.of(Job(), beside=False)
 STEP = Simulated(1.0, 0.5, 0.5, 0.0, 0.2, 0.5, (1, 1), None, Planning(Job(), layout_of(1)).plan, 0)
+WORKERS = (1, 2, 5)
 MACHINES = Machines(add_bytes_per_second=4e9)
 
 
@@ -97,28 +98,45 @@ def ways_of() -> dict[int, list[Candidate]]:
     """All ways to run a job of so many workers."""
     free = steps_on(ethernet(1e9)[0], (1000, 10), 0.0)
     found = {}
-    for workers in (1, 2, 5):
+    for workers in WORKERS:
         job = job_of(workers, 1, exchange={"plan": "auto"})
         allowed = allowed_for(job, 0, 0.01, ("fp32", "bf16", "fp16"))
         found[workers] = list(candidates_of(job, replace(allowed, hosts=2 * workers), lambda _: False, free.spread))
     return found
 
 
-@given(st.data())
+NETWORKS = st.builds(
+    Network,
+    st.just("drawn"),
+    st.sampled_from([0.0, 1e-5, 5e-3]),
+    st.sampled_from([1e6, 1e8, 1e12]),
+    full_duplex=st.booleans(),
+    jitter=st.sampled_from([0.0, 0.3]),
+)
+
+
+@given(
+    network=NETWORKS,
+    machines=st.builds(Machines, jitter=st.sampled_from([0.0, 0.0, 0.2]), stragglers=st.integers(0, 1)),
+    elements=st.lists(st.integers(1, 300_000), min_size=1, max_size=5),
+    each=st.sampled_from([0.0, 1e-3, 0.1]),
+    workers=st.sampled_from(WORKERS),
+    numbers=st.lists(st.integers(0, 10_000), min_size=1, max_size=4),
+)
 @settings(max_examples=25)
-def test_no_step_is_shorter_than_its_floor(ways_of: dict[int, list[Candidate]], data: st.DataObject) -> None:
-    network = Network(
-        "drawn",
-        data.draw(st.sampled_from([0.0, 1e-5, 5e-3])),
-        data.draw(st.sampled_from([1e6, 1e8, 1e12])),
-        full_duplex=data.draw(st.booleans()),
-        jitter=data.draw(st.sampled_from([0.0, 0.3])),
-    )
-    machines = Machines(jitter=data.draw(st.sampled_from([0.0, 0.0, 0.2])), stragglers=data.draw(st.integers(0, 1)))
-    elements = tuple(data.draw(st.lists(st.integers(1, 300_000), min_size=1, max_size=5)))
-    steps = steps_on(network, elements, data.draw(st.sampled_from([0.0, 1e-3, 0.1])), machines)
-    ways = ways_of[data.draw(st.sampled_from(sorted(ways_of)))]
-    for number in data.draw(st.lists(st.integers(0, 10_000), min_size=1, max_size=4)):
+def test_no_step_is_shorter_than_its_floor(
+    ways_of: dict[int, list[Candidate]],
+    *,
+    network: Network,
+    machines: Machines,
+    elements: list[int],
+    each: float,
+    workers: int,
+    numbers: list[int],
+) -> None:
+    steps = steps_on(network, tuple(elements), each, machines)
+    ways = ways_of[workers]
+    for number in numbers:
         candidate = ways[number % len(ways)]
         assert steps.floor(candidate).seconds <= steps.simulate(candidate).seconds
 

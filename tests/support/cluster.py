@@ -125,13 +125,19 @@ class Member:
         self.client = CoordinatorClient(job.cluster.coordinator, job, member, self.identity.incarnation)
         generation, _ = self.client.begin() if self.client.recovers else (0, 0)
         self.addresses = self.client.join(layout=layout, generation=generation)
-        self.plan = self.client.get_plan(10)
-        self.exchange = through_servers(job, self.plan, self.addresses, self.identity, self.arenas)
+        self._made = threading.Event()
+        # Kernels may have to be compiled behind this line, here and at the coordinator.
+        self._heartbeats = HeartbeatThread(self.client, job, Progress, self._end).__enter__()
+        try:
+            self.plan = self.client.get_plan(10)
+            self.exchange = through_servers(job, self.plan, self.addresses, self.identity, self.arenas)
+        except BaseException:
+            self._heartbeats.__exit__(None, None, None)
+            raise
         self.worker = Worker(rank, self.exchange, self.arenas, self._change_plan)
-        self._heartbeats = HeartbeatThread(self.client, job, Progress, self._end)
+        self._made.set()
 
     def __enter__(self) -> Self:
-        self._heartbeats.__enter__()
         return self
 
     def __exit__(
@@ -163,7 +169,7 @@ class Member:
         self.exchange.adopt(self.client.report_steps(step, measured, 20.0))
 
     def _end(self, state: RunState, reason: str) -> None:
-        if state is RunState.FAILED:
+        if state is RunState.FAILED and self._made.wait(20):
             self.exchange.fail(RunError(reason))
 
 
