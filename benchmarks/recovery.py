@@ -2,8 +2,8 @@
 
 `memory`: of a small job the same worker is killed again and again, each time as soon as the run has gone on; resident
 memory, threads and open files of all others are read before, and every so many recoveries. With --steps in place of
---recoveries nobody is killed. `disturbance`: steps of resnet20 with a checkpoint every 30 s beside steps without
-any, whole runs in turns. `curves`: a run that ends halfway goes on with other numbers of servers and workers; the
+--recoveries nobody is killed. `disturbance`: intervals of 30 s of a run of resnet20, in turns one that begins with a
+checkpoint and one without. `curves`: a run that ends halfway goes on with other numbers of servers and workers; the
 losses of all of them in one picture.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
@@ -130,38 +132,41 @@ def memory_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def measure_disturbance(turns: int, steps: int, every_s: float) -> list[dict[str, Any]]:
-    """Rows of whole runs, with checkpoints and without, in turns; the mean of all steps but the first hundred."""
+def measure_disturbance(steps: int, every_s: float) -> list[dict[str, Any]]:
+    """Rows of one run: the mean step in the interval behind a checkpoint, and in the one behind that, without any."""
     rows = []
-    for turn in range(turns):
-        for keeps in (True, False) if turn % 2 else (False, True):
-            with tempfile.TemporaryDirectory() as name:
-                folder = Path(name) / "run"
-                own = f"checkpoint.every_seconds={every_s}" if keeps else "checkpoint.dir=none"
-                subprocess.run(
-                    [*_command(folder, (*_RESNET, "--steps", str(steps), "--set", own)), "--json", f"{name}/r.json"],
-                    check=True,
-                    stdout=subprocess.DEVNULL,
-                )
-                seconds = [float(row["step_seconds"]) for row in _rows(folder / "steps.csv")][100:]
-                peaks = {
-                    each["process"]: each["peak_bytes"]
-                    for each in json.loads(Path(name, "r.json").read_text())["memory"]
-                }
-                kept = [line for line in (folder / "events.jsonl").read_text().splitlines() if "checkpoint" in line]
-            rows.append(
-                {
-                    "keeps": keeps,
-                    "every_s": every_s,
-                    "steps": len(seconds),
-                    "mean_s": fmean(seconds),
-                    "median_s": median(seconds),
-                    "peak_bytes": peaks,
-                    "events": len(kept),
-                }
-            )
-            print(json.dumps(rows[-1]), flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        own = f"checkpoint.every_seconds={2 * every_s}"
+        flags = (*_RESNET, "--steps", str(steps), "--set", own)
+        subprocess.run([*_command(folder, flags), "--json", f"{name}/r.json"], check=True, stdout=subprocess.DEVNULL)
+        seconds = [float(row["step_seconds"]) for row in _rows(folder / "steps.csv")]
+        memory = json.loads(Path(name, "r.json").read_text())["memory"]
+        peaks = {each["process"]: each["peak_bytes"] for each in memory}
+        kept = _checkpoints(folder / "logs")[:-1]  # that of the last step has nothing behind it
+    for (step, kept_s), (following, following_s) in itertools.pairwise(kept):
+        half = _steps_within(seconds, step, every_s)
+        disturbed, others = seconds[step : step + half], seconds[step + half : following]
+        # All stand still while state is copied, which is no part of a step.
+        between_s = max(0.0, following_s - kept_s - sum(seconds[step:following]))
+        disturbed_s = (sum(disturbed) + between_s) / half
+        row = {"step": step, "disturbed_s": disturbed_s, "others_s": fmean(others), "steps": half}
+        rows.append({**row, "every_s": every_s, "peak_bytes": peaks})
+        print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def _checkpoints(logs: Path) -> list[tuple[int, float]]:
+    """The steps of all checkpoints that were complete, and when they were, by the coordinator's log."""
+    lines = (json.loads(line) for path in logs.glob("server-0*") for line in path.read_text().splitlines() if line)
+    kept = (line for line in lines if line.get("event") == "checkpoint")
+    return sorted((line["step"], datetime.fromisoformat(line["timestamp"]).timestamp()) for line in kept)
+
+
+def _steps_within(seconds: Sequence[float], first: int, longest_s: float) -> int:
+    """The number of steps from `first` on that take so long together."""
+    ends = itertools.accumulate(seconds[first:])
+    return sum(1 for _ in itertools.takewhile(lambda end: end < longest_s, ends))
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -170,18 +175,16 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def disturbance_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The mean steps with checkpoints and without, and the difference, as Markdown."""
-    lines = ["| checkpoints | runs | steps of each | mean step, ms | medians of steps, ms | peak of a server, MB |"]
-    lines.append("|---|---|---|---|---|---|")
-    for keeps in (False, True):
-        runs = [row for row in rows if row["keeps"] is keeps]
-        means = ", ".join(f"{1e3 * row['mean_s']:.2f}" for row in runs)
-        medians = ", ".join(f"{1e3 * row['median_s']:.2f}" for row in runs)
-        peak = max(row["peak_bytes"]["server 0"] for row in runs) / 1e6
-        every = f"every {rows[0]['every_s']:g} s" if keeps else "none"
-        lines.append(f"| {every} | {len(runs)} | {runs[0]['steps']:,} | {means} | {medians} | {peak:.0f} |")
-    kept, without = (fmean(row["mean_s"] for row in rows if row["keeps"] is keeps) for keeps in (True, False))
-    return "\n".join([*lines, "", f"Steps with checkpoints take {kept / without - 1:+.1%} on average."])
+    """The mean steps of pairs of intervals, one with a checkpoint and one without, as Markdown."""
+    every_s = rows[0]["every_s"]
+    lines = [f"| pairs of {every_s:g} s | steps of each | mean step behind a checkpoint, ms | without, ms | ratio |"]
+    lines.append("|---|---|---|---|---|")
+    ratios = sorted(row["disturbed_s"] / row["others_s"] for row in rows)
+    means = (1e3 * fmean(row[name] for row in rows) for name in ("disturbed_s", "others_s"))
+    mean, without = (f"{each:.2f}" for each in means)
+    steps = f"{min(row['steps'] for row in rows)} to {max(row['steps'] for row in rows)}"
+    spread = f"{fmean(ratios):.3f} on average, median {median(ratios):.3f}, {ratios[0]:.3f} to {ratios[-1]:.3f}"
+    return "\n".join([*lines, f"| {len(rows)} | {steps} | {mean} | {without} | {spread} |"])
 
 
 def draw_curves(steps: int, picture: Path) -> None:
@@ -225,7 +228,6 @@ def main() -> None:
     parser.add_argument("--recoveries", type=int, default=1000)
     parser.add_argument("--steps", type=int, help="memory: nobody is killed; disturbance, curves: of each run")
     parser.add_argument("--every", type=int, default=100, help="memory: recoveries, or steps, from row to row")
-    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=30.0, help="disturbance: from checkpoint to checkpoint")
     parser.add_argument("--json", type=Path, help="write the rows, after those that it holds")
     parser.add_argument(
@@ -244,7 +246,7 @@ def main() -> None:
     if options.what == "memory":
         rows += measure_memory(0 if options.steps else options.recoveries, options.every, options.steps or 0)
     else:
-        rows += measure_disturbance(options.turns, options.steps or 1200, options.seconds)
+        rows += measure_disturbance(options.steps or 10_000, options.seconds)
     save_rows(options.json, rows)
     print(table(rows))
 
