@@ -454,11 +454,14 @@ class HeartbeatRequest(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     WANTS_STOP_FIELD_NUMBER: _builtins.int
     KNOWN_LAST_STEP_FIELD_NUMBER: _builtins.int
+    LEAVES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     wants_stop: _builtins.str
     """Why this member asks the run to stop; empty when it does not."""
     known_last_step: _builtins.int
     """The last step, as this member has learnt it; 0 for none."""
+    leaves: _builtins.bool
+    """It asks for no more than to leave: the others go on with another process in its place."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
@@ -471,10 +474,11 @@ class HeartbeatRequest(_message.Message):
         progress: Global___Progress | None = ...,
         wants_stop: _builtins.str = ...,
         known_last_step: _builtins.int = ...,
+        leaves: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "known_last_step", b"known_last_step", "member", b"member", "progress", b"progress", "wants_stop", b"wants_stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "known_last_step", b"known_last_step", "leaves", b"leaves", "member", b"member", "progress", b"progress", "wants_stop", b"wants_stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -489,6 +493,7 @@ class HeartbeatResponse(_message.Message):
     CLOCK_S_FIELD_NUMBER: _builtins.int
     STOP_REASON_FIELD_NUMBER: _builtins.int
     LAST_STEP_FIELD_NUMBER: _builtins.int
+    GOES_ON_FIELD_NUMBER: _builtins.int
     state: Global___RunState.ValueType
     reason: _builtins.str
     """Why the run failed or was stopped, in one line."""
@@ -498,6 +503,8 @@ class HeartbeatResponse(_message.Message):
     """Why the run is asked to stop; empty when it is not."""
     last_step: _builtins.int
     """The step that it stops after; 0 while that is not fixed."""
+    goes_on: _builtins.bool
+    """The run goes on behind that step: whoever asked leaves, and another process takes its place."""
     def __init__(
         self,
         *,
@@ -506,10 +513,11 @@ class HeartbeatResponse(_message.Message):
         clock_s: _builtins.float = ...,
         stop_reason: _builtins.str = ...,
         last_step: _builtins.int = ...,
+        goes_on: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_s", b"clock_s", "last_step", b"last_step", "reason", b"reason", "state", b"state", "stop_reason", b"stop_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_s", b"clock_s", "goes_on", b"goes_on", "last_step", b"last_step", "reason", b"reason", "state", b"state", "stop_reason", b"stop_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

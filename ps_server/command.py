@@ -19,6 +19,7 @@ from taihu.process.options import (
     LingerOption,
     LogFormatOption,
     MetricsPortOption,
+    OnTermOption,
     StopWithStdinOption,
     TraceOption,
     TraceStepsOption,
@@ -55,6 +56,7 @@ def server(
     json_file: JsonOption = None,
     trace: TraceOption = None,
     trace_steps: TraceStepsOption = None,
+    on_term: OnTermOption = "stop",
     log_format: LogFormatOption = "auto",
     verbose: VerboseOption = False,
     stop_with_parent: StopWithStdinOption = False,
@@ -63,7 +65,8 @@ def server(
     """Run one parameter server until its run has ended.
 
     On SIGTERM or Ctrl-C the run ends in order after the next steps, and worker 0 saves the model; a second one ends
-    this process at once. All processes of a run that was stopped exit with 130.
+    this process at once. All processes of a run that was stopped exit with 130. With --on-term leave, where the run
+    keeps checkpoints, SIGTERM has it kept and this process end alone, with 130, too: the others wait for another one.
 
     \b
     Examples:
@@ -73,13 +76,14 @@ def server(
     """  # noqa: D301
     with importing_much():
         from ps_server.daemon import ServerDaemon, ServerOptions
+        from taihu.checkpoint.keepers import recovers
         from taihu.coordination.members import RunState
         from taihu.launch.discovery import find_coordinator, find_rank
         from taihu.wire.log import configure_logs
 
     job = flags.resolve(job_file, {"cluster": {"coordinator": coordinator}}, launched=True)
     check_writable(json_file, trace)
-    interrupts = Interrupts()
+    interrupts = Interrupts(leaves=on_term == "leave" and recovers(job))
     interrupts.install()
     job = find_coordinator(job)
     place = find_rank(rank, os.environ, "server", job) or 0

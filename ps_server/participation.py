@@ -29,7 +29,7 @@ from taihu.coordination.stopping import StopNotice
 from taihu.coordination.waiting import telling_who_is_awaited
 from taihu.errors import RecoveringError, RunError, TaihuError
 from taihu.job import Job
-from taihu.process.entry import InterruptedRunError, Interrupts
+from taihu.process.entry import InterruptedRunError, Interrupts, LeavingError
 from taihu.trace import Tracer
 from taihu.trace.clock_offset import ClockOffset
 from taihu.wire.metrics import ServerMetrics
@@ -145,7 +145,7 @@ class Participation:
                 with coordinator.changing() as (members, now):
                     members.heartbeat(self._member, self._incarnation, self._progress(), job=self._job.name, now=now)
                     if self._stop.wish:
-                        members.ask_to_stop(f"{self._member}: {self._stop.wish}")
+                        members.ask_to_stop(f"{self._member}: {self._stop.wish}", goes_on=self._stop.leaves)
                     if members.state.is_final:
                         self._end(members.state, members.reason)
             self._raise_if_broken()
@@ -212,7 +212,7 @@ class Participation:
         """During the block, an interrupt is a wish that the coordinator is told."""
 
         def take(reason: str) -> bool:
-            self._stop.ask(reason)
+            self._stop.ask(reason, leaves=self._interrupts.leaves)
             return True
 
         with self._interrupts.offered_to(take):
@@ -222,6 +222,8 @@ class Participation:
         state, reason = self.outcome
         if (error := error_of(state, reason)) is not None:
             wish = self._stop.wish
+            if isinstance(error, RecoveringError) and self._stop.leaves:
+                raise LeavingError(wish)
             raise InterruptedRunError(wish) if reason == f"{self._member}: {wish}" else error
 
     def _end(self, state: RunState, reason: str) -> None:
@@ -247,6 +249,10 @@ def _failing(coordinator: Coordinator, member: MemberId) -> Iterator[None]:
         yield
     except RecoveringError:
         raise  # the membership has said so
+    except LeavingError as error:
+        with coordinator.changing() as (members, _):
+            members.end_generation(f"{member}: {error}")
+        raise
     except BaseException as error:
         with coordinator.changing() as (members, _):
             members.fail(f"{member}: {error}")

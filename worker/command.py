@@ -20,6 +20,7 @@ from taihu.process.options import (
     LingerOption,
     LogFormatOption,
     MetricsPortOption,
+    OnTermOption,
     RunDirOption,
     SaveOption,
     StopWithStdinOption,
@@ -61,6 +62,7 @@ def worker(
     json_file: JsonOption = None,
     trace: TraceOption = None,
     trace_steps: TraceStepsOption = None,
+    on_term: OnTermOption = "stop",
     log_format: LogFormatOption = "auto",
     verbose: VerboseOption = False,
     stop_with_parent: StopWithStdinOption = False,
@@ -70,7 +72,8 @@ def worker(
     """Run one worker until its run has ended.
 
     On SIGTERM or Ctrl-C the run ends in order after the next steps, and worker 0 saves the model; a second one ends
-    this process at once. All processes of a run that was stopped exit with 130.
+    this process at once. All processes of a run that was stopped exit with 130. With --on-term leave, where the run
+    keeps checkpoints, SIGTERM has it kept and this process end alone, with 130, too: the others wait for another one.
 
     \b
     Examples:
@@ -95,7 +98,7 @@ def worker(
     }
     job = flags.resolve(job_file, own, launched=True)
     check_writable(json_file, save, trace)
-    interrupts = Interrupts()
+    interrupts = Interrupts(leaves=on_term == "leave" and recovers(job))
     interrupts.install()
     job = find_coordinator(job)
     place = find_rank(rank, os.environ, "worker", job)

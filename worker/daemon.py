@@ -16,6 +16,7 @@ from taihu.coordination.stopping import StopNotice
 from taihu.errors import ConfigError, RecoveringError
 from taihu.job import Job
 from taihu.job.machine import check_threads
+from taihu.process.entry import LeavingError
 from taihu.wire.metrics import MetricsPage, WorkerMetrics
 from taihu.words import counted
 from worker.data.load import load_dataset
@@ -75,6 +76,8 @@ class WorkerDaemon:
         try:
             return part.run()
         except RecoveringError:
+            if self._stop.leaves:
+                raise LeavingError(self._stop.wish) from None
             if self._options.listener is not None:
                 self._options.listener.close()
                 self._options = replace(self._options, listener=self._options.listener.again())

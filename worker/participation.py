@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
@@ -248,6 +248,8 @@ class Participation:
                     steps = self._train(session, observer, replica, last, keeper)
             finally:
                 self._write_trace(session.client.coordinator_clock)
+            if last.is_early and self._stop.goes_on:
+                self._hand_over(session, observer, replica.digest(session.exchange))
             saved, not_saved = self._save(session, replica, steps, stopped=last.is_early)
             # All workers take part in the hash: none leaves before worker 0 has what it saves.
             digest = replica.digest(session.exchange)
@@ -284,7 +286,7 @@ class Participation:
         def take(reason: str) -> bool:
             if not observer.progress().step:
                 return False
-            self._stop.ask(reason)
+            self._stop.ask(reason, leaves=self._options.interrupts.leaves)
             return True
 
         with self._options.interrupts.offered_to(take):
@@ -298,6 +300,13 @@ class Participation:
         )
         if stopped:
             self._options.interrupts.ignore()
+
+    def _hand_over(self, session: Session, observer: Observer, digest: str) -> NoReturn:
+        """End this generation in order, behind a step that has been kept: one of the members leaves."""
+        session.client.finish_with_all(
+            progress=observer.progress(), parameters_sha256=digest, timeout_s=self._job.exchange.timeout_s
+        )
+        raise RecoveringError(self._stop.reason)
 
     def _write_trace(self, clock: ClockOffset) -> None:
         if self._options.trace is not None:
@@ -349,7 +358,7 @@ class Participation:
             is_last = last.is_last(step)
             if step % per_epoch == 0 or is_last:
                 trainer.finish()
-                if not (is_last and last.is_early):
+                if self._stop.goes_on or not (is_last and last.is_early):
                     self._evaluate(observer, replica, trainer, -(-step // per_epoch))
             if self._checks_behind(step):
                 trainer.finish()
@@ -379,7 +388,7 @@ class Participation:
         start = self._clock.now()
 
         def read_layer(layer: int) -> None:
-            if self._stop.expected and not replica.reads_together:
+            if self._stop.expected and not (self._stop.goes_on or replica.reads_together):
                 raise EvaluationAbandonedError
             trainer.read_layer(layer)
 

@@ -39,7 +39,7 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.profile import Profile
-from taihu.process.entry import InterruptedRunError
+from taihu.process.entry import InterruptedRunError, LeavingError
 from taihu.run_length import RunLength
 from taihu.trace.clock_offset import ClockOffset
 from taihu.wire.address import split_address
@@ -155,7 +155,7 @@ class CoordinatorClient:
         except (InterruptedRunError, KeyboardInterrupt) as interrupt:
             # The coordinator may know of this member already, and would wait for it.
             with suppress(TaihuError):
-                self.finish(failure=str(interrupt) or "interrupted")
+                self.finish(failure=str(interrupt) or "interrupted", has_lost=isinstance(interrupt, LeavingError))
             raise
         return (*response.server_addresses, *response.worker_addresses)
 
@@ -272,6 +272,7 @@ class CoordinatorClient:
             progress=messages.progress_to_message(progress),
             wants_stop=stop.wish,
             known_last_step=stop.last_step or 0,
+            leaves=stop.leaves,
         )
         sent_s = self._clock.now()
         try:
@@ -279,13 +280,13 @@ class CoordinatorClient:
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
         self.coordinator_clock.add(sent_s, response.clock_s, self._clock.now())
-        stop.heard(response.stop_reason, response.last_step or None)
+        stop.heard(response.stop_reason, response.last_step or None, goes_on=response.goes_on)
         return messages.state_from_message(response.state), response.reason
 
     def finish(self, *, parameters_sha256: str = "", failure: str = "", has_lost: bool = False) -> RunState:
         """Say that this member is done, or why it failed; returns the state of the run.
 
-        `has_lost` says that it has lost another member, and would begin again.
+        `has_lost` says that it has lost another member, and would begin again, or leaves: the others may.
         """
         said = pb.FinishRequest(parameters_sha256=parameters_sha256, failure=failure, has_lost=has_lost)
         return messages.state_from_message(self._finish(said, None, _CALL_TIMEOUT_S).state)
@@ -412,14 +413,15 @@ def failure_reported(client: CoordinatorClient) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        reason, has_lost = str(error) or repr(error), isinstance(error, LOSSES)
+        leaves = isinstance(error, LeavingError)
+        reason, has_lost = str(error) or repr(error), leaves or isinstance(error, LOSSES)
         state = None
         try:
             state = client.finish(failure=reason, has_lost=has_lost)
         except TaihuError:
             structlog.get_logger().warning("the coordinator could not be told", reason=reason)
         begins_again = state is RunState.RECOVERING or (state is None and client.recovers)
-        if begins_again and has_lost:
+        if begins_again and has_lost and not leaves:
             raise RecoveringError(reason) from error
         raise
 

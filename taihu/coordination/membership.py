@@ -220,7 +220,7 @@ class Membership:
         if progress is not None:
             record.progress = progress
         if failure and has_lost:
-            self._end_generation(f"{member}: {failure}")
+            self.end_generation(f"{member}: {failure}")
         elif failure:
             self.fail(f"{member}: {failure}")
         elif self.state is RunState.RUNNING and self._all_finished(Role.WORKER):
@@ -240,10 +240,15 @@ class Membership:
         """A member's call to join is answered with the run's failure: it takes no part, and says no more."""
         self.members[member].finished = True
 
-    def ask_to_stop(self, reason: str) -> None:
-        """The run is to end in order, after a step that its workers agree on; it fails if there is none yet."""
+    def ask_to_stop(self, reason: str, *, goes_on: bool = False) -> None:
+        """The run is to end in order, after a step that its workers agree on; it fails if there is none yet.
+
+        Where it `goes_on`, and recovers, this generation ends so: whoever asks leaves it.
+        """
         if self.state is RunState.RUNNING and any(record.progress.step for record in self.members.values()):
-            self.stop.ask(reason)
+            self.stop.ask(reason, goes_on=goes_on and self._recovers)
+        elif goes_on:
+            self.end_generation(reason)
         else:
             self.fail(reason)
 
@@ -261,7 +266,7 @@ class Membership:
         # Who has finished is needed until all have: a run that recovers makes the last steps again for it.
         if not record.finished or (self._recovers and not self.state.is_final):
             self._lost.add(member)
-            self._end_generation(f"{member} was lost after step {record.progress.step}: {how}")
+            self.end_generation(f"{member} was lost after step {record.progress.step}: {how}")
 
     def expire(self, now: float) -> None:
         """Fail the run when a member has been silent, or missing, for too long.
@@ -312,7 +317,8 @@ class Membership:
             )
         )
 
-    def _end_generation(self, reason: str) -> None:
+    def end_generation(self, reason: str) -> None:
+        """All members begin again, where the run recovers; else it fails."""
         if not self._recovers:
             self.fail(reason)
         elif not self.state.is_final:
@@ -331,8 +337,12 @@ class Membership:
         if shown := difference(hashes):
             self.fail(f"the workers' final parameters differ ({shown}); {_DIFFERENCE}")
         elif self.stop.last_step is not None and self._step < self._total_steps:
+            reason = f"after step {self._step} of {self._total_steps}: {self.stop.reason}"
+            if self.stop.goes_on:
+                self.end_generation(reason)
+                return
             self.state = RunState.STOPPED
-            self.reason = f"after step {self._step} of {self._total_steps}: {self.stop.reason}"
+            self.reason = reason
         else:
             self.state = RunState.FINISHED
 

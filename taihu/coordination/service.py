@@ -217,13 +217,14 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             if member.role is Role.WORKER:
                 membership.stop.learnt(member.rank, request.known_last_step)
             if request.wants_stop:
-                membership.ask_to_stop(f"{member}: {request.wants_stop}")
+                membership.ask_to_stop(f"{member}: {request.wants_stop}", goes_on=request.leaves)
             return pb.HeartbeatResponse(
                 state=messages.state_to_message(membership.state),
                 reason=membership.reason,
                 clock_s=now,
                 stop_reason=membership.stop.reason,
                 last_step=membership.stop.last_step or 0,
+                goes_on=membership.stop.goes_on,
             )
 
     def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.StopResponse:  # noqa: N802

@@ -17,16 +17,21 @@ _AHEAD = 2
 
 
 class StopAgreement:
-    """The coordinator's side: `reason` says who asked and is empty before, `last_step` is None until it is fixed."""
+    """The coordinator's side: `reason` says who asked and is empty before, `last_step` is None until it is fixed.
+
+    `goes_on` says that the run goes on behind that step, with another process in the place of the one that asked.
+    """
 
     def __init__(self, workers: int) -> None:
         self.reason = ""
+        self.goes_on = False
         self.last_step: int | None = None
         self._unaware = set(range(1, workers))
 
-    def ask(self, reason: str) -> None:
-        """The run is to stop; the first reason stays."""
-        self.reason = self.reason or reason
+    def ask(self, reason: str, *, goes_on: bool = False) -> None:
+        """The run is to stop, for good or to go on without who asked; the first reason stays."""
+        if not self.reason:
+            self.reason, self.goes_on = reason, goes_on
 
     def fix(self, step: int) -> int:
         """Worker 0 stands between `step` and the next one, which it does not begin before `agreed`; the last step."""
@@ -46,14 +51,16 @@ class StopAgreement:
 
 
 class StopNotice:
-    """A member's side: `reason` and `last_step` as the coordinator told, `wish` is why this member wants a stop.
+    """A member's side: `reason`, `last_step` and `goes_on` as the coordinator told, `wish` is why it wants a stop.
 
-    `on_wish` is called when there is one.
+    `leaves` says that this member wants to leave a run that goes on, no more. `on_wish` is called with a wish.
     """
 
     def __init__(self) -> None:
         self.wish = ""
+        self.leaves = False
         self.reason = ""
+        self.goes_on = False
         self.last_step: int | None = None
         self.on_wish: Callable[[], None] = lambda: None
 
@@ -62,14 +69,15 @@ class StopNotice:
         """Whether the run is about to stop."""
         return bool(self.wish or self.reason)
 
-    def ask(self, why: str) -> None:
-        """Note that this member wants the run to stop."""
-        self.wish = why
+    def ask(self, why: str, *, leaves: bool = False) -> None:
+        """Note that this member wants the run to stop, or to go on without it."""
+        self.wish, self.leaves = why, leaves
         self.on_wish()
 
-    def heard(self, reason: str, last_step: int | None) -> None:
+    def heard(self, reason: str, last_step: int | None, *, goes_on: bool = False) -> None:
         """The coordinator has told this."""
         self.reason = reason
+        self.goes_on = goes_on
         if last_step is not None:
             self.last_step = last_step
 

@@ -291,6 +291,8 @@ class _Manifest:
             claim = {"claimName": self.options.checkpoint_claim}
             volumes = [*volumes, {"name": "checkpoints", "persistentVolumeClaim": claim}]
             container["volumeMounts"].append({"name": "checkpoints", "mountPath": _CHECKPOINTS})
+            # An evicted pod is awaited by the others.
+            container["env"].append({"name": "TAIHU_ON_TERM", "value": "leave"})
         spec = {
             "restartPolicy": restart,
             # For the step under way, and for saving.

@@ -23,6 +23,7 @@ __all__ = [
     "EXIT_INTERRUPTED",
     "InterruptedRunError",
     "Interrupts",
+    "LeavingError",
     "raise_on_terminate",
     "run_app",
     "wait_for_termination",
@@ -39,15 +40,21 @@ class InterruptedRunError(RunError):
     exit_code = EXIT_INTERRUPTED
 
 
+class LeavingError(InterruptedRunError):
+    """The process was asked to end alone: the run goes on with another one in its place."""
+
+
 class Interrupts:
     """SIGTERM and SIGINT of this process, once installed.
 
     The first one is offered to who can end in order. If nobody takes it, and from the second one on,
-    `InterruptedRunError` is raised in the main thread. `reason` is empty until one was taken.
+    `InterruptedRunError` is raised in the main thread. `reason` is empty until one was taken. Where SIGTERM
+    `leaves`, it asks for the end of this process alone: it is a `LeavingError` then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, leaves: bool = False) -> None:
         self.reason = ""
+        self.leaves = leaves
         self._take: Callable[[str], bool] | None = None
         self._taken_s = -_ECHO_S
         self._ignores = False
@@ -82,13 +89,18 @@ class Interrupts:
     def arrived(self, number: int, frame: FrameType | None = None) -> None:
         """Handle a signal; the same one within a moment of the first is its echo."""
         reason = f"interrupted by {signal.Signals(number).name}"
+        self.leaves = self.leaves and number == signal.SIGTERM
         if self._ignores or (reason == self.reason and time.monotonic() - self._taken_s < _ECHO_S):
             return
         if not self.reason and self._take is not None and self._take(reason):
             self.reason = reason
             self._taken_s = time.monotonic()
             return
-        raise InterruptedRunError(reason)
+        raise self.error(reason)
+
+    def error(self, reason: str) -> InterruptedRunError:
+        """The error that ends this process."""
+        return LeavingError(reason) if self.leaves else InterruptedRunError(reason)
 
 
 def run_app(app: Callable[..., object], arguments: Sequence[str] | None = None) -> NoReturn:

@@ -125,6 +125,16 @@ SaveOption = Annotated[
     Sets("run.save", "model.safetensors in the run folder, if there is one"),
     typer.Option("--save", metavar="FILE.safetensors|none", help="Where worker 0 saves the model at the end."),
 ]
+OnTermOption = Annotated[
+    Literal["stop", "leave"],
+    typer.Option(
+        "--on-term",
+        metavar="stop|leave",
+        envvar="TAIHU_ON_TERM",
+        help="What SIGTERM asks for: that the run stops or, where it keeps checkpoints, waits for another process in "
+        "the place of this one.",
+    ),
+]
 LogFormatOption = Annotated[
     Literal["auto", "text", "json"],
     typer.Option("--log-format", metavar="auto|text|json", help="Form of the log lines on stderr."),

@@ -83,6 +83,8 @@ class Interpreter:
                 self._membership.expire(now)
             case ["run", "stops", reason]:
                 self._membership.ask_to_stop(reason)
+            case [role, rank, "leaves", reason]:
+                self._membership.ask_to_stop(f"{role} {rank}: {reason}", goes_on=True)
             case ["run", "fails", reason]:
                 self._membership.fail(reason)
             case [role, rank, action, *rest]:

@@ -187,6 +187,7 @@ def test_with_a_volume_for_checkpoints_pods_are_started_again(
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         assert volumes["checkpoints"] == {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "shared"}}
         (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "checkpoints"]
+        assert {"name": "TAIHU_ON_TERM", "value": "leave"} in pod["containers"][0]["env"]
         assert settings["TAIHU_CHECKPOINT__DIR"].startswith(f"{mount['mountPath']}/")
     # All pods of a job may be lost some times, and whoever replaces worker 0 finds its folder.
     assert all(job["backoffLimit"] >= 6 * job["completions"] for job in jobs_of(objects))

@@ -1,11 +1,14 @@
-"""Daemons that a launcher starts: it starts the lost one again by the same command, and the run goes on."""
+"""Daemons that a launcher starts: it starts one that is gone again by the same command, and the run goes on."""
 
 from __future__ import annotations
 
 import csv
 import json
-from functools import partial
+import re
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
+from typing import Final
 
 import pytest
 from support.commands import run_command
@@ -13,52 +16,119 @@ from support.daemons import Process, Start, listening, ring_address, wait_for
 
 from taihu.checkpoint.manifest import MANIFEST
 
-STEPS = 400
-COMMON = ("--steps", str(STEPS), "--workers", "2", "--set", "cluster.threads=1", "--set", "train.evaluate=false")
-KINDS = {"servers": ("--servers", "1"), "ring": ("--exchange", "ring")}
+STEPS: Final = 400
+COMMON: Final = (
+    *("--steps", str(STEPS), "--workers", "2", "--set", "cluster.threads=1", "--set", "train.evaluate=false"),
+)
+KINDS: Final = {"servers": ("--servers", "1"), "ring": ("--exchange", "ring")}
 
 
-def newest(folder: Path) -> int:
-    return max((int(path.parent.name.removeprefix("step-")) for path in folder.glob(f"*/{MANIFEST}")), default=0)
+@dataclass
+class Launcher:
+    """The processes of a run, each started by a command that stays the same."""
+
+    kind: str
+    start: Start
+    folder: Path
+    own: tuple[str, ...] = ()
+    processes: dict[str, Process] = field(default_factory=dict)
+    address: str = "127.0.0.1:0"
+
+    def begin(self) -> None:
+        """Start all of them."""
+        first = self.launch(self.host)
+        self.address = listening(first)[0] if self.kind == "servers" else ring_address(first)
+        for name in ("worker 0", "worker 1"):
+            if name != self.host:
+                self.launch(name)
+
+    @property
+    def host(self) -> str:
+        """The member that coordinates the run."""
+        return "server 0" if self.kind == "servers" else "worker 0"
+
+    def launch(self, name: str) -> Process:
+        """Start one of them."""
+        role, rank = name.split()
+        is_host, meets = name == self.host, self.kind == "ring"
+        bind = ("--bind", self.address) if is_host else ("--bind", "127.0.0.1:0") if meets else ()
+        files = ("--run-dir", str(self.folder / "run"), "--json", "0.json") if name == "worker 0" else ()
+        coordinator = () if is_host and self.address.endswith(":0") else ("--coordinator", self.address)
+        keeping = ("--set", f"checkpoint.dir={self.folder / 'kept'}", "--set", "checkpoint.every_steps=20")
+        module = "ps_server" if role == "server" else "worker"
+        flags = (*KINDS[self.kind], *COMMON, *keeping, *self.own)
+        self.processes[name] = self.start(module, *flags, "--rank", rank, *bind, *coordinator, *files)
+        return self.processes[name]
+
+    def await_newer_checkpoint(self) -> None:
+        """Return when the run has got further."""
+        before = self._newest()
+        wait_for(partial(self._has_newer, before), "nothing kept")
+
+    def await_end(self) -> None:
+        """All processes end well, and the tables have every step once."""
+        codes = {name: process.wait(timeout=90) for name, process in self.processes.items()}
+        assert codes == dict.fromkeys(self.processes, 0)
+        with (self.folder / "run" / "steps.csv").open(newline="") as file:
+            assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
+
+    @property
+    def parameters(self) -> str:
+        """The hash that the run ended with."""
+        return str(json.loads((self.folder / "0.json").read_text())["parameters_sha256"])
+
+    def _newest(self) -> int:
+        found = (self.folder / "kept").glob(f"*/{MANIFEST}")
+        return max((int(path.parent.name.removeprefix("step-")) for path in found), default=0)
+
+    def _has_newer(self, step: int) -> bool:
+        return self._newest() > step
 
 
-def has_newer(folder: Path, step: int) -> bool:
-    return newest(folder) > step
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for runs that nobody disturbs."""
+    return tmp_path_factory.mktemp("undisturbed")
+
+
+@cache
+def undisturbed(kind: str, folder: Path) -> str:
+    """The hash of parameters of the run that nobody disturbs."""
+    flags = (*KINDS[kind], *COMMON, "--run-dir", "none", "--json", f"{kind}.json")
+    whole = run_command("taihu", "train", *flags, folder=folder)
+    assert whole.returncode == 0, whole.stderr
+    return str(json.loads((folder / f"{kind}.json").read_text())["parameters_sha256"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_goes_on_as_soon_as_the_lost_process_is_there_again(kind: str, start: Start, tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    keeping = ("--set", f"checkpoint.dir={kept}", "--set", "checkpoint.every_steps=20")
-    flags = (*KINDS[kind], *COMMON, *keeping)
-    host = "server 0" if kind == "servers" else "worker 0"
-    address = "127.0.0.1:0"
+def test_a_run_goes_on_as_soon_as_the_lost_process_is_there_again(
+    kind: str, start: Start, tmp_path: Path, folder: Path
+) -> None:
+    run = Launcher(kind, start, tmp_path)
+    run.begin()
+    for victim in ("worker 1", run.host):
+        run.await_newer_checkpoint()
+        run.processes[victim].kill()
+        run.processes[victim].wait(timeout=20)
+        run.launch(victim)
+    run.await_end()
+    assert run.parameters == undisturbed(kind, folder)
 
-    def launch(name: str) -> Process:
-        role, rank = name.split()
-        bind = ("--bind", address) if name == host else ("--bind", "127.0.0.1:0") if kind == "ring" else ()
-        own = ("--run-dir", str(tmp_path / "run"), "--json", "0.json") if name == "worker 0" else ()
-        coordinator = () if name == host and address.endswith(":0") else ("--coordinator", address)
-        module = "ps_server" if role == "server" else "worker"
-        return start(module, *flags, "--rank", rank, *bind, *coordinator, *own)
 
-    processes = {host: launch(host)}
-    address = listening(processes[host])[0] if kind == "servers" else ring_address(processes[host])
-    for name in ("worker 0", "worker 1"):
-        if name not in processes:
-            processes[name] = launch(name)
-    for victim in ("worker 1", host):
-        wait_for(partial(has_newer, kept, newest(kept)), "nothing kept")
-        processes[victim].kill()
-        processes[victim].wait(timeout=20)
-        processes[victim] = launch(victim)
-    assert {name: process.wait(timeout=90) for name, process in processes.items()} == dict.fromkeys(processes, 0)
-    with (tmp_path / "run" / "steps.csv").open(newline="") as file:
-        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
-
-    whole = run_command(
-        *("taihu", "train", *KINDS[kind], *COMMON, "--run-dir", "none", "--json", "whole.json"), folder=tmp_path
+def test_who_leaves_is_awaited_and_no_step_is_made_again(start: Start, tmp_path: Path, folder: Path) -> None:
+    run = Launcher("servers", start, tmp_path, ("--on-term", "leave", "--set", "cluster.heartbeat_s=0.02"))
+    run.begin()
+    for leaver in ("worker 1", run.host):
+        run.await_newer_checkpoint()
+        run.await_newer_checkpoint()  # by now the coordinator has heard of steps
+        run.processes[leaver].terminate()
+        assert run.processes[leaver].wait(timeout=20) == 130
+        run.launch(leaver)
+    run.await_end()
+    assert run.parameters == undisturbed("servers", folder)
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    left = [re.search(r"after step (\d+) of 400: (.*): interrupted", each.get("reason", "")) for each in events]
+    resumed = [each["after_step"] for each in events if each["event"] == "resumed"]
+    assert [(int(each[1]), each[2]) for each in left if each] == list(
+        zip(resumed, ("worker 1", "server 0"), strict=True)
     )
-    assert whole.returncode == 0, whole.stderr
-    after, undisturbed = (json.loads((tmp_path / name).read_text()) for name in ("0.json", "whole.json"))
-    assert after["parameters_sha256"] == undisturbed["parameters_sha256"]

@@ -31,7 +31,7 @@ class LastStep:
             RunError: the run failed meanwhile.
         """
         if self._client.member.rank == 0 and self.notice.must_fix(step, self._total):
-            self.notice.heard(self.notice.reason, self._client.fix_last_step(step, self._timeout_s))
+            self.notice.last_step = self._client.fix_last_step(step, self._timeout_s)
         return step < self.notice.last_of(self._total)
 
     def is_last(self, step: int) -> bool:
