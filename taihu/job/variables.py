@@ -17,8 +17,18 @@ from taihu.job.mistakes import RENAMED, new_name
 __all__ = ["OPTIONS", "PREFIX", "check_variables", "known_variables", "variable_of"]
 
 PREFIX: Final = "TAIHU_"
-OPTIONS: Final = ("RANK", "RANK_OFFSET", "BIND", "DIRECT_PORT", "ADVERTISE", "METRICS_PORT", "LINGER", "HOLD")
-_DEPLOYMENT: Final = ("IMAGE", "JOB", "SERVERS", "WORKERS", "THREADS", "LOOK_AFTER")
+OPTIONS: Final = (
+    "RANK",
+    "RANK_OFFSET",
+    "BIND",
+    "DIRECT_PORT",
+    "ADVERTISE",
+    "METRICS_PORT",
+    "LINGER",
+    "HOLD",
+    "ON_TERM",
+)
+_DEPLOYMENT: Final = ("IMAGE", "JOB", "SERVERS", "WORKERS", "THREADS", "RUN", "LOOK_AFTER")
 _TESTS: Final = ("REWRITE",)
 # Kubernetes and Docker tell every container of the services around it, whose names are their owners'.
 _SERVICE_LINK: Final = re.compile(

@@ -24,6 +24,7 @@ from taihu.cli.manifest import manifest_command
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 from taihu.job.environment import environment_overrides, rank_from_environment
+from taihu.job.variables import check_variables
 from taihu.launch.manifest import ManifestOptions, Resources, manifest, object_name
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
@@ -188,6 +189,7 @@ def test_with_a_volume_for_checkpoints_pods_are_started_again(
         assert volumes["checkpoints"] == {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "shared"}}
         (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "checkpoints"]
         assert {"name": "TAIHU_ON_TERM", "value": "leave"} in pod["containers"][0]["env"]
+        check_variables({**settings, **{each["name"]: "1" for each in pod["containers"][0]["env"]}})
         assert settings["TAIHU_CHECKPOINT__DIR"].startswith(f"{mount['mountPath']}/")
     # All pods of a job may be lost some times, and whoever replaces worker 0 finds its folder.
     assert all(job["backoffLimit"] >= 6 * job["completions"] for job in jobs_of(objects))
