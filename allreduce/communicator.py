@@ -48,13 +48,14 @@ class Communicator:
         identity: WorkerIdentity,
         size: int,
         *,
-        timeout_s: float = 600.0,
+        timeout_s: float | None = None,
         listener: DirectListener | None = None,
     ) -> None:
         self.rank = identity.rank
         self.size = size
         self._identity = identity
         self._timeout_s = timeout_s
+        self._awaits: Callable[[], str] | None = None
         self._links: dict[int, FrameLink] = {}
         self._operations = Operations(
             identity, size, self._links, is_failed=lambda: self._failure is not None, on_end=self._ended
@@ -217,7 +218,9 @@ class Communicator:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
             operations, attempt = self._operations, self._operations.attempt
+            self._awaits = what
             self._changed.wait_for(lambda: predicate() or self._failure or operations.attempt != attempt, timeout_s)
+            self._awaits = None
             if self._failure is not None:
                 raise self._failure
             if self._operations.attempt != attempt:
@@ -227,6 +230,12 @@ class Communicator:
                     f"{what()} did not end within {timeout_s:g} s; another worker is slow or stuck, or raise "
                     "exchange.timeout_s"
                 )
+
+    @property
+    def awaited(self) -> str:
+        """The cause of a thread's wait, in words; "" where none waits."""
+        awaits = self._awaits
+        return "" if awaits is None else awaits()
 
     def allreduce(self, values: NDArray[Any], value_type: ValueType = ValueType.FP32, *, mean: bool = False) -> None:
         """Replace `values` on every rank by the sum or mean over all ranks; the same bits everywhere.

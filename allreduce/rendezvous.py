@@ -61,14 +61,16 @@ def meet(
     length: RunLength | None = None,
     progress: Callable[[], Progress] = Progress,
     hosting: Callable[[Coordinator], None] = lambda _: None,
+    ended: Callable[[TaihuError], None] = lambda _: None,
     stop: StopNotice | None = None,
     generation: Generation = ONLY,
 ) -> Iterator[Meeting]:
     """Take part in `job`'s run as worker `rank` during the block, which ends with `client.finish`.
 
     The listener is stopped at the end. `length` is the run's, where there are data. The worker that hosts the
-    coordinator tells `hosting`. Without a layout, the block brings it (`client.bring_layout`). `stop` is told of a
-    stop of the run; `generation` is the one of members that this worker joins, where there may be several.
+    coordinator tells `hosting`; `ended` gets the error by which the run has ended elsewhere. Without a layout, the
+    block brings it (`client.bring_layout`). `stop` is told of a stop of the run; `generation` is the one of members
+    that this worker joins, where there may be several.
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
@@ -99,8 +101,8 @@ def meet(
 
         def on_end(state: RunState, reason: str) -> None:
             if (error := error_of(state, reason)) is not None:
-                for fail in (communicator.fail, *meeting.also_fail):
-                    fail(error)
+                for tell in (communicator.fail, *meeting.also_fail, ended):
+                    tell(error)
 
         # The failure is reported while the streams are open: a stream that breaks first would become the reason.
         heartbeats = HeartbeatThread(client, job, progress, on_end, stop=stop)

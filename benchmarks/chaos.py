@@ -151,8 +151,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         killed = ", ".join(f"{name} {count}" for name, count in row["kills"].items())
         same = "the same bits" if row["same"] else "**differ**"
-        took = np.quantile(row["recovery_seconds"], (0.5, 0.95, 1.0))
-        shown = f"{', '.join(f'{each:.2f}' for each in took)} of {len(row['recovery_seconds'])}"
+        seconds = row["recovery_seconds"]
+        took = np.quantile(seconds, (0.5, 0.95, 1.0)) if seconds else ()
+        shown = f"{', '.join(f'{each:.2f}' for each in took)} of {len(seconds)}" if seconds else "none alone"
         lines.append(
             f"| {row['kind']} | {sum(row['kills'].values())}: {killed} | {row['steps']} "
             f"| {row['seconds']:.0f} | {row['undisturbed_s']:.0f} | {shown} | {same} |"
@@ -177,8 +178,8 @@ def main() -> None:
         if kind not in [row["kind"] for row in rows]:
             own = {"kills": options.kills, "every_s": options.every, "seed": options.seed}
             rows.append(measure(kind, **own, steps=options.steps, kept=options.kept))
-            print(table(rows[-1:]).splitlines()[-1], flush=True)
             save_rows(options.json, rows)
+            print(table(rows[-1:]).splitlines()[-1], flush=True)
     print(table(rows))
     if options.docs is not None:
         options.docs.write_text(in_page(options.docs.read_text(), _PAGE, table(rows)))

@@ -388,6 +388,11 @@ class Progress(_message.Message):
     TEST_VALUE_FIELD_NUMBER: _builtins.int
     TESTS_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    BUSY_WITH_FIELD_NUMBER: _builtins.int
+    IN_STEP_SECONDS_FIELD_NUMBER: _builtins.int
+    SLOW_AFTER_SECONDS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     loss: _builtins.float
     test_accuracy: _builtins.float
@@ -414,6 +419,15 @@ class Progress(_message.Message):
     """Number of evaluations so far."""
     path: _builtins.str
     """Workers: what values take."""
+    moves: _builtins.int
+    """Grows with everything that the member gets on by: layers computed, bytes sent and received."""
+    waits_for: _builtins.str
+    """What it waits for; empty when it does not wait for others."""
+    busy_with: _builtins.str
+    """What it does that may take long without getting on by moves, such as its first step; empty otherwise."""
+    in_step_seconds: _builtins.float
+    """Time since the step before ended, and the time that none of the recent ones took (median + k MAD); 0 if unknown."""
+    slow_after_seconds: _builtins.float
     def __init__(
         self,
         *,
@@ -436,10 +450,15 @@ class Progress(_message.Message):
         test_value: _builtins.float = ...,
         tests: _builtins.int = ...,
         path: _builtins.str = ...,
+        moves: _builtins.int = ...,
+        waits_for: _builtins.str = ...,
+        busy_with: _builtins.str = ...,
+        in_step_seconds: _builtins.float = ...,
+        slow_after_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received_per_step", b"bytes_received_per_step", "bytes_sent_per_step", b"bytes_sent_per_step", "compress_seconds", b"compress_seconds", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "loss", b"loss", "path", b"path", "samples_per_second", b"samples_per_second", "selected_ratio", b"selected_ratio", "step", b"step", "step_seconds", b"step_seconds", "test_accuracy", b"test_accuracy", "test_metric", b"test_metric", "test_value", b"test_value", "tests", b"tests", "threshold_drift_ratio", b"threshold_drift_ratio", "total_steps", b"total_steps", "update_seconds", b"update_seconds", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_with", b"busy_with", "bytes_received_per_step", b"bytes_received_per_step", "bytes_sent_per_step", b"bytes_sent_per_step", "compress_seconds", b"compress_seconds", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "in_step_seconds", b"in_step_seconds", "loss", b"loss", "moves", b"moves", "path", b"path", "samples_per_second", b"samples_per_second", "selected_ratio", b"selected_ratio", "slow_after_seconds", b"slow_after_seconds", "step", b"step", "step_seconds", b"step_seconds", "test_accuracy", b"test_accuracy", "test_metric", b"test_metric", "test_value", b"test_value", "tests", b"tests", "threshold_drift_ratio", b"threshold_drift_ratio", "total_steps", b"total_steps", "update_seconds", b"update_seconds", "wait_seconds", b"wait_seconds", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1036,6 +1055,7 @@ class GetStatusResponse(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     WAITING_SECONDS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_PROBLEM_FIELD_NUMBER: _builtins.int
+    STALL_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: Global___RunState.ValueType
     reason: _builtins.str
@@ -1045,6 +1065,8 @@ class GetStatusResponse(_message.Message):
     """Time since the first member joined, while others are missing."""
     checkpoint_problem: _builtins.str
     """Why the newest checkpoint is not complete, in one line; empty if it is, or may be yet."""
+    stall: _builtins.str
+    """Which step takes unusually long, and who waits for what, in one line; empty if none does."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberStatus]: ...
     def __init__(
@@ -1058,10 +1080,11 @@ class GetStatusResponse(_message.Message):
         workers: _builtins.int = ...,
         waiting_seconds: _builtins.float = ...,
         checkpoint_problem: _builtins.str = ...,
+        stall: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_problem", b"checkpoint_problem", "job", b"job", "members", b"members", "reason", b"reason", "servers", b"servers", "state", b"state", "waiting_seconds", b"waiting_seconds", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_problem", b"checkpoint_problem", "job", b"job", "members", b"members", "reason", b"reason", "servers", b"servers", "stall", b"stall", "state", b"state", "waiting_seconds", b"waiting_seconds", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

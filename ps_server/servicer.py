@@ -32,6 +32,7 @@ from taihu.wire.codec import frame_from_message, layout_from_message
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.identity import WorkerIdentity, identity_from_metadata
 from taihu.wire.metrics import ServerMetrics
+from taihu.wire.server import remaining_s
 from taihu.wire.shared_memory import buffer_from_message, buffer_to_message
 from taihu.wire.status import abort
 
@@ -191,7 +192,7 @@ class ParameterServerServicer:
     def _fetch(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
             self._check_job(request.rank, request.job)
-            shard = self._holder.wait(max(0.0, (context.time_remaining() or 3600.0) - 0.2))
+            shard = self._holder.wait(remaining_s(context))
             shard.check_layout(request.layout_digest)
         except TaihuError as error:
             abort(context, error)

@@ -28,6 +28,7 @@ from taihu.job.advice import advice
 from taihu.optimization import in_steps, learning_rate
 from taihu.planner.groups import group_of_layer
 from taihu.process.entry import Interrupts
+from taihu.process.last_will import LastWill
 from taihu.process.memory_use import MemoryGrowth
 from taihu.results import RESULTS_FORMAT
 from taihu.run_folder import RunFiles, stopped_model
@@ -43,6 +44,7 @@ from worker.data.ahead import LoadAhead
 from worker.data.batches import Batches, BatchSource
 from worker.data.dataset import Dataset
 from worker.engine import Array, Model
+from worker.reporting.activity import Activity
 from worker.reporting.observer import Observer
 from worker.reporting.run_log import RunLog, open_writers
 from worker.saved.beginning import begin_from, beginning_of
@@ -117,6 +119,8 @@ class Participation:
         self._stop = stop
         self._log = structlog.get_logger().bind(role="worker", rank=options.rank)
         self._clock = SystemClock()
+        self._activity = Activity(self._clock)
+        self._last_will = LastWill(job.cluster.still_after_s)
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns this worker's results.
@@ -126,6 +130,7 @@ class Participation:
             TaihuError: what went wrong; the coordinator has been told.
         """
         with ExitStack() as stack:
+            stack.callback(self._last_will.cancel)
             self._batches = self._make_batches(stack)
             self._begun = resumed_from(self._job)
             self._beginning = stack.enter_context(beginning_of(self._job, self._options.rank))
@@ -167,7 +172,14 @@ class Participation:
         self._modelled = self._model_compute(model)
         if self._modelled is not None:
             self._metrics.exported.put(self._modelled.collector(options.rank))
-        reporting = Reporting(observer.progress, observer.compressed, options.tracer, self._hosting, self._stop)
+        reporting = Reporting(
+            observer.progress,
+            observer.compressed,
+            options.tracer,
+            self._last_will.begin,
+            self._hosting,
+            self._stop,
+        )
         test_images = len(self._dataset.test)
         uses = Uses(tests=job.train.evaluate, saves=options.files.model is not None, test_images=test_images)
         if uses.saves:
@@ -214,9 +226,17 @@ class Participation:
                 f"checkpoint.resume {self._job.checkpoint.resume}: all {total:,} steps have been made; raise "
                 "train.epochs or train.steps to go on"
             )
-        observer = Observer(rank, total_steps=total, batch=train.batch, metrics=self._metrics, run_log=self._run_log)
+        observer = Observer(
+            rank,
+            total_steps=total,
+            batch=train.batch,
+            metrics=self._metrics,
+            run_log=self._run_log,
+            activity=self._activity,
+        )
         self._metrics.last_step.set(total)
         with self._joined(observer) as (session, replica), self._stopping_in_order(observer):
+            self._activity.takes_part(session)
             replica.uses = replica.uses.agreed(session.exchange.agree)
             exchanged = replica.exchanged.layout.elements
             if rank == 0:
@@ -250,7 +270,8 @@ class Participation:
                 self._write_trace(session.client.coordinator_clock)
             if last.is_early and self._stop.goes_on:
                 self._hand_over(session, observer, replica.digest(session.exchange))
-            saved, not_saved = self._save(session, replica, steps, stopped=last.is_early)
+            with self._activity.busy("the end of the run"):
+                saved, not_saved = self._save(session, replica, steps, stopped=last.is_early)
             # All workers take part in the hash: none leaves before worker 0 has what it saves.
             digest = replica.digest(session.exchange)
             profile = session.client.get_profile() if rank == 0 else None
@@ -295,17 +316,13 @@ class Participation:
     def _finish(self, session: Session, observer: Observer, digest: str, *, stopped: bool) -> None:
         # Nobody leaves before all are done with the same parameters: one that is lost until then would be missed, and
         # a launcher ends all others as soon as one exits with another code than 0.
-        session.client.finish_with_all(
-            progress=observer.progress(), parameters_sha256=digest, timeout_s=self._job.exchange.timeout_s
-        )
+        session.client.finish_with_all(progress=observer.progress(), parameters_sha256=digest)
         if stopped:
             self._options.interrupts.ignore()
 
     def _hand_over(self, session: Session, observer: Observer, digest: str) -> NoReturn:
         """End this generation in order, behind a step that has been kept: one of the members leaves."""
-        session.client.finish_with_all(
-            progress=observer.progress(), parameters_sha256=digest, timeout_s=self._job.exchange.timeout_s
-        )
+        session.client.finish_with_all(progress=observer.progress(), parameters_sha256=digest)
         raise RecoveringError(self._stop.reason)
 
     def _write_trace(self, clock: ClockOffset) -> None:
@@ -348,6 +365,7 @@ class Participation:
             clock=self._clock,
             tracer=self._options.tracer,
             on_step=on_step,
+            on_move=self._activity.moved,
             clipping=self._clipping(replica),
         )
         per_epoch = self._batches.steps_per_epoch
@@ -359,16 +377,20 @@ class Participation:
             if step % per_epoch == 0 or is_last:
                 trainer.finish()
                 if self._stop.goes_on or not (is_last and last.is_early):
-                    self._evaluate(observer, replica, trainer, -(-step // per_epoch))
+                    with self._activity.busy("a test"):
+                        self._evaluate(observer, replica, trainer, -(-step // per_epoch))
             if self._checks_behind(step):
                 trainer.finish()
-                session.client.compare(step, replica.digest(session.exchange))
+                with self._activity.busy("a comparison of parameters"):
+                    session.client.compare(step, replica.digest(session.exchange))
             if keeper.asks_behind(step, is_last=is_last):
                 trainer.finish()
-                keeper.keep(step, is_last=is_last)
+                with self._activity.busy("a checkpoint"):
+                    keeper.keep(step, is_last=is_last)
             if measuring.reports_after(step) and not is_last:
                 trainer.finish()
-                plan = follower.report(step)
+                with self._activity.waiting("measurements of the others"):
+                    plan = follower.report(step)
                 trainer.adopt(plan)
                 observer.planned(plan)
         return step
@@ -390,6 +412,7 @@ class Participation:
         def read_layer(layer: int) -> None:
             if self._stop.expected and not (self._stop.goes_on or replica.reads_together):
                 raise EvaluationAbandonedError
+            self._activity.moved()
             trainer.read_layer(layer)
 
         tested = None
@@ -407,6 +430,7 @@ class Participation:
         group_of = group_of_layer(session.exchange.plan.groups)
 
         def read_layer(layer: int) -> None:
+            self._activity.moved()
             session.exchange.recall(group_of[layer])
 
         path = self._options.files.model

@@ -41,6 +41,13 @@ class Session:
 
     client: CoordinatorClient
     exchange: Exchange
+    communicator: Communicator | None = None
+
+    @property
+    def awaited(self) -> str:
+        """The cause of this worker's wait, in words; "" where it waits for nobody."""
+        between = "" if self.communicator is None else self.communicator.awaited
+        return self.exchange.awaited or between
 
 
 @dataclass(frozen=True)
@@ -59,12 +66,15 @@ class Exchanged:
 class Reporting:
     """Receivers of what happens in a session; `hosting` is told of the coordinator, by the worker that hosts it.
 
+    `ended` gets the error by which the run, or this generation of its members, has ended elsewhere.
+
     `stop` is told of a stop of the run, and says that this worker wants one.
     """
 
     progress: Callable[[], Progress] = Progress
     on_compressed: Callable[[Outcome], None] = lambda _: None
     tracer: Tracer | None = None
+    ended: Callable[[TaihuError], None] = lambda _: None
     hosting: Callable[[Coordinator], None] = lambda _: None
     stop: StopNotice = field(default_factory=StopNotice)
 
@@ -136,7 +146,7 @@ def take_part_after_meeting(
         # The failure is reported first, see below.
         with exchange, failure_reported(meeting.client):
             exchange.start()
-            yield Session(meeting.client, exchange)
+            yield Session(meeting.client, exchange, meeting.communicator)
 
 
 def _meet(
@@ -157,6 +167,7 @@ def _meet(
         length=length,
         progress=reporting.progress,
         hosting=reporting.hosting,
+        ended=reporting.ended,
         stop=reporting.stop,
         generation=generation,
     )
@@ -170,7 +181,7 @@ def _between_workers(
     # Not as a context: a failure is reported first, and then told to the neighbours by the communicator.
     with closing(exchange):
         exchange.start()
-        yield Session(meeting.client, exchange)
+        yield Session(meeting.client, exchange, meeting.communicator)
 
 
 @contextmanager
@@ -194,6 +205,7 @@ def _through_servers(  # noqa: PLR0917 - what `take_part` is given
         def on_end(state: RunState, reason: str) -> None:
             if (error := error_of(state, reason)) is not None:
                 exchange.fail(error)
+                reporting.ended(error)
 
         # The failure is reported while the streams are open: a stream that breaks first would become the reason.
         heartbeats = HeartbeatThread(client, job, reporting.progress, on_end, stop=reporting.stop)

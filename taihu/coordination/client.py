@@ -20,7 +20,7 @@ from taihu.checkpoint.keepers import recovers
 from taihu.coordination import messages
 from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.checkpoints import Decision
-from taihu.coordination.members import MemberId, Progress, RunState
+from taihu.coordination.members import MemberId, Progress, RunState, error_of
 from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_from_message
 from taihu.coordination.stopping import StopNotice
@@ -31,7 +31,6 @@ from taihu.errors import (
     MemberLostError,
     PeerUnreachableError,
     RecoveringError,
-    RunError,
     StaleError,
     TaihuError,
 )
@@ -188,7 +187,7 @@ class CoordinatorClient:
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
 
-    def report_steps(self, step: int, steps: Sequence[StepMeasurement], timeout_s: float) -> Plan:
+    def report_steps(self, step: int, steps: Sequence[StepMeasurement], timeout_s: float | None = None) -> Plan:
         """Bring measurements; waits until every worker has, and returns the plan from step + 1 on."""
         request = pb.ReportStepsRequest(
             job=self._job.name, member=self._member(), step=step, steps=map(messages.step_to_message, steps)
@@ -206,7 +205,7 @@ class CoordinatorClient:
             raise error_from_rpc(error, self._host) from None
         return Profile.from_json(json.loads(text)) if text else None
 
-    def fix_last_step(self, step: int, timeout_s: float) -> int:
+    def fix_last_step(self, step: int, timeout_s: float | None = None) -> int:
         """Worker 0 stands between `step` and the next one; returns the last step when all other workers know it.
 
         Raises:
@@ -298,22 +297,23 @@ class CoordinatorClient:
             with suppress(TaihuError):  # who fails says so again, and may be heard then
                 self._finish(said, None, _LOOK_S)
 
-    def finish_with_all(self, *, progress: Progress, parameters_sha256: str, timeout_s: float) -> None:
+    def finish_with_all(self, *, progress: Progress, parameters_sha256: str) -> None:
         """Say that this worker has done its part; returns when all have, and the run has ended.
 
         Raises:
-            RunError: the run failed, or has not ended within `timeout_s`.
+            RunError: the run failed.
             RecoveringError: another one was lost before it had done its part.
         """
         said = pb.FinishRequest(parameters_sha256=parameters_sha256, until_end=True)
-        response = self._finish(said, progress, timeout_s)
-        state = messages.state_from_message(response.state)
-        if state is RunState.RECOVERING:
-            raise RecoveringError(response.reason)
-        if not state.is_final or state is RunState.FAILED:
-            raise RunError(response.reason or f"the run has not ended within {timeout_s:g} s, see `taihu status`")
+        response = self._finish(said, progress, None)
+        while not (state := messages.state_from_message(response.state)).is_final:
+            response = self._finish(said, progress, None)  # it has been held for as long as one call is
+        if (error := error_of(state, response.reason)) is not None:
+            raise error
 
-    def _finish(self, said: pb.FinishRequest, progress: Progress | None, timeout_s: float) -> pb.FinishResponse:
+    def _finish(
+        self, said: pb.FinishRequest, progress: Progress | None, timeout_s: float | None
+    ) -> pb.FinishResponse:
         said.job = self._job.name
         said.member.CopyFrom(self._member())
         if progress is not None:

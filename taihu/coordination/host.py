@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import structlog
+
 from kernels import group_search
 from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from taihu.checkpoint.keepers import resumed_from
@@ -41,6 +43,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         workers_meet=job.workers_meet,
         layout_follows=job.exchange.fc != "data",
         heartbeat_s=cluster.heartbeat_s,
+        still_after_s=cluster.still_after_s,
         generation=generation.number,
         recovers=generation.recovers,
     )
@@ -82,6 +85,11 @@ def _on_one_host(membership: Membership) -> bool:
 
 
 def _let_time_pass(coordinator: Coordinator, closed: threading.Event) -> None:
+    said = ""
     while not closed.wait(TICK_S):
         with coordinator.changing() as (members, now):
             members.expire(now)
+            stall = members.stall
+        if stall and not said:
+            structlog.get_logger().warning("stall", seen=stall)
+        said = stall

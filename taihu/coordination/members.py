@@ -55,6 +55,10 @@ class Progress:
     `tests` is the number of tests so far. `threshold_drift_ratio` is the relative change of the threshold that was
     made anew last; `update_seconds` is a server's mean time of summing and updating one frame. `path` is what a
     worker's values take: shared memory (same-host), gRPC's streams (grpc) or connections beside them (tcp).
+
+    `moves` grows with everything that the member gets on by; `waits_for` is what it waits for, "" where it waits for
+    nobody; `busy_with` what it does that takes long without `moves`. `in_step_seconds` is the time since the step
+    before ended; one that takes longer than `slow_after_seconds` is unlike the recent ones, 0 where these are few.
     """
 
     step: int = 0
@@ -76,6 +80,11 @@ class Progress:
     test_value: float = 0.0
     tests: int = 0
     path: str = ""
+    moves: int = 0
+    waits_for: str = ""
+    busy_with: str = ""
+    in_step_seconds: float = 0.0
+    slow_after_seconds: float = 0.0
 
 
 @dataclass

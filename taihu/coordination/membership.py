@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from taihu.coordination.agreement import Agreement
 from taihu.coordination.hashes import HashBook, difference
 from taihu.coordination.members import MemberId, MemberRecord, Progress, Role, RunState, error_of
+from taihu.coordination.standstill import Standstill, stall_of
 from taihu.coordination.stopping import StopAgreement
 from taihu.errors import ConfigError, RecoveringError, RunError, StaleError
 from taihu.layout import Layout
@@ -49,6 +51,7 @@ class Membership:
         workers_meet: bool = False,
         layout_follows: bool = False,
         heartbeat_s: float = 0.5,
+        still_after_s: float = math.inf,
         generation: int = 0,
         recovers: bool = False,
     ) -> None:
@@ -68,6 +71,7 @@ class Membership:
         self._recovers = recovers
         self._replaced_after_s = _REPLACED_AFTER * heartbeat_s
         self._hashes = HashBook(workers)
+        self._standstill = Standstill(still_after_s)
         self._withdrawn: set[tuple[MemberId, int]] = set()
         self._asked_s: dict[tuple[MemberId, int], float] = {}
         self._layout_follows = layout_follows
@@ -190,6 +194,7 @@ class Membership:
         record = self._record(member, incarnation, job)
         record.last_seen_s = now
         record.progress = progress
+        self._standstill.heard(member, progress, now)
 
     def finish(
         self,
@@ -277,9 +282,16 @@ class Membership:
         for member, record in self.members.items():
             if now - record.last_seen_s > self._lost_after_s:
                 self.lost(member, f"no heartbeat for {self._lost_after_s:g} s")
+        if self.state is RunState.RUNNING and (still := self._standstill.look(now, self.members)):
+            self.end_generation(still)
         if self.waiting_s(now) > self._join_timeout_s:
             names = ", ".join(map(str, self.missing()))
             self.fail(f"{names} did not join within {self._join_timeout_s:g} s; start all members of the job")
+
+    @property
+    def stall(self) -> str:
+        """The step that takes unusually long, and who waits for what; "" where none does."""
+        return stall_of(self.members) if self.state is RunState.RUNNING else ""
 
     def waiting_s(self, now: float) -> float:
         """Time since the first member joined, while others are missing."""

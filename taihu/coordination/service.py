@@ -29,12 +29,12 @@ from taihu.planner.profile import Profile
 from taihu.wire.address import host_of_peer
 from taihu.wire.clock import Clock
 from taihu.wire.codec import layout_from_message
+from taihu.wire.server import remaining_s
 from taihu.wire.status import abort
 
 __all__ = ["COORDINATOR_SERVICE", "Coordinator", "CoordinatorServicer", "new_incarnation"]
 
 COORDINATOR_SERVICE = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
-_LONGEST_JOIN_S = 3600.0
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -241,13 +241,13 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             member, incarnation = messages.member_from_message(request.member)
             with self._coordinator.changing() as (membership, _):
                 membership.check(member, incarnation, job=request.job)
-            last_step = self._coordinator.fix_last_step(request.step, _remaining_s(context))
+            last_step = self._coordinator.fix_last_step(request.step, remaining_s(context))
             return pb.FixLastStepResponse(last_step=last_step)
 
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
         """Wait for the plan within the caller's deadline."""
         with _errors_as_status(context):
-            return plan_to_message(self._coordinator.plan(_remaining_s(context)))
+            return plan_to_message(self._coordinator.plan(remaining_s(context)))
 
     def ReportSteps(self, request: pb.ReportStepsRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
         """Take in measurements, and hold the worker until the plan of its next step is made."""
@@ -256,7 +256,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             with self._coordinator.changing() as (membership, _):
                 membership.check(member, incarnation, job=request.job)
             steps = [messages.step_from_message(step) for step in request.steps]
-            plan = self._coordinator.report(member, request.step, steps, _remaining_s(context))
+            plan = self._coordinator.report(member, request.step, steps, remaining_s(context))
             return plan_to_message(plan)
 
     def DecideCheckpoint(  # noqa: N802
@@ -279,7 +279,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             if request.name != expected or not _SHA256.fullmatch(request.sha256):
                 raise FrameError(f"{member} has stored {request.name!r}: expected {expected} and its SHA-256")
             file = PartFile(request.name, request.size_bytes, request.sha256)
-            plan = self._coordinator.plan(_remaining_s(context))
+            plan = self._coordinator.plan(remaining_s(context))
             self._coordinator.checkpointing.stored(str(member), request.step, file, plan)
         return pb.StoredResponse()
 
@@ -319,6 +319,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 servers=membership.sizes[Role.SERVER],
                 workers=membership.sizes[Role.WORKER],
                 waiting_seconds=membership.waiting_s(now),
+                stall=membership.stall,
                 checkpoint_problem=self._coordinator.checkpoint_problem,
             )
 
@@ -340,7 +341,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     has_lost=request.has_lost,
                 )
             if request.until_end:
-                self._coordinator.wait_for(lambda m: m.state.is_final, _remaining_s(context))
+                self._coordinator.wait_for(lambda m: m.state.is_final, remaining_s(context))
             with self._coordinator.changing() as (membership, _):
                 return pb.FinishResponse(state=messages.state_to_message(membership.state), reason=membership.reason)
 
@@ -359,7 +360,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
 
     def _await_peers(self, member: MemberId, context: grpc.ServicerContext) -> None:
         self._coordinator.wait_for(
-            lambda m: m.peer_addresses() is not None or m.broken is not None, _remaining_s(context)
+            lambda m: m.peer_addresses() is not None or m.broken is not None, remaining_s(context)
         )
         with self._coordinator.changing() as (membership, _):
             if (error := membership.broken) is not None:
@@ -377,12 +378,6 @@ def _errors_as_status(context: grpc.ServicerContext) -> Iterator[None]:
         yield
     except TaihuError as error:
         abort(context, error)
-
-
-def _remaining_s(context: grpc.ServicerContext) -> float:
-    """Time until the caller gives up, less what the answer needs to get there."""
-    remaining = context.time_remaining()
-    return min(_LONGEST_JOIN_S, _LONGEST_JOIN_S if remaining is None else max(0.0, remaining - 0.2))
 
 
 def _by_role_and_rank(item: tuple[MemberId, object]) -> tuple[str, int]:

@@ -32,7 +32,7 @@ class StatusWatch:
         self._coordinator = coordinator
         self._display = display
         self._told = False
-        self._problem = ""
+        self._problem = self._stall = ""
         self.missing: list[str] | None = None
 
     def show(self, elapsed_s: float) -> RunView | None:
@@ -54,6 +54,9 @@ class StatusWatch:
         if status.checkpoint_problem and not self._problem:
             self._display.say(f"warning: {status.checkpoint_problem}; the run goes on without it")
         self._problem = status.checkpoint_problem
+        if status.stall and not self._stall:
+            self._display.say(f"waiting: {status.stall}")
+        self._stall = status.stall
         return _show(status, self._display, elapsed_s)
 
 

@@ -98,7 +98,10 @@ class ExchangeSettings(Section):
     live_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = Field(
         default=0, description="zero 3: fp32 parameters that a worker may hold, in bytes; at least two groups"
     )
-    timeout_s: Seconds = Field(default=600.0, description="the longest wait for a step of the others, in seconds")
+    timeout_s: Seconds | None = Field(
+        default=None,
+        description="the longest wait for others within a step, in seconds; by default until nothing moves any more",
+    )
     non_finite: Literal["error", "allow"] = Field(
         default="error", description="gradients that are not finite end the run"
     )

@@ -112,7 +112,7 @@ class _Coordinator:
         self.ranks = ranks
         self.reported: dict[int, Sequence[StepMeasurement]] = {}
 
-    def report_steps(self, step: int, steps: Sequence[StepMeasurement], timeout_s: float) -> Plan:
+    def report_steps(self, step: int, steps: Sequence[StepMeasurement], timeout_s: float | None) -> Plan:
         """All of them report after `step`; the last rank's report makes the plan."""
         self.reported[step] = tuple(steps)
         for rank in self.ranks:

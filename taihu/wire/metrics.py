@@ -106,8 +106,11 @@ class WorkerMetrics:
         self._path.labels(**self._labels, path=path).set(1)
 
     def show_thresholds(self, last_drifts: Callable[[], Iterable[tuple[str, float]]]) -> None:
-        """Export what `last_drifts` returns when the page is read: each layer, or group of them, and its drift."""
-        self.registry.register(_ThresholdDrifts(self._labels, last_drifts))
+        """Export what `last_drifts` returns when the page is read: each layer, or group of them, and its drift.
+
+        It takes the place of a former one, which is forgotten.
+        """
+        self.exported.put(_ThresholdDrifts(self._labels, last_drifts))
 
     def tested(self, loss: float, metrics: Mapping[str, float]) -> None:
         """The model was tested; `metrics` are few, and always the same ones."""

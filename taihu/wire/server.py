@@ -14,7 +14,10 @@ from taihu.errors import ConfigError
 from taihu.wire.address import split_address
 from taihu.wire.channel import SHARED_OPTIONS
 
-__all__ = ["RpcServer"]
+__all__ = ["RpcServer", "remaining_s"]
+
+_LONGEST_CALL_S = 3600.0
+_WAY_BACK_S = 0.2
 
 
 @dataclass
@@ -84,3 +87,9 @@ class RpcServer:
         self.grpc_server.stop(grace_s).wait()
         # gRPC leaves them to the end of the process, which may outlive many servers.
         self._threads.shutdown(wait=False)
+
+
+def remaining_s(context: grpc.ServicerContext) -> float:
+    """Time until the caller gives up, less what the answer needs to get there; an hour if it never does."""
+    remaining = context.time_remaining()
+    return min(_LONGEST_CALL_S, _LONGEST_CALL_S if remaining is None else max(0.0, remaining - _WAY_BACK_S))

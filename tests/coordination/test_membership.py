@@ -16,7 +16,15 @@ from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.run_length import RunLength
 
 _GENERATION = {"generation": "0"}
-_RUN = {**_GENERATION, "servers": "1", "workers": "1", "lost-after": "5", "join-timeout": "30", "workers-meet": "no"}
+_RUN = {
+    **_GENERATION,
+    "servers": "1",
+    "workers": "1",
+    "lost-after": "5",
+    "still-after": "inf",
+    "join-timeout": "30",
+    "workers-meet": "no",
+}
 _MEMBER = {"incarnation": "1", "job": "demo"}
 _JOIN = {
     **_MEMBER,
@@ -26,6 +34,16 @@ _JOIN = {
     "model": "fc1:3x2 fc2:2",
     "with": "",
     "length": "",
+}
+_BEAT = {
+    **_MEMBER,
+    "step": "0",
+    "knowing": "0",
+    "moves": "0",
+    "waiting-for": "",
+    "busy-with": "",
+    "in-step": "0",
+    "slow-after": "0",
 }
 _FINISH = {**_MEMBER, "parameters": "", "step": "", "of": "0"}
 
@@ -58,6 +76,7 @@ class Interpreter:
             servers=int(options["servers"]),
             workers=int(options["workers"]),
             lost_after_s=float(options["lost-after"]),
+            still_after_s=float(options["still-after"]),
             join_timeout_s=float(options["join-timeout"]),
             workers_meet=options["workers-meet"] == "yes",
             layout_follows=options["workers-meet"] == "yes",
@@ -73,6 +92,8 @@ class Interpreter:
                 return ", ".join(self._membership.peer_addresses() or ["not known yet"])
             case "stops?":
                 return describe_stop(self._membership)
+            case "stalls?":
+                return self._membership.stall or "no"
             case "over?":
                 return "yes" if self._membership.over() else "no"
         raise ValueError(f"unknown question {question!r}")
@@ -102,8 +123,15 @@ class Interpreter:
                 assert layout is not None
                 self._membership.bring_layout(member, 1, layout, job="demo")
             case "beats":
-                options = parse_options(rest, {**_MEMBER, "step": "0", "knowing": "0"})
-                progress = Progress(step=int(options["step"]))
+                options = parse_options(rest, _BEAT)
+                progress = Progress(
+                    step=int(options["step"]),
+                    moves=int(options["moves"]),
+                    waits_for=options["waiting-for"],
+                    busy_with=options["busy-with"],
+                    in_step_seconds=float(options["in-step"]),
+                    slow_after_seconds=float(options["slow-after"]),
+                )
                 self._membership.heartbeat(member, int(options["incarnation"]), progress, job=options["job"], now=now)
                 self._membership.stop.learnt(member.rank, int(options["knowing"]))
             case "stands":

@@ -36,9 +36,10 @@ FLOAT32 = st.floats(width=32, allow_nan=False)
 NAMES = st.text(CHARACTERS, max_size=8)
 TENSORS = st.builds(TensorSpec, NAMES, st.lists(st.integers(0, 9), max_size=4).map(tuple))
 LAYERS = st.builds(LayerSpec, NAMES, st.lists(TENSORS, max_size=3).map(tuple))
-WHOLE = {"step", "tests", "total_steps", "bytes_sent_per_step", "bytes_received_per_step"}
+WHOLE = {"step", "tests", "moves", "total_steps", "bytes_sent_per_step", "bytes_received_per_step"}
 FLOATS = {f.name: UINT64 if f.name in WHOLE else FLOAT32 for f in fields(Progress)}
-PROGRESS = st.builds(Progress, **{**FLOATS, "test_metric": NAMES, "path": NAMES})
+WORDS = ("test_metric", "path", "waits_for", "busy_with")
+PROGRESS = st.builds(Progress, **{**FLOATS, **dict.fromkeys(WORDS, NAMES)})
 
 
 @st.composite

@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Peers:
     """The communicators of `size` workers, connected to a ring or to a `mesh`; a context manager."""
 
-    def __init__(self, size: int, *, timeout_s: float = 30.0, direct: bool = True, mesh: bool = False) -> None:
+    def __init__(self, size: int, *, timeout_s: float | None = 30.0, direct: bool = True, mesh: bool = False) -> None:
         self._mesh = mesh
         self._direct = direct
         self.communicators = [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import selectors
 import socket
 import socketserver
 import threading
+import weakref
 from collections.abc import Callable
 from http.client import HTTPConnection
 
@@ -91,6 +93,25 @@ def test_thresholds_are_read_by_layer_when_the_page_is() -> None:
     seen = families_of(metrics.registry)[name].samples
     assert [sample.labels for sample in seen] == [{"role": "worker", "rank": "3", "layer": each} for each in drifts]
     assert [sample.value for sample in seen] == list(drifts.values())
+
+
+class _Log:
+    """The thresholds of one generation of a run's members."""
+
+    def last_drifts(self) -> list[tuple[str, float]]:
+        return [("fc1", 0.5)]
+
+
+def test_thresholds_of_former_generations_are_neither_told_nor_kept() -> None:
+    metrics, former = WorkerMetrics(3), _Log()
+    forgotten = weakref.ref(former)
+    metrics.show_thresholds(former.last_drifts)
+    metrics.show_thresholds({"conv1": 0.25}.items)
+    del former
+    gc.collect()
+    assert forgotten() is None
+    seen = families_of(metrics.registry)["taihu_layer_threshold_drift_ratio"].samples
+    assert [(sample.labels["layer"], sample.value) for sample in seen] == [("conv1", 0.25)]
 
 
 @pytest.mark.parametrize(("role", "metrics"), ROLES)

@@ -11,8 +11,10 @@ from unittest.mock import patch
 import pytest
 import structlog
 
+from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import WorkerMetrics
 from worker.exchange.times import GroupTimes
+from worker.reporting.activity import Activity
 from worker.reporting.observer import Observer
 from worker.reporting.run_log import RunLog
 from worker.sw26010 import ModelledStep
@@ -86,7 +88,8 @@ def test_a_step_is_put_into_words_only_for_those_who_read_them(level: int) -> No
     structlog.configure(processors=[keep], wrapper_class=structlog.make_filtering_bound_logger(level))
     try:
         run_log = RunLog([], steps_per_epoch=1, learning_rate=lambda _: 0.1)
-        observer = Observer(0, total_steps=9, batch=8, metrics=WorkerMetrics(0), run_log=run_log)
+        activity = Activity(SystemClock())
+        observer = Observer(0, total_steps=9, batch=8, metrics=WorkerMetrics(0), run_log=run_log, activity=activity)
         with patch("worker.reporting.observer.asdict", wraps=asdict) as worded:
             observer.stepped(record())
     finally:

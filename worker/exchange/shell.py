@@ -92,6 +92,8 @@ class Exchange:
         # The one lock: of the protocol, the times and the failure, and of memory that is given back.
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
+        # The group that the training thread waits for; -1 for none.
+        self._awaited = -1
         self._own = TaskThread("exchange", self.fail)
         self._compressor = compressor
         events = RouteEvents(self._updated, self._arrived, self._applied, self._later, self.fail)
@@ -266,6 +268,12 @@ class Exchange:
             self._on_failure(self._failure)
         self._route.path.fail(error)
 
+    @property
+    def awaited(self) -> str:
+        """The cause of the training thread's wait, in words; "" where it does not wait."""
+        with self._changed:
+            return "" if self._awaited < 0 else self._protocol.awaited(self._awaited)
+
     def totals(self) -> ExchangeTotals:
         """Bytes so far."""
         return self._route.path.totals()
@@ -308,7 +316,9 @@ class Exchange:
 
     def _wait_until(self, predicate: Callable[[], bool], group: int) -> None:
         with self._changed:
+            self._awaited = group
             self._changed.wait_for(lambda: self._failure or predicate(), self._timeout_s)
+            self._awaited = -1
             if self._failure is not None:
                 raise self._failure
             if not predicate():

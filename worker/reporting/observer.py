@@ -13,6 +13,7 @@ from taihu.coordination.members import Progress
 from taihu.coordination.plan import Plan
 from taihu.planner.profile import Profile
 from taihu.wire.metrics import WorkerMetrics
+from worker.reporting.activity import Activity
 from worker.reporting.compression_log import CompressionLog
 from worker.reporting.progress import ProgressMeter
 from worker.reporting.run_log import RunLog
@@ -27,7 +28,17 @@ _VALUE_BYTES: Final = 4
 class Observer:
     """Takes in steps, compressed groups, plans and evaluations as they happen."""
 
-    def __init__(self, rank: int, *, total_steps: int, batch: int, metrics: WorkerMetrics, run_log: RunLog) -> None:
+    def __init__(
+        self,
+        rank: int,
+        *,
+        total_steps: int,
+        batch: int,
+        metrics: WorkerMetrics,
+        run_log: RunLog,
+        activity: Activity,
+    ) -> None:
+        self._activity = activity
         self._meter = ProgressMeter(total_steps=total_steps, batch=batch)
         self._thresholds = CompressionLog()
         metrics.show_thresholds(self._thresholds.last_drifts)
@@ -40,7 +51,7 @@ class Observer:
 
     def progress(self) -> Progress:
         """The progress of the run, for heartbeats."""
-        return replace(self._meter.progress, threshold_drift_ratio=self._drift)
+        return self._activity.told(replace(self._meter.progress, threshold_drift_ratio=self._drift))
 
     def compressed(self, outcome: Outcome) -> None:
         """A group was compressed; called by the compressing thread."""
@@ -54,6 +65,7 @@ class Observer:
     def stepped(self, record: StepRecord) -> None:
         """A step and its exchange have ended."""
         sample = record.sample()
+        self._activity.stepped()
         self._meter.add(record.step, sample)
         self._run_log.stepped(record.step, sample, record.loss_scale)
         metrics = self._metrics

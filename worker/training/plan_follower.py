@@ -17,7 +17,7 @@ __all__ = ["PlanFollower", "group_measurement"]
 class Coordinator(Protocol):
     """The coordinator, as a worker that follows its plans sees it."""
 
-    def report_steps(self, step: int, steps: Sequence[StepMeasurement], timeout_s: float) -> Plan:
+    def report_steps(self, step: int, steps: Sequence[StepMeasurement], timeout_s: float | None) -> Plan:
         """Report what was measured until `step`; returns the plan that follows from all workers' reports."""
         ...
 
@@ -25,7 +25,7 @@ class Coordinator(Protocol):
 class PlanFollower:
     """Collects measured steps and exchanges them for a plan."""
 
-    def __init__(self, measuring: Measuring, client: Coordinator, timeout_s: float) -> None:
+    def __init__(self, measuring: Measuring, client: Coordinator, timeout_s: float | None) -> None:
         self._measuring = measuring
         self._client = client
         self._timeout_s = timeout_s

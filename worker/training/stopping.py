@@ -18,7 +18,7 @@ class EvaluationAbandonedError(Exception):
 class LastStep:
     """The last step of this worker, of `total`; asked between two steps, when all of the one before is pushed."""
 
-    def __init__(self, client: CoordinatorClient, notice: StopNotice, total: int, timeout_s: float) -> None:
+    def __init__(self, client: CoordinatorClient, notice: StopNotice, total: int, timeout_s: float | None) -> None:
         self.notice = notice
         self._client = client
         self._total = total

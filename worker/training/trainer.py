@@ -33,7 +33,10 @@ class TrainedModel(Protocol):
 
 
 class Trainer:
-    """Trains one worker's replica; `on_step(record)` follows every step whose exchange has ended."""
+    """Trains one worker's replica.
+
+    `on_step(record)` follows every step whose exchange has ended, `on_move` every layer of it.
+    """
 
     def __init__(
         self,
@@ -47,8 +50,10 @@ class Trainer:
         clock: Clock,
         tracer: Tracer,
         on_step: Callable[[StepRecord], None],
+        on_move: Callable[[], None] = lambda: None,
         clipping: LayerClipping | None = None,
     ) -> None:
+        self._on_move = on_move
         self._clipping = clipping
         self._job = job
         self._rank = rank
@@ -116,6 +121,7 @@ class Trainer:
         start = self._clock.now()
         wait(group)
         stop = self._clock.now()
+        self._on_move()
         record = self._record
         if record is None or record.end_s:
             return
@@ -138,6 +144,7 @@ class Trainer:
     def _gradient_ready(self, layer: int) -> None:
         record = self._record
         assert record is not None  # noqa: S101
+        self._on_move()
         if self._clipping is not None:
             self._clipping.clip(layer, self._exchange.loss_scale)
         record.ready_s.append(self._clock.now() - record.waited_in_backward_s)
