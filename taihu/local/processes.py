@@ -21,6 +21,7 @@ from taihu.job.environment import without_settings
 from taihu.process.entry import EXIT_INTERRUPTED
 from taihu.process.forking import ForkedProcess, can_fork
 from taihu.process.preparation import importing_much
+from taihu.process.spare import SpareProcess
 
 __all__ = ["DaemonFailedError", "LocalProcesses", "prepare_to_fork"]
 
@@ -84,6 +85,7 @@ class LocalProcesses:
         self.log_dir = log_dir
         self._forks = fork
         self._daemons: list[_Daemon] = []
+        self._spare: SpareProcess | None = None
 
     def __enter__(self) -> Self:
         if self._forks:
@@ -94,6 +96,17 @@ class LocalProcesses:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        if self._spare is not None:
+            self._spare.close()
+
+    def stand_by(self) -> None:
+        """From here on daemons are started again from a spare process, if they were forks of this one.
+
+        Whoever watches a run uses gRPC, whose threads a fork waits for, and may never see.
+        """
+        if self.forks:
+            self._spare = SpareProcess.stand_by()
+        self._forks = False
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> Process:
         """Start `python -m module arguments`; its stderr goes to `<name>.log`."""
@@ -111,7 +124,6 @@ class LocalProcesses:
     def replace(self, name: str) -> None:
         """Start a daemon again that has ended, with the same arguments; its log goes on."""
         former = next(daemon for daemon in self._daemons if daemon.name == name)
-        # Whoever watches a run uses gRPC, whose threads a fork waits for, and may never see.
         self._forks = False
         self._start(name, former.module, former.arguments)
 
@@ -133,6 +145,9 @@ class LocalProcesses:
 
     def _launch(self, module: str, arguments: Sequence[str], log_file: IO[bytes]) -> Process:
         environment = without_settings(os.environ)
+        if self._spare is not None:
+            with contextlib.suppress(OSError):  # it has been killed: it takes longer then
+                return self._spare.start(module, arguments, log_file.fileno(), environment)
         if self.forks:
             return ForkedProcess.start(module, arguments, log_file.fileno(), environment)
         return subprocess.Popen(  # noqa: S603

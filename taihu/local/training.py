@@ -209,6 +209,8 @@ class LocalTraining:
                     time.sleep(_LOOK_S)
         for name, module, arguments in others:
             processes.start(name, module, [*_rank_of(name), *common, "--coordinator", coordinator, *arguments])
+        if self._recovers():
+            processes.stand_by()
         return coordinator
 
     def _run_settings(self) -> RunSettings:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NoReturn, Self
 
-__all__ = ["ForkedProcess", "Streams", "can_fork", "exit_code_of", "fork_command"]
+__all__ = ["ForkedProcess", "Streams", "can_fork", "close_files_from", "exit_code_of", "fork_command"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.005
@@ -192,7 +192,7 @@ def _take_over(streams: Streams, environment: Mapping[str, str]) -> None:
     given = [fcntl.fcntl(each, fcntl.F_DUPFD, 3) for each in (streams.stdin, streams.stdout, streams.stderr)]
     for number, each in enumerate(given):
         os.dup2(each, number)
-    _close_files_from(3)
+    close_files_from(3)
     lines = 1 if os.isatty(1) or "PYTHONUNBUFFERED" in environment else -1
     sys.stdin = os.fdopen(0, encoding=encoding, closefd=False)
     sys.stdout = os.fdopen(1, "w", lines, encoding=encoding, closefd=False)
@@ -201,7 +201,7 @@ def _take_over(streams: Streams, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
 
 
-def _close_files_from(first: int) -> None:
+def close_files_from(first: int) -> None:
     """Close every file with a number from `first` on.
 
     The limit on numbers is no bound: containers raise it to a thousand million, of which each would be tried.
