@@ -51,6 +51,8 @@ class Communicator:
         timeout_s: float | None = None,
         listener: DirectListener | None = None,
     ) -> None:
+        listener = listener or DirectListener()
+        self._patience = listener.patience
         self.rank = identity.rank
         self.size = size
         self._identity = identity
@@ -65,7 +67,7 @@ class Communicator:
             size,
             sink=self._operations.sink,
             events=PeerEvents(self.fail, self._left),
-            listener=listener or DirectListener(),
+            listener=listener,
         )
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
@@ -110,7 +112,8 @@ class Communicator:
         self.carry(carrier)
 
     def _open_link(self, rank: int, address: str) -> FrameLink:
-        origin = Origin(f"worker {rank} at {address}", Sender(self._identity.job, 0, rank), f"worker {self.rank}")
+        peer = Sender(self._identity.job, 0, rank)
+        origin = Origin(f"worker {rank} at {address}", peer, f"worker {self.rank}", self._patience)
         events = LinkEvents(self.fail, lambda: self._left(None))
         link = FrameLink(LinkEnd(PEER_SERVICE, address, origin), self._identity, _NOTHING, events)
         link.open()

@@ -146,12 +146,14 @@ class PeerServicer:
             if self._end or peer.rank in self._connections:
                 connection.close()
                 return
-            origin = Origin(f"worker {peer.rank}", peer.sender, self._name)
-            self._connections[peer.rank] = FrameConnection(connection, origin, self._sink, self._lost)
+            self._connections[peer.rank] = FrameConnection(connection, self._origin_of(peer), self._sink, self._lost)
+
+    def _origin_of(self, peer: WorkerIdentity) -> Origin:
+        return Origin(f"worker {peer.rank}", peer.sender, self._name, self._listener.patience)
 
     def _read(self, peer: WorkerIdentity, requests: Iterator[bytes], outbox: StreamSender) -> None:
         """Take in one peer's frames until it ends the stream."""
-        reader = StreamReader(f"worker {peer.rank}", self._name, outbox, self._lost)
+        reader = StreamReader(self._origin_of(peer), outbox, self._lost)
         try:
             for message in requests:
                 self._stream_bytes += len(message)

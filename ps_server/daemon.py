@@ -72,7 +72,7 @@ class ServerDaemon:
         self.metrics = ServerMetrics(options.index)
         self._page: MetricsPage | None = None
         self._listener = open_listener(
-            ListenOptions(options.bind, options.advertise, options.direct_port),
+            ListenOptions(options.bind, options.advertise, options.direct_port, job.patience),
             job.cluster.coordinator,
             threads=4 * job.cluster.workers + servers + 8,
             hosts=options.index == 0,

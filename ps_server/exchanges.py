@@ -33,6 +33,7 @@ from taihu.wire.headers import Frame, frame_of
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import Encoding, Farewell, Gradients, Question
 from taihu.wire.metrics import ServerMetrics
+from taihu.wire.patience import Patience
 from taihu.wire.sink import Origin, Sink
 from taihu.wire.stream import StreamReader, StreamSender
 
@@ -44,15 +45,15 @@ class WorkerExchange:
 
     `take(exchange, frame)` gets them, and may keep them: dense ones of the connection in memory that `lend(count,
     dtype)` gave. `on_lost(exchange, error)` is called when the connection breaks or brings what it must not. The
-    stream yields `messages`; messages to people call this server `name`.
+    stream yields `messages`; messages to people say what `origin` does.
     """
 
     def __init__(
         self,
         identity: WorkerIdentity,
+        origin: Origin,
         connection: socket.socket | None,
         *,
-        name: str,
         lend: Callable[[int, np.dtype[Any]], NDArray[Any]],
         take: Callable[[WorkerExchange, Frame], None],
         on_lost: Callable[[WorkerExchange, TaihuError], None],
@@ -63,9 +64,9 @@ class WorkerExchange:
         self._is_ended = False
         self._ending = threading.Lock()
         self._on_lost = on_lost
-        self._origin = Origin(f"worker {identity.rank}", identity.sender, name)
-        self._stream = StreamSender(self._origin.name)
-        self._reader = StreamReader(self._origin.name, name, self._stream, partial(on_lost, self))
+        self._origin = origin
+        self._stream = StreamSender(origin.name)
+        self._reader = StreamReader(origin, self._stream, partial(on_lost, self))
         self._take = take
         self._sink = Sink(
             (Gradients, Question),
@@ -157,7 +158,9 @@ class Exchanges:
         *,
         on_lost: Callable[[int, str], None],
         tracer: Tracer,
+        patience: Patience,
     ) -> None:
+        self._patience = patience
         self._workers = workers
         self._holder = holder
         self._metrics = metrics
@@ -186,8 +189,8 @@ class Exchanges:
             connection = self._connection_of(identity)
             exchange = self._exchanges[identity.rank] = WorkerExchange(
                 identity,
+                Origin(f"worker {identity.rank}", identity.sender, f"server {self._holder.index}", self._patience),
                 connection,
-                name=f"server {self._holder.index}",
                 lend=shard.buffers.lend,
                 take=self._take,
                 on_lost=self._connection_lost,

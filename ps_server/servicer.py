@@ -67,7 +67,9 @@ class ParameterServerServicer:
         self._metrics = metrics
         self._log = structlog.get_logger().bind(role="server")
         self._listener = listener
-        self._exchanges = Exchanges(self._workers, holder, metrics, on_lost=on_lost, tracer=tracer)
+        self._exchanges = Exchanges(
+            self._workers, holder, metrics, on_lost=on_lost, tracer=tracer, patience=job.patience
+        )
 
     def register(self, server: grpc.Server) -> None:
         """Add the service to `server`; exchanged frames stay bytes, the codec reads them."""

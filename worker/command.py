@@ -108,7 +108,7 @@ def worker(
     configure_logs(log_format, verbose=verbose, role="worker", rank=place)
     if stop_with_parent:
         stop_with_stdin(interrupts)
-    listener, health = _listening(job, place, ListenOptions(bind, advertise, direct_port))
+    listener, health = _listening(job, place, ListenOptions(bind, advertise, direct_port, job.patience))
 
     def tell(results: dict[str, Any]) -> None:
         for path in dict.fromkeys((*files.results, *([] if json_file is None else [json_file]))):
@@ -141,6 +141,6 @@ def _listening(job: Job, rank: int, options: ListenOptions) -> tuple[Listener | 
         return listener, None
     if not options.bind:
         return None, None
-    health = RpcServer.create(threads=_HEALTH_THREADS)
+    health = RpcServer.create(threads=_HEALTH_THREADS, patience=job.patience)
     health.listen(options.bind)
     return None, health

@@ -120,7 +120,7 @@ class Participation:
         self._log = structlog.get_logger().bind(role="worker", rank=options.rank)
         self._clock = SystemClock()
         self._activity = Activity(self._clock)
-        self._last_will = LastWill(job.cluster.still_after_s)
+        self._last_will = LastWill(job.patience.still_after_s)
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns this worker's results.

@@ -104,7 +104,7 @@ def take_part(
         if job.servers:
             yield ending.enter_context(_through_servers(job, rank, exchanged, reporting, length, generation))
             return
-        listener = listener or listen_for_peers(job, rank, ListenOptions())
+        listener = listener or listen_for_peers(job, rank, ListenOptions(patience=job.patience))
         met = _meet(job, rank, exchanged.layout, reporting, listener=listener, length=length, generation=generation)
         meeting = ending.enter_context(met)
         plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
@@ -123,7 +123,7 @@ def take_part_after_meeting(
     generation: Generation = ONLY,
 ) -> Iterator[Session]:
     """Like `take_part`, where what is exchanged is known only once the workers have met, and `prepare`."""
-    listener = listener or listen_for_peers(job, rank, ListenOptions())
+    listener = listener or listen_for_peers(job, rank, ListenOptions(patience=job.patience))
     met = _meet(job, rank, None, reporting, listener=listener, length=length, generation=generation)
     with met as meeting, ExitStack() as ending:
         exchanged = prepare(meeting.communicator)

@@ -51,7 +51,6 @@ from taihu.wire.status import error_from_rpc
 
 __all__ = ["LOSSES", "CoordinatorClient", "HeartbeatThread", "coordinator_address", "failure_reported"]
 
-_CALL_TIMEOUT_S = 10.0
 _LOOK_S = 1.0
 _ASK_AGAIN_S = 0.05
 _HASTY_S = 0.05
@@ -76,14 +75,13 @@ class CoordinatorClient:
         self._host = f"{'server' if job.servers else 'worker'} 0, {self.peer}"
         self.member = member
         self._job = job
-        # A coordinator that is stopped is noticed soon after `lost_after_s`.
-        self._heartbeat_timeout_s = min(_CALL_TIMEOUT_S, job.cluster.lost_after_s / 3)
+        self._patience = job.patience
         self._connect_timeout_s = job.cluster.connect_timeout_s
         self._incarnation = incarnation
         self._clock = clock or SystemClock()
         self.recovers = recovers(job)
         self.coordinator_clock = ClockOffset()
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, self._patience)
         self._stub = CoordinatorServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -175,7 +173,7 @@ class CoordinatorClient:
         """
         request = pb.BringLayoutRequest(job=self._job.name, member=self._member(), layout=layout_to_message(layout))
         try:
-            self._stub.BringLayout(request, timeout=_CALL_TIMEOUT_S)
+            self._stub.BringLayout(request, timeout=self._patience.lost_after_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
 
@@ -200,7 +198,7 @@ class CoordinatorClient:
     def get_profile(self) -> Profile | None:
         """The costs that the present plan was made from, None when nothing has been measured."""
         try:
-            text = self._stub.GetProfile(pb.GetProfileRequest(), timeout=_CALL_TIMEOUT_S).profile_json
+            text = self._stub.GetProfile(pb.GetProfileRequest(), timeout=self._patience.lost_after_s).profile_json
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
         return Profile.from_json(json.loads(text)) if text else None
@@ -221,7 +219,7 @@ class CoordinatorClient:
         """Whether the state behind `step` is kept, and the step behind which all workers ask again."""
         request = pb.DecideCheckpointRequest(job=self._job.name, member=self._member(), step=step, is_last=is_last)
         try:
-            response = self._stub.DecideCheckpoint(request, timeout=_CALL_TIMEOUT_S)
+            response = self._stub.DecideCheckpoint(request, timeout=self._patience.lost_after_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
         return Decision(response.keep, response.next_step)
@@ -237,7 +235,7 @@ class CoordinatorClient:
             sha256=file.sha256,
         )
         try:
-            self._stub.Stored(request, timeout=_CALL_TIMEOUT_S)
+            self._stub.Stored(request, timeout=self._patience.lost_after_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
 
@@ -245,7 +243,7 @@ class CoordinatorClient:
         """Say that this member's part of the checkpoint of `step` cannot be had."""
         request = pb.StoredRequest(job=self._job.name, member=self._member(), step=step, left_out=why)
         try:
-            self._stub.Stored(request, timeout=_CALL_TIMEOUT_S)
+            self._stub.Stored(request, timeout=self._patience.lost_after_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
 
@@ -255,7 +253,7 @@ class CoordinatorClient:
             job=self._job.name, member=self._member(), step=step, parameters_sha256=parameters_sha256
         )
         try:
-            self._stub.Compare(request, timeout=_CALL_TIMEOUT_S)
+            self._stub.Compare(request, timeout=self._patience.lost_after_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
 
@@ -275,7 +273,7 @@ class CoordinatorClient:
         )
         sent_s = self._clock.now()
         try:
-            response = self._stub.Heartbeat(request, timeout=self._heartbeat_timeout_s)
+            response = self._stub.Heartbeat(request, timeout=self._patience.answer_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
         self.coordinator_clock.add(sent_s, response.clock_s, self._clock.now())
@@ -288,7 +286,7 @@ class CoordinatorClient:
         `has_lost` says that it has lost another member, and would begin again, or leaves: the others may.
         """
         said = pb.FinishRequest(parameters_sha256=parameters_sha256, failure=failure, has_lost=has_lost)
-        return messages.state_from_message(self._finish(said, None, _CALL_TIMEOUT_S).state)
+        return messages.state_from_message(self._finish(said, None, self._patience.lost_after_s).state)
 
     def tell_of_loss(self, error: TaihuError) -> None:
         """Say that this member has lost another one, before it gives up what third ones would miss it by."""
@@ -368,7 +366,7 @@ class HeartbeatThread:
     ) -> None:
         self._closing = True
         self._wakes.put(None)
-        self._thread.join(timeout=_CALL_TIMEOUT_S)
+        self._thread.join(timeout=self._lost_after_s)
 
     def hurry(self) -> None:
         """Send the next heartbeat at once, and others soon after it: the run may have ended, or is about to end."""

@@ -25,8 +25,6 @@ from taihu.wire.server import RpcServer
 
 __all__ = ["hosted_coordinator"]
 
-_FAREWELL_S = 5.0
-
 
 @contextmanager
 def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) -> Iterator[Coordinator]:
@@ -43,7 +41,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         workers_meet=job.workers_meet,
         layout_follows=job.exchange.fc != "data",
         heartbeat_s=cluster.heartbeat_s,
-        still_after_s=cluster.still_after_s,
+        still_after_s=job.patience.still_after_s,
         generation=generation.number,
         recovers=generation.recovers,
     )
@@ -59,7 +57,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
     try:
         yield coordinator
     finally:
-        coordinator.wait_for(Membership.over, _FAREWELL_S + cluster.heartbeat_s)
+        coordinator.wait_for(Membership.over, job.patience.answer_s + cluster.heartbeat_s)
         closed.set()
         watch.join()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from taihu.wire.address import advertised_host, host_of, join_address, split_address
 from taihu.wire.direct_connection import DirectListener
+from taihu.wire.patience import Patience
 from taihu.wire.server import RpcServer
 
 __all__ = ["ListenOptions", "Listener", "open_listener"]
@@ -17,12 +18,13 @@ class ListenOptions:
 
     `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for its host, a
     free one for the others), `advertise` the host that others are told, `direct_port` that of connections beside gRPC
-    (0: a free one).
+    (0: a free one). `patience` is that with those who connect.
     """
 
     bind: str = ""
     advertise: str = ""
     direct_port: int = 0
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Listener:
             join_address(host_of(self.options.bind) or "0.0.0.0", port),  # noqa: S104
             self.options.advertise or host,
             self.options.direct_port,
+            self.options.patience,
         )
         return open_listener(options, None, threads=self.threads)
 
@@ -63,9 +66,10 @@ def open_listener(options: ListenOptions, coordinator: str | None, *, threads: i
     Raises:
         ConfigError: the address cannot be listened on.
     """
-    rpc = RpcServer.create(threads=threads)
+    rpc = RpcServer.create(threads=threads, patience=options.patience)
     address = _listen(rpc, options.bind, options.advertise, coordinator, hosts=hosts)
-    return Listener(rpc, address, DirectListener(host_of(options.bind), options.direct_port), threads, options)
+    direct = DirectListener(host_of(options.bind), options.direct_port, options.patience)
+    return Listener(rpc, address, direct, threads, options)
 
 
 def _listen(rpc: RpcServer, bind: str, advertise: str, coordinator: str | None, *, hosts: bool) -> str:

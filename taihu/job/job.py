@@ -24,6 +24,7 @@ from taihu.settings import (
     TrainSettings,
 )
 from taihu.settings.base import Form
+from taihu.wire.patience import Patience
 
 __all__ = ["Job", "setting_keys", "setting_tables"]
 
@@ -51,6 +52,11 @@ class Job(Section):
     cluster: ClusterSettings = ClusterSettings()
     run: RunSettings = RunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+
+    @property
+    def patience(self) -> Patience:
+        """The deadlines of its processes."""
+        return Patience(self.cluster.lost_after_s)
 
     @model_validator(mode="after")
     def _has_a_model_for_its_data(self) -> Job:

@@ -55,11 +55,6 @@ class ClusterSettings(Section):
         default=4, description="sw26010: core groups that share a worker's batch"
     )
 
-    @property
-    def still_after_s(self) -> float:
-        """Time without any move of any member after which a run stands still, in seconds."""
-        return 4.0 * self.lost_after_s
-
     @field_validator("compute", mode="before")
     @classmethod
     def _the_functional_model_does_not_train(cls, compute: object) -> object:

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 import grpc
 
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.wire.patience import Patience
 
-__all__ = ["SHARED_OPTIONS", "open_channel"]
+__all__ = ["open_channel", "shared_options"]
 
 _MAX_MESSAGE_BYTES = MAX_PAYLOAD_BYTES + (1 << 20)
 
-SHARED_OPTIONS: tuple[tuple[str, int], ...] = (
+_SHARED: Final = (
     # bytes: a frame and its header, or a plan with thousands of layers
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     # bytes: one HTTP/2 DATA frame for a whole message instead of one for each 16 KiB
     ("grpc.http2.max_frame_size", 4 << 20),
-    # ms: a silent peer is noticed although TCP would wait for minutes
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    # ms: the same for its pings, which would wait for a minute
-    ("grpc.http2.ping_timeout_ms", 10_000),
     # a stream may be idle for long (evaluation), so pings are never too many
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
 
-def open_channel(address: str) -> grpc.Channel:
+def shared_options(patience: Patience) -> tuple[tuple[str, int], ...]:
+    """The options of both ends."""
+    ping_ms = math.ceil(1000.0 * patience.ping_s)
+    return (
+        *_SHARED,
+        # ms: a silent peer is noticed although TCP would wait for minutes
+        ("grpc.keepalive_time_ms", ping_ms),
+        ("grpc.keepalive_timeout_ms", ping_ms),
+        # ms: the same for its pings, which would wait for a minute
+        ("grpc.http2.ping_timeout_ms", ping_ms),
+    )
+
+
+def open_channel(address: str, patience: Patience | None = None) -> grpc.Channel:
     """A channel to `host:port` with a connection of its own; connects on first use."""
     options = (
-        *SHARED_OPTIONS,
+        *shared_options(patience or Patience()),
         # two channels to one address are two TCP connections
         ("grpc.use_local_subchannel_pool", 1),
         # ms: a server that is not there yet is tried again soon

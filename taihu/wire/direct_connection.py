@@ -8,6 +8,7 @@ port through), values stay in the gRPC stream.
 
 from __future__ import annotations
 
+import math
 import secrets
 import socket
 import threading
@@ -25,6 +26,8 @@ from taihu.errors import ConfigError, ExchangeError
 from taihu.wire.address import is_every_host, join_address, split_address
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.limits import MOST_UNSENT_BYTES
+from taihu.wire.patience import Patience
+from taihu.wire.sink import Origin
 
 __all__ = [
     "MOST_PIECES",
@@ -39,11 +42,7 @@ __all__ = [
 TOKEN_BYTES: Final = 16
 MOST_PIECES: Final = 512
 """The most arrays that are sent or received at once; Linux takes at most 1024."""
-_HANDSHAKE_S: Final = 5.0
 _PAUSE_S: Final = 0.2
-# So often an idle connection says that it is alive, or some firewall forgets it.
-_KEEPALIVE_S: Final = 10
-_OPEN_TIMEOUT_S: Final = 60.0
 _WELCOME: Final = b"\x01"
 
 
@@ -56,13 +55,15 @@ class DirectListener:
     Args:
         host: to listen on; "" and the wildcard addresses mean every interface.
         port: 0 takes a free one when the first token is given out; another one is taken at once.
+        patience: with those who connect.
 
     Raises:
         ConfigError: the port is in use, or the host is not this machine's.
     """
 
-    def __init__(self, host: str = "", port: int = 0) -> None:
+    def __init__(self, host: str = "", port: int = 0, patience: Patience | None = None) -> None:
         self._host = host
+        self.patience = patience or Patience()
         self._lock = threading.Lock()
         self._expected: dict[bytes, tuple[int, OnConnection]] = {}
         self._socket: socket.socket | None = None
@@ -124,11 +125,11 @@ class DirectListener:
     def _greet(self, connection: socket.socket) -> None:
         on_connection = None
         with suppress(OSError):
-            on_connection = self._claim(_hear_token(connection))
+            on_connection = self._claim(_hear_token(connection, self.patience.answer_s))
         if on_connection is None:
             connection.close()
             return
-        _make_ready(connection)
+        _make_ready(connection, self.patience)
         on_connection(connection)
         with suppress(OSError):
             connection.sendall(_WELCOME)
@@ -144,7 +145,7 @@ def open_connection(
     service: str,
     address: str,
     identity: WorkerIdentity,
-    peer: str,
+    peer: Origin,
     *,
     track: Callable[[grpc.Call], None] = lambda _: None,
 ) -> socket.socket | None:
@@ -157,19 +158,20 @@ def open_connection(
     )
     request = pb.OpenConnectionRequest(job=identity.job, rank=identity.rank, incarnation=identity.incarnation)
     try:
-        asked = ask.future(request, timeout=_OPEN_TIMEOUT_S, wait_for_ready=True)
+        asked = ask.future(request, timeout=peer.patience.still_after_s, wait_for_ready=True)
         track(asked)
         answer = asked.result()
-        return connect_directly(split_address(address)[0], answer.port, answer.token)
+        return connect_directly(split_address(address)[0], answer.port, answer.token, peer.patience)
     except (grpc.RpcError, grpc.FutureCancelledError, OSError) as error:
         reason = error.details() if isinstance(error, grpc.Call) else str(error)
-        structlog.get_logger().warning("values go over gRPC", peer=peer, reason=reason)
+        structlog.get_logger().warning("values go over gRPC", peer=peer.name, reason=reason)
         return None
 
 
-def connect_directly(host: str, port: int, token: bytes) -> socket.socket:
+def connect_directly(host: str, port: int, token: bytes, patience: Patience | None = None) -> socket.socket:
     """A connection on which `token` has been said and taken; raises OSError when it cannot be opened."""
-    connection = socket.create_connection((host, port), timeout=_HANDSHAKE_S)
+    patience = patience or Patience()
+    connection = socket.create_connection((host, port), timeout=patience.answer_s)
     try:
         connection.sendall(token)
         if connection.recv(len(_WELCOME)) != _WELCOME:
@@ -177,7 +179,7 @@ def connect_directly(host: str, port: int, token: bytes) -> socket.socket:
     except OSError:
         connection.close()
         raise
-    _make_ready(connection)
+    _make_ready(connection, patience)
     return connection
 
 
@@ -227,9 +229,9 @@ def _bound(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _hear_token(connection: socket.socket) -> bytes:
+def _hear_token(connection: socket.socket, within_s: float) -> bytes:
     """The token that a stranger says first, in a time that it cannot stretch."""
-    deadline = time.monotonic() + _HANDSHAKE_S
+    deadline = time.monotonic() + within_s
     said = b""
     while len(said) < TOKEN_BYTES and (left := deadline - time.monotonic()) > 0:
         connection.settimeout(left)
@@ -240,11 +242,17 @@ def _hear_token(connection: socket.socket) -> bytes:
     return said
 
 
-def _make_ready(connection: socket.socket) -> None:
+def _make_ready(connection: socket.socket, patience: Patience) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+    # An idle connection says that it is alive, or some firewall forgets it; bytes that nobody takes break it.
+    times = {
+        "TCP_KEEPIDLE": math.ceil(patience.ping_s),
+        "TCP_KEEPINTVL": math.ceil(patience.ping_s),
+        "TCP_USER_TIMEOUT": math.ceil(1000.0 * patience.still_after_s),
+    }
+    for option, value in times.items():
         if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), _KEEPALIVE_S)
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MOST_UNSENT_BYTES)

@@ -67,7 +67,7 @@ class DirectReceiver:
         self._on_ended = on_ended
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._scratch = np.empty(0, dtype=np.uint8)
-        self._arriving = ArrivingFrames(origin.name, origin.receiver, back, self._late)
+        self._arriving = ArrivingFrames(origin, back, self._late)
         # A frame that came damaged in its places, which stay lent until it has been repeated.
         self._lent: tuple[FrameHeader, Sequence[Values]] | None = None
         self._thread = threading.Thread(target=self._run, name="direct-receive", daemon=True)

@@ -24,12 +24,10 @@ from taihu.wire.sink import Origin, Sink
 from taihu.wire.status import error_class, error_from_rpc
 from taihu.wire.stream import StreamReader, StreamSender
 
-__all__ = ["FAREWELL_S", "Carrier", "FrameConnection", "FrameLink", "LinkEnd", "LinkEvents"]
+__all__ = ["Carrier", "FrameConnection", "FrameLink", "LinkEnd", "LinkEvents"]
 
 Carrier = Literal["grpc", "tcp"]
 """The gRPC stream, or a connection of its own."""
-FAREWELL_S = 2.0
-"""The time that the other side has to let a connection end in good order."""
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -86,6 +84,7 @@ class FrameConnection:
         on_ended: Callable[[], None] = _untold,
     ) -> None:
         self._closed = self._has_ended = False
+        self._farewell_s = origin.patience.farewell_s
         self._on_lost = on_lost
         self._on_ended = on_ended
         self._sender = DirectSender(connection.dup(), origin.name, self._cannot_send)
@@ -127,7 +126,7 @@ class FrameConnection:
 
     def finish(self) -> None:
         """Send what is queued, and end this direction; returns then, or when the other side takes too long."""
-        self._sender.close(FAREWELL_S)
+        self._sender.close(self._farewell_s)
 
     def drain(self) -> None:
         """Return when everything that the other side sent has been taken, and it has ended its direction."""
@@ -138,7 +137,7 @@ class FrameConnection:
         self._closed = True
         self._sender.stop()
         self._receiver.close()
-        self._sender.close(FAREWELL_S)
+        self._sender.close(self._farewell_s)
 
     def _lost(self, error: TaihuError) -> None:
         if not self._closed:
@@ -163,7 +162,8 @@ class FrameLink:
     """
 
     def __init__(self, end: LinkEnd, identity: WorkerIdentity, sink: Sink, events: LinkEvents) -> None:
-        self.channel = open_channel(end.address)
+        self._patience = end.origin.patience
+        self.channel = open_channel(end.address, self._patience)
         self._end = end
         self._identity = identity
         self._sink = sink
@@ -244,7 +244,12 @@ class FrameLink:
         opened = None
         with suppress(ValueError):  # the channel has been closed
             opened = open_connection(
-                self.channel, self._end.service, self._end.address, self._identity, name, track=self.track
+                self.channel,
+                self._end.service,
+                self._end.address,
+                self._identity,
+                self._end.origin,
+                track=self.track,
             )
         if opened is None:
             return
@@ -327,7 +332,7 @@ class FrameLink:
             self._stream.send(last_word, ())
         self._stream.end()
         if self._watcher is not None:
-            self._watcher.join(FAREWELL_S if last_word is not None else None)
+            self._watcher.join(self._patience.farewell_s if last_word is not None else None)
         self.channel.close()
         if self._watcher is not None:
             self._watcher.join()
@@ -343,7 +348,7 @@ class FrameLink:
     def _watch(self, messages: Iterable[bytes]) -> None:
         """Take what comes in the stream until it ends; runs in a thread of its own."""
         name = self._end.origin.name
-        reader = StreamReader(name, self._end.origin.receiver, self._stream, self._lost)
+        reader = StreamReader(self._end.origin, self._stream, self._lost)
         try:
             for message in messages:
                 self._stream_bytes += len(message)
@@ -376,7 +381,7 @@ class FrameLink:
             # The other side may be about to say why, or that it leaves: in the stream, once that is there.
             self._past_opening.wait()
             if self._watcher is not None:
-                self._watcher.join(FAREWELL_S)
+                self._watcher.join(self._patience.farewell_s)
                 if not self._watcher.is_alive():
                     return
         self._lost(error)

@@ -25,6 +25,7 @@ from taihu.errors import DamagedFrameError, FrameError, TaihuError
 from taihu.wire.checksum import checksum_of_all
 from taihu.wire.headers import Address, At, FrameHeader, Sender
 from taihu.wire.kinds import Again, Encoding, Mark, Repetition, Taken, Word
+from taihu.wire.sink import Origin
 
 __all__ = [
     "DAMAGED",
@@ -46,8 +47,6 @@ T = TypeVar("T")
 # More than sockets and streams hold of what nobody has taken yet.
 _MOST_BYTES: Final = 32 << 20
 _MOST_FRAMES: Final = 4096
-# A repetition waits for what is under way at most.
-_PATIENCE_S: Final = 60.0
 
 Values = NDArray[Any]
 
@@ -204,14 +203,15 @@ class ArrivingFrames:
     One thread calls `admits`, and then `took` or `refuse`.
 
     Args:
-        sender: of the frames, in messages.
-        receiver: of them: this process.
+        origin: of the frames.
         back: the other direction; without it, nothing can be asked for.
         on_late: called by a thread of its own with an error where a repetition does not begin in time.
     """
 
-    def __init__(self, sender: str, receiver: str, back: Back | None, on_late: Callable[[TaihuError], None]) -> None:
-        self._link = f"the link from {sender} to {receiver}"
+    def __init__(self, origin: Origin, back: Back | None, on_late: Callable[[TaihuError], None]) -> None:
+        self._link = f"the link from {origin.name} to {origin.receiver}"
+        # A repetition waits for what is under way at most.
+        self._late_after_s = origin.patience.still_after_s
         self._back = back
         self._on_late = on_late
         self._next = 0
@@ -256,7 +256,7 @@ class ArrivingFrames:
             raise self._error(f"frame {self._next} came damaged{times}: {error}")
         structlog.get_logger().warning("a frame came damaged", link=self._link, frame=self._next, seen=str(error))
         self._asked, self._position = self._next, None
-        self._timer = Timer(_PATIENCE_S, self._late)
+        self._timer = Timer(self._late_after_s, self._late)
         self._timer.daemon = True
         self._timer.start()
         self._back.say(Again(self._next))
@@ -302,7 +302,8 @@ class ArrivingFrames:
         self.close()
 
     def _late(self) -> None:
-        self._on_late(self._error(f"frame {self._next} came damaged, and was not repeated within {_PATIENCE_S:g} s"))
+        within = f"within {self._late_after_s:g} s"
+        self._on_late(self._error(f"frame {self._next} came damaged, and was not repeated {within}"))
 
     def _error(self, seen: str) -> DamagedFrameError:
         return damaged_error(self._link, seen)

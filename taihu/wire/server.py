@@ -12,7 +12,8 @@ from grpc_reflection.v1alpha import reflection
 
 from taihu.errors import ConfigError
 from taihu.wire.address import split_address
-from taihu.wire.channel import SHARED_OPTIONS
+from taihu.wire.channel import shared_options
+from taihu.wire.patience import Patience
 
 __all__ = ["RpcServer", "remaining_s"]
 
@@ -30,13 +31,13 @@ class RpcServer:
     _services: tuple[str, ...] = ()
 
     @classmethod
-    def create(cls, *, threads: int) -> RpcServer:
+    def create(cls, *, threads: int, patience: Patience | None = None) -> RpcServer:
         """A server that answers at most `threads` calls at a time; every open stream occupies one."""
         pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         server = grpc.server(
             pool,
             options=(
-                *SHARED_OPTIONS,
+                *shared_options(patience or Patience()),
                 # a port that is taken is an error, not a shared one
                 ("grpc.so_reuseport", 0),
                 # an idle stream is no reason to cut a client that pings, however often

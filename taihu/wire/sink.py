@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
 
 from taihu.wire.headers import Frame, FrameHeader, Sender
 from taihu.wire.kinds import Kind
+from taihu.wire.patience import Patience
 
 __all__ = ["Origin", "Sink"]
 
@@ -18,11 +19,15 @@ Values = NDArray[Any]
 
 @dataclass(frozen=True)
 class Origin:
-    """The sender of the frames of a connection; its name in messages, and that of this process, which gets them."""
+    """The sender of the frames of a connection; its name in messages, and that of this process, which gets them.
+
+    `patience` is how long it is waited for.
+    """
 
     name: str
     sender: Sender
     receiver: str = "this process"
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(frozen=True)

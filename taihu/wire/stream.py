@@ -16,6 +16,7 @@ from taihu.wire.codec import encode_frame, read_frame
 from taihu.wire.headers import Frame, FrameHeader
 from taihu.wire.kinds import Again, Mark, Repetition, Taken, Word
 from taihu.wire.repetition import ArrivingFrames, OutgoingFrame, SentFrames, WhenTaken, control_header
+from taihu.wire.sink import Origin
 
 __all__ = ["StreamReader", "StreamSender", "message_of"]
 
@@ -141,14 +142,13 @@ class StreamReader:
     """Reads the messages of one direction of a stream; words about frames are not for others.
 
     Args:
-        sender: of the messages, in messages to people.
-        receiver: of them: this process.
+        origin: of the messages.
         back: sends in the other direction.
         on_late: see `ArrivingFrames`.
     """
 
-    def __init__(self, sender: str, receiver: str, back: StreamSender, on_late: Callable[[TaihuError], None]) -> None:
-        self._arriving = ArrivingFrames(sender, receiver, back, on_late)
+    def __init__(self, origin: Origin, back: StreamSender, on_late: Callable[[TaihuError], None]) -> None:
+        self._arriving = ArrivingFrames(origin, back, on_late)
 
     def read(self, message: bytes) -> Frame | None:
         """The frame of the next message, if it is to be taken.

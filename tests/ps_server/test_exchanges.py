@@ -28,8 +28,8 @@ def test_an_answer_without_values_overtakes_parameters() -> None:
     ours, theirs = socket.socketpair()
     exchange = WorkerExchange(
         WorkerIdentity("job", 0, 1),
+        Origin("worker 0", Sender("job", 1, 0), "server 0"),
         ours,
-        name="server 0",
         lend=np.empty,
         take=lambda _, frame: None,
         on_lost=lambda _, error: None,

@@ -112,7 +112,8 @@ class Served:
             raise error_from_rpc(error, "server 0") from None
 
     def connect(self, identity: WorkerIdentity) -> socket.socket | None:
-        return open_connection(self.channel, PARAMETER_SERVER_SERVICE, self.address, identity, "server 0")
+        origin = Origin("server 0", Sender("job", 0))
+        return open_connection(self.channel, PARAMETER_SERVER_SERVICE, self.address, identity, origin)
 
     def exchange(self, identity: WorkerIdentity | None) -> Exchanging:
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self.channel.stream_stream(

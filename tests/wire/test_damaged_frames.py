@@ -158,8 +158,8 @@ class Stream:
         self.taken: Taken = []
         self._change = change
         self._sender, self._back = StreamSender("server 0"), StreamSender("worker 0")
-        self._reader = StreamReader("worker 0", "server 0", self._back, self._late)
-        self._hearer = StreamReader("server 0", "worker 0", self._sender, self._late)
+        self._reader = StreamReader(Origin("worker 0", Sender("job", 1, 0), "server 0"), self._back, self._late)
+        self._hearer = StreamReader(Origin("server 0", Sender("job", 0), "worker 0"), self._sender, self._late)
 
     def _late(self, error: TaihuError) -> None:
         raise AssertionError(error)

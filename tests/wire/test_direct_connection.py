@@ -15,8 +15,10 @@ from protos import connection_pb2 as pb
 from taihu.errors import ConfigError, ExchangeError
 from taihu.wire.channel import open_channel
 from taihu.wire.direct_connection import TOKEN_BYTES, DirectListener, connect_directly, is_open, open_connection
+from taihu.wire.headers import Sender
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.server import RpcServer
+from taihu.wire.sink import Origin
 
 IDENTITY = WorkerIdentity("job", 3, 77)
 
@@ -87,7 +89,7 @@ def test_a_service_that_gives_a_token_is_connected_to() -> None:
         closing(DirectListener()) as listener,
         answering(*listener.expect(3, connections.put)) as (channel, address),
     ):
-        near = open_connection(channel, "service", address, IDENTITY, "server 0")
+        near = open_connection(channel, "service", address, IDENTITY, Origin("server 0", Sender("job", 0)))
         assert near is not None
         with near, connections.get_nowait() as far:
             near.sendall(b"hello")
@@ -101,7 +103,7 @@ def test_where_there_is_no_connection_values_stay_in_grpc(reason: str) -> None:
         port = unused.getsockname()[1] if reason == "nobody listens" else listener.expect(3, lambda _: None)[0]
         service = "other" if reason == "no such call" else "service"
         with answering(port, b"\0" * TOKEN_BYTES) as (channel, address):
-            assert open_connection(channel, service, address, IDENTITY, "server 0") is None
+            assert open_connection(channel, service, address, IDENTITY, Origin("server 0", Sender("job", 0))) is None
 
 
 def test_a_rank_has_one_token_at_a_time() -> None:

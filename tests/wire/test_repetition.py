@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import closing
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 from support.frames import header_of
 
 from taihu.errors import DamagedFrameError, FrameError, TaihuError
-from taihu.wire import repetition
+from taihu.wire.headers import Sender
 from taihu.wire.kinds import Again, Repetition, Word
+from taihu.wire.patience import Patience
 from taihu.wire.repetition import DAMAGED, ArrivingFrames, OutgoingFrame, SentFrames
+from taihu.wire.sink import Origin
 
+ORIGIN = Origin("worker 0", Sender("job", 1, 0), "worker 1")
 BAD = DamagedFrameError("checksum 1, expected 2")
 
 
@@ -39,7 +43,7 @@ class Direction:
         self.wishes: deque[int] = deque()
         self.got: list[int] = []
         self.repeated: list[int] = []
-        self.arriving = ArrivingFrames("worker 0", "worker 1", self, self.late)
+        self.arriving = ArrivingFrames(ORIGIN, self, self.late)
 
     def say(self, word: Word) -> None:
         assert isinstance(word, Again)
@@ -146,16 +150,15 @@ def test_a_link_that_ends_before_it_repeats_is_named() -> None:
 
 
 def test_a_link_without_a_way_back_refuses_at_once() -> None:
-    arriving = ArrivingFrames("worker 0", "worker 1", None, lambda error: None)
+    arriving = ArrivingFrames(ORIGIN, None, lambda error: None)
     with pytest.raises(DamagedFrameError, match=r"from worker 0 to worker 1: frame 0 came damaged: checksum 1"):
         arriving.refuse(BAD)
 
 
-def test_a_repetition_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repetition, "_PATIENCE_S", 0.01)
+def test_a_repetition_that_does_not_come_is_told() -> None:
     direction = Direction(1, frozenset([0]))
     told: deque[TaihuError] = deque()
-    arriving = ArrivingFrames("worker 0", "worker 1", direction, told.append)
+    arriving = ArrivingFrames(replace(ORIGIN, patience=Patience(0.01)), direction, told.append)
     arriving.refuse(BAD)
     assert arriving._timer is not None
     arriving._timer.join(20)

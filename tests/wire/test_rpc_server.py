@@ -13,8 +13,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from support.loopback import Loopback
 
 from taihu.errors import ConfigError
-from taihu.wire.channel import SHARED_OPTIONS, open_channel
+from taihu.wire.channel import open_channel, shared_options
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.wire.patience import Patience
 from taihu.wire.server import RpcServer
 
 SERVICE = "taihu.v1.CoordinatorService"
@@ -130,7 +131,7 @@ def test_a_stream_on_which_nothing_comes_is_not_cut_however_often_its_client_pin
     """Workers may test a model for minutes; the third ping was one too many once."""
     serialize, parse = HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
     # gRPC pings once a second at most.
-    often = {**dict(SHARED_OPTIONS), "grpc.keepalive_time_ms": 1000}
+    often = {**dict(shared_options(Patience())), "grpc.keepalive_time_ms": 1000}
     server = RpcServer.create(threads=4)
     port = server.listen("127.0.0.1:0")
     server.start((SERVICE,))

@@ -109,7 +109,7 @@ def allreduce(
         arguments += [f"--set={item}" for item in assignments or ()]
         rows = measure_here("allreduce", ranks, arguments)["rows"]
     else:
-        listener = listen_for_peers(job, rank, ListenOptions(bind, advertise, direct_port))
+        listener = listen_for_peers(job, rank, ListenOptions(bind, advertise, direct_port, job.patience))
         typer.echo(f"listening on {listener.address}")
         layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
         with meet(job, rank, layout, listener) as meeting:

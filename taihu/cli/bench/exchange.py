@@ -117,7 +117,7 @@ def exchange(
     if role == "worker":
         listener = None
         if job.workers_meet:
-            listener = listen_for_peers(job, rank, ListenOptions(bind, advertise, direct_port))
+            listener = listen_for_peers(job, rank, ListenOptions(bind, advertise, direct_port, job.patience))
             typer.echo(f"listening on {listener.address}")
         measured = exchange_rounds(job, rank, layout, wanted, listener)
     elif role == "all":

@@ -97,7 +97,7 @@ def fc(
         arguments += [f"--set={item}" for item in assignments or ()]
         rows = measure_here("fc", ranks, arguments, trace=trace)["rows"]
     else:
-        listener = listen_for_peers(job, rank, ListenOptions(bind, advertise))
+        listener = listen_for_peers(job, rank, ListenOptions(bind, advertise, patience=job.patience))
         typer.echo(f"listening on {listener.address}")
         layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
         tracer = Tracer() if trace is not None else Tracer.off()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import numpy as np
@@ -16,6 +17,8 @@ from taihu.coordination.messages import state_from_message
 from taihu.errors import FrameError, RunError, TaihuError
 from taihu.wire import direct_connection
 from taihu.wire.codec import encode_frame, layout_to_message
+from taihu.wire.headers import Sender
+from taihu.wire.sink import Origin
 from worker.exchange.making import through_servers
 
 LAYOUT = layout_of(8, 3)
@@ -92,8 +95,8 @@ def test_a_connection_that_ends_by_itself_is_no_silence(monkeypatch: pytest.Monk
     connections: list[socket.socket] = []
     connect = direct_connection.connect_directly
 
-    def remember(host: str, port: int, token: bytes) -> socket.socket:
-        connections.append(connect(host, port, token))
+    def remember(*arguments: Any) -> socket.socket:
+        connections.append(connect(*arguments))
         return connections[-1]
 
     monkeypatch.setattr(direct_connection, "connect_directly", remember)
@@ -119,7 +122,8 @@ def test_a_connection_that_was_given_up_before_the_exchange_is_not_used() -> Non
     with Cluster(job) as cluster, cluster.member(0, layout) as member:
         address = member.addresses[0]
         with grpc.insecure_channel(address) as channel:
-            connection = direct_connection.open_connection(channel, SERVICE[1:], address, member.identity, "server 0")
+            origin = Origin("server 0", Sender("job", 0))
+            connection = direct_connection.open_connection(channel, SERVICE[1:], address, member.identity, origin)
             assert connection is not None
             connection.close()
             member.exchange.start()

@@ -21,9 +21,10 @@ from taihu.errors import ModelError, RunError, StaleError, TaihuError
 from taihu.wire.codec import encode_frame
 from taihu.wire.direct_connection import open_connection
 from taihu.wire.direct_frames import DirectSender
-from taihu.wire.headers import FrameHeader, ValueType
+from taihu.wire.headers import FrameHeader, Sender, ValueType
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.kinds import Encoding, Gradients, RingSegment, Summed
+from taihu.wire.sink import Origin
 from taihu.wire.stream import StreamSender
 
 
@@ -77,7 +78,8 @@ def in_stream(kind: str, identity: WorkerIdentity, channel: grpc.Channel) -> Ite
 
 def on_connection(kind: str, identity: WorkerIdentity, channel: grpc.Channel, address: str) -> Iterator[bytes]:
     """The answers to a stream beside which a connection brings the malformed frame."""
-    connection = open_connection(channel, "taihu.v1.ParameterServerService", address, identity, "server 0")
+    origin = Origin("server 0", Sender("job", 0))
+    connection = open_connection(channel, "taihu.v1.ParameterServerService", address, identity, origin)
     assert connection is not None
     frames = StreamSender("server 0")
     answers = raw_exchange(channel)(frames.messages(), metadata=identity_to_metadata(identity), timeout=20)
