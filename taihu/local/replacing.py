@@ -9,7 +9,7 @@ from taihu.coordination.restarts import Restarts
 __all__ = ["Replacing"]
 
 # The bound on restarts within an hour holds back what dies again and again; all others wait for this one meanwhile.
-_LONGEST_PAUSE_S: Final = 5.0
+_LONGEST_PAUSE_S: Final = 2.0
 
 
 class Replacing:
