@@ -67,9 +67,11 @@ def measure_memory(recoveries: int, every: int, steps: int) -> list[dict[str, An
             for count in range(recoveries):
                 if count % every == 0:
                     note(count)
-                resumed = _resumed(folder)
+                resumed, kept = _resumed(folder), _steps(folder)
                 os.kill(daemons_of(process.pid)[_VICTIM], signal.SIGKILL)
                 _await(lambda before=resumed: _resumed(folder) > before, f"it did not go on after {count} recoveries")
+                # Where a run gets no further, whoever is lost again is replaced later.
+                _await(lambda before=kept: _steps(folder) > before, f"no checkpoint after {count} recoveries")
             for count in range(every, steps + 1, every) if steps else ():
                 _await(lambda least=count: _steps(folder) >= least, f"no step {count}", _LONGEST_S * 60)
                 note(count)
