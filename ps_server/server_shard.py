@@ -15,6 +15,7 @@ from kernels.select import clear
 from ps_server.aggregator import Aggregator, Complete, Outcome
 from ps_server.answering import Answer, make_answering
 from ps_server.frame_buffers import FrameBuffers
+from ps_server.recording import Recording
 from ps_server.snapshot import Snapshot
 from ps_server.summing import (
     Contribution,
@@ -32,6 +33,7 @@ from taihu.checkpoint.part import PARAMETERS, Elements, State
 from taihu.checkpoint.reading import Checkpoint
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, ModelError, SharedMemoryError, StaleError
+from taihu.history.recording import Recorder
 from taihu.job import Job
 from taihu.optimization import OptimizerShard, SumShard, in_steps
 from taihu.planner.partition import FrameSpec, Shard
@@ -65,6 +67,7 @@ class ServerShard:
         incarnation: the life of this process.
         get_plan: returns the run's present plan; called when a frame of a later one comes.
         clock: what answers tell the time by.
+        recorder: gets the history of its sums and updates.
 
     Attributes:
         buffers: memory for dense frames, to which it returns when they have been summed.
@@ -81,6 +84,7 @@ class ServerShard:
         incarnation: int,
         get_plan: Callable[[], Plan],
         clock: Clock | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._job = job
         self._partition = partition
@@ -101,7 +105,10 @@ class ServerShard:
             else SumShard(parameters)
         )
         self._answering = make_answering(job, parameters)
-        self._summing = make_summing(job, parameters)
+        self._recording = Recording(
+            recorder or Recorder.off(), parameters, self._value_type.half_kind, updates=job.zero > 0
+        )
+        self._summing = self._make_summing()
         frames = self._frames_of(plan)
         self._summing.adopt(frames)
         self._scratches = ScratchPool(frames)
@@ -297,7 +304,7 @@ class ServerShard:
         """
         if plan.version != snapshot.plan:
             raise StaleError(f"snapshot by plan {snapshot.plan}: expected that plan, got plan {plan.version}")
-        summing = make_summing(self._job, self._parameters)
+        summing = self._make_summing()
         summing.adopt(self._frames_of(plan))
         with self._lock:
             if self._aggregator.is_applying:
@@ -346,6 +353,10 @@ class ServerShard:
         self.buffers.free_all()
         self._plan = plan
 
+    def _make_summing(self) -> Summing:
+        on_squeezed = self._recording.squeezed if self._recording.weighs else None
+        return make_summing(self._job, self._parameters, on_squeezed)
+
     def _frames_of(self, plan: Plan) -> tuple[FrameSpec, ...]:
         return self._partition.frames(plan.groups, plan.frame_elements)
 
@@ -355,9 +366,13 @@ class ServerShard:
         header = self._answer_header(frame, complete.at)
         with self._scratches.borrowed() as scratch:
             total = self._summing.sum(frame, step, complete.contributions, scratch)
-            if total is not None:
-                self._update(frame, step, total, scratch)
-                answering.updated(frame, total, header, scratch)
+            self._recording.summed(frame, complete.at, complete.contributions, total)
+            if total is None:
+                self._recording.skipped(frame, step, answering)
+            else:
+                with self._recording.updating(frame, step, total, answering):
+                    self._update(frame, step, total, scratch)
+                    answering.updated(frame, total, header, scratch)
         for contribution in complete.contributions:
             self.buffers.give_back(values_of(contribution))
         with self._lock:

@@ -10,6 +10,7 @@ from ps_server.server_shard import ServerShard
 from taihu.checkpoint.keepers import resumed_from
 from taihu.coordination.plan import Plan
 from taihu.errors import ModelError, PeerUnreachableError, StaleError, TaihuError
+from taihu.history.recording import Recorder
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.partition import Shard
@@ -22,7 +23,7 @@ class ShardHolder:
     """Holds the shard of server `index`, and lets others wait for it. Any thread may call.
 
     `get_plan` returns the run's present plan; it is called when the parameters arrive and when a frame of a later
-    plan does.
+    plan does. `recorder` gets the shard's history.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class ShardHolder:
         incarnation: int,
         get_plan: Callable[[], Plan],
         clock: Clock | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._job = job
         self.index = index
         self._incarnation = incarnation
         self._get_plan = get_plan
         self._clock = clock
+        self._recorder = recorder
         self._changed = threading.Condition()
         self._shard: ServerShard | None = None
         self._failure: TaihuError | None = None
@@ -82,6 +85,7 @@ class ShardHolder:
             incarnation=self._incarnation,
             get_plan=self._get_plan,
             clock=self._clock,
+            recorder=self._recorder,
         )
         shard.warm_up()
         begun = resumed_from(self._job)

@@ -7,7 +7,7 @@ ones may be summed at the same time from different threads, each in a scratch of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
@@ -24,6 +24,7 @@ from kernels.reduce import all_finite, sum_in_rank_order
 from kernels.scatter import make_marks, scatter_assign, sum_sparse_in_rank_order
 from kernels.select import clear
 from taihu.compression import Compressor, Unit, method_of
+from taihu.compression.balance import Weighed, Weighing
 from taihu.errors import FrameError
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec
@@ -143,6 +144,7 @@ class SparseSum:
 
 
 Total = DenseSum | SparseSum
+OnSqueezed = Callable[[FrameSpec, SparseSum, Weighed], None]
 
 
 class Summing(ABC):
@@ -263,10 +265,12 @@ class SqueezedSumming(SparseSumming):
         parameters: the shard's, shape (n,), fp32.
         compressor: selects from the sums; what it leaves out waits in a residual. Where its thresholds belong to
             layers, each layer of a frame has one; otherwise the frame has.
+        on_squeezed: called with each sum, and the balance of what is left out of it, if anybody wants that.
     """
 
-    def __init__(self, parameters: Values, compressor: Compressor) -> None:
+    def __init__(self, parameters: Values, compressor: Compressor, on_squeezed: OnSqueezed | None = None) -> None:
         self._parameters = parameters
+        self._on_squeezed = on_squeezed
         self._compressor = compressor
         self._by_layer = compressor.method.unit == "layer"
         self._state = compressor.init(len(parameters), ())
@@ -297,6 +301,9 @@ class SqueezedSumming(SparseSumming):
     def sum(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch) -> SparseSum:
         total = super().sum(frame, step, contributions, scratch)
         scatter_assign(total.indices, total.values, self._sums)
+        weighing = None
+        if self._on_squeezed is not None:
+            weighing = Weighing(self._compressor, self._state, frame.offset, frame.offset + frame.count)
         outcome = self._compressor.update(
             self._state,
             self._units[frame.offset],
@@ -306,9 +313,13 @@ class SqueezedSumming(SparseSumming):
             indices=scratch.chosen,
             values=scratch.packed,
         )
-        clear(self._sums, total.indices)
         count = int(outcome.selected.sum())
-        return SparseSum(scratch.chosen[:count], scratch.packed[:count])
+        squeezed = SparseSum(scratch.chosen[:count], scratch.packed[:count])
+        if weighing is not None and self._on_squeezed is not None:
+            weighed = weighing.weighed(self._sums, self._parameters, squeezed.indices, squeezed.values)
+            self._on_squeezed(frame, total, weighed)
+        clear(self._sums, total.indices)
+        return squeezed
 
 
 def _decode_sparse(frame: Frame, spec: FrameSpec) -> SparseContribution:
@@ -349,8 +360,11 @@ def _all_of(kind: type[Kind], contributions: Sequence[Contribution], frame: Fram
     return expected
 
 
-def make_summing(job: Job, parameters: Values) -> Summing:
-    """The way that the job's contributions are summed; `adopt` comes before the first frame."""
+def make_summing(job: Job, parameters: Values, on_squeezed: OnSqueezed | None = None) -> Summing:
+    """The way that the job's contributions are summed; `adopt` comes before the first frame.
+
+    `on_squeezed` is told of sums that are compressed again.
+    """
     compression = job.compression
     value_type = ValueType.named(job.train.precision)
     if value_type.half_kind is not None:
@@ -367,4 +381,4 @@ def make_summing(job: Job, parameters: Values) -> Summing:
         refresh_every=method.refresh_every or compression.refresh_every,
         density_warmup_steps=compression.density_warmup_steps,
     )
-    return SqueezedSumming(parameters, compressor)
+    return SqueezedSumming(parameters, compressor, on_squeezed)

@@ -23,6 +23,8 @@ from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import Coordinator
 from taihu.coordination.stopping import StopNotice
 from taihu.errors import ConfigError, RecoveringError
+from taihu.history.recording import recorded_history
+from taihu.history.records import End
 from taihu.job import Job
 from taihu.job.advice import advice
 from taihu.optimization import in_steps, learning_rate
@@ -133,6 +135,8 @@ class Participation:
             stack.callback(self._last_will.cancel)
             self._batches = self._make_batches(stack)
             self._begun = resumed_from(self._job)
+            member = MemberId(Role.WORKER, self._options.rank)
+            self._recorder = stack.enter_context(recorded_history(self._job, str(member), self._generation.number))
             self._beginning = stack.enter_context(beginning_of(self._job, self._options.rank))
             self._run_log = stack.enter_context(self._make_run_log())
             try:
@@ -179,6 +183,7 @@ class Participation:
             self._last_will.begin,
             self._hosting,
             self._stop,
+            self._recorder,
         )
         test_images = len(self._dataset.test)
         uses = Uses(tests=job.train.evaluate, saves=options.files.model is not None, test_images=test_images)
@@ -295,6 +300,7 @@ class Participation:
             # Behind the farewell nobody makes another process of a lost one: what there is to tell is told before.
             self._options.tell(results)
             self._finish(session, observer, digest, stopped=last.is_early)
+        self._recorder.add(End())
         how, where = "stopped" if last.is_early else "finished", {} if saved is None else {"saved": str(saved)}
         self._log.info(how, steps=steps, parameters_sha256=digest, **where)
         self._run_log.happened(how, **({"reason": self._stop.reason} if last.is_early else {}))

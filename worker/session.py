@@ -23,6 +23,7 @@ from taihu.coordination.service import Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice
 from taihu.errors import TaihuError
 from taihu.job import Job
+from taihu.history.recording import Recorder
 from taihu.layout import Layout
 from taihu.run_length import RunLength
 from taihu.trace import Tracer
@@ -68,7 +69,7 @@ class Reporting:
 
     `ended` gets the error by which the run, or this generation of its members, has ended elsewhere.
 
-    `stop` is told of a stop of the run, and says that this worker wants one.
+    `stop` is told of a stop of the run, and says that this worker wants one. `recorder` gets the exchange's history.
     """
 
     progress: Callable[[], Progress] = Progress
@@ -77,6 +78,7 @@ class Reporting:
     ended: Callable[[TaihuError], None] = lambda _: None
     hosting: Callable[[Coordinator], None] = lambda _: None
     stop: StopNotice = field(default_factory=StopNotice)
+    recorder: Recorder = field(default_factory=Recorder.off)
 
 
 @contextmanager
@@ -220,4 +222,4 @@ def _beside(
     pages = exchanged.arenas.parameter_pages
     # There is no room for all initial parameters at once.
     initial = None if pages is None else InitialParameters(exchanged.layout, pages, exchanged.initialize)
-    return Beside(initial, reporting.on_compressed, reporting.tracer, on_failure)
+    return Beside(initial, reporting.on_compressed, reporting.tracer, on_failure, reporting.recorder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.pack import pack, packed_bound
+from taihu.compression.balance import Weighed, Weighing
 from taihu.compression.methods import Compressor
 from taihu.compression.state import Outcome, units_of_plan
 from taihu.layout import Layout
@@ -78,8 +79,15 @@ class GroupCompressor:
         self._packed = np.empty_like(self._values)
         self._sections = np.empty(packed_bound(most, largest), dtype=np.uint8)
 
-    def compress(self, group: int, step: int) -> Selection:
-        """Select from the group's gradients, which are in the arena, and keep the rest for later."""
+    def compress(self, group: int, step: int, on_weighed: Callable[[Weighed], None] | None = None) -> Selection:
+        """Select from the group's gradients, which are in the arena, and keep the rest for later.
+
+        `on_weighed` is told the balance, which takes copies of the group.
+        """
+        units = self.state.units[self._units[group].start : self._units[group].stop]
+        weighing = None
+        if on_weighed is not None and units:
+            weighing = Weighing(self._compressor, self.state, units[0].start, units[-1].stop)
         outcome = self._compressor.update(
             self.state,
             self._units[group],
@@ -90,7 +98,10 @@ class GroupCompressor:
             values=self._values,
         )
         count = int(outcome.selected.sum())
-        return Selection(self._indices[:count], self._values[:count], outcome)
+        indices, values = self._indices[:count], self._values[:count]
+        if weighing is not None and on_weighed is not None:
+            on_weighed(weighing.weighed(self._gradients, self._parameters, indices, values))
+        return Selection(indices, values, outcome)
 
     def kept(self, elements: int, step: int) -> int:
         """The number that the density of step `step` keeps of so many elements."""

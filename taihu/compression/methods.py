@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.select import clear, take_rounded
+from kernels.select import accumulate_select, clear, momentum_select, take_rounded
 from kernels.unit_select import Arenas, Rule, most_of, select_units
 from taihu.compression.state import CompressionState, Outcome, Unit, UnitKind
 from taihu.settings import CompressionSettings, OptimizerSettings
@@ -147,6 +147,18 @@ class Compressor:
         if self.factor_masking and len(state.velocity):
             clear(state.velocity, indices[:count])
         return state.outcome(step, units)
+
+    def accumulate(self, gradient: Values, parameters: Values, velocity: Values, residual: Values) -> None:
+        """Add a gradient to `residual` as `update` does before it selects; arrays of shape (n,).
+
+        `velocity` changes, too, and has length 0 without momentum. A gradient that is clipped comes so.
+        """
+        places, moved = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
+        if not len(velocity):
+            accumulate_select(gradient, residual, np.inf, places, moved)
+            return
+        rule = (self.momentum, self.weight_decay, self.nesterov, 1.0)
+        momentum_select(gradient, parameters, velocity, residual, np.inf, places, moved, *rule)
 
     def _share(self, step: int) -> float:
         """The density of a step (from 1)."""

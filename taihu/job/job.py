@@ -241,6 +241,11 @@ class Job(Section):
         return possible and self.compression.method == "none"
 
     @property
+    def history_folder(self) -> Path | None:
+        """The folder in which every process records what it did; None where none does."""
+        return None if self.run.history == Path("none") else self.run.history
+
+    @property
     def momentum_on_workers(self) -> bool:
         """Whether workers apply momentum and weight decay before they select, and servers plain SGD."""
         return self.downlink != "dense" or self.compression.momentum_at == "workers"

@@ -217,7 +217,14 @@ class LocalTraining:
         """The run's settings for worker 0; the results of all workers together are written here."""
         folder = self.files.folder.absolute() if self.files.folder else Path("none")
         model = self.files.model.absolute() if self.files.model else self.job.run.save
-        return self.job.run.model_copy(update={"dir": folder, "save": model, "results": Path("none")})
+        own = {"dir": folder, "save": model, "results": Path("none"), "history": self._history}
+        return self.job.run.model_copy(update=own)
+
+    @property
+    def _history(self) -> Path | None:
+        """The folder of the processes' histories, in the run's folder unless it is said otherwise."""
+        folder = self.job.history_folder
+        return folder if folder is None else ((self.files.folder or Path()) / folder).absolute()
 
     def _checkpoint_settings(self) -> CheckpointSettings:
         """Checkpoints lie in the run's folder, if nothing else was said."""

@@ -26,7 +26,9 @@ class RunSettings(Section):
     for the job's name (or model and data, if it has none), `{time}` for the start. `save` names the model's file and
     `results` a further file of results; relative ones lie in `dir`, or in the current folder where there is no `dir`.
     With a `dir` the model is saved as `model.safetensors` if `save` names nothing else. `none` stands for no folder,
-    or no file, where there would be one. `events` writes files for TensorBoard into `dir` as well.
+    or no file, where there would be one. `events` writes files for TensorBoard into `dir` as well. `history` is a
+    folder in which every process records what it did, for `taihu history`; a relative one lies in the folder of
+    `taihu train`, or in the current one of a daemon.
     """
 
     dir: Annotated[FilePath, AfterValidator(_check_placeholders)] | None = Field(
@@ -37,4 +39,7 @@ class RunSettings(Section):
     results: FilePath | None = Field(default=None, description="a further file for the results, or none at all")
     events: Literal["none", "tensorboard"] = Field(
         default="none", description="what else steps and tests are written as, into the run's folder"
+    )
+    history: FilePath | None = Field(
+        default=None, description="a folder in which every process records what it did, or none"
     )

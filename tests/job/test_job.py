@@ -156,6 +156,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "save": TEXT,
         "results": TEXT,
         "events": st.sampled_from(["none", "tensorboard"]),
+        "history": TEXT,
     },
     "checkpoint": {
         "dir": TEXT,
@@ -635,7 +636,13 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "compute": "sw26010",
         "core_groups": 2,
     },
-    "run": {"dir": "elsewhere", "save": "m.safetensors", "results": "r.json", "events": "tensorboard"},
+    "run": {
+        "dir": "elsewhere",
+        "save": "m.safetensors",
+        "results": "r.json",
+        "events": "tensorboard",
+        "history": "history",
+    },
     "checkpoint": {
         "dir": "elsewhere",
         "every_seconds": 7.0,
@@ -661,6 +668,7 @@ LOCAL = {
     ("run", "save"),
     ("run", "results"),
     ("run", "events"),
+    ("run", "history"),
 }
 
 

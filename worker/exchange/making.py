@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allreduce.communicator import Communicator
 from taihu.compression import GroupCompressor, Outcome, make_compressor
 from taihu.coordination.plan import Plan
 from taihu.errors import TaihuError
+from taihu.history.recording import Recorder
 from taihu.job import Job
 from taihu.optimization import OptimizerShard, in_steps
 from taihu.trace import Tracer
 from taihu.wire.identity import WorkerIdentity
+from worker.exchange.recording import Recording
 from worker.exchange.ring.dense import Replicas, RingRoute, RingUpdates
 from worker.exchange.ring.sharded import Owners
 from worker.exchange.ring.sparse import SparseRoute
@@ -35,6 +37,7 @@ class Beside:
     on_compressed: Callable[[Outcome], None] = lambda _: None
     tracer: Tracer | None = None
     on_failure: Callable[[TaihuError], None] = lambda _: None
+    recorder: Recorder = field(default_factory=Recorder.off)
 
 
 def through_servers(  # noqa: PLR0917 - one of each
@@ -46,43 +49,64 @@ def through_servers(  # noqa: PLR0917 - one of each
     beside: Beside = Beside(),
 ) -> Exchange:
     """A worker's exchange through the servers at `addresses`; it has not started."""
+    recording = Recording(beside.recorder, arenas)
 
     def make_route(events: RouteEvents) -> Route:
-        return ServerRoute(job, plan, addresses, identity, arenas, events, beside.initial, tracer=beside.tracer)
+        return ServerRoute(
+            job, plan, addresses, identity, arenas, events, recording, beside.initial, tracer=beside.tracer
+        )
 
-    return _exchange(job, plan, arenas, make_route, beside)
+    return _exchange(job, plan, arenas, make_route, beside, recording)
 
 
 def between_workers(
     job: Job, plan: Plan, communicator: Communicator, arenas: Arenas, beside: Beside = Beside()
 ) -> Exchange:
     """A worker's exchange with the others, dense, sharded (ZeRO) or sparse (compressed); it has not started."""
+    recording = Recording(beside.recorder, arenas)
 
     def make_route(events: RouteEvents) -> Route:
         if job.compression.method != "none":
-            return SparseRoute(job, plan, communicator, arenas, events, tracer=beside.tracer)
-        updates = _ring_updates(job, plan, communicator, arenas, beside.initial)
+            return SparseRoute(job, plan, communicator, arenas, events, recording, tracer=beside.tracer)
+        updates = _ring_updates(job, plan, communicator, arenas, recording, beside.initial)
         return RingRoute(job, communicator, arenas, updates, events, tracer=beside.tracer)
 
-    return _exchange(job, plan, arenas, make_route, beside)
+    return _exchange(job, plan, arenas, make_route, beside, recording)
 
 
-def _ring_updates(
-    job: Job, plan: Plan, communicator: Communicator, arenas: Arenas, initial: InitialParameters | None
+def _ring_updates(  # noqa: PLR0917 - one of each
+    job: Job,
+    plan: Plan,
+    communicator: Communicator,
+    arenas: Arenas,
+    recording: Recording,
+    initial: InitialParameters | None,
 ) -> RingUpdates:
     if job.zero:
-        return Owners(job, plan, communicator, arenas, initial)
+        return Owners(job, plan, communicator, arenas, recording, initial)
     optimizer = OptimizerShard(in_steps(job.server_optimizer, plan.length), arenas.parameters)
     checks = job.exchange.non_finite == "error"
     return Replicas(
         communicator,
         arenas,
-        ByEveryWorker(optimizer, arenas.gradients, communicator.size, checks=checks, largest_norm=job.whole_norm),
+        ByEveryWorker(
+            optimizer,
+            arenas.gradients,
+            communicator.size,
+            checks=checks,
+            recording=recording,
+            largest_norm=job.whole_norm,
+        ),
     )
 
 
-def _exchange(
-    job: Job, plan: Plan, arenas: Arenas, make_route: Callable[[RouteEvents], Route], beside: Beside
+def _exchange(  # noqa: PLR0917 - one of each
+    job: Job,
+    plan: Plan,
+    arenas: Arenas,
+    make_route: Callable[[RouteEvents], Route],
+    beside: Beside,
+    recording: Recording,
 ) -> Exchange:
     return Exchange(
         job=job,
@@ -93,6 +117,7 @@ def _exchange(
         compressor=compressor_of(job, plan, arenas) if job.compression.method != "none" else None,
         on_compressed=beside.on_compressed,
         on_failure=beside.on_failure,
+        recording=recording,
         tracer=beside.tracer,
     )
 

@@ -20,6 +20,7 @@ from taihu.checkpoint.reading import Checkpoint
 from taihu.compression import GroupCompressor, Outcome
 from taihu.coordination.plan import Plan
 from taihu.errors import ExchangeError, StaleError, TaihuError
+from taihu.history.recording import Recorder
 from taihu.job import Job
 from taihu.optimization import LossScale
 from taihu.process.background import TaskThread
@@ -27,6 +28,7 @@ from taihu.process.preparation import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
+from worker.exchange.recording import Recording
 from worker.exchange.route import ExchangeTotals, Route, RouteEvents
 from worker.exchange.step_actions import Action, Agree, Apply, Ask, Cancel, Done, Drop, DropAll, Push, Release, Widen
 from worker.exchange.step_parameters import Reading
@@ -64,6 +66,7 @@ class Exchange:
         compressor: of this worker's gradients, by the first plan.
         on_compressed: called with what became of the units of each group that was compressed.
         on_failure: called with the error that ends the exchange, by the thread that saw it, before others see that.
+        recording: is told of what is pushed and read.
         clock: of `group_times`.
         tracer: gets an entry for each fetch and each compressed group.
     """
@@ -79,6 +82,7 @@ class Exchange:
         compressor: GroupCompressor | None = None,
         on_compressed: Callable[[Outcome], None] = lambda _: None,
         on_failure: Callable[[TaihuError], None] = lambda _: None,
+        recording: Recording | None = None,
         clock: Clock | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -89,6 +93,7 @@ class Exchange:
         self._tracer = tracer or Tracer.off()
         self._on_compressed = on_compressed
         self._on_failure = on_failure
+        self._recording = recording or Recording(Recorder.off(), arenas)
         # The one lock: of the protocol, the times and the failure, and of memory that is given back.
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
@@ -196,6 +201,7 @@ class Exchange:
             self._read(self._protocol.parameters.forward_reading(group))
         else:
             self.complete(group)
+        self._recording.read(group, self._protocol.at.step)
 
     def recall(self, group: int, *, ahead: bool = True) -> None:
         """Return when the group's parameters, which are complete, are in the arena.
@@ -302,6 +308,7 @@ class Exchange:
         memory = GroupMemory(self._arenas, plan, shares_sums=self._route.shares_sums)
         parts = [self._route.parts(group) for group in range(len(plan.groups))]
         actions = self._told(partial(self._protocol.adopt, plan.version, memory.sizes, parts))
+        self._recording.adopt(plan)
         self.plan = plan
         self._memory = memory
         self._times = [GroupTimes(elements) for elements in memory.sizes]
@@ -347,6 +354,8 @@ class Exchange:
                     self._widen(group)
                 case Agree(overflowed):
                     skipped = self._route.agree_on_skipping(overflowed=overflowed)
+                    if skipped:
+                        self._recording.skipped(self._protocol.at)
                     self._do(self._told(partial(self._protocol.agreed, skipped=skipped)))
                 case Cancel(at):
                     self._own.drain()
@@ -382,20 +391,21 @@ class Exchange:
     def _push(self, group: int, *, skipped: bool) -> None:
         times = self._times[group]
         if self._compressor is not None:
-            self._own.put(partial(self._compress, self._compressor, group, self._protocol.at.step, times))
+            self._own.put(partial(self._compress, self._compressor, group, self._protocol.at, times))
             return
+        self._recording.pushed(group, self._protocol.at)
         times.submitted(self._clock.now())
         times.sent(self._route.send(group, loss_scale=self.loss_scale, skipped=skipped))
 
-    def _compress(self, compressor: GroupCompressor, group: int, step: int, times: GroupTimes) -> None:
+    def _compress(self, compressor: GroupCompressor, group: int, at: At, times: GroupTimes) -> None:
         start = self._clock.now()
-        selection = compressor.compress(group, step)
+        selection = self._recording.compress(compressor, group, at)
         times.compressed(selection)
         # All that others send may be here before this thread goes on: the step has ended then.
         times.packed(start, self._clock.now())
         times.sent(self._route.send_selected(group, selection, compressor))
         times.packed(start, self._clock.now())
-        self._tracer.add("compress", "compress", start, times.submitted_s, step=step, group=group)
+        self._tracer.add("compress", "compress", start, times.submitted_s, step=at.step, group=group)
         self._on_compressed(selection.outcome)
 
     def _widen(self, group: int) -> None:

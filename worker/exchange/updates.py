@@ -15,6 +15,7 @@ from taihu.checkpoint.part import Elements, named
 from taihu.errors import FrameError
 from taihu.optimization import OptimizerShard, WholeNorm
 from taihu.planner.partition import FrameSpec
+from worker.exchange.recording import Recording
 from worker.exchange.route import Held
 
 __all__ = ["ByEveryWorker", "Updates", "check_finite", "held_by_all"]
@@ -47,6 +48,7 @@ class ByEveryWorker:
         workers: whose mean is applied.
         checks: whether sums that are not finite are an error.
         largest_norm: of the whole mean gradient, where updates wait for `apply`.
+        recording: is told of each update.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class ByEveryWorker:
         workers: int,
         *,
         checks: bool,
+        recording: Recording,
         largest_norm: float | None = None,
     ) -> None:
         self.optimizer = optimizer
@@ -63,6 +66,7 @@ class ByEveryWorker:
         self._gradients = gradients
         self._scale = 1.0 / workers
         self._checks = checks
+        self._recording = recording
         self._largest_norm = largest_norm
         self._applied_step = 0
         self._updated: dict[int, int] = {}
@@ -97,7 +101,8 @@ class ByEveryWorker:
         self._applied_step = step
         norm = WholeNorm(self._largest_norm, self._scale)
         norm.add(self._gradients)
-        self.optimizer.update(0, len(self._gradients), self._gradients, step, self._scale * norm.factor)
+        with self._recording.updating_all(step, self._gradients):
+            self.optimizer.update(0, len(self._gradients), self._gradients, step, self._scale * norm.factor)
 
     def held(self) -> Held:
         """All parameters, and their optimizer state."""
@@ -114,7 +119,9 @@ class ByEveryWorker:
         if self._checks:
             check_finite(total, group, step)
         if self._largest_norm is None:
-            self.optimizer.update(start, start + len(total), total, step, self._scale)
+            stop = start + len(total)
+            with self._recording.updating(step, group, start, self.optimizer.parameters[start:stop], total):
+                self.optimizer.update(start, stop, total, step, self._scale)
 
 
 def held_by_all(optimizer: OptimizerShard) -> Held:

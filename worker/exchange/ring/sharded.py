@@ -28,6 +28,7 @@ from taihu.optimization import OptimizerState, WholeNorm, in_steps
 from taihu.planner.groups import Group, group_bounds
 from taihu.planner.partition import FrameSpec, Piece, Shard
 from taihu.wire.headers import At, ValueType
+from worker.exchange.recording import Recording
 from worker.exchange.ring.dense import RingUpdates
 from worker.exchange.route import Held, RouteEvents
 from worker.exchange.updates import check_finite
@@ -54,10 +55,12 @@ class Owners(RingUpdates):
         plan: Plan,
         communicator: Communicator,
         arenas: Arenas,
+        recording: Recording,
         initial: InitialParameters | None = None,
     ) -> None:
         self._communicator = communicator
         self._arenas = arenas
+        self._recording = recording
         self._initial = initial
         self._checks = job.exchange.non_finite == "error"
         self._gathers_results = job.zero == 3
@@ -121,14 +124,14 @@ class Owners(RingUpdates):
     def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
         """A reduce-scatter; in stages 1 and 2 results go on around the ring."""
         scatters = self._gathers_results or self._largest_norm is not None
-        update = partial(self._update, key.at.step, 1.0 / (self._communicator.size * loss_scale))
+        update = partial(self._update, key.at.step, key.group, 1.0 / (self._communicator.size * loss_scale))
         return Operation(
             key,
             self._arenas.sent,
             self._arenas.value_type,
             Ring(self._communicator.rank, chunks, "reduce-scatter" if scatters else "both"),
             results=None if scatters else self._arenas.received,
-            on_complete=update if self._largest_norm is None else partial(self._check, key.at.step),
+            on_complete=update if self._largest_norm is None else partial(self._check, key.at.step, key.group),
         )
 
     @override
@@ -153,9 +156,9 @@ class Owners(RingUpdates):
 
     def _update_all(self, at: At, scale: float, events: RouteEvents) -> None:
         """Update what this worker owns, and gather where everybody has all parameters."""
-        for chunks in self._chunks:
+        for group, chunks in enumerate(self._chunks):
             for frame in chunks[self._chunk]:
-                self._update(at.step, scale, frame)
+                self._update(at.step, group, scale, frame)
         if self._gathers_results:
             events.applied(at)
             return
@@ -199,12 +202,12 @@ class Owners(RingUpdates):
         self._gathers[group] = at, count
         return OperationKey(at, group, count)
 
-    def _check(self, step: int, frame: FrameSpec) -> None:
+    def _check(self, step: int, group: int, frame: FrameSpec) -> None:
         """The sum of a part that this worker owns is complete; it is applied when all are."""
         for piece in frame.pieces if self._checks else ():
-            check_finite(self._sum_of(piece), frame.group, step)
+            check_finite(self._sum_of(piece), group, step)
 
-    def _update(self, step: int, scale: float, frame: FrameSpec) -> None:
+    def _update(self, step: int, group: int, scale: float, frame: FrameSpec) -> None:
         """The sum of a part that this worker owns is complete: apply it."""
         first = frame.pieces[0].start
         if self._updated.get(first) == step:
@@ -215,10 +218,11 @@ class Owners(RingUpdates):
         for piece in frame.pieces:
             gradient = self._sum_of(piece)
             if self._checks:
-                check_finite(gradient, frame.group, step)
+                check_finite(gradient, group, step)
             parameters = self._own[taken:] if self._fetches else self._arenas.parameters[piece.start :]
             parameters = parameters[: len(gradient)]
-            self._state.update(taken, parameters, gradient, step, scale)
+            with self._recording.updating(step, group, piece.start, parameters, gradient):
+                self._state.update(taken, parameters, gradient, step, scale)
             if half is not None and half.keeps:
                 to_half(parameters, half.kind, half.parameters[piece.start : piece.stop])
             taken += len(gradient)

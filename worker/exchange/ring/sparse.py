@@ -28,6 +28,7 @@ from taihu.planner.sparse_route import Route as Way
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
+from worker.exchange.recording import Recording
 from worker.exchange.ring.peer_path import PeerPath
 from worker.exchange.route import Held, Route, RouteEvents
 from worker.exchange.updates import check_finite, held_by_all
@@ -53,6 +54,7 @@ class SparseRoute(Route):
         communicator: Communicator,
         arenas: Arenas,
         events: RouteEvents,
+        recording: Recording,
         clock: Clock | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -62,6 +64,7 @@ class SparseRoute(Route):
         self.path: PeerPath = PeerPath(communicator, job.exchange.transport, events)
         self._arenas = arenas
         self._events = events
+        self._recording = recording
         self._clock = clock or SystemClock()
         self._tracer = tracer or Tracer.off()
         self._optimizer = OptimizerShard(in_steps(job.server_optimizer, plan.length), arenas.parameters)
@@ -156,12 +159,20 @@ class SparseRoute(Route):
             total, returned = exchange.result(), exchange.returned()
             if self._checks:
                 check_finite(total.values, frame.group, at.step)
-            self._update(frame, total.indices + np.int32(frame.offset), total.values, at.step)
-            compressor.state.residual[returned.indices + np.int32(frame.offset)] += returned.values
+            places = total.indices + np.int32(frame.offset)
+            with self._recording.updating_sparse(at.step, frame, places, total.values):
+                self._update(frame, places, total.values, at.step)
+            self._take_back(at.step, frame, returned, compressor.state.residual)
         # All bytes count as the way up, as in a ring: they go both ways at once.
         self._tracer.add("sparse", "allreduce", start_s, self._clock.now(), step=at.step, group=frame.group)
         sent, received = operation.sent_bytes, operation.received_bytes
         self._events.updated(frame.group, at, sent_bytes=sent, received_bytes=received)
+
+    def _take_back(self, step: int, frame: FrameSpec, returned: Slice, residual: NDArray[np.float32]) -> None:
+        places = returned.indices + np.int32(frame.offset)
+        before = self._recording.residual_bits(frame, residual)
+        residual[places] += returned.values
+        self._recording.returned(step, frame, places, returned.values, residual, before)
 
     def _update(self, frame: FrameSpec, indices: NDArray[np.int32], values: NDArray[np.float32], step: int) -> None:
         scale = 1.0 / self._communicator.size

@@ -18,6 +18,7 @@ from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At, FrameHeader
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import Summed
+from worker.exchange.recording import Recording
 from worker.exchange.route import ExchangeTotals, Held, Route, RouteEvents, RoutePath
 from worker.exchange.servers.answers import ByServers
 from worker.exchange.servers.link import LinkEvents, ServerLink
@@ -77,6 +78,7 @@ class ServerRoute(Route):
         identity: WorkerIdentity,
         arenas: Arenas,
         events: RouteEvents,
+        recording: Recording,
         initial: InitialParameters | None = None,
         clock: Clock | None = None,
         tracer: Tracer | None = None,
@@ -86,7 +88,7 @@ class ServerRoute(Route):
         self._rank = identity.rank
         self._initial = initial
         self._events = events
-        updates = self._updates = _updates(job, plan, arenas)
+        updates = self._updates = _updates(job, plan, arenas, recording)
         self._links = [
             ServerLink(
                 job=job,
@@ -202,9 +204,16 @@ class ServerRoute(Route):
         self._events.arrived(group, at.attempt, received_bytes=size_bytes)
 
 
-def _updates(job: Job, plan: Plan, arenas: Arenas) -> Updates:
+def _updates(job: Job, plan: Plan, arenas: Arenas, recording: Recording) -> Updates:
     if job.zero:
         return ByServers(arenas.received)
     optimizer = OptimizerShard(in_steps(job.optimizer, plan.length), arenas.parameters)
     # What workers push has been checked by the servers.
-    return ByEveryWorker(optimizer, arenas.gradients, job.cluster.workers, checks=False, largest_norm=job.whole_norm)
+    return ByEveryWorker(
+        optimizer,
+        arenas.gradients,
+        job.cluster.workers,
+        checks=False,
+        recording=recording,
+        largest_norm=job.whole_norm,
+    )

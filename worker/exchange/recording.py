@@ -1,0 +1,119 @@
+"""The history of a worker's exchange: what it pushes, selects, updates and reads, if anybody records that."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.half import to_half
+from taihu.compression import GroupCompressor, Selection
+from taihu.compression.balance import Weighed
+from taihu.coordination.plan import Plan
+from taihu.history.digest import Digest, Values, bits_of, digest_at, digest_of
+from taihu.history.recording import Recorder, as_fp32, balance_of
+from taihu.history.records import ALL, Push, Read, Returned, Skip
+from taihu.planner.groups import group_bounds
+from taihu.planner.partition import FrameSpec
+from taihu.wire.headers import At
+from worker.memory.arenas import Arenas
+
+__all__ = ["Recording"]
+
+
+class Recording:
+    """Records what a worker does with its arenas; does nothing where `recorder` is off."""
+
+    def __init__(self, recorder: Recorder, arenas: Arenas) -> None:
+        self._recorder = recorder
+        self._arenas = arenas
+        self._kind = None if arenas.half is None else arenas.half.kind
+        self._bounds: list[NDArray[np.int64]] = []
+
+    def adopt(self, plan: Plan) -> None:
+        """Go on by another plan."""
+        self._bounds = [np.array([bounds]) for bounds in group_bounds(plan.layout, plan.groups)]
+
+    def pushed(self, group: int, at: At) -> None:
+        """The group's gradients are about to be sent."""
+        if self._recorder.enabled:
+            bounds = self._bounds[group]
+            start, stop = map(int, bounds[0])
+            values = digest_of(as_fp32(self._arenas.sent[start:stop], self._kind), bounds)
+            self._recorder.add(Push(at.step, at.attempt, group, start, stop - start, values))
+
+    def compress(self, compressor: GroupCompressor, group: int, at: At) -> Selection:
+        """Have the group compressed, which is sent then."""
+        if not self._recorder.enabled:
+            return compressor.compress(group, at.step)
+        bounds = self._bounds[group]
+        start, stop = map(int, bounds[0])
+
+        def weighed(balance: Weighed) -> None:
+            values, kept = digest_of(balance.sent, bounds), balance_of(balance, bounds)
+            push = Push(at.step, at.attempt, group, start, stop - start, values, kept)
+            self._recorder.add(push)
+
+        return compressor.compress(group, at.step, weighed)
+
+    def skipped(self, at: At) -> None:
+        """All workers have agreed to push nothing in this step."""
+        if self._recorder.enabled:
+            self._recorder.add(Skip(at.step))
+
+    def read(self, group: int, step: int) -> None:
+        """The group's parameters are in the arena as they are after `step`."""
+        if self._recorder.enabled:
+            bounds = self._bounds[group]
+            start, stop = map(int, bounds[0])
+            seen = bits_of(self._arenas.parameters[start:stop], bounds)
+            self._recorder.add(Read(step, group, start, stop - start, seen))
+
+    def updating(
+        self, step: int, group: int, start: int, parameters: Values, gradient: Values
+    ) -> AbstractContextManager[None]:
+        """The block updates `parameters`, the elements from `start` on, by `gradient`; both of shape (n,)."""
+        bounds = np.array([[start, start + len(parameters)]])
+
+        def seen() -> Values:
+            assert self._kind is not None  # noqa: S101
+            codes = np.empty(len(parameters), dtype=np.uint16)
+            to_half(parameters, self._kind, codes)
+            return as_fp32(codes, self._kind)
+
+        def digest() -> Digest:
+            return digest_of(gradient, bounds)
+
+        return self._recorder.updating(
+            step, group, bounds, parameters, digest, None if self._kind is None else seen
+        )
+
+    def updating_all(self, step: int, gradients: Values) -> AbstractContextManager[None]:
+        """The block updates all parameters of the arena."""
+        return self.updating(step, ALL, 0, self._arenas.parameters, gradients)
+
+    def updating_sparse(
+        self, step: int, frame: FrameSpec, places: NDArray[np.int32], gradient: Values
+    ) -> AbstractContextManager[None]:
+        """The block updates a frame by what was summed at `places` of the arena."""
+        bounds = np.array([[frame.offset, frame.offset + frame.count]])
+        parameters = self._arenas.parameters[frame.offset : frame.offset + frame.count]
+        return self._recorder.updating(step, frame.group, bounds, parameters, lambda: digest_at(gradient, places))
+
+    def residual_bits(self, frame: FrameSpec, residual: Values) -> int:
+        """Bits of the residual in a frame's range, for `returned`; 0 where nobody records."""
+        if not self._recorder.enabled:
+            return 0
+        return bits_of(
+            residual[frame.offset : frame.offset + frame.count], [(frame.offset, frame.offset + frame.count)]
+        )
+
+    def returned(  # noqa: PLR0917 - an address, what came back, and where it went
+        self, step: int, frame: FrameSpec, places: NDArray[np.int32], values: Values, residual: Values, before: int
+    ) -> None:
+        """What the sum of a frame rejected has been added to the residual, whose bits were `before`."""
+        if self._recorder.enabled and len(places):
+            after = self.residual_bits(frame, residual)
+            digest = digest_at(values, places)
+            self._recorder.add(Returned(step, frame.group, frame.offset, frame.count, digest, before, after))
