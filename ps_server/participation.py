@@ -28,6 +28,8 @@ from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_inc
 from taihu.coordination.stopping import StopNotice
 from taihu.coordination.waiting import telling_who_is_awaited
 from taihu.errors import RecoveringError, RunError, TaihuError
+from taihu.history.recording import Recorder, recorded_history
+from taihu.history.records import End
 from taihu.job import Job
 from taihu.process.entry import InterruptedRunError, Interrupts, LeavingError
 from taihu.trace import Tracer
@@ -94,21 +96,25 @@ class Participation:
             ConfigError, PeerUnreachableError: this server could not join.
             BaseException: what interrupted this; all others of the run have been told.
         """
-        if self._index == 0:
-            self._host()
-        else:
-            self._follow()
+        with recorded_history(self._job, str(self._member), self._generation.number) as recorder:
+            if self._index == 0:
+                self._host(recorder)
+            else:
+                self._follow(recorder)
+            recorder.add(End())
 
     def stop(self, reason: str) -> None:
         """End the run from another thread."""
         self._end(RunState.FAILED, reason)
 
-    def _host(self) -> None:
+    def _host(self, recorder: Recorder) -> None:
         """Server 0: be the coordinator too."""
         timeout_s = self._job.cluster.connect_timeout_s
         with hosted_coordinator(self._job, self._listener.rpc, self._generation) as coordinator:
             self._metrics.exported.put(CoordinatorMetrics(coordinator, self._member))
-            holder = ShardHolder(self._job, 0, self._incarnation, lambda: coordinator.plan(timeout_s))
+            holder = ShardHolder(
+                self._job, 0, self._incarnation, lambda: coordinator.plan(timeout_s), recorder=recorder
+            )
 
             def stored(step: int, file: PartFile) -> None:
                 coordinator.checkpointing.stored(str(self._member), step, file, coordinator.plan(timeout_s))
@@ -150,13 +156,15 @@ class Participation:
                         self._end(members.state, members.reason)
             self._raise_if_broken()
 
-    def _follow(self) -> None:
+    def _follow(self, recorder: Recorder) -> None:
         """Servers 1 and up: join server 0."""
         timeout_s = self._job.cluster.connect_timeout_s
         address = coordinator_address(self._job)
         with CoordinatorClient(address, self._job, self._member, self._incarnation) as client:
             self.coordinator_clock = client.coordinator_clock
-            holder = ShardHolder(self._job, self._index, self._incarnation, lambda: client.get_plan(timeout_s))
+            holder = ShardHolder(
+                self._job, self._index, self._incarnation, lambda: client.get_plan(timeout_s), recorder=recorder
+            )
             heartbeats = HeartbeatThread(client, self._job, self._progress, self._end, stop=self._stop)
 
             def gone(rank: int, how: str) -> None:

@@ -84,7 +84,9 @@ class Recording:
         if self._updates.enabled:
             bounds = frame.arena_bounds
             version = bits_of(self._of(frame), bounds)
-            seen = version if self._kind is None else bits_of(as_fp32(answering.parameters(frame), self._kind), bounds)
+            seen = (
+                version if self._kind is None else bits_of(as_fp32(answering.parameters(frame), self._kind), bounds)
+            )
             start = int(bounds[0, 0])
             self._updates.add(Update(step, frame.group, start, frame.count, None, version, version, seen))
 

@@ -33,6 +33,7 @@ class ShardHolder:
         incarnation: int,
         get_plan: Callable[[], Plan],
         clock: Clock | None = None,
+        *,
         recorder: Recorder | None = None,
     ) -> None:
         self._job = job

@@ -300,7 +300,7 @@ class Participation:
             # Behind the farewell nobody makes another process of a lost one: what there is to tell is told before.
             self._options.tell(results)
             self._finish(session, observer, digest, stopped=last.is_early)
-        self._recorder.add(End())
+        self._recorder.add(End(steps))
         how, where = "stopped" if last.is_early else "finished", {} if saved is None else {"saved": str(saved)}
         self._log.info(how, steps=steps, parameters_sha256=digest, **where)
         self._run_log.happened(how, **({"reason": self._stop.reason} if last.is_early else {}))

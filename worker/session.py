@@ -22,8 +22,8 @@ from taihu.coordination.plan import Plan
 from taihu.coordination.service import Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice
 from taihu.errors import TaihuError
-from taihu.job import Job
 from taihu.history.recording import Recorder
+from taihu.job import Job
 from taihu.layout import Layout
 from taihu.run_length import RunLength
 from taihu.trace import Tracer

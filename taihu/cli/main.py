@@ -53,6 +53,11 @@ _COMMANDS: Final = (
         "Make one HTML page of a run: loss and accuracy, where its time went, what was exchanged, its processes.",
     ),
     (
+        "history",
+        "taihu.cli.history:history",
+        "Check what all processes of a run recorded: nothing lost, nothing applied twice, updates in step order.",
+    ),
+    (
         "check-model",
         "taihu.cli.check_model:check_model",
         "Show the layers of a model, and check the gradients of each of them against central differences.",

@@ -52,7 +52,8 @@ def _mixed(count: int) -> NDArray[np.uint64]:
 
 def _factors() -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
     mixed = _mixed(_PERIOD)
-    factors, weights = mixed | np.uint64(1), 1.0 + (mixed >> np.uint64(11)) * 2.0**-53
+    factors = mixed | np.uint64(1)
+    weights = 1.0 + (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
     factors.flags.writeable = weights.flags.writeable = False
     return factors, weights
 

@@ -1,4 +1,4 @@
-"""Histories as files: a line of JSON for each record, one file for each process, appended to by those in its place."""
+"""Histories as files: a line of JSON for each record, one file for each process and those in its place."""
 
 from __future__ import annotations
 

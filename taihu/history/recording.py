@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kernels.half import HalfKind, from_half
 from taihu.checkpoint.keepers import resumed_from
 from taihu.compression.balance import Weighed
-from taihu.history.digest import Digest, Values, bits_of, digest_of
+from taihu.history.digest import Digest, Values, bits_of
 from taihu.history.files import HistoryFile
 from taihu.history.records import Balance, Begin, Record, Update
 from taihu.job import Job
@@ -96,7 +96,8 @@ def as_fp32(values: NDArray[np.float32] | NDArray[np.uint16], kind: HalfKind | N
 def balance_of(weighed: Weighed, bounds: NDArray[np.int64]) -> Balance:
     """The record of a balance of ranges of the arena; shape (k, 2)."""
     arrays = (weighed.before, weighed.owed, weighed.after, weighed.together)
-    return Balance(*(bits_of(values, bounds) for values in arrays), rounded=weighed.rounded)
+    before, owed, after, together = (bits_of(values, bounds) for values in arrays)
+    return Balance(before, owed, after, together, rounded=weighed.rounded)
 
 
 @contextmanager
@@ -125,5 +126,3 @@ def recorded_history(job: Job, member: str, generation: int) -> Iterator[Recorde
             )
         )
         yield Recorder(file.add)
-
-

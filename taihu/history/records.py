@@ -22,7 +22,7 @@ ALL: Final = -1
 
 @dataclass(frozen=True)
 class Balance:
-    """What compression owed, as bits of digests of a group's range; `rounded` says whether what is sent has 16 bits.
+    """The balance of a selection, as bits of digests of its range; `rounded` says whether what is sent has 16 bits.
 
     `owed` is the residual after the gradient was added, in the arithmetic of the kernel and with nothing sent yet;
     `together` is what was sent and the residual behind it, added element by element in fp32.
@@ -136,8 +136,9 @@ class Skip:
 
 @dataclass(frozen=True)
 class End:
-    """The run has ended well in this process."""
+    """The run has ended well in this process, a worker's behind `step`; servers count none."""
 
+    step: int = 0
     kind: Literal["end"] = "end"
 
 

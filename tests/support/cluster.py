@@ -17,13 +17,14 @@ from taihu.coordination.client import CoordinatorClient, HeartbeatThread
 from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.plan import Plan
 from taihu.errors import RunError, TaihuError
+from taihu.history.recording import recorded_history
 from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import group_bounds
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.settings import ClusterSettings
 from taihu.wire.identity import WorkerIdentity
-from worker.exchange.making import through_servers
+from worker.exchange.making import Beside, through_servers
 from worker.exchange.servers.link import ServerLink
 from worker.exchange.servers.route import ServerRoute
 from worker.memory.arenas import Arenas, arenas_of
@@ -118,6 +119,8 @@ class Member:
         assert job.cluster.coordinator is not None
         self.rank = rank
         self.identity = WorkerIdentity(job.name, rank, 1000 + rank)
+        self._stack = ExitStack()
+        self.recorder = self._stack.enter_context(recorded_history(job, f"worker {rank}", 0))
         self.arenas = arenas or arenas_of(job, layout.elements)
         if rank == 0:
             self.arenas.parameters[:] = first_parameters(job, layout)
@@ -130,7 +133,8 @@ class Member:
         self._heartbeats = HeartbeatThread(self.client, job, Progress, self._end).__enter__()
         try:
             self.plan = self.client.get_plan(10)
-            self.exchange = through_servers(job, self.plan, self.addresses, self.identity, self.arenas)
+            beside = Beside(recorder=self.recorder)
+            self.exchange = through_servers(job, self.plan, self.addresses, self.identity, self.arenas, beside)
         except BaseException:
             self._heartbeats.__exit__(None, None, None)
             raise
@@ -146,6 +150,7 @@ class Member:
         self.exchange.__exit__(kind, value, trace)
         self._heartbeats.__exit__(kind, value, trace)
         self.client.__exit__(kind, value, trace)
+        self._stack.close()
         if self.arenas.shared is not None:
             self.arenas.shared.unlink()  # of an exchange that has not begun
 

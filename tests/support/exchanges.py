@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from allreduce.communicator import Communicator
@@ -19,11 +21,15 @@ from taihu.coordination.client import failure_reported
 from taihu.coordination.plan import Plan
 from taihu.coordination.planning import first_plan
 from taihu.errors import TaihuError
+from taihu.history.checking import check_histories
+from taihu.history.files import read_histories
+from taihu.history.recording import recorded_history
+from taihu.history.records import End
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.groups import cap_groups, plan_groups
 from taihu.wire.codec import BYTES_PER_VALUE
-from worker.exchange.making import between_workers
+from worker.exchange.making import Beside, between_workers
 from worker.exchange.ring.dense import RingRoute
 from worker.exchange.ring.sparse import SparseRoute
 from worker.exchange.route import ExchangeTotals
@@ -79,7 +85,7 @@ def exchange_steps(
 
     `plan` is where a ring begins, if not with the job's own; after the steps in `plans` all go on by the groups that
     a strategy makes. `order(n)` is the order in which n groups are pushed. That backward sees the parameters which
-    forward saw is checked on the way.
+    forward saw is checked on the way, and what all recorded at the end.
 
     Raises:
         TaihuError: what a worker ended with.
@@ -101,7 +107,12 @@ def exchange_steps(
                 worker.change_plan(step, plans[step])
         return seen
 
-    seen = run_workers(job, layout, work, plan=plan)
+    with TemporaryDirectory() as folder:
+        history = job.run.model_copy(update={"history": Path(folder)})
+        seen = run_workers(job.model_copy(update={"run": history}), layout, work, plan=plan)
+        verdict = check_histories(read_histories(Path(folder)))
+    assert [str(finding) for finding in verdict.findings] == []
+    assert (verdict.last, verdict.has_ended) == (steps, True)
     return Run(
         parameters=[list(each) for each in zip(*(one.parameters for one in seen), strict=True)],
         times=[list(each) for each in zip(*(one.times for one in seen), strict=True)],
@@ -183,6 +194,7 @@ def _through_servers(
                 member.exchange.start()
                 result = work(member.worker)
                 member.client.finish(parameters_sha256="equal")
+                member.recorder.add(End(member.exchange._protocol.at.step))
             return result
         except TaihuError as error:
             return error
@@ -202,8 +214,15 @@ def _between_workers(
 ) -> list[T | TaihuError]:
     def life(communicator: Communicator) -> T | TaihuError:
         arenas = own_arenas(communicator.rank) or arenas_of(job, plan.layout.elements)
-        exchange = between_workers(job, plan, communicator, arenas)
+        name = f"worker {communicator.rank}"
+        with recorded_history(job, name, 0) as recorder:
+            exchange = between_workers(job, plan, communicator, arenas, Beside(recorder=recorder))
+            outcome = live(communicator, arenas, exchange)
+            if not isinstance(outcome, TaihuError):
+                recorder.add(End(exchange._protocol.at.step))
+            return outcome
 
+    def live(communicator: Communicator, arenas: Arenas, exchange: Exchange) -> T | TaihuError:
         def change_plan(_: int, strategy: str) -> None:
             exchange.adopt(regrouped(job, exchange.plan, strategy))
 

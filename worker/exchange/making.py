@@ -83,7 +83,7 @@ def _ring_updates(  # noqa: PLR0917 - one of each
     initial: InitialParameters | None,
 ) -> RingUpdates:
     if job.zero:
-        return Owners(job, plan, communicator, arenas, recording, initial)
+        return Owners(job, plan, communicator, arenas, recording=recording, initial=initial)
     optimizer = OptimizerShard(in_steps(job.server_optimizer, plan.length), arenas.parameters)
     checks = job.exchange.non_finite == "error"
     return Replicas(

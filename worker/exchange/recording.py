@@ -85,9 +85,7 @@ class Recording:
         def digest() -> Digest:
             return digest_of(gradient, bounds)
 
-        return self._recorder.updating(
-            step, group, bounds, parameters, digest, None if self._kind is None else seen
-        )
+        return self._recorder.updating(step, group, bounds, parameters, digest, None if self._kind is None else seen)
 
     def updating_all(self, step: int, gradients: Values) -> AbstractContextManager[None]:
         """The block updates all parameters of the arena."""
@@ -112,7 +110,7 @@ class Recording:
     def returned(  # noqa: PLR0917 - an address, what came back, and where it went
         self, step: int, frame: FrameSpec, places: NDArray[np.int32], values: Values, residual: Values, before: int
     ) -> None:
-        """What the sum of a frame rejected has been added to the residual, whose bits were `before`."""
+        """Values that the sum of a frame rejected have been added to the residual, whose bits were `before`."""
         if self._recorder.enabled and len(places):
             after = self.residual_bits(frame, residual)
             digest = digest_at(values, places)

@@ -55,6 +55,7 @@ class Owners(RingUpdates):
         plan: Plan,
         communicator: Communicator,
         arenas: Arenas,
+        *,
         recording: Recording,
         initial: InitialParameters | None = None,
     ) -> None:

@@ -1,0 +1,258 @@
+"""The model finds nothing in a history of a run that went well, and each single thing that did not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from support.histories import Shape, histories_of, shapes
+
+from taihu.history.checking import Verdict, check_histories
+from taihu.history.records import Balance, Begin, End, Push, Read, Record, Sum, Update
+
+Histories = dict[str, list[Record]]
+Place = tuple[str, int]
+Flipped = TypeVar("Flipped", Update, Balance)
+
+
+def check(histories: Histories) -> Verdict:
+    return check_histories(list(histories.values()))
+
+
+def found(histories: Histories) -> list[str]:
+    return [str(finding) for finding in check(histories).findings]
+
+
+def counting(shape: Shape, histories: Histories) -> dict[Place, Record]:
+    """The records of steps that count, by member and line."""
+    places: dict[Place, Record] = {}
+    for member, records in histories.items():
+        life = -1
+        for line, record in enumerate(records):
+            life += isinstance(record, Begin)
+            upto = min((after for after, _ in shape.lives[life + 1 :]), default=10**9)
+            if not isinstance(record, Begin | End) and record.step <= upto:
+                places[member, line] = record
+    return places
+
+
+@given(shapes())
+def test_a_run_that_went_well_is_found_to_be_so(shape: Shape) -> None:
+    verdict = check(histories_of(shape))
+    assert verdict.findings == ()
+    assert verdict.generations == len(shape.lives)
+    assert (verdict.first, verdict.last, verdict.has_ended) == (1, shape.lives[-1][1], True)
+
+
+@given(shapes(least=2), st.data())
+def test_what_was_given_up_does_not_count(shape: Shape, data: st.DataObject) -> None:
+    """A process that was killed has told less than others of steps behind the checkpoint."""
+    histories = histories_of(shape)
+    given_up = {(member, line) for member, records in histories.items() for line in range(len(records))} - counting(
+        shape, histories
+    ).keys()
+    member = data.draw(st.sampled_from(sorted(histories)))
+    lines = [
+        line
+        for name, line in sorted(given_up)
+        if name == member and not isinstance(histories[name][line], Begin | End)
+    ]
+    assume(lines)
+    cut = data.draw(st.sampled_from(lines))
+    last = cut
+    while last in lines:
+        last += 1
+    del histories[member][cut:last]
+    assert found(histories) == []
+
+
+def dropped(histories: Histories, place: Place, data: st.DataObject) -> None:
+    del histories[place[0]][place[1]]
+
+
+def doubled(histories: Histories, place: Place, data: st.DataObject) -> None:
+    histories[place[0]].insert(place[1], histories[place[0]][place[1]])
+
+
+def swapped(histories: Histories, place: Place, data: st.DataObject) -> None:
+    """With one of its kind in another step of the same generation."""
+    member, line = place
+    records = histories[member]
+    record = records[line]
+    begin = max(at for at, each in enumerate(records[:line]) if isinstance(each, Begin))
+    end = next((at for at, each in enumerate(records) if at > line and isinstance(each, Begin)), len(records))
+    others = [
+        at
+        for at in range(begin, end)
+        if type(records[at]) is type(record) and records[at].step != record.step  # type: ignore[union-attr]
+    ]
+    assume(others)
+    other = data.draw(st.sampled_from(others))
+    records[line], records[other] = records[other], records[line]
+
+
+def flipped(value: int, data: st.DataObject) -> int:
+    return value ^ (1 << data.draw(st.integers(0, 63)))
+
+
+def _flipped(thing: Flipped, field: str, data: st.DataObject) -> Flipped:
+    changes: dict[str, Any] = {field: flipped(getattr(thing, field), data)}
+    return replace(thing, **changes)
+
+
+def changed(histories: Histories, place: Place, data: st.DataObject, change: Callable[..., Record | None]) -> None:
+    record = change(histories[place[0]][place[1]], data)
+    assume(record is not None)
+    histories[place[0]][place[1]] = record  # type: ignore[assignment]
+
+
+def other_version(record: Record, data: st.DataObject) -> Record | None:
+    if not isinstance(record, Update):
+        return None
+    # What the first step found nobody else has seen.
+    field = data.draw(st.sampled_from(["after", "seen"] if record.step == 1 else ["before", "after", "seen"]))
+    return _flipped(record, field, data)
+
+
+def other_values(record: Record, data: st.DataObject) -> Record | None:
+    match record:
+        case Read():
+            return replace(record, seen=flipped(record.seen, data))
+        case Sum():
+            rank = data.draw(st.integers(0, len(record.parts) - 1))
+            part = record.parts[rank]._replace(bits=flipped(record.parts[rank].bits, data))
+            parts = (*record.parts[:rank], part, *record.parts[rank + 1 :])
+            return replace(record, parts=parts)
+        case _:
+            return None
+
+
+def other_sum(record: Record, data: st.DataObject) -> Record | None:
+    """As if one rank had gone in twice."""
+    if not isinstance(record, Update) or record.gradient is None or record.gradient.total is None:
+        return None
+    return replace(record, gradient=record.gradient._replace(total=record.gradient.total * 1.5 + 1, bits=1))
+
+
+def other_residual(record: Record, data: st.DataObject) -> Record | None:
+    if not isinstance(record, Push) or record.balance is None:
+        return None
+    field = data.draw(st.sampled_from(["before", "owed", "after", "together"]))
+    return replace(record, balance=_flipped(record.balance, field, data))
+
+
+def foreign_rank(record: Record, data: st.DataObject) -> Record | None:
+    return replace(record, parts=(*record.parts, record.parts[0])) if isinstance(record, Sum) else None
+
+
+def exchanged_ranks(record: Record, data: st.DataObject) -> Record | None:
+    if not isinstance(record, Sum) or len(record.parts) < 2 or record.parts[0] == record.parts[1]:
+        return None
+    return replace(record, parts=(record.parts[1], record.parts[0], *record.parts[2:]))
+
+
+Mutation = Callable[[Histories, Place, st.DataObject], None]
+
+
+def single(mutate: Mutation, shape: Shape, data: st.DataObject, *kinds: type[Record]) -> None:
+    """Change one thing of a kind that counts, and have it found in its step, or the one behind."""
+    histories = histories_of(shape)
+    places = counting(shape, histories)
+    place = data.draw(st.sampled_from(sorted(at for at, record in places.items() if isinstance(record, kinds))))
+    mutate(histories, place, data)
+    seen = check(histories).findings
+    assert seen, f"{mutate} of {places[place]} was not found"
+    if mutate in {dropped, doubled}:
+        assert seen[0].step in {places[place].step, places[place].step + 1}  # type: ignore[union-attr]
+
+
+@given(shapes(), st.data())
+def test_a_record_that_is_missing_is_found(shape: Shape, data: st.DataObject) -> None:
+    single(dropped, shape, data, Push, Sum, Update)
+
+
+@given(shapes(), st.data())
+def test_what_was_done_twice_is_found(shape: Shape, data: st.DataObject) -> None:
+    single(doubled, shape, data, Push, Sum, Update)
+
+
+@given(shapes(), st.data())
+def test_another_order_of_steps_is_found(shape: Shape, data: st.DataObject) -> None:
+    single(swapped, shape, data, Push, Sum, Update)
+
+
+@given(shapes(), st.data())
+def test_another_version_is_found(shape: Shape, data: st.DataObject) -> None:
+    single(partial(changed, change=other_version), shape, data, Update)
+
+
+@given(shapes(), st.data())
+def test_other_values_are_found(shape: Shape, data: st.DataObject) -> None:
+    single(partial(changed, change=other_values), shape, data, Read, Sum)
+
+
+@given(shapes(), st.data())
+def test_another_sum_is_found(shape: Shape, data: st.DataObject) -> None:
+    single(partial(changed, change=other_sum), shape, data, Update)
+
+
+@given(shapes(packed=True), st.data())
+def test_a_residual_that_is_off_by_one_bit_is_found(shape: Shape, data: st.DataObject) -> None:
+    single(partial(changed, change=other_residual), shape, data, Push)
+
+
+@given(shapes(servers=1), st.data())
+def test_a_foreign_rank_is_found(shape: Shape, data: st.DataObject) -> None:
+    single(partial(changed, change=foreign_rank), shape, data, Sum)
+
+
+@given(shapes(servers=1, workers=2), st.data())
+def test_ranks_in_each_others_places_are_found(shape: Shape, data: st.DataObject) -> None:
+    single(partial(changed, change=exchanged_ranks), shape, data, Sum)
+
+
+SHAPE = Shape(1, 2, 1, (20, 30), compressed=True, lives=((0, 3), (2, 5)))
+
+
+def test_findings_name_step_group_and_member() -> None:
+    histories = histories_of(SHAPE)
+    line = next(n for n, each in enumerate(histories["worker 1"]) if isinstance(each, Push) and each.group == 1)
+    del histories["worker 1"][line]
+    assert found(histories)[0] == "step 1, group 1, worker 1: no push"
+
+
+def test_a_member_without_a_history_and_a_stranger_are_named() -> None:
+    histories = histories_of(SHAPE)
+    del histories["worker 1"]
+    assert found(histories)[0] == "worker 1: it has no history; put the files of all processes into one folder"
+    histories = histories_of(SHAPE)
+    histories["worker 7"] = [
+        replace(record, member="worker 7") if isinstance(record, Begin) else record
+        for record in histories["worker 1"]
+    ]
+    assert "worker 7: outside the world of 1 servers and 2 workers" in found(histories)
+
+
+def test_a_run_without_an_end_counts_up_to_its_last_checkpoint() -> None:
+    histories = {member: records[:-1] for member, records in histories_of(SHAPE).items()}
+    verdict = check(histories)
+    assert (verdict.findings, verdict.first, verdict.last, verdict.has_ended) == ((), 1, 2, False)
+
+
+def test_two_runs_in_one_folder_are_told_apart() -> None:
+    histories = histories_of(SHAPE)
+    doubled_up = {member: [*records[:-1], *records] for member, records in histories.items()}
+    assert found(doubled_up)[0] == "server 0: several runs were recorded there; give each a folder"
+    assert found({"worker 0": histories["worker 0"][1:]})[0].startswith("a history does not begin with")
+
+
+def test_members_of_a_generation_were_told_the_same() -> None:
+    histories = histories_of(SHAPE)
+    begin = histories["worker 1"][0]
+    assert isinstance(begin, Begin)
+    histories["worker 1"][0] = replace(begin, after=1)
+    assert "worker 1: it was told of another run, or another step" in found(histories)[0]
