@@ -2,8 +2,9 @@
 
 The model: in every step that counts each rank pushes each group once; each frame of it is summed once, of these
 pushes in rank order; each element is updated once by its sum, by whoever owns it, and every worker that reads it then
-reads that. Steps follow each other. What one step leaves of parameters and residuals the next one finds, also the first one
-of a generation behind the checkpoint from which it began. What was sent and what was held back are what was owed.
+reads that. Steps follow each other. What one step leaves of parameters and residuals the next one finds, also the
+first one of a generation behind the checkpoint from which it began. What was sent and what was held back are what was
+owed.
 """
 
 from __future__ import annotations

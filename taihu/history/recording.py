@@ -13,7 +13,6 @@ from kernels.half import HalfKind, from_half
 from taihu.checkpoint.keepers import resumed_from
 from taihu.compression.balance import Weighed
 from taihu.history.digest import Digest, Values, bits_of
-from taihu.history.files import HistoryFile
 from taihu.history.records import Balance, Begin, Record, Update
 from taihu.job import Job
 
@@ -112,6 +111,8 @@ def recorded_history(job: Job, member: str, generation: int) -> Iterator[Recorde
     if folder is None:
         yield Recorder.off()
         return
+    from taihu.history.files import HistoryFile  # noqa: PLC0415 - what reads and writes JSON, and most runs do not
+
     begun = resumed_from(job)
     with HistoryFile(folder, member) as file:
         file.add(
