@@ -167,7 +167,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "resume": TEXT,
     },
 }
-PATHS = {"path", "dir", "save", "results", "init_from", "resume"}
+PATHS = {"path", "dir", "save", "results", "history", "init_from", "resume"}
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", alphabet=CHARACTERS, fullmatch=True)
 
 
