@@ -55,6 +55,7 @@ class Interrupts:
     def __init__(self, *, leaves: bool = False) -> None:
         self.reason = ""
         self.leaves = leaves
+        self._raised = ""
         self._take: Callable[[str], bool] | None = None
         self._taken_s = -_ECHO_S
         self._ignores = False
@@ -69,7 +70,13 @@ class Interrupts:
         """During the block, `take(reason)` is called with the first signal, and says whether it was taken.
 
         As it is called by a signal handler, it may not wait for any lock.
+
+        Raises:
+            InterruptedRunError: an earlier signal had raised it, and other code has swallowed that: what compiles and
+                what imports may do so.
         """
+        if self._raised:
+            raise self.error(self._raised)
         self._take = take
         try:
             yield
@@ -96,6 +103,7 @@ class Interrupts:
             self.reason = reason
             self._taken_s = time.monotonic()
             return
+        self._raised = reason
         raise self.error(reason)
 
     def error(self, reason: str) -> InterruptedRunError:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -46,6 +47,14 @@ def test_a_signal_that_nobody_takes_raises(interrupts: Interrupts) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(InterruptedRunError):
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_whose_error_was_swallowed_is_not_forgotten(interrupts: Interrupts) -> None:
+    """A run was seen to go on for good: what compiles or imports may swallow an error."""
+    with suppress(InterruptedRunError):
+        os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(InterruptedRunError, match=r"^interrupted by SIGTERM$"), interrupts.offered_to(bool):
+        pytest.fail("offered to who does not know of it")
 
 
 def test_the_echo_of_a_signal_is_no_second_one(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
