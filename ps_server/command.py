@@ -78,6 +78,7 @@ def server(
         from ps_server.daemon import ServerDaemon, ServerOptions
         from taihu.checkpoint.keepers import recovers
         from taihu.coordination.members import RunState
+        from taihu.job.chaos import chaos_of
         from taihu.launch.discovery import find_coordinator, find_rank
         from taihu.wire.log import configure_logs
 
@@ -101,6 +102,7 @@ def server(
         trace=trace,
         tracer=make_tracer(trace, trace_steps),
         interrupts=interrupts,
+        chaos=chaos_of(job, f"server {place}"),
     )
     with ServerDaemon(job, options) as daemon:
         typer.echo(f"listening on {daemon.address}, metrics on port {daemon.metrics_port}")

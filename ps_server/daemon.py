@@ -10,6 +10,7 @@ from typing import Any, Self
 import structlog
 
 from ps_server.participation import Participation
+from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.coordination.generations import ONLY, Generation, in_generations
 from taihu.coordination.listener import ListenOptions, open_listener
 from taihu.coordination.members import MemberId, Role, RunState
@@ -38,6 +39,7 @@ class ServerOptions:
     which are served for `linger_s` after the end; with `hold` a server that has finished stays,
     healthy but not ready, until it is told to end; `trace` is where this process's part of the trace is written at
     the end. While this server serves, it takes the first of the `interrupts` as a wish that the run ends in order.
+    `chaos` is asked at each point.
     """
 
     index: int
@@ -50,6 +52,7 @@ class ServerOptions:
     trace: Path | None = None
     tracer: Tracer = field(default_factory=Tracer.off)
     interrupts: Interrupts = field(default_factory=Interrupts)
+    chaos: Chaos = field(default_factory=NoChaos)
 
 
 class ServerDaemon:
@@ -114,6 +117,7 @@ class ServerDaemon:
             ConfigError, PeerUnreachableError: this server could not join.
             BaseException: what interrupted this; all others of the run have been told.
         """
+        self._options.chaos.passes(Point.START_UP)
         try:
             in_generations(self._job, self._member, self._live)
         finally:
@@ -141,6 +145,7 @@ class ServerDaemon:
             metrics=self.metrics,
             tracer=options.tracer,
             interrupts=options.interrupts,
+            chaos=options.chaos,
         )
 
     def results(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import structlog
 
 from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from ps_server.shard_holder import ShardHolder
+from taihu.chaos.points import Chaos, Point
 from taihu.checkpoint.files import PartFile
 from taihu.checkpoint.writer import LeftOut, Stored, maybe_writing
 from taihu.coordination.awaited import awaited_in_words
@@ -54,6 +55,7 @@ class Participation:
         metrics: of the process.
         tracer: of the process.
         interrupts: of which the first is a wish that the run ends in order.
+        chaos: is asked at each point.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Participation:
         metrics: ServerMetrics,
         tracer: Tracer,
         interrupts: Interrupts,
+        chaos: Chaos,
     ) -> None:
         self._job = job
         self._index = index
@@ -74,6 +77,7 @@ class Participation:
         self._metrics = metrics
         self._tracer = tracer
         self._interrupts = interrupts
+        self._chaos = chaos
         self._member = MemberId(Role.SERVER, index)
         self._incarnation = new_incarnation()
         self._log = structlog.get_logger().bind(role="server", rank=index)
@@ -113,7 +117,12 @@ class Participation:
         with hosted_coordinator(self._job, self._listener.rpc, self._generation) as coordinator:
             self._metrics.exported.put(CoordinatorMetrics(coordinator, self._member))
             holder = ShardHolder(
-                self._job, 0, self._incarnation, lambda: coordinator.plan(timeout_s), recorder=recorder
+                self._job,
+                0,
+                self._incarnation,
+                lambda: coordinator.plan(timeout_s),
+                recorder=recorder,
+                chaos=self._chaos,
             )
 
             def stored(step: int, file: PartFile) -> None:
@@ -140,6 +149,7 @@ class Participation:
                         address=self._listener.address,
                         generation=self._generation.number,
                     )
+                self._chaos.passes(Point.JOIN)
                 with telling_who_is_awaited(lambda: _awaited(coordinator)):
                     self._watch(coordinator)
 
@@ -155,6 +165,7 @@ class Participation:
                     if members.state.is_final:
                         self._end(members.state, members.reason)
             self._raise_if_broken()
+            self._chaos.passes(Point.FAREWELL)
 
     def _follow(self, recorder: Recorder) -> None:
         """Servers 1 and up: join server 0."""
@@ -163,7 +174,12 @@ class Participation:
         with CoordinatorClient(address, self._job, self._member, self._incarnation) as client:
             self.coordinator_clock = client.coordinator_clock
             holder = ShardHolder(
-                self._job, self._index, self._incarnation, lambda: client.get_plan(timeout_s), recorder=recorder
+                self._job,
+                self._index,
+                self._incarnation,
+                lambda: client.get_plan(timeout_s),
+                recorder=recorder,
+                chaos=self._chaos,
             )
             heartbeats = HeartbeatThread(client, self._job, self._progress, self._end, stop=self._stop)
 
@@ -174,10 +190,12 @@ class Participation:
             # An interrupt may come when the coordinator knows of this server, but not yet this server of that.
             with self._serving(holder, gone, (client.stored, client.left_out)), failure_reported(client):
                 client.join(address=self._listener.address, generation=self._generation.number)
+                self._chaos.passes(Point.JOIN)
                 with heartbeats, self._stopping_in_order():
                     with telling_who_is_awaited(client.awaited):
                         self._ended.wait()
                     self._raise_if_broken()
+            self._chaos.passes(Point.FAREWELL)
             with suppress(TaihuError):  # the run has ended, whether or not the coordinator hears the farewell
                 client.finish()
 
@@ -187,7 +205,7 @@ class Participation:
     ) -> Iterator[None]:
         """Serve; when the block fails, whoever waits for this server is told why. `parts` tell of its own."""
         rpc = self._listener.rpc
-        with maybe_writing(self._job, *parts) as writer:
+        with maybe_writing(self._job, *parts, self._chaos) as writer:
             servicer = ParameterServerServicer(
                 self._job,
                 holder,
@@ -196,6 +214,7 @@ class Participation:
                 tracer=self._tracer,
                 listener=self._listener.direct,
                 writer=writer,
+                chaos=self._chaos,
             )
             servicer.register(rpc.grpc_server)
             rpc.start((PARAMETER_SERVER_SERVICE, *services), with_reflection=self._job.cluster.reflection)

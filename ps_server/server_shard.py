@@ -29,6 +29,7 @@ from ps_server.summing import (
     make_summing,
     values_of,
 )
+from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.checkpoint.part import PARAMETERS, Elements, State
 from taihu.checkpoint.reading import Checkpoint
 from taihu.coordination.plan import Plan
@@ -68,6 +69,7 @@ class ServerShard:
         get_plan: returns the run's present plan; called when a frame of a later one comes.
         clock: what answers tell the time by.
         recorder: gets the history of its sums and updates.
+        chaos: is asked at each point.
 
     Attributes:
         buffers: memory for dense frames, to which it returns when they have been summed.
@@ -85,6 +87,7 @@ class ServerShard:
         get_plan: Callable[[], Plan],
         clock: Clock | None = None,
         recorder: Recorder | None = None,
+        chaos: Chaos | None = None,
     ) -> None:
         self._job = job
         self._partition = partition
@@ -94,6 +97,7 @@ class ServerShard:
         self._sender = Sender(job.name, incarnation)
         self._get_plan = get_plan
         self._clock = clock or SystemClock()
+        self._chaos = chaos or NoChaos()
         self._value_type = ValueType.named(job.train.precision)
         self._scale = 1.0 / job.cluster.workers
         self._state_frames = partition.state_frames(plan.frame_elements)
@@ -201,6 +205,7 @@ class ServerShard:
         """
         header = frame.header
         header.expect(Gradients)
+        self._chaos.passes(Point.PUSH, header.address.at.step)
         self._follow_if_later(header)
         with self._lock:
             spec = self._aggregator.find(header)
@@ -365,11 +370,13 @@ class ServerShard:
         frame, step, answering = complete.frame, complete.at.step, self._answering
         header = self._answer_header(frame, complete.at)
         with self._scratches.borrowed() as scratch:
+            self._chaos.passes(Point.SUM, step)
             total = self._summing.sum(frame, step, complete.contributions, scratch)
             self._recording.summed(frame, complete.at, complete.contributions, total)
             if total is None:
                 self._recording.skipped(frame, step, answering)
             else:
+                self._chaos.passes(Point.UPDATE, step)
                 with self._recording.updating(frame, step, total, answering):
                     self._update(frame, step, total, scratch)
                     answering.updated(frame, total, header, scratch)
@@ -380,6 +387,7 @@ class ServerShard:
             self._step = max(self._step, step)
         if total is None:
             header = self._answer_header(frame, complete.at, skipped=True)
+        self._chaos.passes(Point.FETCH, step)
         return answering.answer(frame, header)
 
     def _update(self, frame: FrameSpec, step: int, total: Total, scratch: Scratch) -> None:

@@ -17,6 +17,7 @@ from protos import parameter_server_pb2 as pb
 from ps_server.exchanges import Exchanges
 from ps_server.initialization import Initialization
 from ps_server.shard_holder import ShardHolder
+from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.checkpoint.part import Part
 from taihu.checkpoint.writer import PartWriter
 from taihu.errors import (
@@ -45,7 +46,8 @@ class ParameterServerServicer:
     """The service's methods.
 
     `on_lost(rank, how)` is called when a worker's exchange ends, also when it has finished. `listener`
-    accepts connections of workers, and is closed with this; `writer` takes the server's parts of checkpoints.
+    accepts connections of workers, and is closed with this; `writer` takes the server's parts of checkpoints;
+    `chaos` is asked at each point.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class ParameterServerServicer:
         tracer: Tracer,
         listener: DirectListener,
         writer: PartWriter | None = None,
+        chaos: Chaos | None = None,
     ) -> None:
         self._name = f"server {holder.index}"
         self._writer = writer
+        self._chaos = chaos or NoChaos()
         self._job = job.name
         self._workers = job.cluster.workers
         self._holder = holder
@@ -170,7 +174,9 @@ class ParameterServerServicer:
 
     def _initialize(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> pb.InitializeResponse:
         try:
-            shard = self._holder.adopt(self._receive(requests))
+            initial = self._receive(requests)
+            self._chaos.passes(Point.INITIALIZE)
+            shard = self._holder.adopt(initial)
         except TaihuError as error:
             abort(context, error)
         self._metrics.state_bytes.set(shard.state_bytes)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ps_server.initialization import Initialization
 from ps_server.server_shard import ServerShard
+from taihu.chaos.points import Chaos
 from taihu.checkpoint.keepers import resumed_from
 from taihu.coordination.plan import Plan
 from taihu.errors import ModelError, PeerUnreachableError, StaleError, TaihuError
@@ -35,6 +36,7 @@ class ShardHolder:
         clock: Clock | None = None,
         *,
         recorder: Recorder | None = None,
+        chaos: Chaos | None = None,
     ) -> None:
         self._job = job
         self.index = index
@@ -42,6 +44,7 @@ class ShardHolder:
         self._get_plan = get_plan
         self._clock = clock
         self._recorder = recorder
+        self._chaos = chaos
         self._changed = threading.Condition()
         self._shard: ServerShard | None = None
         self._failure: TaihuError | None = None
@@ -87,6 +90,7 @@ class ShardHolder:
             get_plan=self._get_plan,
             clock=self._clock,
             recorder=self._recorder,
+            chaos=self._chaos,
         )
         shard.warm_up()
         begun = resumed_from(self._job)

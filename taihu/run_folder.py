@@ -17,6 +17,7 @@ from taihu.results import as_json, check_writable
 from taihu.settings import RunSettings
 
 __all__ = [
+    "CHAOS",
     "CHECKPOINTS",
     "SETTINGS",
     "RunFiles",
@@ -36,6 +37,9 @@ _RESULTS = "results.json"
 _EVENTS = "events.jsonl"
 CHECKPOINTS: Final = "checkpoints"
 """The folder of a run's checkpoints in that of the run."""
+
+CHAOS: Final = "chaos"
+"""The folder of what faults of `[chaos]` have happened in that of the run."""
 
 SETTINGS: Final = "settings.toml"
 """The file of all settings of a run in its folder, which is a job file."""

@@ -86,6 +86,7 @@ def worker(
     with importing_much():
         from taihu.checkpoint.keepers import recovers
         from taihu.coordination.listener import ListenOptions
+        from taihu.job.chaos import chaos_of
         from taihu.launch.discovery import find_coordinator, find_rank
         from taihu.run_folder import RunFiles, prepare_run
         from taihu.wire.log import configure_logs
@@ -125,6 +126,7 @@ def worker(
         tracer=make_tracer(trace, trace_steps),
         interrupts=interrupts,
         tell=tell,
+        chaos=chaos_of(job, f"worker {place}"),
     )
     results = WorkerDaemon(job, options).run()
     return EXIT_INTERRUPTED if results["stopped"] else 0

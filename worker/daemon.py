@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 from threadpoolctl import threadpool_limits
 
+from taihu.chaos.points import Point
 from taihu.coordination.client import coordinator_address
 from taihu.coordination.generations import Generation, in_generations
 from taihu.coordination.members import MemberId, Role
@@ -49,6 +50,7 @@ class WorkerDaemon:
         Raises:
             TaihuError: what went wrong; the coordinator has been told.
         """
+        self._options.chaos.passes(Point.START_UP)
         with ExitStack() as stack:
             if self._options.health is not None:
                 self._options.health.start(())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 
 from allreduce.communicator import Communicator
+from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.checkpoint.files import PartFile
 from taihu.checkpoint.keepers import resumed_from
 from taihu.checkpoint.writer import maybe_writing
@@ -76,7 +77,8 @@ class WorkerOptions:
     `listener` is where peers reach a worker without servers, `health` where others may ask whether it lives; the page
     of metrics stays for `linger_s` after the end; `files` are those that worker 0 writes; `trace` is where this
     process's part of the trace is written at the end; `tell` gets the results, before the others may leave. After its
-    first step the worker takes the first of the `interrupts` as a wish that the run ends in order.
+    first step the worker takes the first of the `interrupts` as a wish that the run ends in order. `chaos` is asked
+    at each point.
     """
 
     rank: int
@@ -89,6 +91,7 @@ class WorkerOptions:
     tracer: Tracer = field(default_factory=Tracer.off)
     interrupts: Interrupts = field(default_factory=Interrupts)
     tell: Callable[[dict[str, Any]], None] = lambda _: None
+    chaos: Chaos = field(default_factory=NoChaos)
 
 
 class Participation:
@@ -184,6 +187,7 @@ class Participation:
             self._hosting,
             self._stop,
             self._recorder,
+            options.chaos,
         )
         test_images = len(self._dataset.test)
         uses = Uses(tests=job.train.evaluate, saves=options.files.model is not None, test_images=test_images)
@@ -260,7 +264,8 @@ class Participation:
                 session.client.stored(step, file)
 
             try:
-                with own_mistakes_told(), maybe_writing(self._job, stored, session.client.left_out) as writer:
+                writing = maybe_writing(self._job, stored, session.client.left_out, self._options.chaos)
+                with own_mistakes_told(), writing as writer:
                     keeper = Keeper(
                         self._job,
                         session.client,
@@ -322,6 +327,7 @@ class Participation:
     def _finish(self, session: Session, observer: Observer, digest: str, *, stopped: bool) -> None:
         # Nobody leaves before all are done with the same parameters: one that is lost until then would be missed, and
         # a launcher ends all others as soon as one exits with another code than 0.
+        self._options.chaos.passes(Point.FAREWELL)
         session.client.finish_with_all(progress=observer.progress(), parameters_sha256=digest)
         if stopped:
             self._options.interrupts.ignore()
@@ -413,6 +419,7 @@ class Participation:
         """
         if not replica.uses.tests:
             return
+        self._options.chaos.passes(Point.EVALUATION)
         start = self._clock.now()
 
         def read_layer(layer: int) -> None:
@@ -433,6 +440,7 @@ class Participation:
             replica.uses = replace(replica.uses, saves=True)
         if not replica.uses.saves:
             return None, ""
+        self._options.chaos.passes(Point.SAVE, steps)
         group_of = group_of_layer(session.exchange.plan.groups)
 
         def read_layer(layer: int) -> None:

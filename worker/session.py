@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import Meeting, listen_for_peers, meet
+from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.compression import Outcome
 from taihu.coordination.client import (
     CoordinatorClient,
@@ -70,6 +71,7 @@ class Reporting:
     `ended` gets the error by which the run, or this generation of its members, has ended elsewhere.
 
     `stop` is told of a stop of the run, and says that this worker wants one. `recorder` gets the exchange's history.
+    `chaos` is asked at each point.
     """
 
     progress: Callable[[], Progress] = Progress
@@ -79,6 +81,7 @@ class Reporting:
     hosting: Callable[[Coordinator], None] = lambda _: None
     stop: StopNotice = field(default_factory=StopNotice)
     recorder: Recorder = field(default_factory=Recorder.off)
+    chaos: Chaos = field(default_factory=NoChaos)
 
 
 @contextmanager
@@ -109,6 +112,7 @@ def take_part(
         listener = listener or listen_for_peers(job, rank, ListenOptions(patience=job.patience))
         met = _meet(job, rank, exchanged.layout, reporting, listener=listener, length=length, generation=generation)
         meeting = ending.enter_context(met)
+        reporting.chaos.passes(Point.JOIN)
         plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
         yield ending.enter_context(_between_workers(job, plan, meeting, exchanged, reporting))
 
@@ -128,6 +132,7 @@ def take_part_after_meeting(
     listener = listener or listen_for_peers(job, rank, ListenOptions(patience=job.patience))
     met = _meet(job, rank, None, reporting, listener=listener, length=length, generation=generation)
     with met as meeting, ExitStack() as ending:
+        reporting.chaos.passes(Point.JOIN)
         exchanged = prepare(meeting.communicator)
         ending.callback(exchanged.arenas.forget_name)
         meeting.client.bring_layout(exchanged.layout)
@@ -198,6 +203,7 @@ def _through_servers(  # noqa: PLR0917 - what `take_part` is given
     incarnation = new_incarnation()
     with CoordinatorClient(coordinator_address(job), job, MemberId(Role.WORKER, rank), incarnation) as client:
         addresses = client.join(layout=exchanged.layout, length=length, generation=generation.number)
+        reporting.chaos.passes(Point.JOIN)
         with failure_reported(client):
             plan = client.get_plan(job.cluster.connect_timeout_s)
         identity = WorkerIdentity(job.name, rank, incarnation)
@@ -222,4 +228,4 @@ def _beside(
     pages = exchanged.arenas.parameter_pages
     # There is no room for all initial parameters at once.
     initial = None if pages is None else InitialParameters(exchanged.layout, pages, exchanged.initialize)
-    return Beside(initial, reporting.on_compressed, reporting.tracer, on_failure, reporting.recorder)
+    return Beside(initial, reporting.on_compressed, reporting.tracer, on_failure, reporting.recorder, reporting.chaos)

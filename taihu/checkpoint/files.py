@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.checkpoint.part import NOTHING, Columns, Elements, Part, SpreadLayer, State
 from taihu.errors import CheckpointError
 from taihu.layout import LayerSpec, TensorSpec
@@ -43,13 +44,13 @@ def file_name(member: str) -> str:
     return f"{member.replace(' ', '-')}.safetensors"
 
 
-def write_part(folder: Path, part: Part) -> PartFile:
+def write_part(folder: Path, part: Part, chaos: Chaos | None = None) -> PartFile:
     """Write a part into `folder`, which is made; when this returns, the file outlives a failure of the machine.
 
     Raises:
         OSError: it cannot be written; nothing of it stays.
     """
-    state = part.state
+    chaos, state = chaos or NoChaos(), part.state
     tensors: dict[str, NDArray[Any]] = {_BOUNDS: state.shared.bounds}
     kinds: dict[Kind, Mapping[str, NDArray[Any]]] = {"shared": state.shared.arrays, "columns": state.columns.arrays}
     tensors |= {f"{kind}/{name}": values for kind, arrays in kinds.items() for name, values in arrays.items()}
@@ -59,7 +60,8 @@ def write_part(folder: Path, part: Part) -> PartFile:
     slots = {name: TensorSlot(values.shape, values.dtype) for name, values in tensors.items()}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(part.member)
-    with write_durably(path) as file:
+    with write_durably(path, lambda: chaos.passes(Point.CHECKPOINT_RENAME, part.step)) as file:
+        chaos.passes(Point.CHECKPOINT_WRITE, part.step)
         hashing = _Hashing(file)
         hashing.write(header_of(slots, {_METADATA: told}))
         for values in tensors.values():
@@ -68,14 +70,18 @@ def write_part(folder: Path, part: Part) -> PartFile:
 
 
 @contextmanager
-def write_durably(path: Path) -> Iterator[BinaryIO]:
-    """A file to write during the block, which is on disk as `path` when this ends; nothing of it stays else."""
+def write_durably(path: Path, renames: Callable[[], None] = lambda: None) -> Iterator[BinaryIO]:
+    """A file to write during the block, which is on disk as `path` when this ends; nothing of it stays else.
+
+    `renames` is called when all of it is on disk under another name.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        renames()
         partial.replace(path)
         _sync_folder(path.parent)
     finally:

@@ -11,6 +11,7 @@ from typing import Self
 
 import structlog
 
+from taihu.chaos.points import Chaos, NoChaos
 from taihu.checkpoint.files import PartFile, write_part
 from taihu.checkpoint.keepers import checkpoint_folder
 from taihu.checkpoint.part import Part
@@ -26,13 +27,15 @@ LeftOut = Callable[[int, str], None]
 
 
 @contextmanager
-def maybe_writing(job: Job, stored: Stored, left_out: LeftOut) -> Iterator[PartWriter | None]:
+def maybe_writing(
+    job: Job, stored: Stored, left_out: LeftOut, chaos: Chaos | None = None
+) -> Iterator[PartWriter | None]:
     """A writer during the block, see `PartWriter`; None where the job keeps no checkpoints."""
     folder = checkpoint_folder(job)
     if folder is None:
         yield None
         return
-    with PartWriter(folder, stored, left_out) as writer:
+    with PartWriter(folder, stored, left_out, chaos) as writer:
         yield writer
 
 
@@ -46,12 +49,16 @@ class PartWriter:
         folder: of the run's checkpoints.
         stored: called with the step and the file when a part is durable, by the thread that writes.
         left_out: called with the step of a part that is left out, and why.
+        chaos: is asked at each point.
     """
 
-    def __init__(self, folder: Path, stored: Stored, left_out: LeftOut = lambda *_: None) -> None:
+    def __init__(
+        self, folder: Path, stored: Stored, left_out: LeftOut = lambda *_: None, chaos: Chaos | None = None
+    ) -> None:
         self._store = CheckpointStore(folder)
         self._stored = stored
         self._left_out = left_out
+        self._chaos = chaos or NoChaos()
         self._changed = threading.Condition()
         self._next: Part | None = None
         self._is_busy = self._is_closed = False
@@ -94,7 +101,7 @@ class PartWriter:
     def _write_all(self) -> None:
         while (part := self._await_next()) is not None:
             try:
-                self._stored(part.step, write_part(self._store.folder_of(part.step), part))
+                self._stored(part.step, write_part(self._store.folder_of(part.step), part, self._chaos))
             except (OSError, TaihuError) as error:
                 self._say(part.step, str(error))
             del part

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from taihu.model_defaults import default_learning_rate, default_model
 from taihu.names import shared_data_name
 from taihu.settings import (
+    ChaosSettings,
     CheckpointSettings,
     ClusterSettings,
     CompressionSettings,
@@ -53,6 +54,7 @@ class Job(Section):
     cluster: ClusterSettings = ClusterSettings()
     run: RunSettings = RunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    chaos: ChaosSettings = ChaosSettings()
 
     @property
     def patience(self) -> Patience:
@@ -282,7 +284,7 @@ class Job(Section):
             own["train"] |= {"recompute", "recompute_segments"}
         data = self.data.model_copy(update={"name": shared_data_name(self.data.name)})
         shared = self.model_copy(update={"data": data})
-        tables = shared.model_dump(mode="json", exclude={**own, "name": True, "run": True})
+        tables = shared.model_dump(mode="json", exclude={**own, "name": True, "run": True, "chaos": True})
         values = {f"{table}.{key}": json.dumps(value) for table, of in tables.items() for key, value in of.items()}
         return {"name": json.dumps(self.name), **values}
 

@@ -190,6 +190,11 @@ class LocalProcesses:
         """Whether a daemon was seen to have ended well."""
         return any(daemon.process.returncode == 0 for daemon in self._daemons)
 
+    @property
+    def interrupted(self) -> list[str]:
+        """The names of daemons that were seen to have ended because they were asked to."""
+        return [daemon.name for daemon in self._daemons if daemon.process.returncode == EXIT_INTERRUPTED]
+
     def raise_if_interrupted(self) -> None:
         """Raise DaemonFailedError if a daemon was interrupted, which is no failure where the run was stopped."""
         self._raise_for(0, None)

@@ -20,6 +20,7 @@ from taihu.coordination.status import stop_run
 from taihu.errors import ConfigError, PeerUnreachableError, RunError, TaihuError
 from taihu.job import Job, job_to_toml
 from taihu.job.advice import advice_on_schedule
+from taihu.local.departed import DepartedMembers
 from taihu.local.display import Display, RunView
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.local.replacing import Replacing
@@ -27,9 +28,9 @@ from taihu.local.stuck import StuckMembers
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.results import RESULTS_FORMAT, read_json
-from taihu.run_folder import CHECKPOINTS, RunFiles, add_events
+from taihu.run_folder import CHAOS, CHECKPOINTS, RunFiles, add_events
 from taihu.run_length import RunLength
-from taihu.settings import CheckpointSettings, RunSettings
+from taihu.settings import ChaosSettings, CheckpointSettings, RunSettings
 from taihu.trace import merge_parts
 
 __all__ = ["LocalTraining", "results_of"]
@@ -192,7 +193,12 @@ class LocalTraining:
         local = self.job.cluster.model_copy(update={"coordinator": None, "threads": threads})
         job_file = folder / "job.toml"
         # What was not given stays so: its default may depend on other settings.
-        own = {"cluster": local, "run": self._run_settings(), "checkpoint": self._checkpoint_settings()}
+        own = {
+            "cluster": local,
+            "run": self._run_settings(),
+            "checkpoint": self._checkpoint_settings(),
+            "chaos": self._chaos_settings(folder),
+        }
         given = self.job.model_copy(update=own)
         job_file.write_text(job_to_toml(given, given=True))
         common = [str(job_file), "--log-format", "json"]
@@ -233,6 +239,13 @@ class LocalTraining:
             return own
         return own.model_copy(update={"dir": self.files.folder.absolute() / CHECKPOINTS})
 
+    def _chaos_settings(self, folder: Path) -> ChaosSettings:
+        """Faults are noted in the run's folder, if nothing else was said; without one, for as long as it runs."""
+        own = self.job.chaos
+        if own.dir is not None or not own.is_asked_for:
+            return own
+        return own.model_copy(update={"dir": (self.files.folder or folder).absolute() / CHAOS})
+
     def _members(self, folder: Path) -> Iterator[tuple[str, str, list[str]]]:
         """Name, module and arguments of every process; the first one is the coordinator."""
         bind = ["--bind", "127.0.0.1:0"]
@@ -254,6 +267,7 @@ class LocalTraining:
         stopping: _Stopping | None = None
         host = next(iter(self._members(Path())))[0]
         stuck = StuckMembers(host, max(self.job.cluster.lost_after_s, _LEAST_STUCK_S))
+        departed = DepartedMembers(host)
         advised = False
         try:
             with self.interrupts.offered_to(lambda reason: True):
@@ -265,6 +279,8 @@ class LocalTraining:
                         looked = time.monotonic()
                         # Where one has ended the coordinator is about to end: its port may be anybody's then.
                         view = None if processes.any_has_ended else status.show(looked - start)
+                        if not processes.any_has_ended:
+                            _raise_for(departed.look(looked, processes.interrupted, status.missing))
                         if self._recovers() and not processes.any_has_ended:
                             _end_stuck(started, stuck.look(looked, status.missing))
                         if stopping is not None:
@@ -331,6 +347,12 @@ def _end_stuck(started: _Started, names: Sequence[str]) -> None:
     for name in names:
         started.display.say(f"{name} lives and takes no part any more; it is ended")
         started.processes.kill(name)
+
+
+def _raise_for(departed: str | None) -> None:
+    """Raise InterruptedRunError for a member that is waited for in vain."""
+    if departed is not None:
+        raise InterruptedRunError(f"{departed}: interrupted before it took part, and the others wait for it")
 
 
 def _rank_of(name: str) -> list[str]:

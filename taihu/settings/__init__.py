@@ -1,6 +1,7 @@
 """The tables of a job file: typed, with defaults and descriptions, checked each on its own."""
 
 from taihu.settings.base import Section
+from taihu.settings.chaos import ChaosSettings
 from taihu.settings.checkpoint import CheckpointSettings
 from taihu.settings.cluster import ClusterSettings
 from taihu.settings.compression import CompressionSettings
@@ -12,6 +13,7 @@ from taihu.settings.run import RunSettings
 from taihu.settings.train import TrainSettings
 
 __all__ = [
+    "ChaosSettings",
     "CheckpointSettings",
     "ClusterSettings",
     "CompressionSettings",

@@ -17,6 +17,7 @@ from taihu.errors import ConfigError
 from taihu.job import Job, job_to_toml, load_job, parse_assignments, parse_value
 from taihu.names import MODEL_NAMES
 from taihu.settings import (
+    ChaosSettings,
     CheckpointSettings,
     ClusterSettings,
     CompressionSettings,
@@ -42,6 +43,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "cluster": ClusterSettings,
     "run": RunSettings,
     "checkpoint": CheckpointSettings,
+    "chaos": ChaosSettings,
 }
 KEYS = [(section, key) for section, model in SECTIONS.items() for key in model.model_fields]
 
@@ -165,6 +167,14 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "keep": COUNT,
         "restarts": st.integers(0, 10**6),
         "resume": TEXT,
+    },
+    "chaos": {
+        "faults": st.lists(st.sampled_from(["kill worker 1 at push", "stop any after 3 s for 2 s"]), max_size=3),
+        "every_s": st.floats(1e-3, 86_400),
+        "kinds": st.lists(st.sampled_from(["kill", "stop", "terminate", "drop"]), min_size=1, unique=True),
+        "members": st.lists(st.sampled_from(["server 0", "worker 17"]), max_size=2),
+        "seed": st.integers(0, 2**63 - 1),
+        "dir": TEXT,
     },
 }
 PATHS = {"path", "dir", "save", "results", "history", "init_from", "resume"}
@@ -651,6 +661,14 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "restarts": 7,
         "resume": "step-7",
     },
+    "chaos": {
+        "faults": ["kill worker 1 at push"],
+        "every_s": 7.0,
+        "kinds": ["stop"],
+        "members": ["worker 1"],
+        "seed": 7,
+        "dir": "elsewhere",
+    },
 }
 LOCAL = {
     ("model", "init_from"),
@@ -669,6 +687,7 @@ LOCAL = {
     ("run", "results"),
     ("run", "events"),
     ("run", "history"),
+    *(("chaos", key) for key in ChaosSettings.model_fields),
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from allreduce.communicator import Communicator
+from taihu.chaos.points import Chaos, NoChaos
 from taihu.compression import GroupCompressor, Outcome, make_compressor
 from taihu.coordination.plan import Plan
 from taihu.errors import TaihuError
@@ -14,6 +15,7 @@ from taihu.job import Job
 from taihu.optimization import OptimizerShard, in_steps
 from taihu.trace import Tracer
 from taihu.wire.identity import WorkerIdentity
+from worker.exchange.disturbed import DisturbedRoute, DisturbedUpdates, disturbed_events
 from worker.exchange.recording import Recording
 from worker.exchange.ring.dense import Replicas, RingRoute, RingUpdates
 from worker.exchange.ring.sharded import Owners
@@ -38,6 +40,7 @@ class Beside:
     tracer: Tracer | None = None
     on_failure: Callable[[TaihuError], None] = lambda _: None
     recorder: Recorder = field(default_factory=Recorder.off)
+    chaos: Chaos = field(default_factory=NoChaos)
 
 
 def through_servers(  # noqa: PLR0917 - one of each
@@ -69,6 +72,8 @@ def between_workers(
         if job.compression.method != "none":
             return SparseRoute(job, plan, communicator, arenas, events, recording, tracer=beside.tracer)
         updates = _ring_updates(job, plan, communicator, arenas, recording, beside.initial)
+        if not isinstance(beside.chaos, NoChaos):
+            updates = DisturbedUpdates(updates, beside.chaos)
         return RingRoute(job, communicator, arenas, updates, events, tracer=beside.tracer)
 
     return _exchange(job, plan, arenas, make_route, beside, recording)
@@ -108,12 +113,17 @@ def _exchange(  # noqa: PLR0917 - one of each
     beside: Beside,
     recording: Recording,
 ) -> Exchange:
+    chaos = beside.chaos
+
+    def disturbed(events: RouteEvents) -> Route:
+        return DisturbedRoute(make_route(disturbed_events(events, chaos)), chaos)
+
     return Exchange(
         job=job,
         plan=plan,
         arenas=arenas,
         rules=rules_of(job, len(arenas.parameters)),
-        make_route=make_route,
+        make_route=make_route if isinstance(chaos, NoChaos) else disturbed,
         compressor=compressor_of(job, plan, arenas) if job.compression.method != "none" else None,
         on_compressed=beside.on_compressed,
         on_failure=beside.on_failure,

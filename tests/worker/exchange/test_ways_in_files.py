@@ -57,6 +57,7 @@ BESIDE = (
     "taihu/history/",
     "worker/exchange/recording.py",
     "ps_server/recording.py",
+    "taihu/chaos/",
     "taihu/coordination/",
     "worker/exchange/making.py",
     "worker/exchange/ring/peer_path.py",

@@ -1,0 +1,65 @@
+"""Faults that have happened in a run: a file for each, so that none happens again where a process is replaced."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["ChaosMemory"]
+
+_BEGUN: Final = "begun"
+_DONE: Final = ".json"
+
+
+class ChaosMemory:
+    """A folder that all processes of a run see; any process, and any thread, may call.
+
+    Args:
+        folder: made when it is needed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begun_s(self) -> float:
+        """The run's beginning, seconds since 1970: when the first process asked.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        path = self.folder / _BEGUN
+        with suppress(FileExistsError):
+            self._create(path, repr(time.time()))
+        for _ in range(100):
+            with suppress(ValueError):  # another process is about to write it
+                return float(path.read_text(encoding="ascii"))
+            time.sleep(0.01)
+        return path.stat().st_mtime
+
+    def claim(self, name: str, **told: object) -> bool:
+        """Whether the fault `name` has not happened yet; it has from now on, with what is `told` of it.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        try:
+            self._create(self.folder / f"{name}{_DONE}", json.dumps({"time": time.time(), **told}) + "\n")
+        except FileExistsError:
+            return False
+        return True
+
+    def happened(self) -> dict[str, dict[str, Any]]:
+        """Notes on each fault that has happened, by its name."""
+        found: dict[str, dict[str, Any]] = {}
+        for path in sorted(self.folder.glob(f"*{_DONE}")):
+            with suppress(ValueError):
+                found[path.name.removesuffix(_DONE)] = dict(json.loads(path.read_text(encoding="utf-8")))
+        return found
+
+    def _create(self, path: Path, text: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)

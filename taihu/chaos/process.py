@@ -1,0 +1,81 @@
+"""The faults of this process: done as it passes their points, or at their times."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from taihu.chaos.acts import do_here
+from taihu.chaos.faults import Fault
+from taihu.chaos.memory import ChaosMemory
+from taihu.chaos.points import Point
+from taihu.chaos.schedule import Schedule
+
+__all__ = ["ProcessChaos"]
+
+
+class ProcessChaos:
+    """Faults of the process `member`; any thread may pass a point. See `Chaos`.
+
+    Args:
+        member: `worker 1`.
+        schedule: of its faults, which are not done again where `memory` knows of them.
+        memory: of the run.
+        drawn: faults of all members with their names, in the order of their times; those before this process began
+            are another one's, or nobody's.
+        do: does a fault.
+    """
+
+    def __init__(
+        self,
+        member: str,
+        schedule: Schedule,
+        memory: ChaosMemory,
+        drawn: Iterator[tuple[str, Fault]] | None = None,
+        do: Callable[[Fault], None] = do_here,
+    ) -> None:
+        self._member = member
+        self._schedule = schedule
+        self._memory = memory
+        self._drawn = drawn
+        self._do = do
+        self._lock = threading.Lock()
+        self._log = structlog.get_logger()
+
+    def start(self) -> None:
+        """Begin to do what is due at a time, on a thread that ends with the process."""
+        begun = self._memory.begun_s()
+        if self._schedule.timed() or self._drawn is not None:
+            threading.Thread(target=self._wait_for_all, args=(begun,), name="chaos", daemon=True).start()
+
+    def passes(self, point: Point, step: int = 0) -> None:
+        """Do what is due at `point`."""
+        if self._schedule.is_empty:
+            return
+        with self._lock:
+            due = self._schedule.passed(point, step)
+        for name, fault in due.items():
+            self._happen(name, fault, point=point.value, step=step)
+
+    def _happen(self, name: str, fault: Fault, **told: object) -> None:
+        if self._memory.claim(name, fault=str(fault), member=self._member, **told):
+            self._log.warning("fault", fault=str(fault), **told)
+            self._do(fault)
+
+    def _wait_for_all(self, begun_s: float) -> None:
+        for due_s, name, fault in self._schedule.timed():
+            self._wait_until(begun_s + due_s)
+            self._happen(name, fault)
+        started_s = time.time()
+        for name, fault in self._drawn or ():
+            due_s = begun_s + (fault.after_s or 0.0)
+            if fault.member == self._member and due_s > started_s:
+                self._wait_until(due_s)
+                self._happen(name, fault)
+
+    @staticmethod
+    def _wait_until(moment_s: float) -> None:
+        time.sleep(max(0.0, moment_s - time.time()))
