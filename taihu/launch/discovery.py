@@ -3,15 +3,21 @@
 The addresses of the name, in numerical order, are the ranks: everybody who asks when all are there gets the same
 answer. `dns:worker` as a rank is this process's place among the addresses of `worker`; `dns:server:7070` as the
 coordinator is the first of the addresses of `server`.
+
+An engine that starts a container again may give it another address, behind all others. So where a container knows the
+name that it was given beside its own (`taihu_worker_2`, as podman tells it), ranks are those numbers, and the
+coordinator is the one that has number 1, by its name, which stays.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Literal, TypeVar
 
 from taihu.errors import ConfigError, PeerUnreachableError
 from taihu.job import Job
@@ -21,12 +27,24 @@ from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.host_names import check_host, names_may_come
 from taihu.wire.retry import backoff_seconds
 
-__all__ = ["all_addresses", "find_coordinator", "find_rank", "place_among"]
+__all__ = [
+    "all_addresses",
+    "find_coordinator",
+    "find_rank",
+    "first_host",
+    "given_names",
+    "number_among",
+    "place_among",
+]
 
 Resolve = Callable[[str], Collection[str]]
 
+T = TypeVar("T")
+
 _PREFIX = "dns:"
 _VARIABLE = "TAIHU_RANK"
+# A project, a service and a number, as compose names containers; engines differ in what is between.
+_NUMBERED = re.compile(r"(?P<group>.+)(?P<between>[_-])(?P<number>[1-9][0-9]{0,5})", re.ASCII)
 
 
 def find_rank(
@@ -43,6 +61,8 @@ def find_rank(
         return rank_from_environment(environment, role) if given is None else _number(given)
     name = given.removeprefix(_PREFIX)
     count = job.cluster.workers if role == "worker" else job.cluster.servers
+    if (number := number_among(given_names(), name, count)) is not None:
+        return number
     return place_among(own_addresses(), all_addresses(name, count, job.cluster.connect_timeout_s), name)
 
 
@@ -62,7 +82,7 @@ def find_coordinator(job: Job) -> Job:
         return job
     name, port = split_address(given.removeprefix(_PREFIX))
     count = job.servers or job.cluster.workers
-    first = all_addresses(name, count, job.cluster.connect_timeout_s)[0]
+    first = first_host(given_names(), name, count, job.cluster.connect_timeout_s)
     cluster = job.cluster.model_copy(update={"coordinator": join_address(first, port)})
     return job.model_copy(update={"cluster": cluster})
 
@@ -76,6 +96,55 @@ def own_addresses() -> Collection[str]:
     """The addresses of this machine's own name."""
     own = socket.gethostname()
     return _addresses(own, socket.AF_INET) | _addresses(own, socket.AF_INET6)
+
+
+def given_names() -> Collection[str]:
+    """Names that an engine gave this container beside its own; none where it does not say."""
+    own, found = socket.gethostname(), set[str]()
+    for address in own_addresses():
+        with suppress(OSError):
+            name, others, _ = socket.gethostbyaddr(address)
+            found |= {name, *others}
+    # Who numbers hosts by their own names may count from 0.
+    return {name for name in found if name.partition(".")[0] != own.partition(".")[0]}
+
+
+def number_among(names: Collection[str], service: str, count: int) -> int | None:
+    """The rank that one of `names` tells, of the containers 1 to `count` of a service; None where none does."""
+    for match in filter(None, map(_NUMBERED.fullmatch, sorted(names))):
+        if match["group"].endswith(f"{match['between']}{service}") and int(match["number"]) <= count:
+            return int(match["number"]) - 1
+    return None
+
+
+def first_host(
+    names: Collection[str],
+    service: str,
+    count: int,
+    timeout_s: float,
+    *,
+    resolve: Resolve = resolve,
+    clock: Clock | None = None,
+) -> str:
+    """The host that is the first of a service: by name where `names`, this container's, tell how they are made.
+
+    Raises:
+        PeerUnreachableError: that name is not known, and the service's does not have `count` addresses, in time.
+    """
+
+    def first(found: Collection[str]) -> str | None:
+        named = (host for host in _firsts(names, service) if set(resolve(host)) & set(found))
+        return next(named, None) or (_in_order(found)[0] if len(found) == count else None)
+
+    return _awaited(service, count, first, timeout_s, resolve=resolve, clock=clock)
+
+
+def _firsts(names: Collection[str], service: str) -> Iterator[str]:
+    """Names that the first container of a service may have beside containers of `names`."""
+    for match in filter(None, map(_NUMBERED.fullmatch, sorted(names))):
+        group, between = match["group"], match["between"]
+        for end in (at for at, letter in enumerate(group) if letter == between and at):
+            yield f"{group[: end + 1]}{service}{between}1"
 
 
 def _addresses(name: str, family: socket.AddressFamily) -> set[str]:
@@ -93,12 +162,33 @@ def all_addresses(
     Raises:
         PeerUnreachableError: it has not within `timeout_s`.
     """
+
+    def all_of(found: Collection[str]) -> Sequence[str] | None:
+        return _in_order(found) if len(found) == count else None
+
+    return _awaited(name, count, all_of, timeout_s, resolve=resolve, clock=clock)
+
+
+def _in_order(addresses: Collection[str]) -> Sequence[str]:
+    return sorted(addresses, key=ipaddress.ip_address)
+
+
+def _awaited(
+    name: str,
+    count: int,
+    choose: Callable[[Collection[str]], T | None],
+    timeout_s: float,
+    *,
+    resolve: Resolve,
+    clock: Clock | None,
+) -> T:
+    """Whatever `choose` makes of the addresses of `name`, as soon as it makes something of them."""
     clock = clock or SystemClock()
     start = clock.now()
     for delay in backoff_seconds():
         found = resolve(name)
-        if len(found) == count:
-            return sorted(found, key=ipaddress.ip_address)
+        if (chosen := choose(found)) is not None:
+            return chosen
         remaining = timeout_s - (clock.now() - start)
         if remaining <= 0:
             raise PeerUnreachableError(

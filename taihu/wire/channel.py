@@ -48,6 +48,8 @@ def open_channel(address: str, patience: Patience | None = None) -> grpc.Channel
         # ms: a server that is not there yet is tried again soon
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
+        # ms: who is started again may have the same name and another address
+        ("grpc.dns_min_time_between_resolutions_ms", 1_000),
         # names of the environment's proxy do not apply inside a cluster
         ("grpc.enable_http_proxy", 0),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Collection
 from ipaddress import IPv4Address
 
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 
 from taihu.errors import ConfigError, PeerUnreachableError
 from taihu.job import Job
-from taihu.launch.discovery import all_addresses, find_coordinator, find_rank, place_among
+from taihu.launch.discovery import (
+    all_addresses,
+    find_coordinator,
+    find_rank,
+    first_host,
+    given_names,
+    number_among,
+    place_among,
+)
 from taihu.settings import ClusterSettings
 
 NOT_ANSWERED = "203.0.113.250"
@@ -95,3 +104,74 @@ def test_this_machine_finds_itself_under_its_own_name() -> None:
     job = Job(cluster=ClusterSettings(servers=1, workers=1, coordinator="dns:localhost:7070", connect_timeout_s=5))
     assert find_coordinator(job).cluster.coordinator == "127.0.0.1:7070"
     assert find_coordinator(Job()).cluster.coordinator is None
+
+
+WORDS = st.from_regex("[a-z]([a-z0-9_-]{0,8}[a-z0-9])?", fullmatch=True)
+
+
+@given(WORDS, st.sampled_from("_-"), st.integers(1, 12), st.integers(1, 12), st.randoms())
+def test_containers_that_come_back_elsewhere_are_who_they_were(
+    project: str, between: str, servers: int, workers: int, order: random.Random
+) -> None:
+    names = {
+        "server": [between.join((project, "server", str(i + 1))) for i in range(servers)],
+        "worker": [between.join((project, "worker", str(i + 1))) for i in range(workers)],
+    }
+    everybody = [*names["server"], *names["worker"]]
+    # Some have been started again since, behind all others.
+    places = order.sample(range(2, 200), len(everybody))
+    known = {name: f"10.0.0.{place}" for name, place in zip(everybody, places, strict=True)}
+
+    def resolve(name: str) -> Collection[str]:
+        return {known[each] for each in names.get(name, [name]) if each in known}
+
+    for service, count in (("server", servers), ("worker", workers)):
+        ranks = [number_among(["0f3a9c", name], service, count) for name in names[service]]
+        assert ranks == list(range(count))
+        for name in everybody:
+            first = first_host(["0f3a9c", name], service, count, 1, resolve=resolve)
+            assert known[first] == known[names[service][0]]
+            assert not first[0].isdigit()
+
+
+def test_the_first_container_is_awaited_by_its_name_and_by_nobody_elses() -> None:
+    clock, asked = FakeClock(), []
+    known = {"taihu_server_2": "10.0.0.3", "other_server_1": "10.0.9.9"}
+
+    def resolve(name: str) -> Collection[str]:
+        asked.append(name)
+        if len(asked) > 20:
+            known["taihu_server_1"] = "10.0.0.9"
+        if name == "server":
+            return [address for each, address in known.items() if each.startswith("taihu")]
+        return [known[name]] if name in known else []
+
+    names = ["other_worker_1", "taihu_worker_3"]
+    assert first_host(names, "server", 2, 1000, resolve=resolve, clock=clock) == "taihu_server_1"
+    assert clock.time_s > 0
+
+
+def test_containers_that_are_told_no_names_go_by_addresses() -> None:
+    def resolve(name: str) -> Collection[str]:
+        return ["10.0.0.10", "10.0.0.9"] if name == "server" else []
+
+    for names in ([], ["0f3a9c"], ["taihu_worker_1"], ["worker-0"], ["server_0"], ["a_myserver_1"]):
+        assert first_host(names, "server", 2, 1, resolve=resolve) == "10.0.0.9"
+        assert number_among(names, "server", 2) is None
+    assert number_among(["taihu_server_3"], "server", 2) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "told", "given"),
+    [
+        ("0f3a9c", ("0f3a9c", ["taihu_worker_2"]), {"taihu_worker_2"}),
+        ("taihu-worker-0", ("taihu-worker-0.taihu.svc", ["taihu-worker-0"]), set[str]()),
+    ],
+)
+def test_names_of_hosts_own_are_no_numbers(
+    own: str, told: tuple[str, list[str]], given: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: own)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", ("10.0.0.1", 0))])
+    monkeypatch.setattr(socket, "gethostbyaddr", lambda _: (*told, ["10.0.0.1"]))
+    assert given_names() == given
