@@ -104,7 +104,7 @@ class CoordinatorClient:
         request = pb.BeginRequest(job=self._job.name, member=self._member())
         while (left_s := until_s - self._clock.now()) > 0:
             response = call_until_reachable(
-                lambda remaining_s: self._stub.Begin(request, timeout=remaining_s),
+                lambda remaining_s: self._ask_to_begin(request, remaining_s),
                 peer=self.peer,
                 timeout_s=left_s,
                 clock=self._clock,
@@ -113,6 +113,17 @@ class CoordinatorClient:
                 return response.generation, response.step
             self._clock.sleep(_ASK_AGAIN_S)
         raise PeerUnreachableError(f"{self.peer}: {self.member} could not take part again within {timeout_s:g} s")
+
+    def _ask_to_begin(self, request: pb.BeginRequest, timeout_s: float) -> pb.BeginResponse:
+        try:
+            return self._stub.Begin(request, timeout=timeout_s)
+        except grpc.RpcError:
+            # Whoever takes the coordinator's place may have its name alone, and a channel to a name that is not known
+            # for a while asks for it more and more rarely.
+            self._channel.close()
+            self._channel = open_channel(self._address)
+            self._stub = CoordinatorServiceStub(self._channel)
+            raise
 
     def join(
         self,

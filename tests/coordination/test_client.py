@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
+import grpc
 import pytest
 from support.cluster import make_job
 from support.daemons import free_port
 
+from protos import coordinator_pb2 as pb
+from taihu.coordination import client as module
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
 from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.stopping import StopNotice
 from taihu.errors import MemberLostError
 from taihu.job import Job
+from taihu.wire.channel import open_channel
 
 
 @pytest.mark.parametrize(("kind", "host"), [("ring", "worker 0"), ("server", "server 0")])
@@ -47,3 +52,34 @@ def test_a_heartbeat_that_is_hurried_is_followed_by_others_until_the_run_has_end
         heartbeats.hurry()
         assert ended.wait(60)
     assert client.heartbeats == 3
+
+
+def begun(request: pb.BeginRequest, context: grpc.ServicerContext) -> pb.BeginResponse:
+    """The answer of a coordinator whose generation is the seventh, from step 3 on."""
+    return pb.BeginResponse(generation=7, step=3)
+
+
+def test_a_coordinator_that_has_its_name_alone_of_the_former_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[str] = []
+
+    def resolved(name: str) -> grpc.Channel:
+        """As gRPC does: the address that the name has when the channel is opened."""
+        assert name == "server:7070"
+        known.append(former if len(known) < 3 else successor)
+        return open_channel(known[-1])
+
+    former = f"127.0.0.1:{free_port()}"
+    server = grpc.server(ThreadPoolExecutor(1))
+    handler = grpc.unary_unary_rpc_method_handler(
+        begun, pb.BeginRequest.FromString, pb.BeginResponse.SerializeToString
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("taihu.v1.CoordinatorService", {"Begin": handler}),)
+    )
+    successor = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    monkeypatch.setattr(module, "open_channel", resolved)
+    with CoordinatorClient("server:7070", make_job(1, 2), MemberId(Role.WORKER, 1), 1) as client:
+        assert client.begin() == (7, 3)
+    server.stop(None).wait()
+    assert known == [former] * 3 + [successor]
