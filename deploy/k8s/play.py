@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -20,6 +22,11 @@ import grpc
 import yaml
 from grpc_health.v1 import health, health_pb2
 from pods import config_maps, expand
+
+__all__ = ["container_of", "network_for", "play", "pods_of", "role_of"]
+
+Object = dict[str, Any]
+Pods = dict[str, tuple[IPv4Address, Object]]
 
 _NETWORK = "taihu-pods"
 _SUBNET = IPv4Network("10.90.7.0/24")
@@ -39,21 +46,33 @@ def main() -> int:
     if given.steps is not None:
         settings = next(item for item in config_maps(objects) if item["metadata"]["name"].endswith("-settings"))
         settings["data"]["TAIHU_TRAIN__STEPS"] = str(given.steps)
+    pods = pods_of(objects, given.image)
+    with network_for(pods), tempfile.TemporaryDirectory() as folder:
+        return _Run(Path(folder), objects, pods).run()
+
+
+def pods_of(objects: Iterable[Object], image: str) -> Pods:
+    """Address and manifest of every pod by name, as this engine takes them, with containers of `image`."""
     pods = expand(objects, _SUBNET)
     for _, pod in pods.values():
         for container in pod["spec"]["containers"]:
-            container["image"] = given.image
+            container["image"] = image
             for mount in container["volumeMounts"]:
                 mount["name"] = _own(mount["name"], pod)
             del container["ports"]  # this engine would publish them on the host, where only one pod can have each
         for volume in pod["spec"]["volumes"]:
             volume["name"] = _own(volume["name"], pod)
+    return pods
+
+
+@contextmanager
+def network_for(pods: Pods) -> Iterator[None]:
+    """The network that pods have their addresses in; at the end it is removed, with the pods and their volumes."""
     subprocess.run(
         ["podman", "network", "create", "--subnet", str(_SUBNET), _NETWORK], check=True, capture_output=True
     )
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            return _Run(Path(folder), objects, pods).run()
+        yield
     finally:
         for name in pods:
             subprocess.run(["podman", "pod", "rm", "--force", "--time", "5", name], check=False, capture_output=True)
@@ -62,13 +81,39 @@ def main() -> int:
         subprocess.run(["podman", "network", "rm", "--force", _NETWORK], check=False, capture_output=True)
 
 
-def _claims(pods: dict[str, tuple[IPv4Address, dict[str, Any]]]) -> list[str]:
+def play(name: str, objects: Iterable[Object], pods: Pods, folder: Path) -> None:
+    """Start the pod of this name; `folder` is for its manifest.
+
+    Raises:
+        SystemExit: the engine refused.
+    """
+    address, pod = pods[name]
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump_all([*config_maps(objects), pod]))
+    command = ["podman", "play", "kube", "--network", _NETWORK, "--ip", str(address), str(file)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name}: {done.stderr.strip()}")
+
+
+def container_of(name: str, pods: Pods) -> str:
+    """The name that this engine gives the one container of a pod."""
+    return f"{name}-{role_of(name, pods)}"
+
+
+def role_of(name: str, pods: Pods) -> str:
+    """What a pod is: server or worker."""
+    return str(pods[name][1]["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+def _claims(pods: Pods) -> list[str]:
     """The volumes that pods keep things on; this engine makes one of a claim's name."""
     volumes = [volume for _, pod in pods.values() for volume in pod["spec"]["volumes"]]
-    return [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume]
+    names = (volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume)
+    return list(dict.fromkeys(names))
 
 
-def _own(volume: str, pod: dict[str, Any]) -> str:
+def _own(volume: str, pod: Object) -> str:
     """The name of a volume that the pod has for itself: this engine takes one name in two pods for one volume."""
     return f"{pod['metadata']['name']}-{volume}"
 
@@ -76,18 +121,18 @@ def _own(volume: str, pod: dict[str, Any]) -> str:
 @dataclass
 class _Run:
     folder: Path
-    objects: list[dict[str, Any]]
-    pods: dict[str, tuple[IPv4Address, dict[str, Any]]]
+    objects: list[Object]
+    pods: Pods
 
     def run(self) -> int:
-        servers = [name for name in self.pods if self.role(name) == "server"]
-        workers = [name for name in self.pods if self.role(name) == "worker"]
+        servers = [name for name in self.pods if role_of(name, self.pods) == "server"]
+        workers = [name for name in self.pods if role_of(name, self.pods) == "worker"]
         for name in workers:
-            self.play(name)
+            play(name, self.objects, self.pods, self.folder)
         print(f"{len(workers)} workers started; servers follow in {_SERVERS_LATER_S:g} s", flush=True)
         time.sleep(_SERVERS_LATER_S)
         for name in servers:
-            self.play(name)
+            play(name, self.objects, self.pods, self.folder)
         started = time.monotonic()
         probed = self.probe()
         self.wait(workers)
@@ -114,23 +159,11 @@ class _Run:
         print("all is well" if well else "something is wrong")
         return int(not well)
 
-    def role(self, name: str) -> str:
-        return str(self.pods[name][1]["metadata"]["labels"]["app.kubernetes.io/component"])
-
     def kept(self) -> list[str]:
         """The files that the run left on its volumes."""
         inspect = ("podman", "volume", "inspect", "-f", "{{.Mountpoint}}")
         mounts = [Path(_output(*inspect, name).strip()) for name in _claims(self.pods)]
         return sorted(str(path.relative_to(mount)) for mount in mounts for path in mount.rglob("*") if path.is_file())
-
-    def play(self, name: str) -> None:
-        address, pod = self.pods[name]
-        file = self.folder / f"{name}.yaml"
-        file.write_text(yaml.safe_dump_all([*config_maps(self.objects), pod]))
-        command = ["podman", "play", "kube", "--network", _NETWORK, "--ip", str(address), str(file)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{name}: {done.stderr.strip()}")
 
     def probe(self) -> bool:
         """Ask what a kubelet would ask, until every probe of every pod has been answered with SERVING."""
@@ -154,14 +187,13 @@ class _Run:
             time.sleep(0.5)
 
     def state(self, name: str) -> dict[str, Any]:
-        role = self.role(name)
-        state: dict[str, Any] = json.loads(_output("podman", "inspect", f"{name}-{role}"))[0]["State"]
+        state: dict[str, Any] = json.loads(_output("podman", "inspect", container_of(name, self.pods)))[0]["State"]
         return state
 
     def finished(self, name: str) -> dict[str, Any]:
         """The log line with which a process that did its part ends."""
-        role = self.role(name)
-        done = subprocess.run(["podman", "logs", f"{name}-{role}"], check=True, capture_output=True, text=True)
+        command = ["podman", "logs", container_of(name, self.pods)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
         lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines() if line.startswith("{")]
         return next((line for line in lines if line["event"] == "finished"), {})
 

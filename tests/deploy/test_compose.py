@@ -63,7 +63,8 @@ def test_whoever_takes_the_place_of_worker_0_finds_its_folder() -> None:
     assert PurePosixPath(settings["TAIHU_CHECKPOINT__DIR"]).is_relative_to(settings["TAIHU_RUN__DIR"])
 
 
-def test_the_image_has_a_place_for_the_volume_that_its_user_may_write() -> None:
+def test_the_image_has_places_for_volumes_that_its_user_may_write() -> None:
     user = services({})["server"]["user"]
     owner, group = user.split(":")
-    assert f"install -d -o {owner} -g {group} /runs" in (DEPLOY / "Containerfile").read_text()
+    made = re.findall(rf"install -d -o {owner} -g {group} (.+)", (DEPLOY / "Containerfile").read_text())
+    assert made == ["/runs /checkpoints"]
