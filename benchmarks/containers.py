@@ -244,7 +244,7 @@ def main() -> int:
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("--image", default="localhost/taihu:latest")
     parser.add_argument("--job", type=Path, default=_ROOT / "deploy" / "job.toml")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--kept", type=int, default=50, metavar="STEPS", help="from checkpoint to checkpoint")
     parser.add_argument("--json", type=Path, help="write the row of this engine beside those of others")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
