@@ -85,7 +85,7 @@ def stopped(container: str) -> None:
 WAYS: Final[Mapping[str, Callable[[str], None]]] = MappingProxyType(
     {"died": died, "killed": killed, "stopped": stopped}
 )
-"""How containers are lost, and come back."""
+"""The ways in which containers are lost and come back."""
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def container_of(name: str, pods: Pods) -> str:
 
 
 def role_of(name: str, pods: Pods) -> str:
-    """What a pod is: server or worker."""
+    """The role of a pod, server or worker."""
     return str(pods[name][1]["metadata"]["labels"]["app.kubernetes.io/component"])
 
 

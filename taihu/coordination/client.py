@@ -121,7 +121,7 @@ class CoordinatorClient:
             # Whoever takes the coordinator's place may have its name alone, and a channel to a name that is not known
             # for a while asks for it more and more rarely.
             self._channel.close()
-            self._channel = open_channel(self._address)
+            self._channel = open_channel(self._address, self._patience)
             self._stub = CoordinatorServiceStub(self._channel)
             raise
 

@@ -19,6 +19,7 @@ from taihu.coordination.stopping import StopNotice
 from taihu.errors import MemberLostError
 from taihu.job import Job
 from taihu.wire.channel import open_channel
+from taihu.wire.patience import Patience
 
 
 @pytest.mark.parametrize(("kind", "host"), [("ring", "worker 0"), ("server", "server 0")])
@@ -62,11 +63,11 @@ def begun(request: pb.BeginRequest, context: grpc.ServicerContext) -> pb.BeginRe
 def test_a_coordinator_that_has_its_name_alone_of_the_former_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[str] = []
 
-    def resolved(name: str) -> grpc.Channel:
+    def resolved(name: str, patience: Patience) -> grpc.Channel:
         """As gRPC does: the address that the name has when the channel is opened."""
         assert name == "server:7070"
         known.append(former if len(known) < 3 else successor)
-        return open_channel(known[-1])
+        return open_channel(known[-1], patience)
 
     former = f"127.0.0.1:{free_port()}"
     server = grpc.server(ThreadPoolExecutor(1))

@@ -33,7 +33,7 @@ def services(environment: Mapping[str, str]) -> dict[str, Object]:
 
 
 def mounts(service: Object) -> dict[str, str]:
-    """Where volumes and files are mounted, by what they are."""
+    """The places of volumes and files in the container, by what they are."""
     return dict(volume.split(":")[:2] for volume in service["volumes"])
 
 
