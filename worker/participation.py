@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,7 +34,7 @@ from taihu.process.entry import Interrupts
 from taihu.process.last_will import LastWill
 from taihu.process.memory_use import MemoryGrowth
 from taihu.results import RESULTS_FORMAT
-from taihu.run_folder import RunFiles, stopped_model
+from taihu.run_folder import RunFiles
 from taihu.run_length import RunLength
 from taihu.trace import Tracer
 from taihu.trace.clock_offset import ClockOffset
@@ -46,13 +46,15 @@ from taihu.words import one_line
 from worker.data.ahead import LoadAhead
 from worker.data.batches import Batches, BatchSource
 from worker.data.dataset import Dataset
-from worker.engine import Array, Model
+from worker.ending import Ending, save_at_end
+from worker.engine import Model
 from worker.reporting.activity import Activity
 from worker.reporting.observer import Observer
 from worker.reporting.run_log import RunLog, open_writers
 from worker.saved.beginning import begin_from, beginning_of
-from worker.saved.writing import describe_model, save_model
+from worker.saved.writing import describe_model
 from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
+from worker.steps import TrainingLoop
 from worker.training.calibration import Measuring
 from worker.training.checkpoints import Keeper
 from worker.training.clipping import LayerClipping
@@ -61,7 +63,7 @@ from worker.training.plan_follower import PlanFollower
 from worker.training.planned_memory import PlannedMemory
 from worker.training.replica import Replica, Uses, WholeReplica, prepare_hybrid
 from worker.training.step_record import StepRecord
-from worker.training.stopping import EvaluationAbandonedError, LastStep, write_or_say
+from worker.training.stopping import LastStep
 from worker.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -380,96 +382,48 @@ class Participation:
             on_move=self._activity.moved,
             clipping=self._clipping(replica),
         )
-        per_epoch = self._batches.steps_per_epoch
-        step = self._begun_after
-        while last.follows(step):
-            step += 1
-            trainer.step(step)
-            is_last = last.is_last(step)
-            if step % per_epoch == 0 or is_last:
-                trainer.finish()
-                if self._stop.goes_on or not (is_last and last.is_early):
-                    with self._activity.busy("a test"):
-                        self._evaluate(observer, replica, trainer, -(-step // per_epoch))
-            if self._checks_behind(step):
-                trainer.finish()
-                with self._activity.busy("a comparison of parameters"):
-                    session.client.compare(step, replica.digest(session.exchange))
-            if keeper.asks_behind(step, is_last=is_last):
-                trainer.finish()
-                with self._activity.busy("a checkpoint"):
-                    keeper.keep(step, is_last=is_last)
-            if measuring.reports_after(step) and not is_last:
-                trainer.finish()
-                with self._activity.waiting("measurements of the others"):
-                    plan = follower.report(step)
-                trainer.adopt(plan)
-                observer.planned(plan)
-        return step
+        loop = TrainingLoop(
+            job=self._job,
+            dataset=self._dataset,
+            client=session.client,
+            exchange=session.exchange,
+            replica=replica,
+            trainer=trainer,
+            measuring=measuring,
+            follower=follower,
+            keeper=keeper,
+            last=last,
+            stop=self._stop,
+            observer=observer,
+            activity=self._activity,
+            chaos=self._options.chaos,
+            clock=self._clock,
+            per_epoch=self._batches.steps_per_epoch,
+            begun_after=self._begun_after,
+        )
+        return loop.run()
 
-    def _checks_behind(self, step: int) -> bool:
-        """Whether all workers compare their parameters behind a step."""
-        every = self._job.train.check_every
-        return every is not None and step % every == 0
-
-    def _evaluate(self, observer: Observer, replica: Replica, trainer: Trainer, epoch: int) -> None:
-        """Worker 0 tests its replica; the others meet it in the next step's exchange, or read along.
-
-        A test is abandoned for a stop, whose time is bounded, unless the others read along.
-        """
-        if not replica.uses.tests:
-            return
-        self._options.chaos.passes(Point.EVALUATION)
-        start = self._clock.now()
-
-        def read_layer(layer: int) -> None:
-            if self._stop.expected and not (self._stop.goes_on or replica.reads_together):
-                raise EvaluationAbandonedError
-            self._activity.moved()
-            trainer.read_layer(layer)
-
-        tested = None
-        with suppress(EvaluationAbandonedError):
-            tested = replica.evaluate(self._dataset, read_layer)
-        if tested is not None:
-            observer.evaluated(tested, epoch=epoch, seconds=self._clock.now() - start)
-
-    def _save(self, session: Session, replica: Replica, steps: int, *, stopped: bool) -> tuple[Path | None, str]:
-        """Worker 0 saves the model after `steps`; returns where, and why not if a stopped run could not save it."""
-        if stopped:
-            replica.uses = replace(replica.uses, saves=True)
-        if not replica.uses.saves:
-            return None, ""
-        self._options.chaos.passes(Point.SAVE, steps)
+    def _save(self, session: Session, replica: Replica, steps: int, *, stopped: bool) -> Ending:
+        """Worker 0 saves the model after `steps`, and the others read along."""
+        if stopped or replica.uses.saves:
+            self._options.chaos.passes(Point.SAVE, steps)
         group_of = group_of_layer(session.exchange.plan.groups)
 
         def read_layer(layer: int) -> None:
             self._activity.moved()
             session.exchange.recall(group_of[layer])
 
-        path = self._options.files.model
-        if stopped:
-            path = stopped_model(self._job, self._options.files, steps)
-        problem = ""
-
-        def write(whole: Model, pieces: Iterator[Array]) -> None:
-            nonlocal problem
-
-            def write_file() -> None:
-                if path is not None:
-                    save_model(path, whole, describe_model(self._job, self._dataset, whole, steps), pieces)
-
-            if stopped:
-                problem = write_or_say(write_file, pieces)
-            else:
-                write_file()
-
-        replica.save(write, read_layer)
-        if stopped and path is None:
-            problem = "run.save is none"
-        if problem and self._options.rank == 0:
-            self._log.error("the model was not saved", reason=problem)
-        return (path if self._options.rank == 0 and not problem else None), problem
+        rank = self._options.rank
+        return save_at_end(
+            self._job,
+            self._dataset,
+            self._options.files,
+            replica,
+            read_layer,
+            rank=rank,
+            steps=steps,
+            stopped=stopped,
+        )
 
     def _make_run_log(self) -> RunLog:
         return RunLog(

@@ -1,0 +1,120 @@
+"""The steps of a run, one after the other, and what all workers do together between two of them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from taihu.chaos.points import Chaos, Point
+from taihu.coordination.client import CoordinatorClient
+from taihu.coordination.stopping import StopNotice
+from taihu.job import Job
+from taihu.wire.clock import Clock
+from worker.data.dataset import Dataset
+from worker.exchange.shell import Exchange
+from worker.reporting.activity import Activity
+from worker.reporting.observer import Observer
+from worker.training.calibration import Measuring
+from worker.training.checkpoints import Keeper
+from worker.training.plan_follower import PlanFollower
+from worker.training.replica import Replica
+from worker.training.stopping import EvaluationAbandonedError, LastStep
+from worker.training.trainer import Trainer
+
+__all__ = ["TrainingLoop", "is_tested"]
+
+
+def is_tested(step: int, per_epoch: int, *, is_last: bool, is_early: bool, goes_on: bool) -> bool:
+    """Whether the replica is tested behind a step: at the end of every epoch, and of the run.
+
+    A stop does not wait for a test. Where the run `goes_on` from there, the epoch's test would be missing.
+    """
+    ends_epoch = step % per_epoch == 0
+    if is_last and is_early:
+        return goes_on and ends_epoch
+    return ends_epoch or is_last
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingLoop:
+    """One worker's way from the step that the run goes on from to the last one; `run` is called once.
+
+    Attributes:
+        per_epoch: steps of an epoch.
+        begun_after: the step that the run goes on from, 0 for a new one.
+    """
+
+    job: Job
+    dataset: Dataset
+    client: CoordinatorClient
+    exchange: Exchange
+    replica: Replica
+    trainer: Trainer
+    measuring: Measuring
+    follower: PlanFollower
+    keeper: Keeper
+    last: LastStep
+    stop: StopNotice
+    observer: Observer
+    activity: Activity
+    chaos: Chaos
+    clock: Clock
+    per_epoch: int
+    begun_after: int
+
+    def run(self) -> int:
+        """Make all steps; returns the last one."""
+        step = self.begun_after
+        while self.last.follows(step):
+            step += 1
+            self.trainer.step(step)
+            self._between(step, is_last=self.last.is_last(step))
+        return step
+
+    def _between(self, step: int, *, is_last: bool) -> None:
+        if step % self.per_epoch == 0 or is_last:
+            self.trainer.finish()
+            early, goes_on = self.last.is_early, self.stop.goes_on
+            if is_tested(step, self.per_epoch, is_last=is_last, is_early=early, goes_on=goes_on):
+                with self.activity.busy("a test"):
+                    self._evaluate(-(-step // self.per_epoch))
+        if self._checks_behind(step):
+            self.trainer.finish()
+            with self.activity.busy("a comparison of parameters"):
+                self.client.compare(step, self.replica.digest(self.exchange))
+        if self.keeper.asks_behind(step, is_last=is_last):
+            self.trainer.finish()
+            with self.activity.busy("a checkpoint"):
+                self.keeper.keep(step, is_last=is_last)
+        if self.measuring.reports_after(step) and not is_last:
+            self.trainer.finish()
+            with self.activity.waiting("measurements of the others"):
+                plan = self.follower.report(step)
+            self.trainer.adopt(plan)
+            self.observer.planned(plan)
+
+    def _checks_behind(self, step: int) -> bool:
+        """Whether all workers compare their parameters behind a step."""
+        every = self.job.train.check_every
+        return every is not None and step % every == 0
+
+    def _evaluate(self, epoch: int) -> None:
+        """Worker 0 tests its replica; the others meet it in the next step's exchange, or read along.
+
+        A test is abandoned for a stop, whose time is bounded, unless the others read along.
+        """
+        if not self.replica.uses.tests:
+            return
+        self.chaos.passes(Point.EVALUATION)
+        start = self.clock.now()
+        tested = None
+        with suppress(EvaluationAbandonedError):
+            tested = self.replica.evaluate(self.dataset, self._read_layer)
+        if tested is not None:
+            self.observer.evaluated(tested, epoch=epoch, seconds=self.clock.now() - start)
+
+    def _read_layer(self, layer: int) -> None:
+        if self.stop.expected and not (self.stop.goes_on or self.replica.reads_together):
+            raise EvaluationAbandonedError
+        self.activity.moved()
+        self.trainer.read_layer(layer)
