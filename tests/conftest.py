@@ -21,6 +21,8 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 if TYPE_CHECKING:
     from support.daemons import Start
 
+    from taihu.checkpoint.places import Place
+
 # Collecting thousands of tests leaves no garbage, and looking for it takes a quarter of that time.
 gc.disable()
 
@@ -200,3 +202,16 @@ def run_simulate(capsys: pytest.CaptureFixture[str]) -> Command:
     from taihu.cli.simulation.command import simulate
 
     return _command(simulate, capsys)
+
+
+@pytest.fixture(params=["folder", "file", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """An empty place of checkpoints: a folder of this machine, or in a store that fsspec knows."""
+    from uuid import uuid4
+
+    from taihu.checkpoint.places import place_of
+
+    urls = {"file": f"file://{tmp_path}/of/a/store", "memory": f"memory://{uuid4().hex}/checkpoints"}
+    made = place_of(urls[request.param]) if request.param in urls else tmp_path
+    made.mkdir(parents=True, exist_ok=True)
+    return made

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NamedTuple
 
@@ -16,11 +15,12 @@ from safetensors import SafetensorError, safe_open
 
 from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.checkpoint.part import NOTHING, Columns, Elements, Part, SpreadLayer, State
+from taihu.checkpoint.places import Place, write_durably
 from taihu.errors import CheckpointError
 from taihu.layout import LayerSpec, TensorSpec
 from taihu.tensor_file import TensorSlot, header_of, write_values
 
-__all__ = ["Kind", "PartFile", "StoredPart", "file_name", "hash_of", "open_part", "write_durably", "write_part"]
+__all__ = ["Kind", "PartFile", "StoredPart", "file_name", "hash_of", "open_part", "write_part"]
 
 Kind = Literal["shared", "columns"]
 """Of arrays with a value for each element: of an arena's ranges, or of columns of spread layers."""
@@ -44,7 +44,7 @@ def file_name(member: str) -> str:
     return f"{member.replace(' ', '-')}.safetensors"
 
 
-def write_part(folder: Path, part: Part, chaos: Chaos | None = None) -> PartFile:
+def write_part(folder: Place, part: Part, chaos: Chaos | None = None) -> PartFile:
     """Write a part into `folder`, which is made; when this returns, the file outlives a failure of the machine.
 
     Raises:
@@ -67,35 +67,6 @@ def write_part(folder: Path, part: Part, chaos: Chaos | None = None) -> PartFile
         for values in tensors.values():
             write_values(hashing, values, values.dtype)
     return PartFile(path.name, hashing.size_bytes, hashing.sha256.hexdigest())
-
-
-@contextmanager
-def write_durably(path: Path, renames: Callable[[], None] = lambda: None) -> Iterator[BinaryIO]:
-    """A file to write during the block, which is on disk as `path` when this ends; nothing of it stays else.
-
-    `renames` is called when all of it is on disk under another name.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        renames()
-        partial.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """A name is durable when its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class _Hashing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from taihu.checkpoint.places import Place, place_of, setting_of
 from taihu.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.checkpoint.store import CheckpointStore
 from taihu.errors import CheckpointError
@@ -15,10 +16,10 @@ __all__ = ["checkpoint_folder", "going_on", "keepers", "recovers", "resumed_from
 _NONE: Final = Path("none")
 
 
-def checkpoint_folder(job: Job) -> Path | None:
+def checkpoint_folder(job: Job) -> Place | None:
     """The folder of the job's checkpoints; None where there are none."""
     folder = job.checkpoint.dir
-    return None if folder is None or folder == _NONE else folder
+    return None if folder is None or folder == _NONE else place_of(folder)
 
 
 def recovers(job: Job) -> bool:
@@ -37,7 +38,7 @@ def going_on(job: Job, step: int) -> Job:
     folder = checkpoint_folder(job)
     if folder is None:
         raise CheckpointError(f"the run goes on from step {step:,}, and this process has no checkpoint.dir")
-    checkpoint = job.checkpoint.model_copy(update={"resume": CheckpointStore(folder).folder_of(step)})
+    checkpoint = job.checkpoint.model_copy(update={"resume": setting_of(CheckpointStore(folder).folder_of(step))})
     model = job.model.model_copy(update={"init_from": None, "init_skip": ()})
     return job.model_copy(update={"checkpoint": checkpoint, "model": model})
 
@@ -59,4 +60,4 @@ def resumed_from(job: Job) -> Checkpoint | None:
     Raises:
         CheckpointError: there is none, or its manifest is damaged.
     """
-    return None if job.checkpoint.resume is None else open_checkpoint(job.checkpoint.resume)
+    return None if job.checkpoint.resume is None else open_checkpoint(place_of(job.checkpoint.resume))

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Final, NamedTuple
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from taihu.checkpoint.blocks import Block, Held, Overlap, blocks_of
 from taihu.checkpoint.files import Kind, StoredPart, hash_of, open_part
 from taihu.checkpoint.manifest import MANIFEST, Manifest, parse_manifest
 from taihu.checkpoint.part import RESIDUAL, SpreadLayer, State, column_blocks
+from taihu.checkpoint.places import Place, copied, remove_folder
 from taihu.errors import CheckpointError
 from taihu.layout import Layout
 
@@ -33,13 +36,17 @@ class _Contents(NamedTuple):
 
 
 class Checkpoint:
-    """A checkpoint in `folder`; its files are opened when they are read."""
+    """A checkpoint in `folder`; its files are opened when they are read.
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    Files of a store are copied to this machine then, into a temporary folder that goes with this object.
+    """
+
+    def __init__(self, folder: Place, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
         self._verified: set[str] = set()
         self._known: dict[str, _Contents] = {}
+        self._copies: Path | None = None
 
     @property
     def step(self) -> int:
@@ -75,6 +82,7 @@ class Checkpoint:
 
     def verify(self) -> None:
         """Read all files; raises CheckpointError, which names the file, unless each is what the manifest says."""
+        self._copies = None
         for member in self.manifest.files:
             self._verify(member)
 
@@ -184,7 +192,7 @@ class Checkpoint:
 
     @contextmanager
     def _unverified(self, member: str) -> Iterator[StoredPart]:
-        with open_part(self.folder / self.manifest.files[member].name) as part:
+        with open_part(self.file_of(member)) as part:
             if (part.member, part.step) != (member, self.step):
                 raise CheckpointError(
                     f"{self.folder}: the file of {member} is of {part.member} after step {part.step}, "
@@ -192,15 +200,29 @@ class Checkpoint:
                 )
             yield part
 
+    def file_of(self, member: str) -> Path:
+        """A member's file on this machine; raises CheckpointError where it cannot be read."""
+        path = self.folder / self.manifest.files[member].name
+        try:
+            return copied(path, self._folder_of_copies)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+    def _folder_of_copies(self) -> Path:
+        if self._copies is None:
+            self._copies = Path(mkdtemp(prefix="taihu-checkpoint-"))
+            finalize(self, remove_folder, self._copies)
+        return self._copies
+
     def _verify_once(self, member: str) -> None:
         if member not in self._verified:
             self._verify(member)
 
     def _verify(self, member: str) -> None:
         entry = self.manifest.files[member]
-        path = self.folder / entry.name
+        path, local = self.folder / entry.name, self.file_of(member)
         try:
-            size, found = path.stat().st_size, hash_of(path)
+            size, found = local.stat().st_size, hash_of(local)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
         if size != entry.size_bytes:
@@ -210,7 +232,7 @@ class Checkpoint:
         self._verified.add(member)
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
+def open_checkpoint(folder: Place) -> Checkpoint:
     """The checkpoint in `folder`.
 
     Raises:

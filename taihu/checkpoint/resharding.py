@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from taihu.checkpoint.part import (
     State,
     column_blocks,
 )
+from taihu.checkpoint.places import Place
 from taihu.checkpoint.reading import Checkpoint
 from taihu.checkpoint.store import CheckpointStore
 from taihu.errors import CheckpointError
@@ -35,7 +35,7 @@ from taihu.planner.partition import Shard, slice_bounds
 __all__ = ["reshard"]
 
 
-def reshard(checkpoint: Checkpoint, folder: Path, *, servers: int, workers: int) -> Path:
+def reshard(checkpoint: Checkpoint, folder: Place, *, servers: int, workers: int) -> Place:
     """Write a checkpoint as so many servers and workers would have kept it; returns its folder, in `folder`.
 
     Without servers worker 0 holds all that is exchanged. Layers that are spread stay so, if there are enough columns

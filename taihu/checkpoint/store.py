@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
-from taihu.checkpoint.files import write_durably
 from taihu.checkpoint.manifest import MANIFEST, Manifest
+from taihu.checkpoint.places import Place, inside, remove_folder, write_durably
 from taihu.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.errors import CheckpointError
 
@@ -19,17 +17,21 @@ _STEP: Final = re.compile(r"step-([0-9]{1,15})")
 
 
 class CheckpointStore:
-    """The checkpoints in `folder`, each in a folder of its own, `step-000120`."""
+    """The checkpoints in `folder`, each in a folder of its own, `step-000120`.
 
-    def __init__(self, folder: Path) -> None:
+    Whoever asks what there is gets CheckpointError where that cannot be found out: a store that does not answer is
+    not an empty one.
+    """
+
+    def __init__(self, folder: Place) -> None:
         self.folder = folder
 
-    def folder_of(self, step: int) -> Path:
+    def folder_of(self, step: int) -> Place:
         """The folder of the checkpoint of `step`, whether or not it is there."""
         return self.folder / f"step-{step:06d}"
 
     @staticmethod
-    def step_of(folder: Path) -> int | None:
+    def step_of(folder: Place) -> int | None:
         """The step of a checkpoint, by the name of its folder; None where that is none."""
         match = _STEP.fullmatch(folder.resolve().name)
         return None if match is None else int(match[1])
@@ -49,7 +51,11 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that count, the newest first."""
-        return sorted((step for step, path in self._folders() if (path / MANIFEST).is_file()), reverse=True)
+        try:
+            return sorted((step for step, path in self._folders() if (path / MANIFEST).is_file()), reverse=True)
+        except OSError as error:
+            why = f"cannot be read: {error.strerror or error}"
+            raise CheckpointError(f"{self.folder}: {why}; is the store there, and may it be read?") from None
 
     def prune(self, keep: int, upto: int) -> None:
         """Remove all but the newest `keep` up to a step that count, and whatever is older; newer ones stay.
@@ -63,13 +69,13 @@ class CheckpointStore:
             if step < kept[0] and step not in kept:
                 # Without its manifest it does not count any more, however far this gets.
                 (path / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(path, ignore_errors=True)
+                remove_folder(path)
 
     def discard(self, before: int) -> None:
         """Remove what there is of checkpoints of earlier steps that are not complete."""
         for step, path in self._folders():
             if step < before and not (path / MANIFEST).is_file():
-                shutil.rmtree(path, ignore_errors=True)
+                remove_folder(path)
 
     def newest(self) -> tuple[Checkpoint, list[str]]:
         """The newest one that counts and whose files are what its manifest says, and what is wrong with newer ones.
@@ -109,16 +115,16 @@ class CheckpointStore:
             raise CheckpointError(f"{'; '.join(problems)}; name another checkpoint.dir, or remove it")
         return None
 
-    def _folders(self) -> Iterator[tuple[int, Path]]:
+    def _folders(self) -> Iterator[tuple[int, Place]]:
         if not self.folder.is_dir():
             return
-        for path in sorted(self.folder.iterdir()):
+        for path in inside(self.folder):
             step = self.step_of(path)
             if step is not None:
                 yield step, path
 
 
-def newest_in(folder: Path) -> Checkpoint:
+def newest_in(folder: Place) -> Checkpoint:
     """The checkpoint in `folder`, or the newest of those in it that are not damaged.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +14,7 @@ from taihu.chaos.points import Chaos, NoChaos
 from taihu.checkpoint.files import PartFile, write_part
 from taihu.checkpoint.keepers import checkpoint_folder
 from taihu.checkpoint.part import Part
+from taihu.checkpoint.places import Place
 from taihu.checkpoint.store import CheckpointStore
 from taihu.errors import TaihuError
 from taihu.job import Job
@@ -53,7 +53,7 @@ class PartWriter:
     """
 
     def __init__(
-        self, folder: Path, stored: Stored, left_out: LeftOut = lambda *_: None, chaos: Chaos | None = None
+        self, folder: Place, stored: Stored, left_out: LeftOut = lambda *_: None, chaos: Chaos | None = None
     ) -> None:
         self._store = CheckpointStore(folder)
         self._stored = stored

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from taihu.checkpoint.places import Place, place_of
 from taihu.checkpoint.resharding import reshard
 from taihu.checkpoint.store import CheckpointStore, newest_in
 from taihu.errors import CheckpointError
@@ -19,7 +20,7 @@ from worker.saved.exporting import export_model
 __all__ = ["export", "ls", "reshard_checkpoint", "verify"]
 
 _Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="A run's folder, that of its checkpoints, or one of them.")
+    str, typer.Argument(metavar="DIR", help="A run's folder, that of its checkpoints, or one of them; or a URL.")
 ]
 
 
@@ -29,8 +30,9 @@ def ls(folder: _Folder) -> None:
     \b
     Examples:
       taihu checkpoint ls runs/small_cnn-on-digits-20260728-120005
+      taihu checkpoint ls s3://bucket/checkpoints
     """  # noqa: D301
-    store = CheckpointStore(_inside(folder))
+    store = CheckpointStore(_inside(place_of(folder)))
     rows = [("step", "of", "size", "written by", "folder")]
     for step in store.steps():
         manifest = store.open(step).manifest
@@ -60,7 +62,7 @@ def verify(folder: _Folder) -> None:
       taihu checkpoint verify runs/small_cnn-on-digits-20260728-120005
       taihu checkpoint verify runs/small_cnn-on-digits-20260728-120005/checkpoints/step-000120
     """  # noqa: D301
-    store, steps = _store_of(folder)
+    store, steps = _store_of(place_of(folder))
     damaged = []
     for step in steps:
         try:
@@ -88,14 +90,14 @@ def export(
       taihu evaluate runs/small_cnn-on-digits-20260728-120005/checkpoints/step-000120     without a file of its own
     """  # noqa: D301
     check_writable(file)
-    checkpoint = newest_in(_inside(folder))
+    checkpoint = newest_in(_inside(place_of(folder)))
     export_model(checkpoint, file)
     typer.echo(f"{file}: the model after {counted(checkpoint.step, 'step')}")
 
 
 def reshard_checkpoint(
     folder: _Folder,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder that gets the checkpoint.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder, or URL, that gets the checkpoint.")],
     servers: Annotated[int, typer.Option(metavar="N", min=0, help="Servers that go on from it; 0 for a ring.")],
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Workers that go on from it.")],
 ) -> None:
@@ -108,17 +110,17 @@ def reshard_checkpoint(
     Examples:
       taihu checkpoint reshard runs/first/checkpoints/step-000120 moved --servers 3 --workers 2
     """  # noqa: D301
-    place = reshard(newest_in(_inside(folder)), out, servers=servers, workers=workers)
+    place = reshard(newest_in(_inside(place_of(folder))), place_of(out), servers=servers, workers=workers)
     typer.echo(f"{place}: for {counted(servers, 'server')} and {counted(workers, 'worker')}")
 
 
-def _inside(folder: Path) -> Path:
+def _inside(folder: Place) -> Place:
     """The folder of a run's checkpoints, where that of the run was given."""
     inside = folder / CHECKPOINTS
     return inside if inside.is_dir() else folder
 
 
-def _store_of(folder: Path) -> tuple[CheckpointStore, list[int]]:
+def _store_of(folder: Place) -> tuple[CheckpointStore, list[int]]:
     """The store, and the steps that are meant."""
     inside = _inside(folder)
     store = CheckpointStore(inside)

@@ -9,6 +9,8 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
+from taihu.checkpoint.places import Place, place_of
+from taihu.cli.model_argument import ModelArgument
 from taihu.errors import ModelError
 from taihu.job import load_job
 from taihu.names import DATA_NAMES
@@ -32,7 +34,7 @@ _MOST_LISTED: Final = 8
 
 
 def evaluate_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="What `taihu train --save` wrote.")],
+    file: ModelArgument,
     model: OwnModelOption = None,
     data: Annotated[str | None, typer.Option(metavar="D", help="Data set; by default the one trained on.")] = None,
     data_path: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data set's files lie.")] = None,
@@ -44,12 +46,14 @@ def evaluate_file(
     Examples:
       taihu evaluate model.safetensors
       taihu evaluate model.safetensors --data fashion-mnist --data-path DIR
+      taihu evaluate s3://bucket/checkpoints/step-000120             the model of a checkpoint
       taihu evaluate model.safetensors --model my_model.py:build      of layers of your own
     """  # noqa: D301
-    loaded = load_model(file, model)
+    place = place_of(file)
+    loaded = load_model(place, model)
     saved = loaded.saved
-    settings = _data_settings(saved, data or _known_data(saved, file), data_path)
-    dataset = _as_trained(load_dataset(settings, saved.model), saved, file)
+    settings = _data_settings(saved, data or _known_data(saved, place), data_path)
+    dataset = _as_trained(load_dataset(settings, saved.model), saved, place)
     tested = evaluate(loaded.model, dataset, loaded.batch(samples_at_once(loaded.model)))
     digest = parameters_sha256(loaded.parameters)
     scores = ", ".join(" ".join(line) for line in score_lines(tested.metrics))
@@ -76,14 +80,14 @@ def _data_settings(saved: SavedModel, name: str, path: Path | None) -> DataSetti
     return load_job(None, {"data": {**kept, "name": name, "path": path}}).data
 
 
-def _known_data(saved: SavedModel, file: Path) -> str:
+def _known_data(saved: SavedModel, file: Place) -> str:
     """The data set that the file names, if it is one of taihu's own: a file of anybody's else may be code."""
     if saved.data.partition(":")[0] not in {name.partition(":")[0] for name in DATA_NAMES}:
         raise ModelError(f"{file}: was trained on {saved.data}; give --data what it is to be tested on")
     return saved.data
 
 
-def _as_trained(dataset: Dataset, saved: SavedModel, file: Path) -> Dataset:
+def _as_trained(dataset: Dataset, saved: SavedModel, file: Place) -> Dataset:
     """`dataset` with the normalisation of the one that the model was trained on.
 
     Raises:

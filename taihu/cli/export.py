@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from taihu.checkpoint.places import place_of
+from taihu.cli.model_argument import ModelArgument
 from taihu.errors import ConfigError
 from taihu.export.to_torch import write_torch
 from taihu.process.options import OwnModelOption
@@ -17,7 +19,7 @@ __all__ = ["export"]
 
 
 def export(
-    file: Annotated[Path, typer.Argument(metavar="MODEL.safetensors", help="What `taihu train --save` wrote.")],
+    file: ModelArgument,
     to: Annotated[Literal["onnx", "torch"], typer.Option(metavar="onnx|torch", help="The format.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="What is written; torch: a .py file of that name too.")],
     model: OwnModelOption = None,
@@ -29,10 +31,11 @@ def export(
       taihu export model.safetensors --to onnx --out model.onnx
       taihu export model.safetensors --to torch --out torch_model.safetensors      and torch_model.py beside it
     """  # noqa: D301
-    if out.exists() and file.exists() and out.samefile(file):
+    place = place_of(file)
+    if isinstance(place, Path) and out.exists() and place.exists() and out.samefile(place):
         raise ConfigError(f"--out {out}: is the model that is exported; give another name")
     check_writable(out)
-    loaded = load_model_file(file, model)
+    loaded = load_model_file(place, model)
     written = _write_onnx(loaded, out) if to == "onnx" else write_torch(loaded, out)
     typer.echo(f"written: {', '.join(map(str, written))}")
 

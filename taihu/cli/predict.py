@@ -10,6 +10,8 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from taihu.checkpoint.places import place_of
+from taihu.cli.model_argument import ModelArgument
 from taihu.cli.predict_text import TextOptions, predict_text
 from taihu.errors import ConfigError
 from taihu.process.options import JsonOption, OwnModelOption
@@ -21,7 +23,7 @@ __all__ = ["predict"]
 
 
 def predict(
-    model_file: Annotated[Path, typer.Argument(metavar="MODEL.safetensors", help="What `taihu train --save` wrote.")],
+    model_file: ModelArgument,
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -61,7 +63,7 @@ def predict(
       echo -n "def main(" | taihu predict gpt.safetensors - --length 0 --top 5
     """  # noqa: D301
     check_writable(json_file)
-    loaded = load_model_file(model_file, model)
+    loaded = load_model_file(place_of(model_file), model)
     of_text = TextOptions(length, temperature, seed)
     if loaded.info.targets == "tokens":
         rows = predict_text(loaded, files, of_text, top)
@@ -70,7 +72,7 @@ def predict(
     else:
         rows = list(_samples(loaded, files, batch, top))
     if json_file is not None:
-        write_json(json_file, {"model": str(model_file), "predictions": rows})
+        write_json(json_file, {"model": str(place_of(model_file)), "predictions": rows})
 
 
 def _samples(loaded: LoadedModel, files: Sequence[Path], batch: int, top: int) -> Iterator[dict[str, Any]]:

@@ -32,6 +32,7 @@ from taihu.scores import score_lines
 from taihu.words import counted
 
 if TYPE_CHECKING:
+    from taihu.checkpoint.places import Place
     from taihu.job import Job
     from taihu.settings import ClusterSettings
 
@@ -83,6 +84,7 @@ def train(
       taihu train --resume runs/small_cnn-on-digits-20260728-120005 --epochs 20
     """  # noqa: D301
     with importing_much():
+        from taihu.checkpoint.places import setting_of
         from taihu.local.resuming import check_folder, find_checkpoint
         from taihu.local.run import RUN_FOLDER, check_job, prepare
         from taihu.local.training import LocalTraining
@@ -96,7 +98,7 @@ def train(
         job_file = job_file or resumed.settings
         if flags.init_from is not None:
             raise ConfigError("--resume: a run that goes on has its parameters; leave --init-from out")
-        own["checkpoint"] = {"resume": resumed.checkpoint.folder.absolute()}
+        own["checkpoint"] = {"resume": setting_of(resumed.checkpoint.folder.absolute())}
         own["model"] = {"init_from": None, "init_skip": ()}
     job = flags.resolve(job_file, own)
     check_job(job)
@@ -134,8 +136,10 @@ def train(
     return EXIT_INTERRUPTED if results["stopped"] else 0
 
 
-def _shown(path: Path) -> str:
-    """The path, from the current folder if it lies in it."""
+def _shown(path: Place) -> str:
+    """The path, from the current folder if it lies in it; or the URL."""
+    if not isinstance(path, Path):
+        return str(path)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
+from contextlib import suppress
 
 import structlog
 
 from taihu.checkpoint.files import PartFile
 from taihu.checkpoint.keepers import checkpoint_folder, keepers, resumed_from
 from taihu.checkpoint.manifest import Manifest
+from taihu.checkpoint.places import Place
 from taihu.checkpoint.store import CheckpointStore
 from taihu.coordination.checkpoints import CheckpointBook, Decision
 from taihu.coordination.plan import Plan
+from taihu.errors import CheckpointError
 from taihu.job import Job
 from taihu.wire.clock import Clock
 
@@ -22,7 +24,7 @@ __all__ = ["Checkpointing"]
 class Checkpointing:
     """The checkpoints of one run; any thread may call."""
 
-    def __init__(self, job: Job, folder: Path, clock: Clock) -> None:
+    def __init__(self, job: Job, folder: Place, clock: Clock) -> None:
         settings, begun = job.checkpoint, resumed_from(job)
         self._job = job
         self._clock = clock
@@ -52,7 +54,8 @@ class Checkpointing:
             decision = self._book.decide(step, self._clock.now(), is_last=is_last)
             if decision.keep and self._decided != step:
                 # What is not complete by now but for the last one never will be, and takes the room of others.
-                self._store.discard(self._decided)
+                with suppress(OSError):  # there is room still, or what is written next says that there is none
+                    self._store.discard(self._decided)
                 self._decided = step
             return decision
 
@@ -73,7 +76,7 @@ class Checkpointing:
         try:
             self._store.commit(self._manifest(step, files, plan))
             self._store.prune(self._job.checkpoint.keep, step)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             self.left_out("the coordinator", step, str(error))
             self._log.warning("checkpoint left out", step=step, reason=str(error))
         else:

@@ -8,6 +8,7 @@ from typing import Final
 
 from taihu.checkpoint.keepers import checkpoint_folder
 from taihu.checkpoint.manifest import MANIFEST
+from taihu.checkpoint.places import Place, RemotePath, place_of
 from taihu.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.checkpoint.store import CheckpointStore
 from taihu.errors import CheckpointError, ConfigError
@@ -39,13 +40,13 @@ def find_checkpoint(named: str, runs: Path) -> Resumed:
     """The checkpoint that `named` stands for.
 
     Args:
-        named: `auto`, the folder of a run or of its checkpoints, or that of one of them.
+        named: `auto`, the folder of a run or of its checkpoints, or that of one of them; or the URL of either.
         runs: the folder of all runs.
 
     Raises:
         CheckpointError: there is none, or all are damaged.
     """
-    folder = _newest_of(runs) if named == AUTO else Path(named)
+    folder: Place = _newest_of(runs) if named == AUTO else place_of(named)
     if (folder / MANIFEST).is_file():
         checkpoint = open_checkpoint(folder)
         checkpoint.verify()
@@ -57,12 +58,14 @@ def find_checkpoint(named: str, runs: Path) -> Resumed:
 
 
 def check_folder(job: Job) -> None:
-    """Raise ConfigError where the job's own folder has checkpoints that it does not go on from."""
+    """Raise ConfigError where the job's own folder has checkpoints that it does not go on from, or is of no use."""
     folder = checkpoint_folder(job)
+    if isinstance(folder, RemotePath) and folder.url.startswith("memory:"):
+        raise ConfigError(f"checkpoint.dir {folder}: is memory of one process; name a store that all processes reach")
     if folder is None or not (steps := CheckpointStore(folder).steps()):
         return
     newest, resumed = CheckpointStore(folder).folder_of(steps[0]), job.checkpoint.resume
-    if resumed is not None and resumed.resolve() == newest.resolve():
+    if resumed is not None and place_of(resumed).resolve() == newest.resolve():
         return
     raise ConfigError(
         f"checkpoint.dir {folder}: it has checkpoints up to step {steps[0]:,}; go on from the newest with --resume "
@@ -78,6 +81,9 @@ def _newest_of(runs: Path) -> Path:
     return found[-1].parents[2]
 
 
-def _settings_beside(checkpoints: Path) -> Path | None:
+def _settings_beside(checkpoints: Place) -> Path | None:
+    """Settings that lie beside checkpoints, of a run whose folder holds both; none in a store."""
+    if isinstance(checkpoints, RemotePath):
+        return None
     settings = checkpoints.parent / SETTINGS
     return settings.absolute() if settings.is_file() else None

@@ -1,6 +1,6 @@
 """The tables of a job file: typed, with defaults and descriptions, checked each on its own."""
 
-from taihu.settings.base import Section
+from taihu.settings.base import Section, Url, path_or_url
 from taihu.settings.chaos import ChaosSettings
 from taihu.settings.checkpoint import CheckpointSettings
 from taihu.settings.cluster import ClusterSettings
@@ -25,4 +25,6 @@ __all__ = [
     "Section",
     "TrainSettings",
     "Transport",
+    "Url",
+    "path_or_url",
 ]

@@ -8,16 +8,65 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from taihu.errors import ConfigError
 
-__all__ = ["Count", "FilePath", "Form", "Seconds", "Section", "accepted_by"]
+__all__ = [
+    "Count",
+    "FilePath",
+    "Form",
+    "PathOrUrl",
+    "Seconds",
+    "Section",
+    "Url",
+    "accepted_by",
+    "path_or_url",
+]
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Seconds = Annotated[float, Field(ge=1e-3, le=86_400)]
 FilePath = Annotated[Path, Field(strict=False)]
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://")
+_PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
+
+
+class Url(str):
+    """A place in a store that fsspec knows: `s3://bucket/folder`."""
+
+    __slots__ = ()
+
+
+def path_or_url(value: object) -> Path | Url:
+    """The path, or the URL, that a text is; raises ValueError, without the text where it has a password in it."""
+    if isinstance(value, Path | Url):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"expected a path or a URL, a string, got {value!r}")
+    if _URL.match(value) is None:
+        return Path(value)
+    if _PASSWORD.search(value) is not None:
+        raise ValueError(
+            "expected a URL without a password, which would get into logs; give it where the store's library looks "
+            "for it, in the environment or its own file"
+        )
+    return Url(value.rstrip("/") if not value.endswith("://") else value)
+
+
+PathOrUrl = Annotated[
+    Url | Path, PlainValidator(path_or_url), PlainSerializer(str, return_type=str, when_used="json")
+]
 
 
 class Section(BaseModel):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types as bounds
 from pydantic.fields import FieldInfo
 
-from taihu.settings.base import Form
+from taihu.settings.base import Form, Url
 
 __all__ = ["expected", "expected_of", "written"]
 
@@ -20,6 +20,7 @@ _WORDS: dict[Any, str] = {
     bool: "a boolean, true or false",
     str: "a string",
     Path: "a path, a string",
+    Url: "a path or a URL, a string",
 }
 _LONGEST = 80
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from taihu.checkpoint.files import file_name, hash_of, open_part, write_durably, write_part
+from taihu.checkpoint.files import file_name, hash_of, open_part, write_part
 from taihu.checkpoint.part import Elements, Part, State
+from taihu.checkpoint.places import write_durably
 from taihu.errors import CheckpointError
 
 DTYPES = [np.float32, np.int64, np.uint16, np.float64]

@@ -13,6 +13,7 @@ from support.cluster import layout_of
 from support.made_checkpoints import NAMES, make_checkpoint, values_of
 
 from taihu.checkpoint.manifest import MANIFEST, parse_manifest
+from taihu.checkpoint.places import Place, inside
 from taihu.checkpoint.reading import open_checkpoint
 from taihu.checkpoint.resharding import reshard
 from taihu.errors import CheckpointError
@@ -71,42 +72,42 @@ def test_a_checkpoint_written_anew_holds_the_same(before: int, servers: int, wor
 def test_a_byte_that_was_flipped_anywhere_is_found(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         checkpoint = make_checkpoint(Path(folder), LAYOUT, servers=2)
-        path = data.draw(st.sampled_from(sorted(checkpoint.folder.iterdir())))
+        path = data.draw(st.sampled_from(inside(checkpoint.folder)))
         content = bytearray(path.read_bytes())
         place = data.draw(st.integers(0, len(content) - 1))
         content[place] ^= 1 << data.draw(st.integers(0, 7))
-        path.write_bytes(content)
+        path.write_bytes(bytes(content))
         if path.name != MANIFEST:
             with pytest.raises(CheckpointError, match=path.name):
                 open_checkpoint(checkpoint.folder).verify()
-            member = path.stem.replace("-", " ")
+            member = path.name.partition(".")[0].replace("-", " ")
             with pytest.raises(CheckpointError, match=path.name):
                 open_checkpoint(checkpoint.folder).state_of(member)
 
 
-def test_a_file_that_is_shorter_or_gone_is_found(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path, LAYOUT, servers=2)
+def test_a_file_that_is_shorter_or_gone_is_found(place: Place) -> None:
+    checkpoint = make_checkpoint(place, LAYOUT, servers=2)
     path = checkpoint.folder / "server-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"server-1.safetensors: [\d,]+ bytes, expected [\d,]+; it is damaged"):
         checkpoint.verify()
     path.unlink()
-    with pytest.raises(CheckpointError, match=r"server-1.safetensors: cannot be read: No such file"):
+    with pytest.raises(CheckpointError, match=r"server-1.safetensors: cannot be read: "):
         checkpoint.verify()
 
 
-def test_a_file_of_another_step_or_member_is_found(tmp_path: Path) -> None:
+def test_a_file_of_another_step_or_member_is_found(place: Place) -> None:
     """Two checkpoints whose files were mixed up have the right sums of the wrong values."""
-    checkpoint = make_checkpoint(tmp_path, LAYOUT, servers=2)
+    checkpoint = make_checkpoint(place, LAYOUT, servers=2)
     files = checkpoint.manifest.files
     swapped = checkpoint.manifest.model_copy(update={"files": {**files, "server 0": files["server 1"]}})
-    (checkpoint.folder / MANIFEST).write_text(swapped.to_json())
+    (checkpoint.folder / MANIFEST).write_bytes(swapped.to_json().encode())
     with pytest.raises(CheckpointError, match="the file of server 0 is of server 1 after step 3"):
         open_checkpoint(checkpoint.folder).state_of("server 0")
 
 
-def test_values_that_no_file_has_are_said_to_be_missing(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path, LAYOUT, servers=2)
+def test_values_that_no_file_has_are_said_to_be_missing(place: Place) -> None:
+    checkpoint = make_checkpoint(place, LAYOUT, servers=2)
     with pytest.raises(CheckpointError, match=r"5 of 5 values of 'optimizer.exp_avg' are in none of its files"):
         checkpoint.read_shared("optimizer.exp_avg", LAYOUT, np.array([[0, 5]]), np.empty(5, np.float32))
 
@@ -124,15 +125,17 @@ def test_a_manifest_that_is_none_is_refused(text: str, message: str) -> None:
         parse_manifest(text)
 
 
-def test_a_manifest_names_no_file_outside_of_its_folder(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path, LAYOUT, servers=1)
+def test_a_manifest_names_no_file_outside_of_its_folder(place: Place) -> None:
+    checkpoint = make_checkpoint(place, LAYOUT, servers=1)
     text = checkpoint.manifest.to_json().replace("server-0.safetensors", "../server-0.safetensors")
     with pytest.raises(CheckpointError, match=r"damaged manifest: files.server 0.name"):
         parse_manifest(text)
 
 
-def test_a_manifest_says_of_which_model_it_is(tmp_path: Path) -> None:
-    manifest = make_checkpoint(tmp_path, LAYOUT, servers=3, workers=2).manifest
+def test_a_manifest_says_of_which_model_it_is(place: Place) -> None:
+    made = make_checkpoint(place, LAYOUT, servers=3, workers=2)
+    manifest = made.manifest
     assert parse_manifest(manifest.to_json()) == manifest
     assert manifest.layout == LAYOUT
-    assert manifest.size_bytes == sum(path.stat().st_size for path in tmp_path.glob("*/*.safetensors"))
+    files = [made.folder / entry.name for entry in manifest.files.values()]
+    assert manifest.size_bytes == sum(len(path.read_bytes()) for path in files)

@@ -2,74 +2,73 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from support.cluster import layout_of
 from support.made_checkpoints import make_checkpoint
 
 from taihu.checkpoint.manifest import MANIFEST
+from taihu.checkpoint.places import Place
 from taihu.checkpoint.store import CheckpointStore, newest_in
 from taihu.errors import CheckpointError
 
 LAYOUT = layout_of(5, 70)
 
 
-def make_all(folder: Path, *steps: int) -> CheckpointStore:
+def make_all(folder: Place, *steps: int) -> CheckpointStore:
     for step in steps:
         make_checkpoint(folder, LAYOUT, servers=1, step=step)
     return CheckpointStore(folder)
 
 
-def damage(folder: Path) -> None:
+def damage(folder: Place) -> None:
     path = folder / "server-0.safetensors"
     path.write_bytes(path.read_bytes()[:-4] + b"ruin")
 
 
-def test_only_a_checkpoint_with_its_manifest_counts(tmp_path: Path) -> None:
-    store = make_all(tmp_path, 20, 3, 100)
+def test_only_a_checkpoint_with_its_manifest_counts(place: Place) -> None:
+    store = make_all(place, 20, 3, 100)
     (store.folder_of(100) / MANIFEST).unlink()
-    (tmp_path / "notes.txt").write_text("step-000200")
+    (place / "notes.txt").write_bytes(b"step-000200")
     assert store.steps() == [20, 3]
 
 
-def test_there_are_none_where_there_is_no_folder(tmp_path: Path) -> None:
-    assert CheckpointStore(tmp_path / "none").steps() == []
+def test_there_are_none_where_there_is_no_folder(place: Place) -> None:
+    assert CheckpointStore(place / "none").steps() == []
 
 
-def test_the_newest_stay_and_what_is_on_its_way(tmp_path: Path) -> None:
-    store = make_all(tmp_path, 1, 2, 3, 4, 5)
+def test_the_newest_stay_and_what_is_on_its_way(place: Place) -> None:
+    store = make_all(place, 1, 2, 3, 4, 5)
     (store.folder_of(2) / MANIFEST).unlink()  # never became complete
     (store.folder_of(5) / MANIFEST).unlink()  # is being written
     store.prune(2, 4)
     assert store.steps() == [4, 3]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000004", "step-000005"]
+    assert sorted(path.name for path in place.iterdir()) == ["step-000003", "step-000004", "step-000005"]
 
 
-def test_nothing_is_removed_as_long_as_none_counts(tmp_path: Path) -> None:
-    store = make_all(tmp_path, 1)
+def test_nothing_is_removed_as_long_as_none_counts(place: Place) -> None:
+    store = make_all(place, 1)
     (store.folder_of(1) / MANIFEST).unlink()
     store.prune(1, 1)
     assert store.folder_of(1).is_dir()
 
 
-def test_what_will_never_be_complete_gives_its_room_back(tmp_path: Path) -> None:
+def test_what_will_never_be_complete_gives_its_room_back(place: Place) -> None:
     """A disk that is full of such parts would stay full: nothing counts there, so that nothing is pruned."""
-    store = make_all(tmp_path, 1, 2, 3, 4)
+    store = make_all(place, 1, 2, 3, 4)
     for step in (2, 3, 4):
         (store.folder_of(step) / MANIFEST).unlink()
     store.discard(4)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000004"]
+    assert sorted(path.name for path in place.iterdir()) == ["step-000001", "step-000004"]
 
 
-def test_a_run_that_went_back_keeps_what_it_has_made_since(tmp_path: Path) -> None:
-    store = make_all(tmp_path, 1, 2, 3, 9)
+def test_a_run_that_went_back_keeps_what_it_has_made_since(place: Place) -> None:
+    store = make_all(place, 1, 2, 3, 9)
     store.prune(2, 3)
     assert store.steps() == [9, 3, 2]
 
 
-def test_a_run_goes_on_from_its_own_newest_that_has_steps_left(tmp_path: Path) -> None:
-    store = make_all(tmp_path, 3, 7, 10)
+def test_a_run_goes_on_from_its_own_newest_that_has_steps_left(place: Place) -> None:
+    store = make_all(place, 3, 7, 10)
     manifest = store.open(10).manifest
     assert manifest.total_steps == 10
     going_on = store.going_on(manifest.settings)
@@ -81,13 +80,13 @@ def test_a_run_goes_on_from_its_own_newest_that_has_steps_left(tmp_path: Path) -
         damage(store.folder_of(step))
     with pytest.raises(CheckpointError, match="name another checkpoint"):
         store.going_on(manifest.settings)
-    assert CheckpointStore(tmp_path / "none").going_on({}) is None
+    assert CheckpointStore(place / "none").going_on({}) is None
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:
-    store = make_all(tmp_path, 10, 20, 30)
+def test_a_damaged_checkpoint_is_passed_over_and_told(place: Place) -> None:
+    store = make_all(place, 10, 20, 30)
     damage(store.folder_of(30))
-    (store.folder_of(20) / MANIFEST).write_text("{")
+    (store.folder_of(20) / MANIFEST).write_bytes(b"{")
     checkpoint, problems = store.newest()
     assert checkpoint.step == 10
     assert ["step-000030/server-0" in problems[0], "step-000020/manifest.json" in problems[1]] == [True, True]
@@ -96,11 +95,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:
         store.newest()
 
 
-def test_one_checkpoint_is_named_by_its_folder_all_by_theirs(tmp_path: Path) -> None:
-    store = make_all(tmp_path, 10, 20)
-    assert newest_in(tmp_path).step == 20
+def test_one_checkpoint_is_named_by_its_folder_all_by_theirs(place: Place) -> None:
+    store = make_all(place, 10, 20)
+    assert newest_in(place).step == 20
     assert newest_in(store.folder_of(10)).step == 10
     assert CheckpointStore.step_of(store.folder_of(10)) == 10
-    assert CheckpointStore.step_of(tmp_path) is None
+    assert CheckpointStore.step_of(place) is None
     with pytest.raises(CheckpointError, match="no checkpoint is complete there"):
-        newest_in(tmp_path / "none")
+        newest_in(place / "none")

@@ -44,9 +44,9 @@ def test_own_images_are_resized_and_split_as_in_training(tmp_path: Path, capsys:
     # A file records the job with the keys of its day: this one has been renamed since.
     said.job["train"] = {"checkpoint": "recompute"}
     save_model(file, model, said)
-    evaluate_file(file, data=name, json_file=tmp_path / "result.json")
+    evaluate_file(str(file), data=name, json_file=tmp_path / "result.json")
     expected = evaluate(model, dataset)
     assert read_json(tmp_path / "result.json")["test_loss"] == pytest.approx(expected.loss, rel=1e-6)
     assert "test loss" in capsys.readouterr().out
     with pytest.raises(ModelError, match=r"the model tells the classes ant, bee, .* has ant, cow; give --data"):
-        evaluate_file(file, data=pictures(tmp_path / "others", ("ant", "cow")))
+        evaluate_file(str(file), data=pictures(tmp_path / "others", ("ant", "cow")))

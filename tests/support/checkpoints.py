@@ -38,7 +38,7 @@ def keep(job: Job, worker: Worker, folder: Path, step: int) -> None:
 def commit_all(job: Job, layout: Layout, folder: Path, step: int) -> Checkpoint:
     """The checkpoint of all files that were written; the servers that wrote some have ended."""
     store = CheckpointStore(folder)
-    paths = {path.stem.replace("-", " "): path for path in store.folder_of(step).glob("*.safetensors")}
+    paths = {path.stem.replace("-", " "): path for path in (folder / f"step-{step:06d}").glob("*.safetensors")}
     assert sorted(paths) == sorted(keepers(job))
     files = {name: PartFile(path.name, path.stat().st_size, hash_of(path)) for name, path in paths.items()}
     manifest = Manifest(

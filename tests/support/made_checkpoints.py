@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from taihu.checkpoint.files import write_part
 from taihu.checkpoint.manifest import Manifest
 from taihu.checkpoint.part import NO_COLUMNS, NOTHING, Columns, Elements, Part, SpreadLayer, State
+from taihu.checkpoint.places import Place
 from taihu.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.checkpoint.store import CheckpointStore
 from taihu.layout import Layout
@@ -102,7 +102,7 @@ def held_back(exchanged: Layout, rank: int) -> dict[str, NDArray[Any]]:
 
 
 def make_checkpoint(
-    folder: Path,
+    folder: Place,
     layout: Layout,
     *,
     servers: int,

@@ -151,8 +151,8 @@ def whole_values(checkpoint: Checkpoint, states: list[State], name: str) -> Valu
 def assembled(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     """The checkpoint as one worker that spreads nothing would have written it."""
     states: list[State] = []
-    for entry in checkpoint.manifest.files.values():
-        with open_part(checkpoint.folder / entry.name) as part:
+    for member in checkpoint.manifest.files:
+        with open_part(checkpoint.file_of(member)) as part:
             states.append(part.state())
     first = next(state for state in states if "model" in state.facts)
     arrays = {name: whole_values(checkpoint, states, name) for name in first.columns.arrays}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taihu.checkpoint.places import Place
 from taihu.errors import DataError, ModelError
 from worker.engine import Model, StepContext
 from worker.saved.metadata import SavedModel
@@ -30,7 +30,7 @@ class LoadedModel:
         ModelError: the file does not say how inputs are normalised.
     """
 
-    def __init__(self, stored: StoredModel, path: Path) -> None:
+    def __init__(self, stored: StoredModel, path: Place) -> None:
         if not stored.saved.mean:
             raise ModelError(
                 f"{path}: saved by an older taihu, without the normalisation of its inputs; train and save it again"
@@ -126,7 +126,7 @@ class LoadedModel:
         return outputs
 
 
-def load_model_file(path: Path, own: str | None = None) -> LoadedModel:
+def load_model_file(path: Place, own: str | None = None) -> LoadedModel:
     """Load a saved model, see `load_model`.
 
     Raises:

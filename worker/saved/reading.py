@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from taihu.checkpoint.places import Place, RemotePath
 from taihu.checkpoint.store import newest_in
 from taihu.errors import ConfigError, ModelError
 from taihu.names import MODEL_NAMES
@@ -40,7 +41,7 @@ class ModelFile:
         shapes: of the tensors by name, "layer/tensor"; running statistics are "buffers/layer/buffer".
     """
 
-    path: Path
+    path: Place
     saved: SavedModel
     shapes: Mapping[str, tuple[int, ...]]
     handle: Any
@@ -86,16 +87,16 @@ class StoredModel:
 
 
 @contextmanager
-def open_model(path: Path) -> Iterator[ModelFile]:
+def open_model(path: Place) -> Iterator[ModelFile]:
     """Open a saved model, or that of a checkpoint in a folder, during the block; its tensors are mapped, not read.
 
     Raises:
         CheckpointError: there is none in the folder, or it is damaged.
         ModelError: the file is missing, damaged, or none of taihu's.
     """
-    if path.is_dir():
+    if isinstance(path, RemotePath) or path.is_dir():
         with TemporaryDirectory(prefix="taihu-") as folder:
-            exported = Path(folder) / path.with_suffix(".safetensors").name
+            exported = Path(folder) / f"{path.name}.safetensors"
             export_model(newest_in(path), exported)
             with open_model(exported) as model:
                 yield replace(model, path=path)
@@ -118,7 +119,7 @@ def open_model(path: Path) -> Iterator[ModelFile]:
         raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
 
 
-def load_model(path: Path, own: str | None = None) -> StoredModel:
+def load_model(path: Place, own: str | None = None) -> StoredModel:
     """Build the model of a file again, with its parameters and buffers in place.
 
     Args:

@@ -1,0 +1,16 @@
+"""The argument of commands that take a saved model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["ModelArgument"]
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL.safetensors", help="What `taihu train --save` wrote; or a checkpoint's folder, or its URL."
+    ),
+]
