@@ -71,7 +71,7 @@ class RemotePath:
         return self._kind() == "directory"
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """What lies in the folder."""
+        """The files and folders in it."""
         with self._asking() as (store, path):
             store.invalidate_cache(path)
             names = [str(each).rstrip("/").rpartition("/")[2] for each in store.ls(path, detail=False)]
@@ -168,7 +168,7 @@ def place_of(named: str | Path) -> Place:
 
 
 def inside(place: Place) -> list[Place]:
-    """What lies in a folder, by name; OSError where that cannot be found out."""
+    """The files and folders in a folder, by name; OSError where that cannot be found out."""
     found: list[Place] = list(place.iterdir())
     return sorted(found, key=str)
 
@@ -250,7 +250,7 @@ def _store_of(url: str) -> tuple[Any, str]:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """What went wrong at a store, without what may follow a path in URLs: signatures and keys."""
+    """The words of an error of a store, without what may follow a path in URLs: signatures and keys."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     words = [word.partition("?")[0] if "://" in word else word for word in one_line(str(text)).split(" ")]
     return " ".join(words)

@@ -82,6 +82,7 @@ def train(
       taihu train --optimizer adam --lr 0.001
       taihu train --resume auto
       taihu train --resume runs/small_cnn-on-digits-20260728-120005 --epochs 20
+      taihu train job.toml --resume s3://bucket/checkpoints
     """  # noqa: D301
     with importing_much():
         from taihu.checkpoint.places import setting_of

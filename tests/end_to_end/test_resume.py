@@ -77,7 +77,10 @@ def test_a_damaged_checkpoint_is_passed_over(killed: Path, undisturbed: dict[str
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
     newest.write_bytes(content)
-    results = train(tmp_path, "--resume", f"runs/{run.name}")
+    # Both from and to a store, as fsspec sees it.
+    store = f"file://{tmp_path}/store"
+    results = train(tmp_path, *JOB, "--resume", f"file://{run}", "--set", f"checkpoint.dir={store}")
+    assert len(list(tmp_path.glob(f"store/step-*/{MANIFEST}"))) == 3
     assert (
         f"{newest.name}: its SHA-256 is not the manifest's; it is damaged; using the one before" in results["errors"]
     )
