@@ -129,7 +129,7 @@ def test_checkpoints_are_listed_verified_exported_and_tested(killed: Path, tmp_p
     code, whole = taihu("checkpoint", "verify", f"runs/{run.name}")
     assert (code, whole.count("4 files")) == (0, 3)
 
-    code, _ = taihu("checkpoint", "export", f"runs/{run.name}", "model.safetensors")
+    code, _ = taihu("checkpoint", "export", f"file://{run}", "model.safetensors")
     assert code == 0
     of_file, of_folder = taihu("evaluate", "model.safetensors"), taihu("evaluate", str(newest))
     assert of_file == of_folder
@@ -138,7 +138,7 @@ def test_checkpoints_are_listed_verified_exported_and_tested(killed: Path, tmp_p
 
     code, _ = taihu("checkpoint", "reshard", f"runs/{run.name}", "moved", "--servers", "0", "--workers", "3")
     assert code == 0
-    assert taihu("evaluate", f"moved/{newest.name}") == of_file
+    assert taihu("evaluate", f"file://{tmp_path}/moved/{newest.name}") == of_file
 
     path = newest / "server-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
