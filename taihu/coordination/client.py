@@ -105,14 +105,14 @@ class CoordinatorClient:
         while (left_s := until_s - self._clock.now()) > 0:
             response = call_until_reachable(
                 lambda remaining_s: self._ask_to_begin(request, remaining_s),
-                peer=self.peer,
+                peer=self._host,
                 timeout_s=left_s,
                 clock=self._clock,
             )
             if not response.again:
                 return response.generation, response.step
             self._clock.sleep(_ASK_AGAIN_S)
-        raise PeerUnreachableError(f"{self.peer}: {self.member} could not take part again within {timeout_s:g} s")
+        raise PeerUnreachableError(f"{self._host}: {self.member} could not take part again within {timeout_s:g} s")
 
     def _ask_to_begin(self, request: pb.BeginRequest, timeout_s: float) -> pb.BeginResponse:
         try:

@@ -191,6 +191,11 @@ class LocalProcesses:
         return any(daemon.process.returncode == 0 for daemon in self._daemons)
 
     @property
+    def living(self) -> list[str]:
+        """The names of daemons that were not seen to have ended."""
+        return [daemon.name for daemon in self._daemons if daemon.process.returncode is None]
+
+    @property
     def interrupted(self) -> list[str]:
         """The names of daemons that were seen to have ended because they were asked to."""
         return [daemon.name for daemon in self._daemons if daemon.process.returncode == EXIT_INTERRUPTED]

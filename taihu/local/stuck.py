@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-__all__ = ["StuckMembers"]
+__all__ = ["LateMembers", "StuckMembers"]
 
 
 class StuckMembers:
@@ -20,6 +20,10 @@ class StuckMembers:
         self._after_s = after_s
         self._has_begun = False
         self._since_s: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """The run has begun, whatever the coordinator said until now."""
+        self._has_begun = True
 
     def look(self, now: float, missing: Collection[str] | None) -> list[str]:
         """The members to be given up now; each has as much time again then.
@@ -37,3 +41,23 @@ class StuckMembers:
         for name in stuck:
             del self._since_s[name]
         return stuck
+
+
+class LateMembers:
+    """Tells when processes that still live are late: one of the run has ended well so long ago.
+
+    Args:
+        after_s: seconds that they have.
+    """
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._since_s: float | None = None
+
+    def look(self, now: float, *, ended: bool) -> bool:
+        """Whether they are late now; `ended` says whether one has ended well."""
+        if not ended:
+            return False
+        if self._since_s is None:
+            self._since_s = now
+        return now - self._since_s >= self._after_s

@@ -24,7 +24,7 @@ from taihu.local.departed import DepartedMembers
 from taihu.local.display import Display, RunView
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.local.replacing import Replacing
-from taihu.local.stuck import StuckMembers
+from taihu.local.stuck import LateMembers, StuckMembers
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.results import RESULTS_FORMAT, read_json
@@ -143,12 +143,10 @@ class LocalTraining:
         """Have another process take the place of one that was killed; raises `error` where it may not, or no more."""
         # Who only looks on needs no arrays.
         from taihu.checkpoint.keepers import checkpoint_folder  # noqa: PLC0415
-        from taihu.checkpoint.store import CheckpointStore  # noqa: PLC0415
 
-        checkpoints = checkpoint_folder(self._with_checkpoints())
-        if checkpoints is None:
+        if checkpoint_folder(self._with_checkpoints()) is None:
             raise error
-        step = next(iter(CheckpointStore(checkpoints).steps()), 0)
+        step = self._last_checkpoint()
         if not started.replacing.plan(error.name, time.monotonic(), step):
             raise error
         words = str(error).partition(";")[0]
@@ -156,6 +154,14 @@ class LocalTraining:
         if self.files.folder is not None:
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             add_events(self.files.folder, [{"time": now, "step": step, "event": "restarted", "reason": words}])
+
+    def _last_checkpoint(self) -> int:
+        """The step of the newest checkpoint of this run; 0 for none."""
+        from taihu.checkpoint.keepers import checkpoint_folder  # noqa: PLC0415 - see above
+        from taihu.checkpoint.store import CheckpointStore  # noqa: PLC0415
+
+        checkpoints = checkpoint_folder(self._with_checkpoints())
+        return 0 if checkpoints is None else next(iter(CheckpointStore(checkpoints).steps()), 0)
 
     def _recovers(self) -> bool:
         """Whether other processes take the places of lost ones."""
@@ -268,6 +274,7 @@ class LocalTraining:
         host = next(iter(self._members(Path())))[0]
         stuck = StuckMembers(host, max(self.job.cluster.lost_after_s, _LEAST_STUCK_S))
         departed = DepartedMembers(host)
+        late = LateMembers(self.job.patience.still_after_s)
         advised = False
         try:
             with self.interrupts.offered_to(lambda reason: True):
@@ -282,7 +289,10 @@ class LocalTraining:
                         if not processes.any_has_ended:
                             _raise_for(departed.look(looked, processes.interrupted, status.missing))
                         if self._recovers() and not processes.any_has_ended:
+                            if self._last_checkpoint():
+                                stuck.begin()
                             _end_stuck(started, stuck.look(looked, status.missing))
+                        _settle_late(started, late.look(looked, ended=processes.any_has_ended))
                         if stopping is not None:
                             stopping.check(view, looked)
                         if view is not None and not advised:
@@ -347,6 +357,13 @@ def _end_stuck(started: _Started, names: Sequence[str]) -> None:
     for name in names:
         started.display.say(f"{name} lives and takes no part any more; it is ended")
         started.processes.kill(name)
+
+
+def _settle_late(started: _Started, is_late: bool) -> None:
+    """End processes that have told what there was to tell, long after another one has ended well."""
+    for name in started.processes.living if is_late else ():
+        if started.settle(name):
+            started.display.say(f"{name} has done its part and does not end; it is ended")
 
 
 def _raise_for(departed: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.local.stuck import StuckMembers
+from taihu.local.stuck import LateMembers, StuckMembers
 
 NAMES = ("server 0", "server 1", "worker 0", "worker 1")
 
@@ -55,3 +55,20 @@ def test_only_who_was_awaited_all_the_time_is_given_up(seen: list[list[str] | No
         for name in stuck.look(float(now), missing):
             assert all(name in each for each in awaited[max(0, now - after) : now + 1])
             assert [] in seen[:now]
+
+
+def test_a_run_that_is_known_to_have_begun_need_not_have_been_seen_complete() -> None:
+    stuck = StuckMembers("server 0", 5.0)
+    assert not stuck.look(0.0, None)
+    stuck.begin()
+    assert [stuck.look(now, None) for now in (1.0, 5.9, 6.1)] == [[], [], ["server 0"]]
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=20))
+def test_who_lives_long_after_another_one_has_ended_is_late(looks: list[tuple[int, bool]]) -> None:
+    late, now, first = LateMembers(6.0), 0, None
+    for after, ended in looks:
+        now += after
+        if ended and first is None:
+            first = now
+        assert late.look(float(now), ended=ended) == (ended and first is not None and now - first >= 6)

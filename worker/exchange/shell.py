@@ -97,6 +97,7 @@ class Exchange:
         # The one lock: of the protocol, the times and the failure, and of memory that is given back.
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
+        self._is_made = False
         # The group that the training thread waits for; -1 for none.
         self._awaited = -1
         self._own = TaskThread("exchange", self.fail)
@@ -107,6 +108,17 @@ class Exchange:
         scale = LossScale(job.train.loss_scale, job.train.loss_scale_growth_steps) if self._rules.holds else None
         self._protocol = StepProtocol(self._rules, scale)
         self._take_over(plan)
+        self._be_made()
+
+    def _be_made(self) -> None:
+        """Take up a failure that the route told while it was being made: its network may have failed before."""
+        with self._changed:
+            self._is_made = True
+            failure = self._failure
+            if failure is not None:
+                self._protocol.lost("one of its members")
+        if failure is not None:
+            self._route.path.fail(failure)
 
     @property
     def path(self) -> str:
@@ -268,11 +280,14 @@ class Exchange:
             is_first = self._failure is None
             if is_first:
                 self._failure = error if isinstance(error, TaihuError) else ExchangeError(str(error) or repr(error))
-                self._protocol.lost("one of its members")
+                if self._is_made:
+                    self._protocol.lost("one of its members")
+            is_made = self._is_made
             self._changed.notify_all()
         if is_first and self._failure is not None:
             self._on_failure(self._failure)
-        self._route.path.fail(error)
+        if is_made:
+            self._route.path.fail(error)
 
     @property
     def awaited(self) -> str:

@@ -12,14 +12,18 @@ import pytest
 from support.cluster import Cluster, initial_parameters, layout_of, make_job
 from support.frames import initial_header
 
+from allreduce.communicator import Communicator
 from protos import parameter_server_pb2 as pb
 from taihu.coordination.messages import state_from_message
-from taihu.errors import FrameError, RunError, TaihuError
+from taihu.coordination.planning import first_plan
+from taihu.errors import FrameError, MemberLostError, RunError, TaihuError
 from taihu.wire import direct_connection
 from taihu.wire.codec import encode_frame, layout_to_message
 from taihu.wire.headers import Sender
+from taihu.wire.identity import WorkerIdentity
 from taihu.wire.sink import Origin
-from worker.exchange.making import through_servers
+from worker.exchange.making import Beside, between_workers, through_servers
+from worker.memory.arenas import arenas_of
 
 LAYOUT = layout_of(8, 3)
 SERVICE = "/taihu.v1.ParameterServerService"
@@ -132,3 +136,19 @@ def test_a_connection_that_was_given_up_before_the_exchange_is_not_used() -> Non
         member.client.finish(parameters_sha256="equal")
         cluster.join()
         assert cluster.outcomes == {0: None}
+
+
+def test_an_exchange_whose_network_has_failed_before_it_is_made_says_so() -> None:
+    job = make_job(1, 1, exchange={"kind": "ring"})
+    told: list[TaihuError] = []
+    with Communicator(WorkerIdentity("taihu", 0, 1), 1) as communicator:
+        lost = MemberLostError("worker 1 was lost: its connection broke")
+        communicator.fail(lost)
+        plan = first_plan(job, LAYOUT, one_host=True)
+        exchange = between_workers(
+            job, plan, communicator, arenas_of(job, LAYOUT.elements), Beside(on_failure=told.append)
+        )
+        with pytest.raises(MemberLostError, match=r"^worker 1 was lost"):
+            exchange.start()
+        exchange.close()
+        assert told == [lost]
