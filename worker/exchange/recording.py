@@ -30,9 +30,11 @@ class Recording:
         self._arenas = arenas
         self._kind = None if arenas.half is None else arenas.half.kind
         self._bounds: list[NDArray[np.int64]] = []
+        self._last_read = (0, -1)
 
     def adopt(self, plan: Plan) -> None:
         """Go on by another plan."""
+        self._last_read = (0, -1)
         self._bounds = [np.array([bounds]) for bounds in group_bounds(plan.layout, plan.groups)]
 
     def pushed(self, group: int, at: At) -> None:
@@ -64,7 +66,9 @@ class Recording:
 
     def read(self, group: int, step: int) -> None:
         """The group's parameters are in the arena as they are after `step`."""
-        if self._recorder.enabled:
+        # Each layer of a group asks for it anew.
+        if self._recorder.enabled and (group, step) != self._last_read:
+            self._last_read = group, step
             bounds = self._bounds[group]
             start, stop = map(int, bounds[0])
             seen = bits_of(self._arenas.parameters[start:stop], bounds)
