@@ -1,4 +1,4 @@
-"""Faults done to this process: signals, and connections that are cut."""
+"""Faults done to this process: signals, connections that are cut, time that passes; and signals to another one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from typing import Final
 
 from taihu.chaos.faults import Fault, FaultKind
 
-__all__ = ["SIGNALS", "cut_connections", "do_here", "go_on_after"]
+__all__ = ["SIGNALS", "cut_connections", "do_here", "go_on_after", "send_signal"]
 
 SIGNALS: Final = MappingProxyType(
     {FaultKind.KILL: signal.SIGKILL, FaultKind.STOP: signal.SIGSTOP, FaultKind.TERMINATE: signal.SIGTERM}
@@ -36,26 +37,38 @@ def do_here(fault: Fault) -> None:
     if fault.kind is FaultKind.DROP:
         cut_connections()
         return
-    if fault.kind is FaultKind.STOP:
-        go_on_after(os.getpid(), fault.seconds)
-    os.kill(os.getpid(), SIGNALS[fault.kind])
-
-
-def go_on_after(pid: int, seconds: float) -> None:
-    """Have another process send SIGCONT to `pid` after so long, which ends earlier where that one does."""
-    held = os.pidfd_open(pid)
+    if fault.kind is FaultKind.DELAY:
+        time.sleep(fault.lasts_s)
+        return
+    held = os.pidfd_open(os.getpid())
     try:
-        helper = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-S", "-E", "-c", _GO_ON, str(held), str(seconds)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(held,),
-            start_new_session=True,
-        )
-        threading.Thread(target=helper.wait, name="go on", daemon=True).start()
+        send_signal(held, fault)
     finally:
         os.close(held)
+
+
+def send_signal(held: int, fault: Fault) -> None:
+    """Send the signal of a fault to the process that the descriptor `held` stands for.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    if fault.kind is FaultKind.STOP:
+        go_on_after(held, fault.lasts_s)
+    signal.pidfd_send_signal(held, SIGNALS[fault.kind])
+
+
+def go_on_after(held: int, seconds: float) -> None:
+    """Have a process send SIGCONT after so long to that of the descriptor `held`; it ends earlier with that one."""
+    helper = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-S", "-E", "-c", _GO_ON, str(held), str(seconds)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(held,),
+        start_new_session=True,
+    )
+    threading.Thread(target=helper.wait, name="go on", daemon=True).start()
 
 
 def cut_connections() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from taihu.chaos.points import Point
@@ -30,10 +31,16 @@ class FaultKind(StrEnum):
     STOP = "stop"
     TERMINATE = "terminate"
     DROP = "drop"
+    DELAY = "delay"
+    FULL_DISK = "full-disk"
+    SLOW_DISK = "slow-disk"
 
 
-_LASTING: Final = frozenset({FaultKind.STOP})
-_USUAL_S: Final = 60.0
+_USUAL_S: Final = MappingProxyType(
+    {FaultKind.STOP: 60.0, FaultKind.DELAY: 1.0, FaultKind.FULL_DISK: 60.0, FaultKind.SLOW_DISK: 60.0}
+)
+"""Seconds that kinds last which do, where nothing is said."""
+
 _MEMBER: Final = r"(?:server|worker) (?:0|[1-9][0-9]{0,4})"
 _NUMBER: Final = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
 _FORM: Final = re.compile(
@@ -52,7 +59,7 @@ class Fault:
         point: where, None for wherever the member is then.
         after_step: the step behind whose end it may happen; None from the beginning on.
         after_s: seconds from the run's beginning; not with `point` or `after_step`.
-        seconds: how long it lasts, where it does.
+        seconds: how long it lasts, where it does; 0 stands for what is usual.
     """
 
     kind: FaultKind
@@ -60,7 +67,12 @@ class Fault:
     point: Point | None = None
     after_step: int | None = None
     after_s: float | None = None
-    seconds: float = _USUAL_S
+    seconds: float = 0.0
+
+    @property
+    def lasts_s(self) -> float:
+        """Seconds that it lasts; 0 where it does not."""
+        return self.seconds or _USUAL_S.get(self.kind, 0.0)
 
     @property
     def place(self) -> Point | None:
@@ -79,7 +91,7 @@ class Fault:
             words.append(f"after step {self.after_step}")
         elif self.after_s is not None:
             words.append(f"after {_seconds(self.after_s)} s")
-        if self.kind in _LASTING:
+        if self.seconds:
             words.append(f"for {_seconds(self.seconds)} s")
         return " ".join(words)
 
@@ -99,7 +111,7 @@ def fault_from(text: str) -> Fault:
         raise ValueError(f"expected a point or seconds, got both in {text!r}")
     if found["after"] is None and found["step"] is None and point is None:
         raise ValueError(f"expected when: at POINT, after step N, or after T s; got {text!r}")
-    if found["seconds"] is not None and kind not in _LASTING:
+    if found["seconds"] is not None and kind not in _USUAL_S:
         raise ValueError(f"expected no `for`: {kind.value} does not last, got {text!r}")
     return Fault(
         kind,
@@ -107,7 +119,7 @@ def fault_from(text: str) -> Fault:
         point,
         None if found["step"] is None else int(found["step"]),
         None if found["after"] is None else float(found["after"]),
-        _USUAL_S if found["seconds"] is None else float(found["seconds"]),
+        0.0 if found["seconds"] is None else float(found["seconds"]),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ __all__ = ["ChaosMemory"]
 
 _BEGUN: Final = "begun"
 _DONE: Final = ".json"
+_ASKED: Final = ".asked"
 
 
 class ChaosMemory:
@@ -50,6 +52,27 @@ class ChaosMemory:
         except FileExistsError:
             return False
         return True
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a process of the run has asked for its beginning."""
+        return (self.folder / _BEGUN).exists()
+
+    def ask(self, fault: str) -> str:
+        """Ask the run's processes for a fault in words; returns its name. OSError where that cannot be written."""
+        name = f"asked-{secrets.token_hex(4)}"
+        partial = self.folder / f".{name}.partial"
+        self._create(partial, fault)
+        partial.rename(self.folder / f"{name}{_ASKED}")
+        return name
+
+    def asked(self) -> dict[str, str]:
+        """The faults in words that were asked for, by name."""
+        found: dict[str, str] = {}
+        for path in sorted(self.folder.glob(f"*{_ASKED}")):
+            with suppress(OSError):  # removed since
+                found[path.name.removesuffix(_ASKED)] = path.read_text(encoding="utf-8")
+        return found
 
     def happened(self) -> dict[str, dict[str, Any]]:
         """Notes on each fault that has happened, by its name."""

@@ -6,7 +6,15 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Protocol
 
-__all__ = ["MEANINGS", "Chaos", "NoChaos", "Point"]
+__all__ = ["MEANINGS", "Chaos", "NoChaos", "Point", "Written"]
+
+
+class Written(Protocol):
+    """A file that is written to."""
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Write all of `data`; returns its size. OSError where it cannot be written."""
+        ...
 
 
 class Point(StrEnum):
@@ -51,9 +59,17 @@ class Chaos(Protocol):
     def passes(self, point: Point, step: int = 0) -> None:
         """This process passes `point`, in `step` where it belongs to one; a fault that is due there happens now."""
 
+    def disk(self, file: Written) -> Written:
+        """`file`, a part of a checkpoint, as the disk is now: it may be full, or slow."""
+        ...
+
 
 class NoChaos:
     """No faults: the default everywhere."""
 
     def passes(self, point: Point, step: int = 0) -> None:
         """Do nothing."""
+
+    def disk(self, file: Written) -> Written:
+        """Return `file` itself."""
+        return file

@@ -5,16 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import structlog
 
 from taihu.chaos.acts import do_here
-from taihu.chaos.faults import Fault
+from taihu.chaos.disk import Disk
+from taihu.chaos.faults import Fault, fault_from
 from taihu.chaos.memory import ChaosMemory
-from taihu.chaos.points import Point
+from taihu.chaos.points import Point, Written
 from taihu.chaos.schedule import Schedule
 
 __all__ = ["ProcessChaos"]
+
+_LOOK_S: Final = 0.1
 
 
 class ProcessChaos:
@@ -26,7 +30,8 @@ class ProcessChaos:
         memory: of the run.
         drawn: faults of all members with their names, in the order of their times; those before this process began
             are another one's, or nobody's.
-        do: does a fault.
+        listens: whether faults are done that `ChaosMemory.ask` asks for.
+        do: does a fault, but those of disks.
     """
 
     def __init__(
@@ -35,12 +40,16 @@ class ProcessChaos:
         schedule: Schedule,
         memory: ChaosMemory,
         drawn: Iterator[tuple[str, Fault]] | None = None,
+        *,
+        listens: bool = False,
         do: Callable[[Fault], None] = do_here,
     ) -> None:
         self._member = member
         self._schedule = schedule
         self._memory = memory
         self._drawn = drawn
+        self._listens = listens
+        self._disk = Disk()
         self._do = do
         self._lock = threading.Lock()
         self._log = structlog.get_logger()
@@ -50,6 +59,8 @@ class ProcessChaos:
         begun = self._memory.begun_s()
         if self._schedule.timed() or self._drawn is not None:
             threading.Thread(target=self._wait_for_all, args=(begun,), name="chaos", daemon=True).start()
+        if self._listens:
+            threading.Thread(target=self._listen, name="chaos asked for", daemon=True).start()
 
     def passes(self, point: Point, step: int = 0) -> None:
         """Do what is due at `point`."""
@@ -60,10 +71,15 @@ class ProcessChaos:
         for name, fault in due.items():
             self._happen(name, fault, point=point.value, step=step)
 
+    def disk(self, file: Written) -> Written:
+        """`file` on a disk that may be full or slow."""
+        return self._disk.over(file)
+
     def _happen(self, name: str, fault: Fault, **told: object) -> None:
         if self._memory.claim(name, fault=str(fault), member=self._member, **told):
             self._log.warning("fault", fault=str(fault), **told)
-            self._do(fault)
+            if not self._disk.takes(fault):
+                self._do(fault)
 
     def _wait_for_all(self, begun_s: float) -> None:
         for due_s, name, fault in self._schedule.timed():
@@ -75,6 +91,16 @@ class ProcessChaos:
             if fault.member == self._member and due_s > started_s:
                 self._wait_until(due_s)
                 self._happen(name, fault)
+
+    def _listen(self) -> None:
+        done = set(self._memory.asked())
+        while True:
+            time.sleep(_LOOK_S)
+            for name, text in self._memory.asked().items():
+                fault = fault_from(text)
+                if name not in done and fault.member == self._member:
+                    done.add(name)
+                    self._happen(name, fault)
 
     @staticmethod
     def _wait_until(moment_s: float) -> None:

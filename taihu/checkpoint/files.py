@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from taihu.chaos.points import Chaos, NoChaos, Point
+from taihu.chaos.points import Chaos, NoChaos, Point, Written
 from taihu.checkpoint.part import NOTHING, Columns, Elements, Part, SpreadLayer, State
 from taihu.checkpoint.places import Place, write_durably
 from taihu.errors import CheckpointError
@@ -62,7 +62,7 @@ def write_part(folder: Place, part: Part, chaos: Chaos | None = None) -> PartFil
     path = folder / file_name(part.member)
     with write_durably(path, lambda: chaos.passes(Point.CHECKPOINT_RENAME, part.step)) as file:
         chaos.passes(Point.CHECKPOINT_WRITE, part.step)
-        hashing = _Hashing(file)
+        hashing = _Hashing(chaos.disk(file))
         hashing.write(header_of(slots, {_METADATA: told}))
         for values in tensors.values():
             write_values(hashing, values, values.dtype)
@@ -72,7 +72,7 @@ def write_part(folder: Place, part: Part, chaos: Chaos | None = None) -> PartFil
 class _Hashing:
     """Writes to `file`, and hashes what it writes block by block, while it is in the processor's cache."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: Written) -> None:
         self._file = file
         self.sha256 = hashlib.sha256()
         self.size_bytes = 0

@@ -38,6 +38,11 @@ _COMMANDS: Final = (
         "Show a run while it goes on: where its time goes, its traffic, loss, and who holds up whom.",
     ),
     (
+        "chaos",
+        "taihu.cli.chaos:chaos",
+        "Have faults happen to a run on this machine: kill, stop or end its processes, from outside.",
+    ),
+    (
         "plan",
         "taihu.cli.planning.command:plan",
         "Predict the time of a step from a job's measured costs, and merge its layers so that it is shortest.",

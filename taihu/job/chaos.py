@@ -42,7 +42,7 @@ def chaos_of(job: Job, member: str) -> Chaos:
     if settings.every_s is not None:
         kinds = [FaultKind(kind) for kind in settings.kinds]
         others = drawn(kinds, drawn_from, seed=settings.seed, every_s=settings.every_s)
-    chaos = ProcessChaos(member, own, ChaosMemory(settings.dir), others)
+    chaos = ProcessChaos(member, own, ChaosMemory(settings.dir), others, listens=settings.listens)
     try:
         chaos.start()
     except OSError as error:

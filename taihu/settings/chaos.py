@@ -36,12 +36,13 @@ class ChaosSettings(Section):
         default=(), strict=False, description=f"faults, each as {GRAMMAR}: {EXAMPLE!r}"
     )
     every_s: Seconds | None = Field(default=None, description="seconds between two drawn faults, in the mean")
-    kinds: tuple[Literal["kill", "stop", "terminate", "drop"], ...] = Field(
+    kinds: tuple[Literal["kill", "stop", "terminate", "drop", "delay", "full-disk", "slow-disk"], ...] = Field(
         default=("kill",), strict=False, min_length=1, description="the kinds of drawn faults"
     )
     members: tuple[Annotated[str, AfterValidator(_check_member)], ...] = Field(
         default=(), strict=False, description="the members of drawn faults; all, if none is named"
     )
+    listens: bool = Field(default=False, description="whether processes do what `taihu chaos` asks them for")
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(default=0, description="what draws begin with")
     dir: FilePath | None = Field(
         default=None, description="the folder, which all processes see, where they note what has happened"
@@ -50,7 +51,7 @@ class ChaosSettings(Section):
     @property
     def is_asked_for(self) -> bool:
         """Whether there are any faults."""
-        return bool(self.faults) or self.every_s is not None
+        return bool(self.faults) or self.every_s is not None or self.listens
 
     @model_validator(mode="after")
     def _kinds_are_named_once(self) -> ChaosSettings:

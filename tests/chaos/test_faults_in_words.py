@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from taihu.chaos.faults import ANY, EXAMPLE, GRAMMAR, Fault, FaultKind, fault_from, is_member
 from taihu.chaos.points import MEANINGS, Point
 
+LASTING = (FaultKind.STOP, FaultKind.DELAY, FaultKind.FULL_DISK, FaultKind.SLOW_DISK)
 MEMBERS = st.builds("{} {}".format, st.sampled_from(["server", "worker"]), st.integers(0, 99_999)) | st.just(ANY)
 SECONDS = st.integers(0, 10**9 - 1).map(float) | st.integers(0, 10**9).map(lambda millionths: millionths / 1e6)
 WHEN = st.one_of(
@@ -26,7 +27,7 @@ WHEN = st.one_of(
 def faults(draw: st.DrawFn) -> Fault:
     kind = draw(st.sampled_from(FaultKind))
     point, step, after = draw(WHEN)
-    seconds = draw(SECONDS) if kind is FaultKind.STOP else 60.0
+    seconds = draw(SECONDS) if kind in LASTING else 0.0
     return Fault(kind, draw(MEMBERS), point, step, after, seconds)
 
 

@@ -82,7 +82,7 @@ def test_of_drawn_faults_a_process_does_its_own_that_are_still_to_come(tmp_path:
         key=lambda fault: fault.after_s or 0.0,
     )
     drawn = ((str(number), fault) for number, fault in enumerate(faults))
-    ProcessChaos("worker 1", Schedule({}), memory, drawn, do).start()
+    ProcessChaos("worker 1", Schedule({}), memory, drawn, do=do).start()
     assert happened.wait(30)
     assert [fault.after_s for fault in done] == [1000.5]
 
@@ -149,7 +149,9 @@ def test_who_waits_for_a_process_that_is_killed_meanwhile_ends_with_it(tmp_path:
     with running(DOES, tmp_path) as process:
         before = children()
         os.kill(process.pid, signal.SIGSTOP)
-        go_on_after(process.pid, 3600.0)
+        held = os.pidfd_open(process.pid)
+        go_on_after(held, 3600.0)
+        os.close(held)
         (helper,) = children() - before
         process.kill()
         process.wait()
