@@ -88,7 +88,7 @@ class TrainingLoop:
                 self.keeper.keep(step, is_last=is_last)
         if self.measuring.reports_after(step) and not is_last:
             self.trainer.finish()
-            with self.activity.waiting("measurements of the others"):
+            with self.activity.busy("measurements and a plan"):
                 plan = self.follower.report(step)
             self.trainer.adopt(plan)
             self.observer.planned(plan)

@@ -56,6 +56,3 @@ def test_a_worker_says_when_it_moves_and_what_keeps_it() -> None:
         assert activity.told(Progress()).busy_with == "a test"
     # What lay between two steps is no part of the next one.
     assert activity.told(Progress()).in_step_seconds == 0.0
-    with activity.waiting("measurements of the others"):
-        assert activity.told(Progress()).waits_for == "measurements of the others"
-    assert activity.told(Progress()).waits_for == ""

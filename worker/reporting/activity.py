@@ -29,7 +29,6 @@ class Activity:
         self._clock = clock
         self._session: Session | None = None
         self._moves = 1
-        self._waits_for = ""
         self._busy_with = "its first step"
         self._ended_s = clock.now()
         self._seconds: list[float] = []
@@ -41,16 +40,6 @@ class Activity:
     def moved(self) -> None:
         """It has got on: a layer, a batch, a piece."""
         self._moves += 1
-
-    @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """During the block it waits for others."""
-        self._waits_for = what
-        try:
-            yield
-        finally:
-            self._waits_for = ""
-            self._moves += 1
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
@@ -73,11 +62,11 @@ class Activity:
 
     def told(self, progress: Progress) -> Progress:
         """`progress` with what this worker does now."""
-        session, moved_bytes, waits_for = self._session, 0, self._waits_for
+        session, moved_bytes, waits_for = self._session, 0, ""
         if session is not None:
             totals = session.exchange.totals()
             moved_bytes = totals.sent_bytes + totals.received_bytes
-            waits_for = waits_for or session.awaited
+            waits_for = session.awaited
         return replace(
             progress,
             moves=self._moves + moved_bytes,
