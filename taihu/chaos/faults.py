@@ -111,6 +111,8 @@ def fault_from(text: str) -> Fault:
         raise ValueError(f"expected a point or seconds, got both in {text!r}")
     if found["after"] is None and found["step"] is None and point is None:
         raise ValueError(f"expected when: at POINT, after step N, or after T s; got {text!r}")
+    if found["after"] is not None and kind is FaultKind.DELAY:
+        raise ValueError(f"expected a point or a step: a delay is one of whoever passes it, got {text!r}")
     if found["seconds"] is not None and kind not in _USUAL_S:
         raise ValueError(f"expected no `for`: {kind.value} does not last, got {text!r}")
     return Fault(

@@ -36,7 +36,7 @@ class ChaosSettings(Section):
         default=(), strict=False, description=f"faults, each as {GRAMMAR}: {EXAMPLE!r}"
     )
     every_s: Seconds | None = Field(default=None, description="seconds between two drawn faults, in the mean")
-    kinds: tuple[Literal["kill", "stop", "terminate", "drop", "delay", "full-disk", "slow-disk"], ...] = Field(
+    kinds: tuple[Literal["kill", "stop", "terminate", "drop", "full-disk", "slow-disk"], ...] = Field(
         default=("kill",), strict=False, min_length=1, description="the kinds of drawn faults"
     )
     members: tuple[Annotated[str, AfterValidator(_check_member)], ...] = Field(

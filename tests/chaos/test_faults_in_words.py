@@ -26,7 +26,7 @@ WHEN = st.one_of(
 @st.composite
 def faults(draw: st.DrawFn) -> Fault:
     kind = draw(st.sampled_from(FaultKind))
-    point, step, after = draw(WHEN)
+    point, step, after = draw(WHEN if kind is not FaultKind.DELAY else WHEN.filter(lambda when: when[2] is None))
     seconds = draw(SECONDS) if kind in LASTING else 0.0
     return Fault(kind, draw(MEMBERS), point, step, after, seconds)
 
@@ -53,6 +53,7 @@ def test_words_as_a_person_writes_them() -> None:
         ("kill worker 1 at lunch", "expected a point (start-up, join, "),
         ("kill worker 1 at push after 3 s", "expected a point or seconds"),
         ("kill worker 1 at push for 3 s", "kill does not last"),
+        ("delay worker 1 after 3 s", "expected a point or a step"),
         ("kill worker 1 after step 3 after 3 s", "expected KIND MEMBER"),
     ],
 )
