@@ -33,6 +33,8 @@ _BY_CODE: dict[grpc.StatusCode, type[TaihuError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: errors.StaleError,
     grpc.StatusCode.ABORTED: errors.RunError,
     grpc.StatusCode.UNAVAILABLE: errors.MemberLostError,
+    # What a process that ends does to calls that it has not answered in time.
+    grpc.StatusCode.CANCELLED: errors.MemberLostError,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.PeerUnreachableError,
 }
 

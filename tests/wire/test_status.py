@@ -39,6 +39,7 @@ FOREIGN_CLASSES = {
     "INVALID_ARGUMENT": "FrameError",
     "FAILED_PRECONDITION": "StaleError",
     "UNAVAILABLE": "MemberLostError",
+    "CANCELLED": "MemberLostError",
     "DEADLINE_EXCEEDED": "PeerUnreachableError",
     "UNIMPLEMENTED": "ConfigError",
 }
