@@ -256,51 +256,17 @@ class Participation:
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
             self._run_log.happened("training", workers=self._job.cluster.workers, steps=total)
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
-            if self._begun is not None:
-                session.exchange.resume(self._begun, rank)
-                replica.resume(self._begun)
-
-            def stored(step: int, file: PartFile) -> None:
-                # Where the run goes on from here, its tables have all steps before.
-                self._run_log.flush()
-                session.client.stored(step, file)
-
-            try:
-                writing = maybe_writing(self._job, stored, session.client.left_out, self._options.chaos)
-                with own_mistakes_told(), writing as writer:
-                    keeper = Keeper(
-                        self._job,
-                        session.client,
-                        session.exchange,
-                        replica,
-                        partial(describe_model, self._job, self._dataset, replica.model),
-                        writer=writer,
-                        begun_after=self._begun_after,
-                    )
-                    steps = self._train(session, observer, replica, last, keeper)
-            finally:
-                self._write_trace(session.client.coordinator_clock)
+            steps = self._make_steps(session, observer, replica, last)
             if last.is_early and self._stop.goes_on:
                 self._hand_over(session, observer, replica.digest(session.exchange))
             with self._activity.busy("the end of the run"):
-                saved, not_saved = self._save(session, replica, steps, stopped=last.is_early)
+                ending = self._save(session, replica, steps, stopped=last.is_early)
             # All workers take part in the hash: none leaves before worker 0 has what it saves.
             digest = replica.digest(session.exchange)
             profile = session.client.get_profile() if rank == 0 else None
             results = {
-                "format": RESULTS_FORMAT,
-                "rank": rank,
                 "parameters_sha256": digest,
-                "stopped": last.is_early,
-                "stop_reason": self._stop.reason if last.is_early else None,
-                "total_steps": total,
-                "saved": str(saved) if saved is not None else None,
-                "not_saved": not_saved or None,
-                "plan": self._job.exchange.plan,
-                "path": session.exchange.path,
-                "skipped_steps": session.exchange.skipped_steps,
-                "memory": {**self._memory.results(), **self._planned.results()},
-                "modelled": self._modelled.results() if self._modelled is not None else None,
+                **self._results(session, ending, stopped=last.is_early),
                 **observer.results(session.exchange.plan, profile),
                 **replica.results(steps),
             }
@@ -308,10 +274,57 @@ class Participation:
             self._options.tell(results)
             self._finish(session, observer, digest, stopped=last.is_early)
         self._recorder.add(End(steps))
-        how, where = "stopped" if last.is_early else "finished", {} if saved is None else {"saved": str(saved)}
+        how, where = (
+            "stopped" if last.is_early else "finished",
+            {} if ending.path is None else {"saved": str(ending.path)},
+        )
         self._log.info(how, steps=steps, parameters_sha256=digest, **where)
         self._run_log.happened(how, **({"reason": self._stop.reason} if last.is_early else {}))
         return results
+
+    def _make_steps(self, session: Session, observer: Observer, replica: Replica, last: LastStep) -> int:
+        """Make all steps, from the checkpoint that the run goes on from, and keep more; returns the last one."""
+        if self._begun is not None:
+            session.exchange.resume(self._begun, self._options.rank)
+            replica.resume(self._begun)
+
+        def stored(step: int, file: PartFile) -> None:
+            # Where the run goes on from here, its tables have all steps before.
+            self._run_log.flush()
+            session.client.stored(step, file)
+
+        try:
+            writing = maybe_writing(self._job, stored, session.client.left_out, self._options.chaos)
+            with own_mistakes_told(), writing as writer:
+                keeper = Keeper(
+                    self._job,
+                    session.client,
+                    session.exchange,
+                    replica,
+                    partial(describe_model, self._job, self._dataset, replica.model),
+                    writer=writer,
+                    begun_after=self._begun_after,
+                )
+                return self._train(session, observer, replica, last, keeper)
+        finally:
+            self._write_trace(session.client.coordinator_clock)
+
+    def _results(self, session: Session, ending: Ending, *, stopped: bool) -> dict[str, Any]:
+        """The results but for those of steps and replica."""
+        return {
+            "format": RESULTS_FORMAT,
+            "rank": self._options.rank,
+            "stopped": stopped,
+            "stop_reason": self._stop.reason if stopped else None,
+            "total_steps": self._length.total_steps,
+            "saved": str(ending.path) if ending.path is not None else None,
+            "not_saved": ending.problem or None,
+            "plan": self._job.exchange.plan,
+            "path": session.exchange.path,
+            "skipped_steps": session.exchange.skipped_steps,
+            "memory": {**self._memory.results(), **self._planned.results()},
+            "modelled": self._modelled.results() if self._modelled is not None else None,
+        }
 
     @contextmanager
     def _stopping_in_order(self, observer: Observer) -> Iterator[None]:
