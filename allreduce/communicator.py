@@ -30,6 +30,7 @@ from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import Encoding, Farewell
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.sink import Origin, Sink
+from taihu.words import said_by
 
 __all__ = ["Communicator"]
 
@@ -271,9 +272,11 @@ class Communicator:
         self._operations.wake()
         for tell in self._told_of_failure:
             tell(self._failure)
-        self._servicer.end(self._failure)
+        # Who passes it on names the one that failed.
+        said = said_by(f"worker {self.rank}", str(self._failure))
+        self._servicer.end(type(self._failure)(said))
         for link in self._links.values():
-            link.fail(self._farewell(str(self._failure)))
+            link.fail(self._farewell(said))
 
     def on_failure(self, tell: Callable[[BaseException], None]) -> None:
         """Have `tell` called with what ends all operations, by any thread; at once if that has happened."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["aligned", "counted", "listed", "one_line", "parse_bytes", "parse_rate"]
+__all__ = ["aligned", "counted", "listed", "one_line", "parse_bytes", "parse_rate", "said_by"]
 
 _UNITS: Final = MappingProxyType({"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12})
 _RATES: Final = MappingProxyType({"k": 1e3, "m": 1e6, "g": 1e9})
@@ -38,6 +38,11 @@ def parse_rate(text: str) -> float | None:
 def one_line(text: str) -> str:
     """`text` with a single space for every break or run of white space."""
     return " ".join(text.split())
+
+
+def said_by(member: str, failure: str) -> str:
+    """`worker 1: failure`; words that begin with a member stay as they are, however often they are passed on."""
+    return failure if re.match(r"(?:server|worker) [0-9]+\b", failure) else f"{member}: {failure}"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> Iterator[str]:

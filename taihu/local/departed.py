@@ -9,8 +9,6 @@ __all__ = ["DepartedMembers"]
 
 # One look may fall between the end of a process and what the others make of it.
 _SURE_S: Final = 1.0
-# Where the coordinator has ended nobody says who is missing; who was told of its end ends meanwhile.
-_SILENT_S: Final = 10.0
 
 
 class DepartedMembers:
@@ -18,10 +16,13 @@ class DepartedMembers:
 
     Args:
         host: the member that hosts the coordinator.
+        lost_after_s: the silence of its coordinator after which a run has ended: nobody says who is missing then, and
+            who was told of the end ends meanwhile.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, lost_after_s: float) -> None:
         self._host = host
+        self._lost_after_s = lost_after_s
         self._since_s: dict[str, float] = {}
 
     def look(self, now: float, interrupted: Collection[str], missing: Collection[str] | None) -> str | None:
@@ -32,6 +33,6 @@ class DepartedMembers:
             interrupted: members whose processes have ended because they were asked to.
             missing: members that have not joined; None where the coordinator does not answer.
         """
-        awaited, sure_s = ([self._host], _SILENT_S) if missing is None else (missing, _SURE_S)
+        awaited, sure_s = ([self._host], self._lost_after_s) if missing is None else (missing, _SURE_S)
         self._since_s = {name: self._since_s.get(name, now) for name in interrupted if name in awaited}
         return next((name for name, since in self._since_s.items() if now - since >= sure_s), None)

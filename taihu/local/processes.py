@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from typing import IO, Final, Self
 
 from taihu.errors import RunError
 from taihu.job.environment import without_settings
+from taihu.local.stuck import LastingNames
 from taihu.process.entry import EXIT_INTERRUPTED
 from taihu.process.forking import ForkedProcess, can_fork
 from taihu.process.preparation import importing_much
@@ -61,6 +64,8 @@ class _Daemon:
     log_file: IO[bytes]
     is_settled: bool = False
     """Whether nothing is said of its end any more."""
+    given_up: str = ""
+    """The reason for which it was killed from here, in words that follow its name."""
 
     @property
     def exit_code(self) -> int:
@@ -79,10 +84,12 @@ class LocalProcesses:
     Args:
         log_dir: of the logs.
         fork: the processes from this one, where that is possible, which imports first what they need.
+        lost_after_s: the time after which a daemon that a signal has stopped is ended.
     """
 
-    def __init__(self, log_dir: Path, *, fork: bool = False) -> None:
+    def __init__(self, log_dir: Path, *, fork: bool = False, lost_after_s: float = math.inf) -> None:
         self.log_dir = log_dir
+        self._stopped = LastingNames(lost_after_s)
         self._forks = fork
         self._daemons: list[_Daemon] = []
         self._spare: SpareProcess | None = None
@@ -115,6 +122,16 @@ class LocalProcesses:
     def kill(self, name: str) -> None:
         """End a daemon at once, if it has not ended."""
         next(daemon for daemon in self._daemons if daemon.name == name).process.kill()
+
+    def end_stopped(self) -> None:
+        """End daemons that have been stopped for `lost_after_s`, at whatever point of their life: they are lost.
+
+        It has to be called now and then.
+        """
+        stopped = {daemon.name: daemon for daemon in self._daemons if _is_stopped(daemon.process.pid)}
+        for name in self._stopped.look(time.monotonic(), stopped):
+            stopped[name].given_up = f"was stopped for {self._stopped.after_s:g} s, and ended"
+            stopped[name].process.kill()
 
     def settle(self, name: str) -> None:
         """End a daemon, if it has not ended, and say nothing of that: it has done its part."""
@@ -166,6 +183,8 @@ class LocalProcesses:
         """
         process = self.start(name, module, arguments)
         assert process.stdout is not None  # noqa: S101
+        while not select.select([process.stdout], [], [], _POLL_S)[0]:
+            self.end_stopped()
         line = process.stdout.readline().decode()
         if not line.startswith("listening on "):
             process.wait()
@@ -235,6 +254,14 @@ class LocalProcesses:
             _close(daemon)
 
 
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process; where the system does not tell, it is not known to be."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
 def _close(daemon: _Daemon) -> None:
     for stream in (daemon.process.stdin, daemon.process.stdout, daemon.log_file):
         if stream is not None:
@@ -250,8 +277,9 @@ def _rank_as_cause(daemon: _Daemon) -> int:
 def _failure(daemon: _Daemon, daemons: Sequence[_Daemon]) -> DaemonFailedError:
     code = daemon.exit_code
     if code < 0:
+        end = daemon.given_up or f"was killed by {signal.Signals(-code).name}"
         return DaemonFailedError(
-            f"{daemon.name} was killed by {signal.Signals(-code).name}; log: {daemon.log}",
+            f"{daemon.name} {end}; log: {daemon.log}",
             daemon.name,
             1,
             was_killed=True,

@@ -4,7 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-__all__ = ["LateMembers", "StuckMembers"]
+__all__ = ["LastingNames", "LateMembers", "StuckMembers"]
+
+
+class LastingNames:
+    """Finds names that were there at every look for so long.
+
+    Args:
+        after_s: seconds.
+    """
+
+    def __init__(self, after_s: float) -> None:
+        self.after_s = after_s
+        self._since_s: dict[str, float] = {}
+
+    def look(self, now: float, names: Collection[str]) -> list[str]:
+        """Those of `names`, all that are there at `now` in seconds, that last; each begins anew then."""
+        self._since_s = {name: self._since_s.get(name, now) for name in names}
+        lasting = [name for name, since in self._since_s.items() if now - since > self.after_s]
+        for name in lasting:
+            del self._since_s[name]
+        return lasting
 
 
 class StuckMembers:
@@ -17,9 +37,8 @@ class StuckMembers:
 
     def __init__(self, host: str, after_s: float) -> None:
         self._host = host
-        self._after_s = after_s
         self._has_begun = False
-        self._since_s: dict[str, float] = {}
+        self._awaited = LastingNames(after_s)
 
     def begin(self) -> None:
         """The run has begun, whatever the coordinator said until now."""
@@ -35,12 +54,7 @@ class StuckMembers:
         self._has_begun = self._has_begun or (missing is not None and not missing)
         if not self._has_begun:
             return []
-        awaited = [self._host] if missing is None else missing
-        self._since_s = {name: self._since_s.get(name, now) for name in awaited}
-        stuck = [name for name, since in self._since_s.items() if now - since > self._after_s]
-        for name in stuck:
-            del self._since_s[name]
-        return stuck
+        return self._awaited.look(now, [self._host] if missing is None else missing)
 
 
 class LateMembers:

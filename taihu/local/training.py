@@ -104,7 +104,8 @@ class LocalTraining:
         with self._log_folder() as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
             folder = Path(name)
             try:
-                with LocalProcesses(logs, fork=self.forks) as processes:
+                lost_after_s = self.job.cluster.lost_after_s
+                with LocalProcesses(logs, fork=self.forks, lost_after_s=lost_after_s) as processes:
                     started = _Started(processes, folder, Replacing(self.job.checkpoint.restarts), display)
                     coordinator = self._start(started)
                     self._watch(started, coordinator)
@@ -273,7 +274,7 @@ class LocalTraining:
         stopping: _Stopping | None = None
         host = next(iter(self._members(Path())))[0]
         stuck = StuckMembers(host, max(self.job.cluster.lost_after_s, _LEAST_STUCK_S))
-        departed = DepartedMembers(host)
+        departed = DepartedMembers(host, self.job.cluster.lost_after_s)
         late = LateMembers(self.job.patience.still_after_s)
         advised = False
         try:
@@ -284,6 +285,7 @@ class LocalTraining:
                         stopping = self._stop(coordinator, display)
                     if time.monotonic() - looked > _STATUS_S:
                         looked = time.monotonic()
+                        processes.end_stopped()
                         # Where one has ended the coordinator is about to end: its port may be anybody's then.
                         view = None if processes.any_has_ended else status.show(looked - start)
                         if not processes.any_has_ended:

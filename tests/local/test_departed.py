@@ -22,7 +22,7 @@ LOOKS = st.lists(
 def test_who_was_interrupted_and_is_awaited_all_the_time_is_departed(
     looks: list[tuple[float, set[str], set[str] | None]],
 ) -> None:
-    departed, now = DepartedMembers("server 0"), 0.0
+    departed, now = DepartedMembers("server 0", 10.0), 0.0
     history: list[tuple[float, set[str]]] = []
     for after, interrupted, missing in looks:
         now += after
@@ -43,6 +43,6 @@ def test_who_was_interrupted_and_is_awaited_all_the_time_is_departed(
 
 
 def test_nobody_is_departed_while_all_are_there() -> None:
-    departed = DepartedMembers("server 0")
+    departed = DepartedMembers("server 0", 10.0)
     assert not any(departed.look(float(now), ["worker 0"], []) for now in range(99))
     assert not any(departed.look(float(now), [], None) for now in range(99))

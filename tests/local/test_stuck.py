@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.local.stuck import LateMembers, StuckMembers
+from taihu.local.stuck import LastingNames, LateMembers, StuckMembers
 
 NAMES = ("server 0", "server 1", "worker 0", "worker 1")
 
@@ -72,3 +72,14 @@ def test_who_lives_long_after_another_one_has_ended_is_late(looks: list[tuple[in
         if ended and first is None:
             first = now
         assert late.look(float(now), ended=ended) == (ended and first is not None and now - first >= 6)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.sets(st.sampled_from(NAMES))), max_size=30))
+def test_names_last_while_every_look_finds_them_and_begin_anew_then(looks: list[tuple[int, set[str]]]) -> None:
+    lasting, now, seen = LastingNames(5.0), 0, dict[str, int]()
+    for after, names in looks:
+        now += after
+        seen = {name: seen.get(name, now) for name in names}
+        expected = {name for name, since in seen.items() if now - since > 5}
+        seen = {name: since for name, since in seen.items() if name not in expected}
+        assert set(lasting.look(float(now), names)) == expected
