@@ -172,7 +172,7 @@ def _shown(job: Job, meeting: _Meeting, json_file: Path | None, role: NodeRole) 
 
     from taihu.cli.train import opening, summarise
     from taihu.local.display import PlainDisplay
-    from taihu.local.training import results_of
+    from taihu.local.results import results_of
     from taihu.local.watching import watching
     from taihu.results import is_stdout, read_json, write_json
 

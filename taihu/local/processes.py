@@ -53,6 +53,11 @@ class DaemonFailedError(RunError):
         self.exit_code = exit_code
         self.was_killed = was_killed
 
+    @property
+    def end(self) -> str:
+        """The end of the daemon in words, without the place of its log."""
+        return str(self).partition("; log: ")[0]
+
 
 @dataclass
 class _Daemon:
@@ -208,6 +213,11 @@ class LocalProcesses:
     def any_has_ended(self) -> bool:
         """Whether a daemon was seen to have ended well."""
         return any(daemon.process.returncode == 0 for daemon in self._daemons)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all daemons; the first is that of the one that was started first, if it was not replaced."""
+        return [daemon.name for daemon in self._daemons]
 
     @property
     def living(self) -> list[str]:

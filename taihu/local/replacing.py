@@ -18,8 +18,6 @@ class Replacing:
     def __init__(self, most: int) -> None:
         self._restarts = Restarts(most, longest_s=_LONGEST_PAUSE_S)
         self._due_s: dict[str, float] = {}
-        self.replaced: set[str] = set()
-        """The processes that were started again."""
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -38,5 +36,8 @@ class Replacing:
         names = [name for name, due in self._due_s.items() if due <= now]
         for name in names:
             del self._due_s[name]
-        self.replaced.update(names)
         return names
+
+    def give_up(self, name: str) -> None:
+        """A process is awaited no more."""
+        self._due_s.pop(name, None)

@@ -174,3 +174,17 @@ def test_who_dies_while_all_say_farewell_has_told_its_results(victim: str, tmp_p
         process.kill()
         process.communicate()
     assert process.returncode == 0, errors
+
+
+def test_nobody_waits_for_a_coordinator_that_dies_when_the_run_is_over(tmp_path: Path) -> None:
+    flags = ("--servers", "2", "--workers", "1", "--steps", "60", "--set", "checkpoint.every_steps=20")
+    fault = ("--set", 'chaos.faults=["kill server 0 at farewell"]')
+    # Server 1 alone would be ended after four times as long, its coordinator waited for as long again.
+    patience = ("--set", "cluster.lost_after_s=15", "--set", "cluster.connect_timeout_s=60")
+    process = Command("taihu", "train", *flags, *fault, *patience, folder=tmp_path)
+    try:
+        _, errors = process.communicate(timeout=45)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, errors

@@ -22,3 +22,12 @@ def test_all_of_them_together_have_a_bound() -> None:
     replacing = Replacing(2)
     assert [replacing.plan(name, 0.0, step=0) for name in ("a", "b", "c")] == [True, True, False]
     assert replacing.awaited == {"a", "b"}
+
+
+def test_one_that_is_given_up_is_neither_awaited_nor_started() -> None:
+    replacing = Replacing(2)
+    assert replacing.plan("server 0", 0.0, step=0)
+    replacing.give_up("server 0")
+    replacing.give_up("worker 0")
+    assert not replacing.awaited
+    assert not replacing.due(99.0)

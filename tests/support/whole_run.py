@@ -19,7 +19,7 @@ from support.cluster import Cluster
 from taihu.coordination.listener import Listener, ListenOptions
 from taihu.job import Job, load_job
 from taihu.job.reading import parse_assignments
-from taihu.local.training import results_of
+from taihu.local.results import results_of
 from taihu.run_folder import RunFiles
 from worker.daemon import WorkerDaemon
 from worker.participation import WorkerOptions

@@ -1,0 +1,76 @@
+"""The results of a run, put together from those of its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any, Final
+
+from taihu.job import Job
+from taihu.results import RESULTS_FORMAT
+
+__all__ = ["results_of"]
+
+_FIRST_WORKERS: Final = (
+    "measured_steps",
+    "selected_ratio",
+    "predicted_seconds_per_step",
+    "plan",
+    "path",
+    "groups",
+    "group_layers",
+    "profile",
+    "thresholds",
+    "frame_bytes",
+)
+_OF_RANKS: Final = ("rank", "final_loss", "bytes_sent_per_step", "bytes_received_per_step")
+
+
+def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """The results of a run, from those that its workers, the first of them at least, and servers wrote."""
+    first = workers[0]
+    evaluations = first["evaluations"]
+    return {
+        "format": RESULTS_FORMAT,
+        "test_accuracy": evaluations[-1]["test_accuracy"] if evaluations else None,
+        "test_metrics": evaluations[-1]["test_metrics"] if evaluations else None,
+        "final_loss": fmean(worker["final_loss"] for worker in workers),
+        "parameters_sha256": first["parameters_sha256"],
+        "steps": first["steps"],
+        **{name: first[name] for name in ("total_steps", "stopped", "stop_reason", "saved", "not_saved")},
+        "servers": job.servers,
+        "workers": job.cluster.workers,
+        "exchange": job.exchange.kind,
+        "compression": job.compression.method,
+        "density": 1.0 if job.compression.method == "none" else job.compression.density,
+        "refresh_every": job.compression.refresh_every,
+        "threshold": job.compression.threshold,
+        "downlink": job.downlink,
+        "precision": job.train.precision,
+        "recompute": job.train.recompute,
+        "recompute_segments": job.train.recompute_segments,
+        "compute": job.cluster.compute,
+        "modelled": first["modelled"],
+        "skipped_steps": first["skipped_steps"],
+        "bytes_sent_per_step": sum(worker["bytes_sent_per_step"] for worker in workers),
+        "bytes_received_per_step": sum(worker["bytes_received_per_step"] for worker in workers),
+        **{name: value for name, value in first.items() if name.startswith("seconds_")},
+        **{name: first[name] for name in _FIRST_WORKERS},
+        "evaluations": evaluations,
+        "fc": first.get("fc"),
+        "by_rank": [_of_rank(worker) for worker in workers],
+        "memory": [
+            *({"process": f"worker {each['rank']}", **each["memory"]} for each in workers),
+            *({"process": f"server {each['rank']}", **_planned(first), **each["memory"]} for each in servers),
+        ],
+    }
+
+
+def _planned(worker: dict[str, Any]) -> dict[str, Any]:
+    """The planned memory of a server, as a worker knows it."""
+    return {"planned": worker["memory"]["planned_of_server"]}
+
+
+def _of_rank(worker: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one worker that differ between them."""
+    return {name: value for name, value in worker.items() if name in _OF_RANKS or name.startswith("seconds_")}
