@@ -24,6 +24,7 @@ from taihu.errors import ConfigError, ExchangeError, StaleError, TaihuError
 from taihu.planner.groups import Group
 from taihu.settings import Transport
 from taihu.wire.direct_connection import DirectListener
+from taihu.wire.frame_faults import FrameFaults
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
 from taihu.wire.headers import Address, At, FrameHeader, Sender, ValueType
 from taihu.wire.identity import WorkerIdentity
@@ -42,6 +43,7 @@ class Communicator:
 
     `register` comes first, `connect` when all peers serve. All ranks start the same operations under the same keys;
     frames of an operation that this rank has not started yet wait for it. Operations may be started by any thread.
+    `faults` are those of the frames that it sends.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class Communicator:
         *,
         timeout_s: float | None = None,
         listener: DirectListener | None = None,
+        faults: FrameFaults | None = None,
     ) -> None:
         listener = listener or DirectListener()
         self._patience = listener.patience
+        self._faults = faults
         self.rank = identity.rank
         self.size = size
         self._identity = identity
@@ -116,7 +120,8 @@ class Communicator:
         peer = Sender(self._identity.job, 0, rank)
         origin = Origin(f"worker {rank} at {address}", peer, f"worker {self.rank}", self._patience)
         events = LinkEvents(self.fail, lambda: self._left(None))
-        link = FrameLink(LinkEnd(PEER_SERVICE, address, origin), self._identity, _NOTHING, events)
+        end = LinkEnd(PEER_SERVICE, address, origin)
+        link = FrameLink(end, self._identity, _NOTHING, events, faults=self._faults)
         link.open()
         return link
 

@@ -26,6 +26,7 @@ from taihu.layout import Layout
 from taihu.planner.carriage import carrier_in, first_carriage
 from taihu.run_length import RunLength
 from taihu.wire.address import is_loopback
+from taihu.wire.frame_faults import FrameFaults
 from taihu.wire.identity import WorkerIdentity
 
 __all__ = ["Meeting", "listen_for_peers", "meet"]
@@ -64,13 +65,14 @@ def meet(
     ended: Callable[[TaihuError], None] = lambda _: None,
     stop: StopNotice | None = None,
     generation: Generation = ONLY,
+    faults: FrameFaults | None = None,
 ) -> Iterator[Meeting]:
     """Take part in `job`'s run as worker `rank` during the block, which ends with `client.finish`.
 
     The listener is stopped at the end. `length` is the run's, where there are data. The worker that hosts the
     coordinator tells `hosting`; `ended` gets the error by which the run has ended elsewhere. Without a layout, the
     block brings it (`client.bring_layout`). `stop` is told of a stop of the run; `generation` is the one of members
-    that this worker joins, where there may be several.
+    that this worker joins, where there may be several; `faults` are those of the frames that it sends to others.
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
@@ -82,6 +84,7 @@ def meet(
         workers,
         timeout_s=job.exchange.timeout_s,
         listener=listener.direct,
+        faults=faults,
     )
     with ExitStack() as stack:
         rpc, address = listener.rpc, listener.address

@@ -80,6 +80,7 @@ def server(
         from taihu.coordination.members import RunState
         from taihu.job.chaos import chaos_of
         from taihu.launch.discovery import find_coordinator, find_rank
+        from taihu.wire.clock import WallClock
         from taihu.wire.log import configure_logs
 
     job = flags.resolve(job_file, {"cluster": {"coordinator": coordinator}}, launched=True)
@@ -88,7 +89,8 @@ def server(
     interrupts.install()
     job = find_coordinator(job)
     place = find_rank(rank, os.environ, "server", job) or 0
-    configure_logs(log_format, verbose=verbose, role="server", rank=place)
+    wall = WallClock()
+    configure_logs(log_format, verbose=verbose, wall=wall, role="server", rank=place)
     if stop_with_parent:
         stop_with_stdin(interrupts)
     options = ServerOptions(
@@ -102,7 +104,7 @@ def server(
         trace=trace,
         tracer=make_tracer(trace, trace_steps),
         interrupts=interrupts,
-        chaos=chaos_of(job, f"server {place}"),
+        chaos=chaos_of(job, f"server {place}", wall),
     )
     with ServerDaemon(job, options) as daemon:
         typer.echo(f"listening on {daemon.address}, metrics on port {daemon.metrics_port}")

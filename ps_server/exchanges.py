@@ -28,6 +28,7 @@ from taihu.process.preparation import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.direct_connection import is_open
+from taihu.wire.frame_faults import FrameFaults
 from taihu.wire.frame_link import FrameConnection
 from taihu.wire.headers import Frame, frame_of
 from taihu.wire.identity import WorkerIdentity
@@ -45,7 +46,7 @@ class WorkerExchange:
 
     `take(exchange, frame)` gets them, and may keep them: dense ones of the connection in memory that `lend(count,
     dtype)` gave. `on_lost(exchange, error)` is called when the connection breaks or brings what it must not. The
-    stream yields `messages`; messages to people say what `origin` does.
+    stream yields `messages`; messages to people say what `origin` does. `faults` are those of answers.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class WorkerExchange:
         lend: Callable[[int, np.dtype[Any]], NDArray[Any]],
         take: Callable[[WorkerExchange, Frame], None],
         on_lost: Callable[[WorkerExchange, TaihuError], None],
+        faults: FrameFaults | None = None,
     ) -> None:
         self.identity = identity
         self.shares = False
@@ -65,7 +67,8 @@ class WorkerExchange:
         self._ending = threading.Lock()
         self._on_lost = on_lost
         self._origin = origin
-        self._stream = StreamSender(origin.name)
+        self._faults = faults
+        self._stream = StreamSender(origin.name, faults=faults)
         self._reader = StreamReader(origin, self._stream, partial(on_lost, self))
         self._take = take
         self._sink = Sink(
@@ -90,7 +93,8 @@ class WorkerExchange:
         origin = self._origin
         lost = partial(self._on_lost, self)
         ended = partial(lost, MemberLostError(f"{origin.name} was lost: its connection ended"))
-        former, self._connection = self._connection, FrameConnection(connection, origin, self._sink, lost, ended)
+        former = self._connection
+        self._connection = FrameConnection(connection, origin, self._sink, lost, ended, faults=self._faults)
         if former is not None:
             former.close()
         if self._closed:
@@ -147,7 +151,8 @@ class Exchanges:
     """The open exchanges of `workers` workers: what they bring goes to the shard, and its answers to them.
 
     Any thread may call; `read` is called by one for each stream, and connections have one of their own.
-    `on_lost(rank, how)` is called when a worker's exchange ends, also when it has finished.
+    `on_lost(rank, how)` is called when a worker's exchange ends, also when it has finished. `faults` are those of
+    answers.
     """
 
     def __init__(
@@ -159,8 +164,10 @@ class Exchanges:
         on_lost: Callable[[int, str], None],
         tracer: Tracer,
         patience: Patience,
+        faults: FrameFaults | None = None,
     ) -> None:
         self._patience = patience
+        self._faults = faults
         self._workers = workers
         self._holder = holder
         self._metrics = metrics
@@ -194,6 +201,7 @@ class Exchanges:
                 lend=shard.buffers.lend,
                 take=self._take,
                 on_lost=self._connection_lost,
+                faults=self._faults,
             )
             self._metrics.workers.set(len(self._exchanges))
             if len(self._exchanges) == self._workers:

@@ -72,7 +72,13 @@ class ParameterServerServicer:
         self._log = structlog.get_logger().bind(role="server")
         self._listener = listener
         self._exchanges = Exchanges(
-            self._workers, holder, metrics, on_lost=on_lost, tracer=tracer, patience=job.patience
+            self._workers,
+            holder,
+            metrics,
+            on_lost=on_lost,
+            tracer=tracer,
+            patience=job.patience,
+            faults=self._chaos.frames,
         )
 
     def register(self, server: grpc.Server) -> None:

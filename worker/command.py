@@ -89,6 +89,7 @@ def worker(
         from taihu.job.chaos import chaos_of
         from taihu.launch.discovery import find_coordinator, find_rank
         from taihu.run_folder import RunFiles, prepare_run
+        from taihu.wire.clock import WallClock
         from taihu.wire.log import configure_logs
         from worker.daemon import WorkerDaemon
         from worker.participation import WorkerOptions
@@ -106,7 +107,8 @@ def worker(
     if place is None:
         raise ConfigError("rank unknown: give --rank, or RANK in the environment")
     files = prepare_run(job, job_file, made=run_dir_is_made, goes_on=recovers(job)) if place == 0 else RunFiles()
-    configure_logs(log_format, verbose=verbose, role="worker", rank=place)
+    wall = WallClock()
+    configure_logs(log_format, verbose=verbose, wall=wall, role="worker", rank=place)
     if stop_with_parent:
         stop_with_stdin(interrupts)
     listener, health = _listening(job, place, ListenOptions(bind, advertise, direct_port, job.patience))
@@ -126,7 +128,8 @@ def worker(
         tracer=make_tracer(trace, trace_steps),
         interrupts=interrupts,
         tell=tell,
-        chaos=chaos_of(job, f"worker {place}"),
+        chaos=chaos_of(job, f"worker {place}", wall),
+        wall=wall,
     )
     results = WorkerDaemon(job, options).run()
     return EXIT_INTERRUPTED if results["stopped"] else 0

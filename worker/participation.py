@@ -39,7 +39,7 @@ from taihu.run_length import RunLength
 from taihu.trace import Tracer
 from taihu.trace.clock_offset import ClockOffset
 from taihu.user_code import own_mistakes_told
-from taihu.wire.clock import SystemClock
+from taihu.wire.clock import SystemClock, WallClock
 from taihu.wire.metrics import WorkerMetrics
 from taihu.wire.server import RpcServer
 from taihu.words import one_line
@@ -80,7 +80,7 @@ class WorkerOptions:
     of metrics stays for `linger_s` after the end; `files` are those that worker 0 writes; `trace` is where this
     process's part of the trace is written at the end; `tell` gets the results, before the others may leave. After its
     first step the worker takes the first of the `interrupts` as a wish that the run ends in order. `chaos` is asked
-    at each point.
+    at each point; what is written for people has the time of `wall`.
     """
 
     rank: int
@@ -94,6 +94,7 @@ class WorkerOptions:
     interrupts: Interrupts = field(default_factory=Interrupts)
     tell: Callable[[dict[str, Any]], None] = lambda _: None
     chaos: Chaos = field(default_factory=NoChaos)
+    wall: WallClock = field(default_factory=WallClock)
 
 
 class Participation:
@@ -440,9 +441,10 @@ class Participation:
 
     def _make_run_log(self) -> RunLog:
         return RunLog(
-            open_writers(self._options.files.folder, self._job.run.events, self._begun_after),
+            open_writers(self._options.files.folder, self._job.run.events, self._begun_after, self._options.wall),
             steps_per_epoch=self._batches.steps_per_epoch,
             learning_rate=partial(learning_rate, in_steps(self._job.optimizer, self._length)),
+            wall=self._options.wall,
         )
 
     def _clipping(self, replica: Replica) -> LayerClipping | None:

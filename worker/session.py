@@ -177,6 +177,7 @@ def _meet(
         ended=reporting.ended,
         stop=reporting.stop,
         generation=generation,
+        faults=reporting.chaos.frames,
     )
 
 

@@ -34,12 +34,22 @@ class FaultKind(StrEnum):
     DELAY = "delay"
     FULL_DISK = "full-disk"
     SLOW_DISK = "slow-disk"
+    CORRUPT = "corrupt"
+    DUPLICATE = "duplicate"
+    TRUNCATE = "truncate"
+    CLOCK_JUMP = "clock-jump"
 
 
 _USUAL_S: Final = MappingProxyType(
-    {FaultKind.STOP: 60.0, FaultKind.DELAY: 1.0, FaultKind.FULL_DISK: 60.0, FaultKind.SLOW_DISK: 60.0}
+    {
+        FaultKind.STOP: 60.0,
+        FaultKind.DELAY: 1.0,
+        FaultKind.FULL_DISK: 60.0,
+        FaultKind.SLOW_DISK: 60.0,
+        FaultKind.CLOCK_JUMP: 3600.0,
+    }
 )
-"""Seconds that kinds last which do, where nothing is said."""
+"""Seconds that kinds last which do, or by which a clock jumps, where nothing is said."""
 
 _MEMBER: Final = r"(?:server|worker) (?:0|[1-9][0-9]{0,4})"
 _NUMBER: Final = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
@@ -59,7 +69,7 @@ class Fault:
         point: where, None for wherever the member is then.
         after_step: the step behind whose end it may happen; None from the beginning on.
         after_s: seconds from the run's beginning; not with `point` or `after_step`.
-        seconds: how long it lasts, where it does; 0 stands for what is usual.
+        seconds: how long it lasts, or how far a clock jumps, where it does; 0 stands for what is usual.
     """
 
     kind: FaultKind
@@ -71,7 +81,7 @@ class Fault:
 
     @property
     def lasts_s(self) -> float:
-        """Seconds that it lasts; 0 where it does not."""
+        """Seconds that it lasts, or by which it moves a clock; 0 where it does neither."""
         return self.seconds or _USUAL_S.get(self.kind, 0.0)
 
     @property

@@ -6,6 +6,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from taihu.wire.frame_faults import FrameFaults, NoFrameFaults
+
 __all__ = ["MEANINGS", "Chaos", "NoChaos", "Point", "Written"]
 
 
@@ -56,6 +58,11 @@ MEANINGS: Final = MappingProxyType(
 class Chaos(Protocol):
     """The one that is asked at each point, by whichever thread passes it."""
 
+    @property
+    def frames(self) -> FrameFaults:
+        """The faults of frames, for all senders of this process."""
+        ...
+
     def passes(self, point: Point, step: int = 0) -> None:
         """This process passes `point`, in `step` where it belongs to one; a fault that is due there happens now."""
 
@@ -66,6 +73,9 @@ class Chaos(Protocol):
 
 class NoChaos:
     """No faults: the default everywhere."""
+
+    def __init__(self) -> None:
+        self.frames: FrameFaults = NoFrameFaults()
 
     def passes(self, point: Point, step: int = 0) -> None:
         """Do nothing."""

@@ -11,10 +11,12 @@ import structlog
 
 from taihu.chaos.acts import do_here
 from taihu.chaos.disk import Disk
-from taihu.chaos.faults import Fault, fault_from
+from taihu.chaos.faults import Fault, FaultKind, fault_from
+from taihu.chaos.frames import FaultyFrames
 from taihu.chaos.memory import ChaosMemory
 from taihu.chaos.points import Point, Written
 from taihu.chaos.schedule import Schedule
+from taihu.wire.clock import WallClock
 
 __all__ = ["ProcessChaos"]
 
@@ -31,7 +33,8 @@ class ProcessChaos:
         drawn: faults of all members with their names, in the order of their times; those before this process began
             are another one's, or nobody's.
         listens: whether faults are done that `ChaosMemory.ask` asks for.
-        do: does a fault, but those of disks.
+        wall: the clock of this process, which jumps. Faults are not due by it: all processes agree on their times.
+        do: does a fault, but those of disks, frames and clocks.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class ProcessChaos:
         drawn: Iterator[tuple[str, Fault]] | None = None,
         *,
         listens: bool = False,
+        wall: WallClock | None = None,
         do: Callable[[Fault], None] = do_here,
     ) -> None:
         self._member = member
@@ -49,7 +53,9 @@ class ProcessChaos:
         self._memory = memory
         self._drawn = drawn
         self._listens = listens
+        self.frames = FaultyFrames()
         self._disk = Disk()
+        self._wall = wall or WallClock()
         self._do = do
         self._lock = threading.Lock()
         self._log = structlog.get_logger()
@@ -78,7 +84,9 @@ class ProcessChaos:
     def _happen(self, name: str, fault: Fault, **told: object) -> None:
         if self._memory.claim(name, fault=str(fault), member=self._member, **told):
             self._log.warning("fault", fault=str(fault), **told)
-            if not self._disk.takes(fault):
+            if fault.kind is FaultKind.CLOCK_JUMP:
+                self._wall.jump(fault.lasts_s)
+            elif not (self._disk.takes(fault) or self.frames.takes(fault)):
                 self._do(fault)
 
     def _wait_for_all(self, begun_s: float) -> None:

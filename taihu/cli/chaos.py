@@ -43,8 +43,8 @@ def chaos(
 ) -> None:
     """Have faults happen to a run on this machine: kill, stop or end its processes, from outside.
 
-    kill, stop and terminate work on every run. drop, delay, full-disk and slow-disk happen inside of a process: the
-    run has to be started with --set chaos.listens=true. Seconds of `after` count from this command's start. Drawn
+    kill, stop and terminate work on every run. All others (drop, full-disk, corrupt ...) happen inside of a process:
+    the run has to be started with --set chaos.listens=true. Seconds of `after` count from this command's start. Drawn
     faults go on until the run has ended, or Ctrl-C. A process that was stopped goes on after its time, also when this
     command has ended. Exit codes: 0 done, 1 no such process, 2 bad usage, 130 for Ctrl-C.
 

@@ -11,6 +11,7 @@ from taihu.chaos.process import ProcessChaos
 from taihu.chaos.schedule import Schedule, drawn, named
 from taihu.errors import ConfigError
 from taihu.job.job import Job
+from taihu.wire.clock import WallClock
 
 __all__ = ["chaos_of", "members_of"]
 
@@ -21,8 +22,8 @@ def members_of(job: Job) -> Sequence[str]:
     return [*servers, *(f"worker {rank}" for rank in range(job.cluster.workers))]
 
 
-def chaos_of(job: Job, member: str) -> Chaos:
-    """The faults of `member`, begun; those of `NoChaos` where the job asks for none.
+def chaos_of(job: Job, member: str, wall: WallClock | None = None) -> Chaos:
+    """The faults of `member`, whose clock is `wall`, begun; those of `NoChaos` where the job asks for none.
 
     Raises:
         ConfigError: there is no folder to note them in, or a fault is for a member that the job has not.
@@ -42,7 +43,7 @@ def chaos_of(job: Job, member: str) -> Chaos:
     if settings.every_s is not None:
         kinds = [FaultKind(kind) for kind in settings.kinds]
         others = drawn(kinds, drawn_from, seed=settings.seed, every_s=settings.every_s)
-    chaos = ProcessChaos(member, own, ChaosMemory(settings.dir), others, listens=settings.listens)
+    chaos = ProcessChaos(member, own, ChaosMemory(settings.dir), others, listens=settings.listens, wall=wall)
     try:
         chaos.start()
     except OSError as error:

@@ -11,6 +11,20 @@ from taihu.settings.base import FilePath, Seconds, Section
 
 __all__ = ["ChaosSettings"]
 
+# All but a delay: drawn faults have a time each, and a delay is one of whoever passes a point.
+_Drawn = Literal[
+    "kill",
+    "stop",
+    "terminate",
+    "drop",
+    "full-disk",
+    "slow-disk",
+    "corrupt",
+    "duplicate",
+    "truncate",
+    "clock-jump",
+]
+
 
 def _check_fault(text: str) -> str:
     fault_from(text)
@@ -36,7 +50,7 @@ class ChaosSettings(Section):
         default=(), strict=False, description=f"faults, each as {GRAMMAR}: {EXAMPLE!r}"
     )
     every_s: Seconds | None = Field(default=None, description="seconds between two drawn faults, in the mean")
-    kinds: tuple[Literal["kill", "stop", "terminate", "drop", "full-disk", "slow-disk"], ...] = Field(
+    kinds: tuple[_Drawn, ...] = Field(
         default=("kill",), strict=False, min_length=1, description="the kinds of drawn faults"
     )
     members: tuple[Annotated[str, AfterValidator(_check_member)], ...] = Field(

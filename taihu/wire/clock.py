@@ -1,11 +1,12 @@
-"""Time as a parameter: what waits or measures takes a `Clock`, and tests hand in one that they move."""
+"""Time as a parameter: what waits or measures takes a `Clock`, what tells people when it was a `WallClock`."""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock"]
+__all__ = ["Clock", "SystemClock", "WallClock"]
 
 
 class Clock(Protocol):
@@ -30,3 +31,22 @@ class SystemClock:
     def sleep(self, seconds: float) -> None:
         """Do nothing for so long."""
         time.sleep(seconds)
+
+
+class WallClock:
+    """The time of day, for people: it may jump, and nothing is decided by it. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return time.time() + self._ahead_s
+
+    def utc(self) -> datetime:
+        """The same as a date."""
+        return datetime.fromtimestamp(self.now(), UTC)
+
+    def jump(self, seconds: float) -> None:
+        """Be so much further from now on."""
+        self._ahead_s += seconds

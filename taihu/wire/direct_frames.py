@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from taihu.errors import DamagedFrameError, FrameError, MemberLostError, RunError, TaihuError
 from taihu.wire.checksum import checksum_of_all
 from taihu.wire.direct_connection import MOST_PIECES, receive_into
-from taihu.wire.direct_header import HEADER_BYTES, check_header, pack_header, unpack_header
+from taihu.wire.direct_header import HEADER_BYTES, check_header, number_in, pack_header, unpack_header
+from taihu.wire.frame_faults import FrameFault, FrameFaults, NoFrameFaults, turned
 from taihu.wire.headers import FrameHeader, frame_of
 from taihu.wire.kinds import Again, Mark, Repetition, Taken, Word
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
@@ -127,7 +128,7 @@ class DirectReceiver:
         header, size, checksum = unpack_header(self._header, self._origin.sender, self._origin.name)
         if isinstance(header.kind, (Again, Repetition, Mark, Taken)):
             self._arriving.hear(header.kind)
-        elif self._arriving.admits():
+        elif self._arriving.admits(number_in(self._header)):
             self._sink.check(header)
             if self._take_values(header, size, checksum):
                 self.received_bytes += HEADER_BYTES + size
@@ -196,15 +197,23 @@ class DirectReceiver:
 class DirectSender:
     """Writes frames to a connection in a thread of its own, in the order of `send`; urgent ones go before all others.
 
-    `on_lost(error)` is called when the connection to `peer` breaks.
+    `on_lost(error)` is called when the connection to `peer` breaks; `faults` is asked before each frame.
     """
 
-    def __init__(self, connection: socket.socket, peer: str, on_lost: Callable[[TaihuError], None]) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        peer: str,
+        on_lost: Callable[[TaihuError], None],
+        *,
+        faults: FrameFaults | None = None,
+    ) -> None:
         self.sent_bytes = 0
         """Bytes of all frames so far, headers included."""
         self._connection = connection
         self._peer = peer
         self._on_lost = on_lost
+        self._faults = faults or NoFrameFaults()
         self._stopped = self._is_over = False
         self._sent = SentFrames(peer)
         self._queue: SimpleQueue[Item] = SimpleQueue()
@@ -314,8 +323,11 @@ class DirectSender:
         if isinstance(item, OutgoingFrame):
             size = HEADER_BYTES + sum(piece.nbytes for piece in item.pieces)
             self.sent_bytes += size
-            self._sent.add(item, size)
-            self._write(item.header, item.pieces, item.checksum)
+            number = self._sent.add(item, size)
+            if self._faults.is_due:
+                self._write_with_fault(item, number)
+            else:
+                self._write(item.header, item.pieces, item.checksum, number)
         elif isinstance(item, WhenTaken):
             self._say(self._sent.mark(item.callback))
         elif item is not None:
@@ -328,20 +340,40 @@ class DirectSender:
     def _repeat(self, number: int) -> None:
         frames = self._sent.since(number)
         self._say(Repetition(number))
-        for frame in frames:
-            self._write(frame.header, frame.pieces, frame.checksum)
+        for each, frame in enumerate(frames, number):
+            self._write(frame.header, frame.pieces, frame.checksum, each)
         self._say(self._sent.marked)
 
-    def _write(self, header: FrameHeader, pieces: Sequence[Values], checksum: int) -> None:
-        if len(pieces) > MOST_PIECES:
-            pieces = [np.concatenate(pieces)]
-        payload = payload_of(pieces)
-        buffers = [memoryview(pack_header(header, sum(map(len, payload)), checksum)), *payload]
+    def _write_with_fault(self, frame: OutgoingFrame, number: int) -> None:
+        """Write a frame with the fault that is due; where its connection breaks by that, OSError is raised."""
+        fault = self._faults.take()
+        buffers = _buffers(frame.header, frame.pieces, frame.checksum, number)
+        if fault is FrameFault.CORRUPT:
+            self._connection.sendall(turned(buffers, HEADER_BYTES))
+            return
+        whole = b"".join(buffers)
+        if fault is FrameFault.TRUNCATE:
+            self._connection.sendall(whole[: len(whole) // 2])
+            self._connection.shutdown(socket.SHUT_RDWR)
+            raise ConnectionAbortedError("a frame was broken off")
+        for _ in range(2 if fault is FrameFault.DUPLICATE else 1):
+            self._connection.sendall(whole)
+
+    def _write(self, header: FrameHeader, pieces: Sequence[Values], checksum: int, number: int = 0) -> None:
+        buffers = _buffers(header, pieces, checksum, number)
         sent = self._connection.sendmsg(buffers)
         for buffer in buffers:
             if sent < len(buffer):
                 self._connection.sendall(buffer[max(0, sent) :])
             sent -= len(buffer)
+
+
+def _buffers(header: FrameHeader, pieces: Sequence[Values], checksum: int, number: int) -> list[memoryview]:
+    """The bytes of a frame where they lie, no more of them than are sent at once."""
+    if len(pieces) > MOST_PIECES:
+        pieces = [np.concatenate(pieces)]
+    payload = payload_of(pieces)
+    return [memoryview(pack_header(header, sum(map(len, payload)), checksum, number)), *payload]
 
 
 def _look_again() -> None:

@@ -30,12 +30,13 @@ from taihu.wire.kinds import (
     Taken,
 )
 
-__all__ = ["HEADER_BYTES", "check_header", "pack_header", "unpack_header"]
+__all__ = ["HEADER_BYTES", "check_header", "number_in", "pack_header", "unpack_header"]
 
 _MAGIC: Final = 0x74616869
-# magic, kind, data type, encoding, plan, step, attempt, group, offset, count, selected, payload bytes
-_COMMON: Final = "<IBBBxIQIIQQQQ"
+# magic, kind, data type, encoding, number, plan, step, attempt, group, offset, count, selected, payload bytes
+_COMMON: Final = "<IBBBBIQIIQQQQ"
 _KIND_AT: Final = 4
+_NUMBER_AT: Final = 7
 _UNION_BYTES: Final = 16
 _CHECKSUM: Final = struct.Struct("<I")
 
@@ -85,8 +86,8 @@ _COVERED_BYTES: Final = struct.calcsize(_COMMON) + _UNION_BYTES + _CHECKSUM.size
 HEADER_BYTES: Final = _COVERED_BYTES + _CHECKSUM.size
 
 
-def pack_header(header: FrameHeader, payload_bytes: int, payload_checksum: int) -> bytes:
-    """The header of a frame with so many bytes of payload; its sender is not in it."""
+def pack_header(header: FrameHeader, payload_bytes: int, payload_checksum: int, number: int = 0) -> bytes:
+    """The header of a frame with so many bytes of payload; its sender is not in it, nor all of its `number`."""
     layout = _LAYOUTS[type(header.kind)]
     at, group, offset, count = header.address
     covered = layout.covered.pack(
@@ -94,6 +95,7 @@ def pack_header(header: FrameHeader, payload_bytes: int, payload_checksum: int) 
         layout.number,
         header.value_type.value,
         header.encoding.value,
+        number & 0xFF,
         *at,
         group,
         offset,
@@ -114,6 +116,11 @@ def check_header(buffer: memoryview) -> None:
         raise DamagedFrameError(f"header with checksum {seen:#010x}: expected {expected:#010x}")
 
 
+def number_in(buffer: memoryview) -> int:
+    """The last eight bits of the number of a frame, by which one that comes twice is known; words have none."""
+    return buffer[_NUMBER_AT]
+
+
 def unpack_header(buffer: memoryview, sender: Sender, name: str) -> tuple[FrameHeader, int, int]:
     """A header of `sender` that is as it was sent, and size and checksum of the payload that follows it.
 
@@ -122,7 +129,7 @@ def unpack_header(buffer: memoryview, sender: Sender, name: str) -> tuple[FrameH
     """
     try:
         layout = _BY_NUMBER[buffer[_KIND_AT]]
-        magic, _, value_type, encoding, plan, step, attempt, group, offset, count, selected, size, *rest = (
+        magic, _, value_type, encoding, _, plan, step, attempt, group, offset, count, selected, size, *rest = (
             layout.covered.unpack_from(buffer)
         )
         *fields, checksum = rest

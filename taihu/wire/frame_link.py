@@ -17,6 +17,7 @@ from taihu.errors import MemberLostError, RunError, TaihuError
 from taihu.wire.channel import open_channel
 from taihu.wire.direct_connection import open_connection
 from taihu.wire.direct_frames import DirectReceiver, DirectSender
+from taihu.wire.frame_faults import FrameFaults
 from taihu.wire.headers import FrameHeader
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.repetition import OutgoingFrame
@@ -73,6 +74,7 @@ class FrameConnection:
         sink: takes what it sends, see `DirectReceiver`.
         on_lost: called, until `close`, with what broke the connection or what it brought that it must not.
         on_ended: called, until `close`, when the other side has ended its direction between two frames.
+        faults: of the frames that are sent.
     """
 
     def __init__(
@@ -82,12 +84,14 @@ class FrameConnection:
         sink: Sink,
         on_lost: Callable[[TaihuError], None],
         on_ended: Callable[[], None] = _untold,
+        *,
+        faults: FrameFaults | None = None,
     ) -> None:
         self._closed = self._has_ended = False
         self._farewell_s = origin.patience.farewell_s
         self._on_lost = on_lost
         self._on_ended = on_ended
-        self._sender = DirectSender(connection.dup(), origin.name, self._cannot_send)
+        self._sender = DirectSender(connection.dup(), origin.name, self._cannot_send, faults=faults)
         self._receiver = DirectReceiver(connection, origin, sink, self._lost, self._ended, back=self._sender)
 
     @property
@@ -158,10 +162,19 @@ class FrameLink:
     """Sends frames in the order of `send`, and hands what comes back to `sink`; `open` comes first.
 
     The stream is there as long as the link is: it authorises, says that the other side is alive, and brings the
-    reason when it ends. `carry` says what frames take; the other side answers on what it is asked by.
+    reason when it ends. `carry` says what frames take; the other side answers on what it is asked by. `faults` are
+    those of the frames that are sent.
     """
 
-    def __init__(self, end: LinkEnd, identity: WorkerIdentity, sink: Sink, events: LinkEvents) -> None:
+    def __init__(
+        self,
+        end: LinkEnd,
+        identity: WorkerIdentity,
+        sink: Sink,
+        events: LinkEvents,
+        *,
+        faults: FrameFaults | None = None,
+    ) -> None:
         self._patience = end.origin.patience
         self.channel = open_channel(end.address, self._patience)
         self._end = end
@@ -169,7 +182,8 @@ class FrameLink:
         self._sink = sink
         self._events = events
         self._closed = self._abandoned = False
-        self._stream = StreamSender(end.origin.name)
+        self._faults = faults
+        self._stream = StreamSender(end.origin.name, faults=faults)
         self._stream_bytes = 0
         self._connection: FrameConnection | None = None
         self._opening: threading.Thread | None = None
@@ -259,7 +273,12 @@ class FrameLink:
                 return
             lost = MemberLostError(f"{name} was lost: its connection ended")
             self._connection = FrameConnection(
-                opened, self._end.origin, self._sink, self._connection_lost, partial(self._connection_lost, lost)
+                opened,
+                self._end.origin,
+                self._sink,
+                self._connection_lost,
+                partial(self._connection_lost, lost),
+                faults=self._faults,
             )
 
     def carry(self, carrier: Carrier) -> None:

@@ -8,13 +8,26 @@ from typing import Literal
 
 import structlog
 
+from taihu.wire.clock import WallClock
+
 __all__ = ["LogFormat", "configure_logs"]
 
 LogFormat = Literal["auto", "text", "json"]
 
 
-def configure_logs(form: LogFormat = "auto", *, verbose: bool = False, **context: object) -> None:
-    """Set up logging for this process; `context` (role, rank) is part of every line, `verbose` shows every step."""
+def configure_logs(
+    form: LogFormat = "auto", *, verbose: bool = False, wall: WallClock | None = None, **context: object
+) -> None:
+    """Set up logging for this process; `context` (role, rank) is part of every line, `verbose` shows every step.
+
+    Lines have the time of `wall`.
+    """
+    wall = wall or WallClock()
+
+    def stamped(_: object, __: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        line["timestamp"] = wall.utc().isoformat(timespec="microseconds").replace("+00:00", "Z")
+        return line
+
     as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
@@ -23,7 +36,7 @@ def configure_logs(form: LogFormat = "auto", *, verbose: bool = False, **context
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            stamped,
             structlog.processors.format_exc_info,
             renderer,
         ],

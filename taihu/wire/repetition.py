@@ -1,9 +1,10 @@
 """Frames that come damaged are asked for again, once: what one side has sent, and what the other has taken.
 
-The frames of each direction of a stream or connection have numbers from 0 on, which both sides count and nobody
-writes. A receiver that finds a frame damaged asks for its number (`Again`) and drops what comes, until the other side
-says that it begins there again (`Repetition`): so that order stays what it was, and nothing is taken twice. It asks
-once for a number.
+The frames of each direction of a stream or connection have numbers from 0 on, which both sides count. On a connection
+the last eight bits of a number are written, by which a frame that comes twice is known; in a stream nothing of it is. A
+receiver that finds a frame damaged asks for its number (`Again`) and drops what comes, until the other side says that it
+begins there again (`Repetition`): so that order stays what it was, and nothing is taken twice. It asks once for a
+number.
 
 Who wants to write to values that it has sent asks whether they have been taken (`Mark`, `Taken`). All these words are
 frames without a number, said before what is queued.
@@ -47,6 +48,8 @@ T = TypeVar("T")
 # More than sockets and streams hold of what nobody has taken yet.
 _MOST_BYTES: Final = 32 << 20
 _MOST_FRAMES: Final = 4096
+# As many as the part of a number can tell apart that is written.
+_NUMBERS: Final = 256
 
 Values = NDArray[Any]
 
@@ -137,13 +140,14 @@ class SentFrames:
         self._marks: deque[tuple[int, Callable[[], None]]] = deque()
         self.is_given_up = False
 
-    def add(self, frame: OutgoingFrame, size: int) -> None:
-        """Keep the next frame, of `size` bytes; not its message."""
+    def add(self, frame: OutgoingFrame, size: int) -> int:
+        """Keep the next frame, of `size` bytes, but not its message; returns its number."""
         self._number += 1
         self._kept.append(SentFrame(frame.header, frame.pieces, frame.checksum, size))
         self._bytes += size
         while (self._bytes > self.most_bytes or len(self._kept) > self.most_frames) and len(self._kept) > 1:
             self._bytes -= self._kept.popleft().size
+        return self._number - 1
 
     def since(self, number: int) -> list[SentFrame]:
         """Frame `number` and those behind it.
@@ -231,12 +235,36 @@ class ArrivingFrames:
         """Whether a repetition has been asked for that has not begun."""
         return self._position is None
 
-    def admits(self) -> bool:
-        """Whether the frame that comes now is the next one; others are dropped."""
-        if self._position is None or self._position == self._next:
-            return self._position is not None
+    def admits(self, number: int | None = None) -> bool:
+        """Whether the frame that comes now is the next one; others are dropped.
+
+        Args:
+            number: the last eight bits of its own, where it says so much.
+
+        Raises:
+            FrameError: it is neither the one that comes now nor the one before, once more.
+        """
+        if self._position is None:
+            return False
+        if number is not None and (behind := (self._position - number) % _NUMBERS):
+            self._drop_the_last(behind)
+            return False
+        if self._position == self._next:
+            return True
         self._position += 1
         return False
+
+    def _drop_the_last(self, behind: int) -> None:
+        if behind != 1 or not self._position:
+            raise FrameError(
+                f"{self._link}: another frame than number {self._position} came, {behind} before it: expected all of "
+                "them in their order"
+            )
+        self.came_twice()
+
+    def came_twice(self) -> None:
+        """The last frame has come once more, and is dropped: it has no number of its own."""
+        structlog.get_logger().warning("a frame came twice", link=self._link, frame=self._next - 1)
 
     def took(self) -> None:
         """The next frame has come whole."""

@@ -11,10 +11,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from taihu.errors import DamagedFrameError, TaihuError
+from taihu.errors import DamagedFrameError, MemberLostError, TaihuError
 from taihu.wire.codec import encode_frame, read_frame
+from taihu.wire.frame_faults import FrameFault, FrameFaults, NoFrameFaults, turned
 from taihu.wire.headers import Frame, FrameHeader
-from taihu.wire.kinds import Again, Mark, Repetition, Taken, Word
+from taihu.wire.kinds import Again, Farewell, Mark, Parameters, Question, Repetition, Taken, Word
 from taihu.wire.repetition import ArrivingFrames, OutgoingFrame, SentFrames, WhenTaken, control_header
 from taihu.wire.sink import Origin
 
@@ -27,12 +28,14 @@ Item = OutgoingFrame | WhenTaken | Callable[[], None] | TaihuError | None
 class StreamSender:
     """Encodes frames, in the order of `send`, when the stream asks `messages` for them; see also `DirectSender`.
 
-    Messages call the other side `peer`.
+    Messages call the other side `peer`; `faults` is asked before each frame.
     """
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, *, faults: FrameFaults | None = None) -> None:
         self.sent_bytes = 0
         """Bytes of all frames so far, headers included."""
+        self._peer = peer
+        self._faults = faults or NoFrameFaults()
         self._sent = SentFrames(peer)
         self._stopped = self._unread = False
         self._queue: SimpleQueue[Item] = SimpleQueue()
@@ -106,12 +109,30 @@ class StreamSender:
                 message = message_of(item)
                 self._sent.add(item, len(message))
                 self.sent_bytes += len(message)
-                yield message
+                if self._faults.is_due and _comes_once(item.header):
+                    yield from self._with_fault(item, message)
+                else:
+                    yield message
             elif isinstance(item, WhenTaken):
                 word = self._sent.mark(item.callback)
                 yield from _words(word)
             else:
                 item()
+
+    def _with_fault(self, frame: OutgoingFrame, message: bytes) -> Iterator[bytes]:
+        """The message of a frame with the fault that is due.
+
+        Raises:
+            MemberLostError: it is broken off. gRPC hands no part of a message on: the other side sees the end.
+        """
+        fault = self._faults.take()
+        if fault is FrameFault.TRUNCATE:
+            raise MemberLostError(f"{self._peer} was lost: its connection broke")
+        if fault is FrameFault.CORRUPT:
+            message = turned([message], len(message) - sum(piece.nbytes for piece in frame.pieces))
+        yield message
+        if fault is FrameFault.DUPLICATE:
+            yield message
 
     def _put_first(self, words: Callable[[], Iterator[bytes]]) -> None:
         self._urgent.append(words)
@@ -149,6 +170,7 @@ class StreamReader:
 
     def __init__(self, origin: Origin, back: StreamSender, on_late: Callable[[TaihuError], None]) -> None:
         self._arriving = ArrivingFrames(origin, back, on_late)
+        self._last: FrameHeader | None = None
 
     def read(self, message: bytes) -> Frame | None:
         """The frame of the next message, if it is to be taken.
@@ -168,6 +190,10 @@ class StreamReader:
             return None
         if not self._arriving.admits():
             return None
+        if frame.header == self._last and _comes_once(frame.header):
+            self._arriving.came_twice()
+            return None
+        self._last = frame.header
         self._arriving.took()
         return frame
 
@@ -185,6 +211,11 @@ def message_of(frame: OutgoingFrame) -> bytes:
     if frame.message is None:
         frame.message = encode_frame(frame.header, frame.pieces, frame.checksum)
     return frame.message
+
+
+def _comes_once(header: FrameHeader) -> bool:
+    """Whether no two frames of a stream have this header; who reads parameters may ask for the same ones again."""
+    return not isinstance(header.kind, (Question, Parameters, Farewell))
 
 
 def _words(word: Word | None) -> Iterator[bytes]:

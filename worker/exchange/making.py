@@ -56,7 +56,16 @@ def through_servers(  # noqa: PLR0917 - one of each
 
     def make_route(events: RouteEvents) -> Route:
         return ServerRoute(
-            job, plan, addresses, identity, arenas, events, recording, beside.initial, tracer=beside.tracer
+            job,
+            plan,
+            addresses,
+            identity,
+            arenas,
+            events,
+            recording,
+            beside.initial,
+            tracer=beside.tracer,
+            faults=beside.chaos.frames,
         )
 
     return _exchange(job, plan, arenas, make_route, beside, recording)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
+from taihu.wire.clock import WallClock
 from worker.reporting.run_rows import EventNote, Scalars
 
 __all__ = ["EventFile"]
@@ -29,7 +29,8 @@ class EventFile:
     tensorboardX's own `SummaryWriter` would queue one event for each scalar, on the thread that trains.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wall: WallClock | None = None) -> None:
+        self._wall = wall or WallClock()
         self._file = EventsWriter(str(folder / "events"))
 
     def add_step(self, row: Scalars) -> None:
@@ -47,7 +48,7 @@ class EventFile:
 
     def _add(self, step: int, scalars: Scalars) -> None:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._file.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._file.write_event(Event(wall_time=self._wall.now(), step=step, summary=Summary(value=values)))
 
     def flush(self) -> None:
         """Let others read what there is."""

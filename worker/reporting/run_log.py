@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ import structlog
 
 from taihu.errors import ConfigError
 from taihu.run_folder import add_events
+from taihu.wire.clock import WallClock
 from worker.reporting.progress import Evaluation, StepSample
 from worker.reporting.run_rows import STEP_COLUMNS, EventNote, Scalars, StepNote, epoch_scalars, step_scalars
 
@@ -113,9 +113,11 @@ def _keep_rows(path: Path, last_step: int) -> bool:
 
 
 def open_writers(
-    folder: Path | None, events: Literal["none", "tensorboard"], begun_after: int = 0
+    folder: Path | None, events: Literal["none", "tensorboard"], begun_after: int = 0, wall: WallClock | None = None
 ) -> list[ScalarWriter]:
-    """The files of a run in its folder; none where it has no folder. See `CsvTables` for `begun_after`.
+    """The files of a run in its folder, with times of `wall`; none where it has no folder.
+
+    See `CsvTables` for `begun_after`.
 
     Raises:
         ConfigError: one cannot be made.
@@ -128,7 +130,7 @@ def open_writers(
             return [tables]
         from worker.reporting.run_events import EventFile  # noqa: PLC0415 - an extra, which most runs do not need
 
-        return [tables, EventFile(folder)]
+        return [tables, EventFile(folder, wall)]
     except OSError as error:
         raise ConfigError(f"run folder {folder}: {error.filename} cannot be written: {error.strerror}") from None
 
@@ -143,6 +145,7 @@ class RunLog:
         steps_per_epoch: how many steps are a pass over the data.
         learning_rate: the rate of a step.
         interval_s: how often it is written.
+        wall: the time of events.
     """
 
     def __init__(
@@ -152,11 +155,13 @@ class RunLog:
         steps_per_epoch: int,
         learning_rate: Callable[[int], float],
         interval_s: float = _INTERVAL_S,
+        wall: WallClock | None = None,
     ) -> None:
         self._writers = list(writers)
         self._steps_per_epoch = steps_per_epoch
         self._learning_rate = learning_rate
         self._interval_s = interval_s
+        self._wall = wall or WallClock()
         self._notes: deque[StepNote | Evaluation | EventNote] = deque()
         self._step = 0
         self._ends = threading.Event()
@@ -194,7 +199,7 @@ class RunLog:
     def happened(self, event: str, **facts: float | str) -> None:
         """Something happened after the last step: `event` names it, `facts` say more."""
         if self._writers:
-            self._notes.append(EventNote(event, facts, self._step, time.time()))
+            self._notes.append(EventNote(event, facts, self._step, self._wall.now()))
 
     def flush(self) -> None:
         """Write what there is now; waits for the disk, and may be called by any thread."""

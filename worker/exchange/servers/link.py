@@ -20,6 +20,7 @@ from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from taihu.wire.direct_frames import HEADER_BYTES
+from taihu.wire.frame_faults import FrameFaults
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd
 from taihu.wire.frame_link import LinkEvents as WireEvents
 from taihu.wire.headers import Address, At, Frame, FrameHeader, Sender, ValueType, frame_of
@@ -56,7 +57,8 @@ class LinkEvents:
 class ServerLink:
     """Pushes this worker's part of every group to server `index`, and writes the answers into the parameter arena.
 
-    `open` comes before the first step, `initialize` or `fetch`, and `share`, before that.
+    `open` comes before the first step, `initialize` or `fetch`, and `share`, before that. `faults` are those of the
+    frames that it sends.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class ServerLink:
         events: LinkEvents,
         clock: Clock,
         tracer: Tracer,
+        faults: FrameFaults | None = None,
     ) -> None:
         self.peer = f"server {index} at {address}"
         self.sent_bytes = 0
@@ -99,6 +102,7 @@ class ServerLink:
             identity,
             Sink((Summed, Parameters), places=self._places, take=self._take_values, take_frame=self._take_frame),
             WireEvents(events.failed, self._ended),
+            faults=faults,
         )
         self._calls = ServerCalls(
             self._link.channel,

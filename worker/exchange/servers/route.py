@@ -15,6 +15,7 @@ from taihu.job import Job
 from taihu.optimization import OptimizerShard, in_steps
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
+from taihu.wire.frame_faults import FrameFaults
 from taihu.wire.headers import At, FrameHeader
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import Summed
@@ -64,7 +65,10 @@ class ServersPath(RoutePath):
 
 
 class ServerRoute(Route):
-    """A route; `initial` makes worker 0's parameters where the arena cannot hold all of them at once."""
+    """A route; `initial` makes worker 0's parameters where the arena cannot hold all of them at once.
+
+    `faults` are those of the frames that it sends.
+    """
 
     asks_early = True
     agrees = False
@@ -82,6 +86,8 @@ class ServerRoute(Route):
         initial: InitialParameters | None = None,
         clock: Clock | None = None,
         tracer: Tracer | None = None,
+        *,
+        faults: FrameFaults | None = None,
     ) -> None:
         self._transport = job.exchange.transport
         self._shared = arenas.shared
@@ -101,6 +107,7 @@ class ServerRoute(Route):
                 events=LinkEvents(answered=self._answered, fetched=self._fetched, failed=events.failed),
                 clock=clock or SystemClock(),
                 tracer=tracer or Tracer.off(),
+                faults=faults,
             )
             for index, address in enumerate(addresses)
         ]
