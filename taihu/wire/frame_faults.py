@@ -1,4 +1,4 @@
-"""Faults of frames on their way: a sender turns a bit of one, doubles it or breaks it off, if somebody asks for it."""
+"""Faults of frames on their way: a sender turns a bit of one, doubles it or breaks it off, if somebody asks so."""
 
 from __future__ import annotations
 

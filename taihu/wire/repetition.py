@@ -1,10 +1,9 @@
 """Frames that come damaged are asked for again, once: what one side has sent, and what the other has taken.
 
-The frames of each direction of a stream or connection have numbers from 0 on, which both sides count. On a connection
-the last eight bits of a number are written, by which a frame that comes twice is known; in a stream nothing of it is. A
-receiver that finds a frame damaged asks for its number (`Again`) and drops what comes, until the other side says that it
-begins there again (`Repetition`): so that order stays what it was, and nothing is taken twice. It asks once for a
-number.
+The frames of each direction of a stream or connection have numbers from 0 on, which both sides count. A connection's
+frames say the last eight bits of theirs, by which one that comes twice is known; nobody writes the rest. A receiver
+that finds a frame damaged asks for its number (`Again`) and drops what comes, until the other side says that it
+begins there again (`Repetition`): so order stays what it was, and nothing is taken twice. It asks once for a number.
 
 Who wants to write to values that it has sent asks whether they have been taken (`Mark`, `Taken`). All these words are
 frames without a number, said before what is queued.
