@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from taihu.wire.clock import WallClock
+
 __all__ = ["ChaosMemory"]
 
 _BEGUN: Final = "begun"
@@ -21,10 +23,12 @@ class ChaosMemory:
 
     Args:
         folder: made when it is needed.
+        wall: the machine's time, which all processes have; no fault moves it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wall: WallClock | None = None) -> None:
         self.folder = folder
+        self._wall = wall or WallClock()
 
     def begun_s(self) -> float:
         """The run's beginning, seconds since 1970: when the first process asked.
@@ -34,12 +38,17 @@ class ChaosMemory:
         """
         path = self.folder / _BEGUN
         with suppress(FileExistsError):
-            self._create(path, repr(time.time()))
+            self._create(path, repr(self._wall.now()))
         for _ in range(100):
             with suppress(ValueError):  # another process is about to write it
                 return float(path.read_text(encoding="ascii"))
             time.sleep(0.01)
         return path.stat().st_mtime
+
+    def age_s(self) -> float:
+        """The seconds since the run's beginning; raises what `begun_s` does."""
+        begun_s = self.begun_s()
+        return self._wall.now() - begun_s
 
     def claim(self, name: str, **told: object) -> bool:
         """Whether the fault `name` has not happened yet; it has from now on, with what is `told` of it.
@@ -48,7 +57,7 @@ class ChaosMemory:
             OSError: the folder cannot be written.
         """
         try:
-            self._create(self.folder / f"{name}{_DONE}", json.dumps({"time": time.time(), **told}) + "\n")
+            self._create(self.folder / f"{name}{_DONE}", json.dumps({"time": self._wall.now(), **told}) + "\n")
         except FileExistsError:
             return False
         return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -16,7 +15,7 @@ from taihu.chaos.frames import FaultyFrames
 from taihu.chaos.memory import ChaosMemory
 from taihu.chaos.points import Point, Written
 from taihu.chaos.schedule import Schedule
-from taihu.wire.clock import WallClock
+from taihu.wire.clock import Clock, SystemClock, WallClock
 
 __all__ = ["ProcessChaos"]
 
@@ -34,6 +33,7 @@ class ProcessChaos:
             are another one's, or nobody's.
         listens: whether faults are done that `ChaosMemory.ask` asks for.
         wall: the clock of this process, which jumps. Faults are not due by it: all processes agree on their times.
+        clock: what their times are waited for by.
         do: does a fault, but those of disks, frames and clocks.
     """
 
@@ -46,6 +46,7 @@ class ProcessChaos:
         *,
         listens: bool = False,
         wall: WallClock | None = None,
+        clock: Clock | None = None,
         do: Callable[[Fault], None] = do_here,
     ) -> None:
         self._member = member
@@ -56,13 +57,15 @@ class ProcessChaos:
         self.frames = FaultyFrames()
         self._disk = Disk()
         self._wall = wall or WallClock()
+        self._clock = clock or SystemClock()
         self._do = do
         self._lock = threading.Lock()
         self._log = structlog.get_logger()
 
     def start(self) -> None:
         """Begin to do what is due at a time, on a thread that ends with the process."""
-        begun = self._memory.begun_s()
+        # All processes agree on the run's age by the wall clock, once: no jump of it moves what is due later.
+        begun = self._clock.now() - self._memory.age_s()
         if self._schedule.timed() or self._drawn is not None:
             threading.Thread(target=self._wait_for_all, args=(begun,), name="chaos", daemon=True).start()
         if self._listens:
@@ -93,7 +96,7 @@ class ProcessChaos:
         for due_s, name, fault in self._schedule.timed():
             self._wait_until(begun_s + due_s)
             self._happen(name, fault)
-        started_s = time.time()
+        started_s = self._clock.now()
         for name, fault in self._drawn or ():
             due_s = begun_s + (fault.after_s or 0.0)
             if fault.member == self._member and due_s > started_s:
@@ -103,13 +106,12 @@ class ProcessChaos:
     def _listen(self) -> None:
         done = set(self._memory.asked())
         while True:
-            time.sleep(_LOOK_S)
+            self._clock.sleep(_LOOK_S)
             for name, text in self._memory.asked().items():
                 fault = fault_from(text)
                 if name not in done and fault.member == self._member:
                     done.add(name)
                     self._happen(name, fault)
 
-    @staticmethod
-    def _wait_until(moment_s: float) -> None:
-        time.sleep(max(0.0, moment_s - time.time()))
+    def _wait_until(self, moment_s: float) -> None:
+        self._clock.sleep(max(0.0, moment_s - self._clock.now()))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from taihu.chaos.faults import ANY, EXAMPLE, GRAMMAR, Fault, FaultKind, fault_from, is_member
 from taihu.chaos.points import MEANINGS, Point
 
-LASTING = (FaultKind.STOP, FaultKind.DELAY, FaultKind.FULL_DISK, FaultKind.SLOW_DISK)
+LASTING = (FaultKind.STOP, FaultKind.DELAY, FaultKind.FULL_DISK, FaultKind.SLOW_DISK, FaultKind.CLOCK_JUMP)
 MEMBERS = st.builds("{} {}".format, st.sampled_from(["server", "worker"]), st.integers(0, 99_999)) | st.just(ANY)
 SECONDS = st.integers(0, 10**9 - 1).map(float) | st.integers(0, 10**9).map(lambda millionths: millionths / 1e6)
 WHEN = st.one_of(
@@ -39,6 +39,8 @@ def test_a_fault_survives_its_words(fault: Fault) -> None:
 def test_words_as_a_person_writes_them() -> None:
     assert fault_from(EXAMPLE) == Fault(FaultKind.KILL, "worker 1", Point.PUSH, 12)
     assert fault_from("  stop any  after 1.5 s for 3 s") == Fault(FaultKind.STOP, ANY, after_s=1.5, seconds=3.0)
+    assert fault_from("clock-jump any after 3 s").lasts_s == 3600.0
+    assert fault_from("clock-jump any after 3 s for 7 s").lasts_s == 7.0
     assert fault_from("drop server 0 after step 3") == Fault(FaultKind.DROP, "server 0", after_step=3)
 
 
@@ -53,6 +55,7 @@ def test_words_as_a_person_writes_them() -> None:
         ("kill worker 1 at lunch", "expected a point (start-up, join, "),
         ("kill worker 1 at push after 3 s", "expected a point or seconds"),
         ("kill worker 1 at push for 3 s", "kill does not last"),
+        ("corrupt worker 1 at push for 3 s", "corrupt does not last"),
         ("delay worker 1 after 3 s", "expected a point or a step"),
         ("kill worker 1 after step 3 after 3 s", "expected KIND MEMBER"),
     ],

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from taihu.chaos.memory import ChaosMemory
 from taihu.chaos.points import Point
 from taihu.chaos.process import ProcessChaos
 from taihu.chaos.schedule import Schedule
+from taihu.wire.clock import WallClock
+from taihu.wire.frame_faults import FrameFault
 
 KILL = Fault(FaultKind.KILL, "worker 1", Point.PUSH, 3)
 
@@ -91,6 +94,54 @@ def test_a_run_begins_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         begun = {each.result() for each in [pool.submit(ChaosMemory(tmp_path / "a").begun_s) for _ in range(16)]}
     assert len(begun) == 1
+
+
+class Watched:
+    """A clock on which nothing but sleep takes time."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return 50.0 + sum(self.slept)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+def test_a_jump_of_the_machines_clock_moves_nothing_that_is_due(tmp_path: Path) -> None:
+    wall, clock, happened = WallClock(), Watched(), threading.Event()
+    done: list[Fault] = []
+
+    def do(fault: Fault) -> None:
+        done.append(fault)
+        wall.jump(3600.0)
+        if len(done) == 4:
+            happened.set()
+
+    kill = Fault(FaultKind.KILL, "worker 1")
+    named = {str(after): replace(kill, after_s=after) for after in (1000.0, 2000.0)}
+    drawn = iter([(str(after), replace(kill, after_s=after)) for after in (2500.0, 4000.0)])
+    ProcessChaos("worker 1", Schedule(named), ChaosMemory(tmp_path, wall), drawn, clock=clock, do=do).start()
+    assert happened.wait(30)
+    assert [fault.after_s for fault in done] == [1000.0, 2000.0, 2500.0, 4000.0]
+    assert clock.slept == pytest.approx([1000.0, 1000.0, 500.0, 1500.0], abs=60.0)
+
+
+def test_faults_of_frames_and_clocks_are_done_here(tmp_path: Path) -> None:
+    done: list[Fault] = []
+    wall = WallClock()
+    before = wall.now()
+    kinds = (FaultKind.CORRUPT, FaultKind.DUPLICATE, FaultKind.TRUNCATE, FaultKind.CLOCK_JUMP)
+    faults = {kind.value: Fault(kind, "worker 1", Point.PUSH) for kind in kinds}
+    process = ProcessChaos("worker 1", Schedule(faults), ChaosMemory(tmp_path), wall=wall, do=done.append)
+    assert not process.frames.is_due
+    process.passes(Point.PUSH, 1)
+    assert [process.frames.take() for _ in range(4)] == [*FrameFault, None]
+    assert 3600.0 <= wall.now() - before < 3660.0
+    assert not done
+    # What is told of faults has the machine's time.
+    assert all(abs(told["time"] - before) < 60.0 for told in ChaosMemory(tmp_path).happened().values())
 
 
 @contextmanager

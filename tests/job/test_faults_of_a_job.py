@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from taihu.chaos.points import NoChaos
+from taihu.chaos.faults import FaultKind
+from taihu.chaos.points import NoChaos, Point
 from taihu.chaos.process import ProcessChaos
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 from taihu.job.chaos import chaos_of, members_of
+from taihu.wire.clock import WallClock
 
 
 def job(folder: Path | None, **chaos: object) -> Job:
@@ -33,6 +35,19 @@ def test_faults_that_are_asked_for_begin(tmp_path: Path) -> None:
 def test_members_of_a_ring_are_workers() -> None:
     assert list(members_of(Job())) == ["server 0", "server 1", "worker 0", "worker 1", "worker 2"]
     assert list(members_of(load_job(None, {"exchange": {"kind": "ring"}}))) == ["worker 0", "worker 1", "worker 2"]
+
+
+def test_every_kind_can_be_drawn_but_a_delay() -> None:
+    drawn = [kind.value for kind in FaultKind if kind is not FaultKind.DELAY]
+    assert list(job(None, kinds=drawn).chaos.kinds) == drawn
+
+
+def test_the_clock_of_a_member_jumps(tmp_path: Path) -> None:
+    wall = WallClock()
+    before = wall.now()
+    chaos = chaos_of(job(tmp_path, faults=["clock-jump worker 0 at join"]), "worker 0", wall)
+    chaos.passes(Point.JOIN)
+    assert wall.now() - before >= 3600.0
 
 
 @pytest.mark.parametrize(

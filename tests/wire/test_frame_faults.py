@@ -1,0 +1,207 @@
+"""Frames that a sender turns, doubles or breaks off: none is taken twice or by half, and values stay as they are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.flips import wired
+from support.frames import header_of
+
+from taihu.chaos.faults import fault_from
+from taihu.chaos.frames import FaultyFrames
+from taihu.errors import FrameError, MemberLostError, TaihuError
+from taihu.wire.codec import encode_frame, read_frame
+from taihu.wire.direct_header import HEADER_BYTES, check_header, pack_header
+from taihu.wire.frame_faults import FrameFault, turned
+from taihu.wire.frame_link import FrameConnection
+from taihu.wire.headers import Frame, FrameHeader, Sender
+from taihu.wire.kinds import Encoding, Gradients, Question
+from taihu.wire.repetition import DAMAGED, ArrivingFrames
+from taihu.wire.sink import Origin, Sink
+from taihu.wire.stream import StreamReader, StreamSender
+
+COUNTS = (40, 300, 0, 300, 7)
+PIECES: list[NDArray[np.float32]] = [np.full(count, 1 + at, dtype=np.float32) for at, count in enumerate(COUNTS)]
+HEADERS = [
+    header_of("job", 1, 1, 1, 0, 1000 * at, count, 0)
+    if count
+    else header_of("job", 1, 1, 1, 0, 1000 * at, 9, 0, encoding=Encoding.NONE, kind=Question())
+    for at, count in enumerate(COUNTS)
+]
+SENT = [(header, piece.tobytes()) for header, piece in zip(HEADERS, PIECES, strict=True)]
+WORKER, SERVER = Origin("worker 0", Sender("job", 1, 0), "server 0"), Origin("server 0", Sender("job", 0), "worker 0")
+
+
+class Receiver:
+    def __init__(self) -> None:
+        self.taken: list[tuple[FrameHeader, bytes]] = []
+        self.errors: SimpleQueue[TaihuError] = SimpleQueue()
+        self.over = threading.Event()
+        self.sink = Sink((Gradients, Question), places=lambda _: None, take=self._take, take_frame=self.take)
+
+    def _take(self, header: FrameHeader, values: Sequence[NDArray[Any]], in_place: bool) -> None:
+        self.taken.append((header, b"".join(each.tobytes() for each in values)))
+
+    def take(self, frame: Frame) -> None:
+        self.taken.append((frame.header, frame.values.tobytes()))
+
+    def fail(self, error: TaihuError) -> None:
+        self.errors.put(error)
+        self.over.set()
+
+
+@contextmanager
+def sent_with(*faults: str, at: int) -> Iterator[tuple[Receiver, Receiver]]:
+    """All frames sent over a connection, the one numbered `at` and those behind it with a fault each."""
+    receiver, sender, due = Receiver(), Receiver(), FaultyFrames()
+    with wired() as (near, far):
+        receiving = FrameConnection(far, WORKER, receiver.sink, receiver.fail, receiver.over.set)
+        sending = FrameConnection(near, SERVER, sender.sink, sender.fail, faults=due)
+
+        def ask() -> None:
+            assert all(due.takes(fault_from(f"{each} worker 0 at push")) for each in faults)
+
+        with closing(receiving), closing(sending):
+            for number, (header, piece) in enumerate(zip(HEADERS, PIECES, strict=True)):
+                if number == at:
+                    sending.after(ask)
+                sending.send(header, [piece])
+            sending.after_taken(receiver.over.set)
+            assert receiver.over.wait(20)
+            yield receiver, sender
+
+
+@pytest.mark.parametrize("at", range(len(COUNTS)))
+@pytest.mark.parametrize(
+    "faults", [("corrupt",), ("duplicate",), ("duplicate", "duplicate"), ("corrupt", "duplicate")]
+)
+def test_all_frames_of_a_connection_are_taken_once(faults: tuple[str, ...], at: int) -> None:
+    before, values = DAMAGED.count, [piece.copy() for piece in PIECES]
+    with sent_with(*faults, at=at) as (receiver, sender):
+        assert receiver.errors.empty()
+        assert sender.errors.empty()
+        assert receiver.taken == SENT
+    assert DAMAGED.count - before == faults.count("corrupt")
+    assert all(map(np.array_equal, PIECES, values))
+
+
+def test_a_frame_is_asked_for_by_its_number_behind_one_that_came_twice() -> None:
+    with sent_with("duplicate", "corrupt", at=1) as (receiver, _):
+        assert receiver.errors.empty()
+        assert receiver.taken == SENT
+
+
+@pytest.mark.parametrize("at", range(len(COUNTS)))
+def test_a_frame_of_a_connection_that_is_broken_off_is_a_loss_on_both_sides(at: int) -> None:
+    with sent_with("truncate", at=at) as (receiver, sender):
+        assert receiver.taken == SENT[:at]
+        for end, name in ((receiver, "worker 0"), (sender, "server 0")):
+            error = end.errors.get(timeout=20)
+            assert isinstance(error, MemberLostError)
+            assert str(error) == f"{name} was lost: its connection broke"
+
+
+def test_a_number_that_is_left_out_names_the_link() -> None:
+    arriving = ArrivingFrames(WORKER, None, lambda error: None)
+    assert arriving.admits(0)
+    arriving.took()
+    assert not arriving.admits(0)
+    for other in (2, 255):
+        with pytest.raises(
+            FrameError, match=r"^the link from worker 0 to server 0: another frame than number 1 came"
+        ):
+            arriving.admits(other)
+    assert arriving.admits(1)
+
+
+def test_numbers_go_on_behind_what_is_written_of_them() -> None:
+    arriving = ArrivingFrames(WORKER, None, lambda error: None)
+    for number in range(600):
+        assert arriving.admits(number % 256)
+        arriving.took()
+        assert not arriving.admits(number % 256)
+
+
+def streamed(*faults: str, at: int) -> tuple[list[tuple[FrameHeader, bytes]], int]:
+    """What is taken of all frames in a stream, and how many came damaged."""
+    due, before, taken = FaultyFrames(), DAMAGED.count, Receiver()
+    sender, back = StreamSender("server 0", faults=due), StreamSender("worker 0")
+    reader = StreamReader(WORKER, back, taken.fail)
+    hearer = StreamReader(SERVER, sender, taken.fail)
+    for number, (header, piece) in enumerate(zip(HEADERS, PIECES, strict=True)):
+        if number == at:
+            sender.after(lambda: [due.takes(fault_from(f"{each} worker 0 at push")) for each in faults] and None)
+        sender.send(header, [piece] if piece.size else [])
+    messages, answers = sender.messages(), back.messages()
+    with closing(reader):
+        while len(taken.taken) < len(SENT):
+            frame = reader.read(next(messages))
+            if frame is not None:
+                taken.take(frame)
+            for _ in range(back._queue.qsize()):
+                assert hearer.read(next(answers)) is None
+    return taken.taken, DAMAGED.count - before
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+@pytest.mark.parametrize("faults", [("corrupt",), ("duplicate",), ("duplicate", "corrupt")])
+def test_all_frames_of_a_stream_are_taken_once(faults: tuple[str, ...], at: int) -> None:
+    last = at == len(COUNTS) - 1
+    assert streamed(*faults, at=at) == (SENT, (faults if not last else faults[:1]).count("corrupt"))
+
+
+def test_a_question_of_a_stream_has_no_faults() -> None:
+    """The same one may be asked again: it is not known when it comes twice."""
+    sender = StreamSender("server 0", faults=(due := FaultyFrames()))
+    assert due.takes(fault_from("duplicate worker 0 at push"))
+    for _ in range(2):
+        sender.send(HEADERS[2], [])
+    sender.send(HEADERS[4], [PIECES[4]])
+    sender.end()
+    reader = StreamReader(WORKER, StreamSender("worker 0"), lambda error: None)
+    taken = [reader.read(message) for message in sender.messages()]
+    assert [None if frame is None else frame.header for frame in taken] == [HEADERS[2], HEADERS[2], HEADERS[4], None]
+
+
+def test_a_stream_in_which_a_frame_is_broken_off_ends_before_it() -> None:
+    sender = StreamSender("server 0", faults=(due := FaultyFrames()))
+    sender.send(HEADERS[0], [PIECES[0]])
+    sender.after(lambda: due.takes(fault_from("truncate worker 0 at push")) and None)
+    sender.send(HEADERS[1], [PIECES[1]])
+    messages = sender.messages()
+    assert read_frame(next(messages)).header == HEADERS[0]
+    with pytest.raises(MemberLostError, match=r"^server 0 was lost: its connection broke$"):
+        next(messages)
+
+
+@pytest.mark.parametrize(("header", "piece"), [*zip(HEADERS, PIECES, strict=True)])
+def test_one_bit_is_turned_of_the_values_if_there_are_any(header: FrameHeader, piece: NDArray[np.float32]) -> None:
+    in_message = encode_frame(header, [piece] if piece.size else [])
+    on_connection = pack_header(header, piece.nbytes, 0) + piece.tobytes()
+    for sent, begin in ((in_message, len(in_message) - piece.nbytes), (on_connection, HEADER_BYTES)):
+        changed = [at for at, (a, b) in enumerate(zip(sent, turned([sent], begin), strict=True)) if a != b]
+        assert len(changed) == 1
+        assert sent[changed[0]] ^ turned([sent], begin)[changed[0]] in {1 << bit for bit in range(8)}
+        assert (changed[0] >= begin) == bool(piece.size)
+    with pytest.raises(FrameError):
+        read_frame(turned([in_message], len(in_message) - piece.nbytes))
+    if not piece.size:
+        with pytest.raises(FrameError):
+            check_header(memoryview(turned([on_connection], HEADER_BYTES)))
+
+
+def test_each_fault_is_of_one_frame() -> None:
+    due = FaultyFrames()
+    assert not due.takes(fault_from("drop worker 0 at push"))
+    assert not due.is_due
+    for each in FrameFault:
+        assert due.takes(fault_from(f"{each.value} worker 0 at push"))
+    assert [due.take() for _ in range(4)] == [*FrameFault, None]
+    assert not due.is_due
