@@ -354,7 +354,8 @@ class DirectSender:
         whole = b"".join(buffers)
         if fault is FrameFault.TRUNCATE:
             self._connection.sendall(whole[: len(whole) // 2])
-            self._connection.shutdown(socket.SHUT_RDWR)
+            # Before anybody is told, who may wait for the other side's word. It ends the way back.
+            self._connection.shutdown(socket.SHUT_WR)
             raise ConnectionAbortedError("a frame was broken off")
         for _ in range(2 if fault is FrameFault.DUPLICATE else 1):
             self._connection.sendall(whole)
