@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -57,6 +58,10 @@ class Receiver:
         self.over.set()
 
 
+def ask(due: FaultyFrames, *faults: str) -> None:
+    assert all(due.takes(fault_from(f"{each} worker 0 at push")) for each in faults)
+
+
 @contextmanager
 def sent_with(*faults: str, at: int) -> Iterator[tuple[Receiver, Receiver]]:
     """All frames sent over a connection, the one numbered `at` and those behind it with a fault each."""
@@ -64,14 +69,10 @@ def sent_with(*faults: str, at: int) -> Iterator[tuple[Receiver, Receiver]]:
     with wired() as (near, far):
         receiving = FrameConnection(far, WORKER, receiver.sink, receiver.fail, receiver.over.set)
         sending = FrameConnection(near, SERVER, sender.sink, sender.fail, faults=due)
-
-        def ask() -> None:
-            assert all(due.takes(fault_from(f"{each} worker 0 at push")) for each in faults)
-
         with closing(receiving), closing(sending):
             for number, (header, piece) in enumerate(zip(HEADERS, PIECES, strict=True)):
                 if number == at:
-                    sending.after(ask)
+                    sending.after(partial(ask, due, *faults))
                 sending.send(header, [piece])
             sending.after_taken(receiver.over.set)
             assert receiver.over.wait(20)
@@ -130,14 +131,14 @@ def test_numbers_go_on_behind_what_is_written_of_them() -> None:
 
 
 def streamed(*faults: str, at: int) -> tuple[list[tuple[FrameHeader, bytes]], int]:
-    """What is taken of all frames in a stream, and how many came damaged."""
+    """All frames that are taken in a stream, and how many came damaged."""
     due, before, taken = FaultyFrames(), DAMAGED.count, Receiver()
     sender, back = StreamSender("server 0", faults=due), StreamSender("worker 0")
     reader = StreamReader(WORKER, back, taken.fail)
     hearer = StreamReader(SERVER, sender, taken.fail)
     for number, (header, piece) in enumerate(zip(HEADERS, PIECES, strict=True)):
         if number == at:
-            sender.after(lambda: [due.takes(fault_from(f"{each} worker 0 at push")) for each in faults] and None)
+            sender.after(partial(ask, due, *faults))
         sender.send(header, [piece] if piece.size else [])
     messages, answers = sender.messages(), back.messages()
     with closing(reader):
@@ -173,7 +174,7 @@ def test_a_question_of_a_stream_has_no_faults() -> None:
 def test_a_stream_in_which_a_frame_is_broken_off_ends_before_it() -> None:
     sender = StreamSender("server 0", faults=(due := FaultyFrames()))
     sender.send(HEADERS[0], [PIECES[0]])
-    sender.after(lambda: due.takes(fault_from("truncate worker 0 at push")) and None)
+    sender.after(partial(ask, due, "truncate"))
     sender.send(HEADERS[1], [PIECES[1]])
     messages = sender.messages()
     assert read_frame(next(messages)).header == HEADERS[0]
