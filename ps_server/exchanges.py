@@ -299,10 +299,11 @@ class Exchanges:
             self.fail(error)
 
     def _connection_lost(self, exchange: WorkerExchange, error: TaihuError) -> None:
-        was_open = exchange.end(error)
         if not isinstance(error, MemberLostError):
+            exchange.end(error)
             self._metrics.rejected_frames.inc()
-        elif was_open:
+        # It is the worker itself that hears this, if it lives: it is told who has lost it.
+        elif exchange.end(MemberLostError(f"server {self._holder.index}: {error}")):
             self._on_lost(exchange.identity.rank, "its connection broke")
 
     def _take(self, exchange: WorkerExchange, frame: Frame) -> None:

@@ -19,7 +19,7 @@ from protos import parameter_server_pb2 as pb
 from ps_server.exchanges import WorkerExchange
 from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from ps_server.shard_holder import ShardHolder
-from taihu.errors import FrameError, ModelError, RunError, StaleError, TaihuError
+from taihu.errors import FrameError, MemberLostError, ModelError, RunError, StaleError, TaihuError
 from taihu.job import Job
 from taihu.planner.partition import Shard
 from taihu.trace import Tracer
@@ -347,6 +347,21 @@ def test_a_worker_is_told_why_before_its_connection_is_cut(reason: str, monkeypa
             told.set()
             assert connection.recv(1) == b""
     assert cut.is_set()
+
+
+def test_a_worker_that_lives_is_told_which_server_has_lost_it() -> None:
+    with Served() as served:
+        served.initialize()
+        connection = served.connect(worker(0))
+        assert connection is not None
+        with connection:
+            exchange = served.exchange(worker(0))
+            exchange.push(0)
+            connection.sendall(b"half of a header")
+            connection.shutdown(socket.SHUT_WR)
+            with pytest.raises(MemberLostError, match=r"^server 0: worker 0 was lost: its connection broke$"):
+                exchange.answer()
+        assert served.lost.get(timeout=TIMEOUT_S) == (0, "its connection broke")
 
 
 def test_a_worker_whose_connection_is_cut_before_it_opens_its_stream_is_told_why(
