@@ -1,9 +1,9 @@
 """One fault at one named point of one member, for all of them: `python -m benchmarks.sweep --help`.
 
 Each cell is a small run by `taihu train` on this machine whose job asks for one fault (docs/chaos.md): SIGKILL,
-SIGSTOP with SIGCONT after a minute, SIGTERM, or all connections cut. Within 2 x lost_after_s everybody has to have gone
-on, or to have ended with an error that names the member; a run that went on ends with the parameters of the undisturbed
-one; and nothing of it stays behind.
+SIGSTOP with SIGCONT after a minute, SIGTERM, or all connections cut. Within 2 x lost_after_s everybody has to have
+gone on, or to have ended with an error that names the member; a run that went on ends with the parameters of the
+undisturbed one; and nothing of it stays behind.
 
 Cells that the file of --json holds are not measured again, unless --only names them.
 """
