@@ -39,7 +39,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         lost_after_s=cluster.lost_after_s,
         join_timeout_s=cluster.connect_timeout_s,
         workers_meet=job.workers_meet,
-        layout_follows=job.exchange.fc != "data",
+        layout_follows=job.layout_follows,
         heartbeat_s=cluster.heartbeat_s,
         still_after_s=job.patience.still_after_s,
         generation=generation.number,

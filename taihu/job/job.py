@@ -126,6 +126,25 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
+    def _returns_fit(self) -> Job:
+        if self.exchange.returns == "parameters":
+            return self
+        if self.zero:
+            raise ValueError("exchange.returns 'gradients' leaves updates to all workers: set exchange.zero = 0")
+        if self.compression.method != "none" and (self.servers or self.downlink != "dense"):
+            raise ValueError(
+                "exchange.returns 'gradients' sums what is compressed between the workers: set exchange.kind = "
+                "'ring' and leave compression.downlink out"
+            )
+        clips = self.optimizer.clip_norm is not None or self.optimizer.clip_value is not None
+        if self.exchange.fc != "data" or clips:
+            raise ValueError(
+                "exchange.returns 'gradients' leaves layers and clipping to whoever updates: set exchange.fc = "
+                "'data' and leave optimizer.clip_norm and optimizer.clip_value out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _clipping_fits(self) -> Job:
         key = "clip_norm" if self.optimizer.clip_norm is not None else "clip_value"
         if getattr(self.optimizer, key) is None:
@@ -171,6 +190,8 @@ class Job(Section):
 
     @property
     def _usual_zero(self) -> int:
+        if self.exchange.returns == "gradients":
+            return 0
         return 2 if self.train.precision != "fp32" else self._shared_zero
 
     @property
@@ -227,14 +248,20 @@ class Job(Section):
     @property
     def workers_meet(self) -> bool:
         """Whether workers exchange with each other."""
-        return not self.servers or self.exchange.fc != "data"
+        return not self.servers or self.layout_follows
+
+    @property
+    def layout_follows(self) -> bool:
+        """Whether what is exchanged is known only when the workers have met."""
+        return self.exchange.fc != "data" or self.exchange.returns == "gradients"
 
     @property
     def downlink(self) -> Literal["dense", "exact", "doublesqueeze"]:
         """The values that come back from the servers."""
         if self.compression.downlink != "auto":
             return self.compression.downlink
-        exact = self.compression.method != "none" and self.optimizer.name == "sgd"
+        updates = self.exchange.returns == "parameters"
+        exact = self.compression.method != "none" and self.optimizer.name == "sgd" and updates
         return "exact" if exact and self.compression.momentum_at != "servers" else "dense"
 
     @property

@@ -12,7 +12,6 @@ from taihu.coordination.plan import Plan
 from taihu.errors import TaihuError
 from taihu.history.recording import Recorder
 from taihu.job import Job
-from taihu.optimization import OptimizerShard, in_steps
 from taihu.trace import Tracer
 from taihu.wire.identity import WorkerIdentity
 from worker.exchange.disturbed import DisturbedRoute, DisturbedUpdates, disturbed_events
@@ -24,7 +23,7 @@ from worker.exchange.route import Route, RouteEvents
 from worker.exchange.servers.route import ServerRoute
 from worker.exchange.shell import Exchange
 from worker.exchange.step_rules import rules_of
-from worker.exchange.updates import ByEveryWorker
+from worker.exchange.updates import ByEveryWorker, optimizer_of
 from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
 
@@ -98,7 +97,7 @@ def _ring_updates(  # noqa: PLR0917 - one of each
 ) -> RingUpdates:
     if job.zero:
         return Owners(job, plan, communicator, arenas, recording=recording, initial=initial)
-    optimizer = OptimizerShard(in_steps(job.server_optimizer, plan.length), arenas.parameters)
+    optimizer = optimizer_of(job, plan, arenas)
     checks = job.exchange.non_finite == "error"
     return Replicas(
         communicator,

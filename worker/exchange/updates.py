@@ -12,15 +12,29 @@ from numpy.typing import NDArray
 
 from kernels.reduce import all_finite
 from taihu.checkpoint.part import Elements, named
+from taihu.coordination.plan import Plan
 from taihu.errors import FrameError
-from taihu.optimization import OptimizerShard, WholeNorm
+from taihu.job import Job
+from taihu.optimization import MeanGradients, OptimizerShard, WholeNorm, in_steps
 from taihu.planner.partition import FrameSpec
 from worker.exchange.recording import Recording
 from worker.exchange.route import Held
+from worker.memory.arenas import Arenas
 
-__all__ = ["ByEveryWorker", "Updates", "check_finite", "held_by_all"]
+__all__ = ["ByEveryWorker", "Optimizer", "Updates", "check_finite", "held_by_all", "optimizer_of"]
 
 Values = NDArray[np.float32]
+
+
+Optimizer = OptimizerShard | MeanGradients
+
+
+def optimizer_of(job: Job, plan: Plan, arenas: Arenas) -> Optimizer:
+    """The optimizer of all parameters on a worker that updates them; a stand-in where the user has one."""
+    if job.exchange.returns == "gradients":
+        return MeanGradients(arenas.parameters, arenas.gradients)
+    settings = job.server_optimizer if not job.servers else job.optimizer
+    return OptimizerShard(in_steps(settings, plan.length), arenas.parameters)
 
 
 class Updates(Protocol):
@@ -53,7 +67,7 @@ class ByEveryWorker:
 
     def __init__(
         self,
-        optimizer: OptimizerShard,
+        optimizer: Optimizer,
         gradients: Values,
         workers: int,
         *,
@@ -124,7 +138,7 @@ class ByEveryWorker:
                 self.optimizer.update(start, stop, total, step, self._scale)
 
 
-def held_by_all(optimizer: OptimizerShard) -> Held:
+def held_by_all(optimizer: Optimizer) -> Held:
     """All parameters and their optimizer state, which every worker has."""
     whole = np.array([[0, len(optimizer.parameters)]], dtype=np.int64)
     return Held(Elements(whole, named(optimizer.parameters, optimizer.state())), replicated=True)

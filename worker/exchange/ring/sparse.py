@@ -22,7 +22,6 @@ from taihu.compression import GroupCompressor, Selection
 from taihu.coordination.plan import Plan
 from taihu.errors import RunError
 from taihu.job import Job
-from taihu.optimization import OptimizerShard, in_steps
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.planner.sparse_route import Route as Way
 from taihu.trace import Tracer
@@ -31,7 +30,7 @@ from taihu.wire.headers import At
 from worker.exchange.recording import Recording
 from worker.exchange.ring.peer_path import PeerPath
 from worker.exchange.route import Held, Route, RouteEvents
-from worker.exchange.updates import check_finite, held_by_all
+from worker.exchange.updates import check_finite, held_by_all, optimizer_of
 from worker.memory.arenas import Arenas
 
 __all__ = ["SparseRoute"]
@@ -67,7 +66,7 @@ class SparseRoute(Route):
         self._recording = recording
         self._clock = clock or SystemClock()
         self._tracer = tracer or Tracer.off()
-        self._optimizer = OptimizerShard(in_steps(job.server_optimizer, plan.length), arenas.parameters)
+        self._optimizer = optimizer_of(job, plan, arenas)
         self._optimizer.warm_up()
         self._sums = {way: RankOrderSum() for way in Way}
         # Receivers of several peers may complete parts at the same time.

@@ -12,7 +12,6 @@ from taihu.compression import GroupCompressor, Selection
 from taihu.coordination.plan import Plan
 from taihu.errors import ConfigError, RunError
 from taihu.job import Job
-from taihu.optimization import OptimizerShard, in_steps
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.frame_faults import FrameFaults
@@ -23,7 +22,7 @@ from worker.exchange.recording import Recording
 from worker.exchange.route import ExchangeTotals, Held, Route, RouteEvents, RoutePath
 from worker.exchange.servers.answers import ByServers
 from worker.exchange.servers.link import LinkEvents, ServerLink
-from worker.exchange.updates import ByEveryWorker, Updates
+from worker.exchange.updates import ByEveryWorker, Updates, optimizer_of
 from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
 
@@ -214,7 +213,7 @@ class ServerRoute(Route):
 def _updates(job: Job, plan: Plan, arenas: Arenas, recording: Recording) -> Updates:
     if job.zero:
         return ByServers(arenas.received)
-    optimizer = OptimizerShard(in_steps(job.optimizer, plan.length), arenas.parameters)
+    optimizer = optimizer_of(job, plan, arenas)
     # What workers push has been checked by the servers.
     return ByEveryWorker(
         optimizer,

@@ -1,0 +1,121 @@
+"""Planned, compressed, overlapped exchange of gradients for PyTorch's own training loops, see docs/torch.md.
+
+Three lines are enough::
+
+    import taihu.torch
+    sampler = DistributedSampler(data, taihu.torch.world_size(), taihu.torch.rank())
+    optimizer = taihu.torch.DistributedOptimizer(optimizer, model)
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import structlog
+import torch
+
+from taihu.errors import RunError
+from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer
+from taihu.torch.place import find_place
+from taihu.torch.world import World
+from taihu.wire.log import configure_logs
+
+__all__ = ["DistributedOptimizer", "broadcast_parameters", "init", "rank", "shutdown", "world_size"]
+
+
+class _Present:
+    """The world that this process takes part in: the one thing that a script's lines share without passing it on."""
+
+    def __init__(self) -> None:
+        self.world: World | None = None
+
+    def get(self) -> World:
+        if self.world is None:
+            init()
+        assert self.world is not None  # noqa: S101
+        return self.world
+
+    def leave(self, error: BaseException | None = None) -> None:
+        if self.world is not None:
+            self.world.leave(error)
+
+
+_present = _Present()
+
+
+def init(job: str | Path | Mapping[str, object] | None = None, **settings: Mapping[str, object]) -> None:
+    """Find this process's place among the workers; the first of the other functions does so, too.
+
+    Args:
+        job: a job file, or its tables; by default the file that `TAIHU_JOB` names, as `taihu run` sets it.
+        settings: tables of it that come first: `compression={"method": "dlgs", "density": 0.01}`.
+
+    Raises:
+        ConfigError: a setting is wrong, or the launcher has not said which rank this is.
+        RunError: it has been found already.
+    """
+    if _present.world is not None:
+        raise RunError("taihu.torch is initialized already: call init before everything else, and once")
+    place = find_place(job, settings)
+    if not structlog.is_configured():
+        configure_logs("auto", role="worker", rank=place.rank)
+    _present.world = World(place)
+    _tell_of_errors()
+    # What the atexit module is told comes too late: the threads that answer other workers have ended then.
+    threading._register_atexit(shutdown)  # type: ignore[attr-defined]
+
+
+def rank() -> int:
+    """This worker's number, from 0."""
+    return _present.get().rank
+
+
+def world_size() -> int:
+    """The number of workers."""
+    return _present.get().size
+
+
+def DistributedOptimizer(  # noqa: N802 - the name that such scripts know
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None
+) -> _DistributedOptimizer:
+    """`optimizer` with gradients that are the means of all workers, who begin with worker 0's parameters.
+
+    Raises:
+        ConfigError: the model is not the one that the optimizer was made for.
+        TaihuError: the other workers cannot be reached, or train something else.
+    """
+    return _DistributedOptimizer(optimizer, model, _present.get())
+
+
+def broadcast_parameters(parameters: torch.nn.Module | Mapping[str, torch.Tensor] | Iterable[torch.Tensor]) -> None:
+    """Have worker 0's values in all workers' parameters and buffers; `DistributedOptimizer` does so at its beginning.
+
+    Args:
+        parameters: a module, a `state_dict()`, or tensors; the same on all workers.
+    """
+    if isinstance(parameters, torch.nn.Module):
+        tensors = [*parameters.parameters(), *parameters.buffers()]
+    else:
+        values = parameters.values() if isinstance(parameters, Mapping) else parameters
+        tensors = [each for each in values if isinstance(each, torch.Tensor)]
+    _present.get().bring(tensors)
+
+
+def shutdown() -> None:
+    """Leave the run, when all workers are done; the end of the process does so."""
+    _present.leave()
+
+
+def _tell_of_errors() -> None:
+    """Have what ends this script end the other workers, too, with the same message."""
+    former = sys.excepthook
+
+    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        former(kind, error, trace)
+        _present.leave(error)
+
+    sys.excepthook = told

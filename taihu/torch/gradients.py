@@ -1,0 +1,100 @@
+"""Gradients of PyTorch's parameters as views of an arena, in the order in which backward brings them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from taihu.errors import ConfigError
+from taihu.layout import LayerSpec, Layout, TensorSpec
+
+__all__ = ["GradientArena", "layout_of", "trained"]
+
+
+def trained(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> list[tuple[str, torch.nn.Parameter]]:
+    """The parameters that the optimizer updates and backward reaches, with their names, in the model's order.
+
+    Raises:
+        ConfigError: the optimizer has one that the model does not have, or no parameter needs a gradient.
+    """
+    own = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if model is None:
+        named = [(f"parameter {index}", parameter) for index, parameter in enumerate(own)]
+    else:
+        wanted = {id(parameter) for parameter in own}
+        named = [(name, p) for name, p in model.named_parameters() if id(p) in wanted]
+        if len(named) < len(wanted):
+            raise ConfigError(
+                f"the optimizer has {len(wanted)} parameters that need gradients, and the model has {len(named)} of "
+                "them: give the model that the optimizer was made for, or none"
+            )
+    if not named:
+        raise ConfigError("no parameter of the optimizer needs a gradient: there is nothing to exchange")
+    return named
+
+
+def layout_of(named: Iterable[tuple[str, torch.nn.Parameter]]) -> Layout:
+    """A layer for each parameter, the last one first: backward begins at the output."""
+    return Layout(
+        tuple(
+            LayerSpec(name, (TensorSpec("gradient", tuple(parameter.shape) or (1,)),))
+            for name, parameter in reversed(list(named))
+        )
+    )
+
+
+class GradientArena:
+    """The gradients of parameters in one array, shape (elements,), fp32.
+
+    Those of fp32 parameters on the CPU are views of it; all others are copied there, and back.
+
+    Args:
+        layout: of the parameters.
+        parameters: in the layout's order.
+        arena: shape (layout.elements,), fp32, writable; kept.
+    """
+
+    def __init__(self, layout: Layout, parameters: Sequence[torch.nn.Parameter], arena: NDArray[np.float32]) -> None:
+        self.parameters = list(parameters)
+        self._arena = torch.from_numpy(arena)
+        self._views = [
+            self._arena[start:stop].view(parameter.shape)
+            for start, stop, parameter in zip(layout.offsets, layout.offsets[1:], parameters, strict=False)
+        ]
+        self._is_bound = [p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters]
+
+    def bind(self) -> None:
+        """Have backward add to the arena wherever a parameter has no gradient, as after `zero_grad`."""
+        for index, parameter in enumerate(self.parameters):
+            if parameter.grad is None and self._is_bound[index]:
+                self._views[index].zero_()
+                parameter.grad = self._views[index]
+
+    def take(self, index: int) -> None:
+        """The gradient of parameter `index` is complete: have it in the arena."""
+        parameter, view = self.parameters[index], self._views[index]
+        gradient = parameter.grad
+        if gradient is None:
+            view.zero_()
+        elif not _is(gradient, view):
+            view.copy_(gradient.detach())
+        if self._is_bound[index]:
+            parameter.grad = view
+
+    def give(self, index: int) -> None:
+        """The arena has what came back for parameter `index`: have it in its gradient."""
+        parameter = self.parameters[index]
+        if self._is_bound[index]:
+            return
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(self._views[index])
+
+
+def _is(tensor: Any, view: Any) -> bool:
+    """Whether a tensor lies where the view does, as it does."""
+    return bool(tensor.data_ptr() == view.data_ptr() and tensor.is_contiguous() and tensor.dtype == view.dtype)

@@ -1,0 +1,165 @@
+"""Backward passes as the steps of an exchange: each brings the mean gradients of all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import torch
+
+from taihu.errors import RunError
+from taihu.job import Job
+from taihu.layout import Layout
+from taihu.torch.gradients import GradientArena
+from taihu.wire.clock import Clock, SystemClock
+from worker.reporting.observer import Observer
+from worker.session import Session
+from worker.training.calibration import Measuring
+from worker.training.plan_follower import PlanFollower
+from worker.training.step_driver import StepDriver, Wait
+from worker.training.step_record import StepRecord
+
+__all__ = ["BackwardSteps"]
+
+_FIRST: Final = 1
+
+
+class BackwardSteps:
+    """Drives an exchange by what autograd tells of parameters; the thread that calls backward does all of it.
+
+    Groups are pushed in the plan's order, whatever order gradients come in: all workers push alike.
+
+    Args:
+        job: of the run.
+        layout: a layer for each parameter.
+        gradients: of the parameters.
+        session: that the exchange belongs to.
+        observer: is told of steps and plans.
+        waits: called with whether this worker waits for others from now on.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        layout: Layout,
+        gradients: GradientArena,
+        session: Session,
+        observer: Observer,
+        *,
+        waits: Callable[[bool], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self._layout = layout
+        self._gradients = gradients
+        self._exchange = session.exchange
+        self._observer = observer
+        self._waits = waits
+        self._clock = clock or SystemClock()
+        self._driver = StepDriver(job, session.exchange, self._wait)
+        self._measuring = Measuring(job.exchange.calibration_steps, job.exchange.replan_every)
+        self._follower = PlanFollower(self._measuring, session.client, job.exchange.timeout_s)
+        self.step = 0
+        """The number of backward passes whose gradients were exchanged."""
+        self.is_synced = True
+        """Whether the next backward's gradients are exchanged; else they are added up here."""
+        self._record: StepRecord | None = None
+        self._start_s = self._forward_end_s = self._clock.now()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._ready, index))
+            for index, parameter in enumerate(gradients.parameters)
+        ]
+
+    def close(self) -> None:
+        """Take no more notice of backward."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def begins(self) -> None:
+        """A forward begins: gradients that it leads to are to be added to the arena."""
+        self._gradients.bind()
+
+    def forwarded(self) -> None:
+        """A forward has ended, most likely the last one before backward."""
+        self._forward_end_s = self._clock.now()
+
+    def _ready(self, index: int, _: torch.Tensor) -> None:
+        """The gradient of a parameter is complete for this backward."""
+        if not self.is_synced:
+            return
+        record = self._record or self._begin()
+        if self._is_ready[index]:
+            name = self._layout.layers[index].name
+            raise RunError(f"step {self.step}: {name} has brought its gradient twice in one backward")
+        self._is_ready[index] = True
+        self._gradients.take(index)
+        self._ready_s[index] = self._clock.now() - record.waited_in_backward_s
+        self._push_in_order()
+
+    def _begin(self) -> StepRecord:
+        self.step += 1
+        serial = self._measuring.is_serial(self.step)
+        record = StepRecord(self.step, serial, self._measuring.is_steady(self.step), self._start_s)
+        record.forward_end_s = max(self._start_s, self._forward_end_s)
+        self._record = record
+        count = len(self._gradients.parameters)
+        self._is_ready, self._ready_s, self._next = [False] * count, [0.0] * count, 0
+        self._driver.begin(self.step, one_by_one=serial)
+        # As DistributedDataParallel does: gradients are those of all workers when backward returns.
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        return record
+
+    def _push_in_order(self) -> None:
+        """Tell the driver of layers in the plan's order, as far as their gradients are there."""
+        while self._next < len(self._is_ready) and self._is_ready[self._next]:
+            self._driver.ready(self._next)
+            self._next += 1
+
+    def _end(self) -> None:
+        """Backward is over: return when all gradients are the means of all workers."""
+        record = self._record
+        assert record is not None  # noqa: S101
+        now = self._clock.now() - record.waited_in_backward_s
+        for index, is_ready in enumerate(self._is_ready):
+            if not is_ready:
+                # It took no part in this forward, here at least.
+                self._gradients.take(index)
+                self._is_ready[index], self._ready_s[index] = True, now
+        self._push_in_order()
+        record.backward_end_s = self._clock.now()
+        self._driver.end_backward()
+        self._wait(lambda _: self._driver.finish(), 0)
+        for index in range(len(self._is_ready)):
+            self._gradients.give(index)
+        self._close(record)
+
+    def _close(self, record: StepRecord) -> None:
+        """Note the step, and go on by another plan where the workers have agreed on one."""
+        self._record = None
+        # The plan's order is the layout's: a layer counts when those before it are there, too.
+        latest = record.forward_end_s
+        for ready_s in self._ready_s:
+            latest = max(latest, ready_s)
+            record.ready_s.append(latest)
+        record.waited_s = record.waited_in_backward_s
+        record.end_s = self._start_s = self._clock.now()
+        record.times, record.path = self._exchange.group_times(), self._exchange.path
+        self._follower.observe(record)
+        self._observer.stepped(record)
+        self._observer.travels(record.path)
+        if self._measuring.reports_after(self.step):
+            self._waits(True)
+            plan = self._follower.report(self.step)
+            self._waits(False)
+            self._driver.adopt(plan)
+            self._observer.planned(plan)
+
+    def _wait(self, wait: Wait, group: int) -> None:
+        self._waits(True)
+        start = self._clock.now()
+        try:
+            wait(group)
+        finally:
+            self._waits(False)
+        if self._record is not None:
+            self._record.waited_in_backward_s += self._clock.now() - start
