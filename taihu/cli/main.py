@@ -24,6 +24,11 @@ _COMMANDS: Final = (
         "taihu.cli.train:train",
         "Train on this machine: start the server and worker daemons, show progress, end with a summary.",
     ),
+    (
+        "run",
+        "taihu.cli.run:run_script",
+        "Run a PyTorch script that uses taihu.torch in several processes on this machine.",
+    ),
     ("server", "ps_server.command:server", "Run one parameter server until its run has ended."),
     ("worker", "worker.command:worker", "Run one worker until its run has ended."),
     (

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -123,6 +123,23 @@ class LocalProcesses:
     def start(self, name: str, module: str, arguments: Sequence[str]) -> Process:
         """Start `python -m module arguments`; its stderr goes to `<name>.log`."""
         return self._start(name, module, list(arguments))
+
+    def run(self, name: str, command: Sequence[str], environment: Mapping[str, str], *, is_shown: bool) -> None:
+        """Start `python -m` with `command`, a module and its arguments, in another environment.
+
+        What it writes goes to `<name>.log`, or where this process's output goes if it `is_shown`.
+        """
+        log = self.log_dir / f"{name.replace(' ', '-')}.log"
+        log_file = log.open("wb")
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-P", "-m", *command],
+            stdin=subprocess.PIPE,
+            stdout=None if is_shown else log_file,
+            stderr=None if is_shown else log_file,
+            env=environment,
+            start_new_session=True,
+        )
+        self._daemons.append(_Daemon(name, command[0], [*command[1:]], process, log, log_file))
 
     def kill(self, name: str) -> None:
         """End a daemon at once, if it has not ended."""
@@ -294,7 +311,7 @@ def _failure(daemon: _Daemon, daemons: Sequence[_Daemon]) -> DaemonFailedError:
             1,
             was_killed=True,
         )
-    words = _last_words(daemon.log)
+    words = _last_words(daemon.log) or f"ended with exit code {code}"
     # Server 0 tells for which member's sake the run failed; that member's log has the rest.
     culprit = next((other for other in daemons if words.startswith(f"{other.name}: ")), None)
     if culprit is None:
@@ -305,4 +322,4 @@ def _failure(daemon: _Daemon, daemons: Sequence[_Daemon]) -> DaemonFailedError:
 def _last_words(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return errors[-1] if errors else lines[-1] if lines else "ended without a word"
+    return errors[-1] if errors else lines[-1] if lines else ""

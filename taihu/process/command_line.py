@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -25,6 +26,8 @@ def command_of(function: Callable[..., object], name: str | None = None) -> Any:
     app.command(name, context_settings=CONTEXT_SETTINGS)(_results_alone(function))
     command = get_command(app)
     command.params.append(version_option())
+    # Behind a script all options are its own.
+    command.allow_interspersed_args = "script" not in inspect.signature(function).parameters
     return command
 
 

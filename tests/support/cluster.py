@@ -127,7 +127,10 @@ class Member:
         member = MemberId(Role.WORKER, rank)
         self.client = CoordinatorClient(job.cluster.coordinator, job, member, self.identity.incarnation)
         generation, _ = self.client.begin() if self.client.recovers else (0, 0)
-        self.addresses = self.client.join(layout=layout, generation=generation)
+        # Nobody calls it there: here workers meet servers alone.
+        address = f"127.0.0.1:{rank + 1}" if job.workers_meet else ""
+        addresses = self.client.join(address=address, layout=layout, generation=generation)
+        self.addresses = addresses[: job.servers]
         self._made = threading.Event()
         # Kernels may have to be compiled behind this line, here and at the coordinator.
         self._heartbeats = HeartbeatThread(self.client, job, Progress, self._end).__enter__()

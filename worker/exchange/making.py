@@ -16,7 +16,7 @@ from taihu.trace import Tracer
 from taihu.wire.identity import WorkerIdentity
 from worker.exchange.disturbed import DisturbedRoute, DisturbedUpdates, disturbed_events
 from worker.exchange.recording import Recording
-from worker.exchange.ring.dense import Replicas, RingRoute, RingUpdates
+from worker.exchange.ring.dense import Means, Replicas, RingRoute, RingUpdates
 from worker.exchange.ring.sharded import Owners
 from worker.exchange.ring.sparse import SparseRoute
 from worker.exchange.route import Route, RouteEvents
@@ -97,6 +97,8 @@ def _ring_updates(  # noqa: PLR0917 - one of each
 ) -> RingUpdates:
     if job.zero:
         return Owners(job, plan, communicator, arenas, recording=recording, initial=initial)
+    if job.exchange.returns == "gradients":
+        return Means(communicator, arenas)
     optimizer = optimizer_of(job, plan, arenas)
     checks = job.exchange.non_finite == "error"
     return Replicas(

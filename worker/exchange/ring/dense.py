@@ -25,7 +25,7 @@ from worker.exchange.route import Held, Route, RouteEvents
 from worker.exchange.updates import ByEveryWorker
 from worker.memory.arenas import Arenas
 
-__all__ = ["Replicas", "RingRoute", "RingUpdates"]
+__all__ = ["Means", "Replicas", "RingRoute", "RingUpdates"]
 
 
 class RingUpdates(Protocol):
@@ -200,6 +200,49 @@ class Replicas(RingUpdates):
     @override
     def held(self) -> Held:
         return self._updates.held()
+
+    def agree(self, flags: NDArray[np.float64]) -> None:
+        """Each reads for itself."""
+
+
+class Means(RingUpdates):
+    """Nobody updates: the mean gradients come back, into the arena that the gradients lie in."""
+
+    agrees = False
+    shares_sums = 1
+
+    def __init__(self, communicator: Communicator, arenas: Arenas) -> None:
+        self._communicator = communicator
+        self._arenas = arenas
+
+    @override
+    def bring(self) -> None:
+        self._communicator.broadcast(self._arenas.parameters)
+
+    def adopt(self, plan: Plan, chunks: list[Chunks]) -> None:
+        """Do nothing: everybody has everything."""
+
+    def begin(self, at: At) -> None:
+        """Do nothing: everybody has everything."""
+
+    @override
+    def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
+        communicator, arenas = self._communicator, self._arenas
+        # By whoever completes a sum, before it goes on: all others copy.
+        scale = 1.0 / communicator.size
+        return Operation(key, arenas.gradients, arenas.value_type, Ring(communicator.rank, chunks), scale=scale)
+
+    def apply(self, at: At, loss_scale: float, events: RouteEvents) -> None:
+        """Nothing is updated."""
+        raise RunError("mean gradients that come back are clipped by whoever updates")
+
+    def fetch(self, group: int, step: int, events: RouteEvents) -> None:
+        """Everything stays."""
+        raise RunError(f"group {group} was asked for, although its parameters stay")
+
+    def held(self) -> Held:
+        """Nothing: parameters and optimizer are the user's."""
+        return Held()
 
     def agree(self, flags: NDArray[np.float64]) -> None:
         """Each reads for itself."""
