@@ -29,6 +29,7 @@ from taihu.process.spare import SpareProcess
 __all__ = ["DaemonFailedError", "LocalProcesses", "prepare_to_fork"]
 
 _POLL_S = 0.05
+_OF_OTHERS: Final = "taihu.errors."
 # What a daemon imports when its command runs.
 _DAEMONS: Final = ("ps_server.command", "ps_server.daemon", "worker.command", "worker.daemon")
 
@@ -298,7 +299,11 @@ def _close(daemon: _Daemon) -> None:
 
 def _rank_as_cause(daemon: _Daemon) -> int:
     code = daemon.exit_code
-    return 0 if code < 0 else 1 if code == 2 else 2
+    if code < 0 or code == 2:
+        return 0 if code < 0 else 1
+    words = _last_words(daemon.log)
+    # A script that ended because another one did says so by an error of this project.
+    return 3 if not words or words.startswith(_OF_OTHERS) else 2
 
 
 def _failure(daemon: _Daemon, daemons: Sequence[_Daemon]) -> DaemonFailedError:

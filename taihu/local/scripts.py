@@ -14,12 +14,13 @@ from typing import Final
 from taihu.errors import ConfigError
 from taihu.job import Job, job_to_toml
 from taihu.job.environment import without_settings
-from taihu.local.processes import LocalProcesses
+from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.process.entry import InterruptedRunError, Interrupts
 
 __all__ = ["ScriptRun", "job_of_script"]
 
 _LOOK_S: Final = 0.05
+_CONSEQUENCES_S: Final = 2.0
 _SCRIPT: Final = "taihu.torch.script"
 
 
@@ -56,10 +57,19 @@ class ScriptRun:
         with tempfile.TemporaryDirectory(prefix="taihu-") as name, LocalProcesses(self.logs) as processes:
             self._start(processes, Path(name))
             with self.interrupts.offered_to(lambda reason: True):
-                while not processes.check():
-                    if self.interrupts.reason:
-                        raise InterruptedRunError(f"{self.interrupts.reason}: all processes of the script are ended")
-                    time.sleep(_LOOK_S)
+                self._watch(processes)
+
+    def _watch(self, processes: LocalProcesses) -> None:
+        try:
+            while not processes.check():
+                if self.interrupts.reason:
+                    raise InterruptedRunError(f"{self.interrupts.reason}: all processes of the script are ended")
+                time.sleep(_LOOK_S)
+        except DaemonFailedError:
+            # What one failure leads to elsewhere ends within a moment; the cause is told, not the consequence.
+            processes.wait(_CONSEQUENCES_S)
+            processes.check()
+            raise
 
     def _start(self, processes: LocalProcesses, folder: Path) -> None:
         job_file = folder / "job.toml"

@@ -92,7 +92,7 @@ def _with(job: Job, section: str, **values: object) -> Job:
 
 
 def _listening(job: Job, rank: int) -> ListenOptions:
-    """Where a launcher says; else only this machine where the coordinator is here, and every interface otherwise."""
+    """The address that a launcher gives; else this machine's alone where the coordinator is here, or any."""
     given = os.environ.get("TAIHU_BIND", "")
     coordinator = job.cluster.coordinator
     if not given and coordinator is not None and is_loopback(coordinator):

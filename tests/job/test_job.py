@@ -123,6 +123,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "calibration_steps": st.integers(4, 10**4),
         "replan_every": COUNT,
         "frame_bytes": st.integers(1024, 1 << 20).map(lambda values: 4 * values),
+        "returns": st.sampled_from(["parameters", "gradients"]),
         "window_frames": st.integers(1, 1024),
         "timeout_s": SECONDS,
         "non_finite": st.sampled_from(["error", "allow"]),
@@ -198,6 +199,8 @@ def fits(job: Tables) -> bool:
         for section, key in KEYS
     }
     whole = of["exchange.fc"] == "data" and of["train.recompute"] == "none"
+    if of["exchange.returns"] == "gradients" and not returns_gradients(of):
+        return False
     if of["cluster.lost_after_s"] <= of["cluster.heartbeat_s"] or not checkpoints_fit(of):
         return False
     if of["train.label_smoothing"] and of["train.loss"] in {"mse", "bce"}:
@@ -207,7 +210,7 @@ def fits(job: Tables) -> bool:
         return False
     # Each server has a part of all sums.
     whole_norm = of["optimizer.clip"] == "whole" and of["optimizer.clip_norm"] is not None
-    usual = 2 if of["train.precision"] != "fp32" else 1
+    usual = 0 if of["exchange.returns"] == "gradients" else 2 if of["train.precision"] != "fp32" else 1
     if (
         whole_norm
         and of["exchange.kind"] == "server"
@@ -217,6 +220,17 @@ def fits(job: Tables) -> bool:
     return compression_fits(of) and zero_fits(of) and (whole or of["cluster.compute"] == "cpu")
 
 
+def returns_gradients(of: dict[str, Any]) -> bool:
+    """Whether the mean gradients can come back, and nobody is to update."""
+    if of["exchange.zero"] or of["exchange.fc"] != "data" or of["train.precision"] != "fp32":
+        return False
+    if of["optimizer.clip_norm"] is not None or of["optimizer.clip_value"] is not None:
+        return False
+    return of["compression.method"] == "none" or (
+        of["exchange.kind"] == "ring" and of["compression.downlink"] in ("auto", "dense")
+    )
+
+
 def checkpoints_fit(of: dict[str, Any]) -> bool:
     """Whether there is one beginning."""
     return of["checkpoint.resume"] is None or of["model.init_from"] is None
@@ -224,7 +238,7 @@ def checkpoints_fit(of: dict[str, Any]) -> bool:
 
 def zero_fits(of: dict[str, Any]) -> bool:
     """Whether the stage of ZeRO belongs to the exchange."""
-    usual = 1 if of["exchange.kind"] == "server" else 0
+    usual = 1 if of["exchange.kind"] == "server" and of["exchange.returns"] == "parameters" else 0
     allowed = {0, 1, 2, 3}
     if of["compression.method"] != "none":
         allowed &= {usual}
@@ -263,7 +277,7 @@ RULED = {
         *("clip", "clip_norm", "clip_value", "milestone_epochs", "milestones", "momentum", "name", "nesterov"),
         *("schedule", "warmup_epochs", "warmup_steps"),
     },
-    "exchange": {"fc", "kind", "plan", "transport", "zero"},
+    "exchange": {"fc", "kind", "plan", "returns", "transport", "zero"},
     "compression": {"downlink", "method", "momentum_at", "value_type"},
     "cluster": {"compute", "heartbeat_s", "lost_after_s"},
     "checkpoint": {"dir", "resume"},
@@ -619,6 +633,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "calibration_steps": 7,
         "replan_every": 7,
         "frame_bytes": 8192,
+        "returns": "gradients",
         "window_frames": 7,
         "timeout_s": 7,
         "non_finite": "allow",

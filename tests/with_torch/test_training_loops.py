@@ -1,0 +1,67 @@
+"""PyTorch loops under `taihu run`: the losses of three workers are those of one process with all their samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SCRIPTS = Path(__file__).with_name("scripts")
+WAYS = {
+    "ring": ("--set", "exchange.transport=tcp"),
+    "ring in shared memory": (),
+    "servers": ("--servers", "2"),
+}
+
+
+def taihu_run(
+    folder: Path, *flags: str, script: str, arguments: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """`taihu run` with three workers."""
+    command = [sys.executable, "-P", "-m", "taihu", "run", "--workers", "3", "--logs", "logs", *flags]
+    return subprocess.run(
+        [*command, str(SCRIPTS / script), *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The loop in one process, which knows nothing of taihu."""
+    path = tmp_path_factory.mktemp("whole") / "results.json"
+    subprocess.run([sys.executable, str(SCRIPTS / "loop.py"), "plain", str(path)], check=True, timeout=100)
+    results: dict[str, Any] = json.loads(path.read_text())
+    return results
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_three_workers_are_one_process_with_all_their_samples(
+    way: str, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    done = taihu_run(tmp_path, *WAYS[way], script="loop.py", arguments=("spread", "results"))
+    assert done.returncode == 0, done.stderr
+    seen = [json.loads((tmp_path / f"results.{rank}").read_text()) for rank in range(3)]
+    for step, hashes in enumerate(zip(*(each["hashes"] for each in seen), strict=True)):
+        assert len(set(hashes)) == 1, f"replicas differ after step {step}"
+    losses = np.mean([each["losses"] for each in seen], axis=0)
+    np.testing.assert_allclose(losses, whole["losses"], rtol=2e-4)
+
+
+def test_what_ends_one_script_ends_all_with_its_message(tmp_path: Path) -> None:
+    done = taihu_run(tmp_path, script="fails.py", arguments=("1",))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: worker 1: ValueError: no paper left; log: ")
+    for rank in (0, 2):
+        told = done.stderr if rank == 0 else (tmp_path / "logs" / f"worker-{rank}.log").read_text()
+        assert "worker 1: no paper left" in told
