@@ -41,8 +41,14 @@ def shared_options(patience: Patience) -> tuple[tuple[str, int], ...]:
 
 def open_channel(address: str, patience: Patience | None = None) -> grpc.Channel:
     """A channel to `host:port` with a connection of its own; connects on first use."""
+    patience = patience or Patience()
+    answer_ms = math.ceil(1000.0 * patience.answer_s)
     options = (
-        *shared_options(patience or Patience()),
+        *shared_options(patience),
+        # ms: one try to connect, and one to resolve a name, which would have 20 s and 120 s: behind a name there may
+        # be the address of a host that is gone, and answers nothing
+        ("grpc.min_reconnect_backoff_ms", answer_ms),
+        ("grpc.dns_ares_query_timeout", answer_ms),
         # two channels to one address are two TCP connections
         ("grpc.use_local_subchannel_pool", 1),
         # ms: a server that is not there yet is tried again soon
