@@ -11,9 +11,9 @@ import pytest
 from taihu.wire.channel import open_channel
 from taihu.wire.patience import Patience
 
-# A second for an answer; the system by itself looks at a try after one second, after three, after seven.
-PATIENCE = Patience(3.0)
-CALL_S = 2.0
+# Two seconds for an answer, and three for acknowledgements, by which the system itself ends a try.
+PATIENCE = Patience(6.0)
+CALL_S = 2.5
 
 
 def test_who_does_not_answer_is_given_up_before_the_system_does() -> None:
