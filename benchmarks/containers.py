@@ -43,6 +43,7 @@ _COMPOSE: Final = ("podman-compose", "-f", str(_ROOT / "deploy" / "compose.yaml"
 _PAGE: Final = "measured by benchmarks.containers"
 _TIMEOUT_S: Final = 300.0
 _LOOK_S: Final = 0.05
+_POD_ENDS_S: Final = 15.0
 _NAME: Final = "drill"
 
 
@@ -73,12 +74,22 @@ def died(container: str) -> None:
 def killed(container: str) -> None:
     """End it by the engine, and start it again."""
     _output("podman", "kill", container)
-    _output("podman", "start", container)
+    _start(container)
 
 
 def stopped(container: str) -> None:
     """Have it leave, and start it again."""
     _output("podman", "stop", "--time", "60", container)
+    _start(container)
+
+
+def _start(container: str) -> None:
+    """Start it again, when the pod that it may be in has ended, too: podman would end what is started until then."""
+    deadline = time.monotonic() + _POD_ENDS_S
+    while (pod := _output("podman", "inspect", "-f", "{{.Pod}}", container)) and time.monotonic() < deadline:
+        if _output("podman", "pod", "inspect", "-f", "{{.State}}", pod) == "Exited":
+            break
+        time.sleep(_LOOK_S)
     _output("podman", "start", container)
 
 
@@ -213,7 +224,7 @@ def _output(*command: str) -> str:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"error: {' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+    return done.stdout.strip()
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

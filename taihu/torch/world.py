@@ -127,11 +127,11 @@ class World:
         self._is_waiting = is_waiting
 
     def _progress(self) -> Progress:
-        if not self._is_waiting:
-            # What the script does between two steps is its own affair, however long it takes.
-            self._activity.moved()
-        progress = self._observer.progress()
-        return progress if self._is_waiting else replace(progress, waits_for="")
+        if self._is_waiting:
+            return self._observer.progress()
+        # What the script does between two steps is its own affair, however long it takes.
+        self._activity.moved()
+        return replace(self._observer.progress(), waits_for="", in_step_seconds=0.0)
 
 
 def bring(communicator: Communicator, tensors: Sequence[torch.Tensor]) -> None:

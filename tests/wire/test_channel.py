@@ -31,5 +31,6 @@ def test_who_does_not_answer_is_given_up_before_the_system_does() -> None:
             except TimeoutError:
                 is_full = True
         channel = stack.enter_context(open_channel(f"127.0.0.1:{port}", PATIENCE))
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/nobody/Answers")
         with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
-            channel.unary_unary("/nobody/Answers")(b"", timeout=CALL_S)
+            call(b"", timeout=CALL_S)
