@@ -89,20 +89,27 @@ def _ways(model: str, batch: int) -> Iterator[tuple[str, Step]]:
         fresh = MODELS[model]()
         return fresh, torch.optim.SGD(fresh.parameters(), lr=0.01, momentum=0.9)
 
-    def ddp(register: Callable[[Any], None] = lambda _: None) -> Step:
+    def ddp(register: Callable[[Any, Any], None] = lambda *_: None, bucket_mb: int | None = None) -> Step:
         fresh, _ = made()
-        spread = DistributedDataParallel(fresh, gradient_as_bucket_view=True)
-        register(spread)
+        group = dist.new_group()
+        spread = DistributedDataParallel(
+            fresh, gradient_as_bucket_view=True, process_group=group, bucket_cap_mb=bucket_mb
+        )
+        register(spread, group)
         return _step(spread, torch.optim.SGD(spread.parameters(), lr=0.01, momentum=0.9), batch)
 
-    def power_sgd(spread: Any) -> None:
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    def power_sgd(spread: Any, group: Any) -> None:
+        state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=1, start_powerSGD_iter=2)
         spread.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+    def fp16(spread: Any, group: Any) -> None:
+        spread.register_comm_hook(group, default_hooks.fp16_compress_hook)
 
     yield "no exchange", _step(*made(), batch)
     yield "DDP", ddp()
-    yield "DDP, fp16", ddp(lambda spread: spread.register_comm_hook(None, default_hooks.fp16_compress_hook))
-    yield "DDP, PowerSGD", ddp(power_sgd)
+    yield "DDP, fp16", ddp(fp16)
+    # Its calls follow each other in threads of Gloo's: of several buckets they meet others' in another order.
+    yield "DDP, PowerSGD", ddp(power_sgd, bucket_mb=1000)
     fresh, optimizer = made()
     yield "taihu", _step(fresh, taihu.torch.DistributedOptimizer(optimizer, fresh), batch)
 
