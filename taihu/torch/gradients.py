@@ -85,6 +85,11 @@ class GradientArena:
         if self._is_bound[index]:
             parameter.grad = view
 
+    def clear(self, index: int) -> None:
+        """Have zeros in place of the gradient of parameter `index`."""
+        self._views[index].zero_()
+        self.parameters[index].grad = self._views[index] if self._is_bound[index] else None
+
     def give(self, index: int) -> None:
         """The arena has what came back for parameter `index`: have it in its gradient."""
         parameter = self.parameters[index]

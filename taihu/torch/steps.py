@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from taihu.compression import CompressionState
 from taihu.errors import RunError
 from taihu.job import Job
 from taihu.layout import Layout
@@ -21,8 +23,6 @@ from worker.training.step_driver import StepDriver, Wait
 from worker.training.step_record import StepRecord
 
 __all__ = ["BackwardSteps"]
-
-_FIRST: Final = 1
 
 
 class BackwardSteps:
@@ -52,6 +52,7 @@ class BackwardSteps:
     ) -> None:
         self._layout = layout
         self._gradients = gradients
+        self._session = session
         self._exchange = session.exchange
         self._observer = observer
         self._waits = waits
@@ -63,6 +64,9 @@ class BackwardSteps:
         """The number of backward passes whose gradients were exchanged."""
         self.is_synced = True
         """Whether the next backward's gradients are exchanged; else they are added up here."""
+        self.is_joined = False
+        """Whether workers may have different numbers of backwards, and tell each other of one before each."""
+        self._own = 0
         self._record: StepRecord | None = None
         self._start_s = self._forward_end_s = self._clock.now()
         self._hooks = [
@@ -75,6 +79,11 @@ class BackwardSteps:
         for hook in self._hooks:
             hook.remove()
 
+    @property
+    def compression(self) -> CompressionState | None:
+        """What compression has held back here, and its thresholds, live; None where nothing is compressed."""
+        return self._exchange.compression
+
     def begins(self) -> None:
         """A forward begins: gradients that it leads to are to be added to the arena."""
         self._gradients.bind()
@@ -83,11 +92,34 @@ class BackwardSteps:
         """A forward has ended, most likely the last one before backward."""
         self._forward_end_s = self._clock.now()
 
+    def follow(self, update: Callable[[], None]) -> int:
+        """Take part in the backwards of workers that have more, with gradients of zeros; `update` follows each.
+
+        Returns:
+            The worker that has had most of its own, the first of several.
+        """
+        while self._sums(0.0).any():
+            for index in range(len(self._gradients.parameters)):
+                self._gradients.clear(index)
+            self._begin()
+            self._end()
+            update()
+        return int(np.argmax(self._sums(self._own)))
+
+    def _sums(self, own: float) -> NDArray[np.float32]:
+        """Numbers of all workers by rank, of which `own` is this one's."""
+        communicator = self._session.communicator
+        assert communicator is not None  # noqa: S101 - workers whose gradients come back have met
+        numbers = np.zeros(communicator.size, dtype=np.float32)
+        numbers[communicator.rank] = own
+        self._wait(lambda _: communicator.allreduce(numbers), 0)
+        return numbers
+
     def _ready(self, index: int, _: torch.Tensor) -> None:
         """The gradient of a parameter is complete for this backward."""
         if not self.is_synced:
             return
-        record = self._record or self._begin()
+        record = self._record or self._begin_in_backward()
         if self._is_ready[index]:
             name = self._layout.layers[index].name
             raise RunError(f"step {self.step}: {name} has brought its gradient twice in one backward")
@@ -95,6 +127,15 @@ class BackwardSteps:
         self._gradients.take(index)
         self._ready_s[index] = self._clock.now() - record.waited_in_backward_s
         self._push_in_order()
+
+    def _begin_in_backward(self) -> StepRecord:
+        if self.is_joined:
+            self._sums(1.0)
+            self._own += 1
+        record = self._begin()
+        # As DistributedDataParallel does: gradients are those of all workers when backward returns.
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        return record
 
     def _begin(self) -> StepRecord:
         self.step += 1
@@ -105,8 +146,6 @@ class BackwardSteps:
         count = len(self._gradients.parameters)
         self._is_ready, self._ready_s, self._next = [False] * count, [0.0] * count, 0
         self._driver.begin(self.step, one_by_one=serial)
-        # As DistributedDataParallel does: gradients are those of all workers when backward returns.
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
         return record
 
     def _push_in_order(self) -> None:

@@ -100,10 +100,10 @@ class World:
         self._steps = BackwardSteps(self.job, layout, gradients, session, self._observer, waits=self._waits)
         return self._steps
 
-    def bring(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Have worker 0's values in `tensors`, which all workers have alike; nothing may be under way."""
+    def bring(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+        """Have the values of worker `root` in `tensors`, which all workers have alike; nothing may be under way."""
         if self._session is not None and self._session.communicator is not None:
-            bring(self._session.communicator, tensors)
+            bring(self._session.communicator, tensors, root)
 
     def leave(self, error: BaseException | None = None) -> None:
         """End this process's part: in order when all others have done theirs, or with what went wrong here."""
@@ -134,8 +134,8 @@ class World:
         return replace(self._observer.progress(), waits_for="", in_step_seconds=0.0)
 
 
-def bring(communicator: Communicator, tensors: Sequence[torch.Tensor]) -> None:
-    """Have worker 0's values in all `tensors`, to the bit, whatever their types and devices."""
+def bring(communicator: Communicator, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+    """Have the values of worker `root` in all `tensors`, to the bit, whatever their types and devices."""
     with torch.no_grad():
         for tensor in tensors:
             here = tensor.detach().to("cpu", copy=True).contiguous()
@@ -144,7 +144,7 @@ def bring(communicator: Communicator, tensors: Sequence[torch.Tensor]) -> None:
             padded = np.zeros(-(-len(raw) // 4) * 4, dtype=np.uint8)
             padded[: len(raw)] = raw
             for start in range(0, len(padded) // 4, _VALUES_AT_A_TIME):
-                communicator.broadcast(padded.view(np.float32)[start : start + _VALUES_AT_A_TIME])
+                communicator.broadcast(padded.view(np.float32)[start : start + _VALUES_AT_A_TIME], root=root)
             if here.numel():
                 brought = torch.from_numpy(padded[: len(raw)]).view(here.dtype).view(here.shape)
                 tensor.copy_(brought)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 SCRIPTS = Path(__file__).with_name("scripts")
 WAYS = {
@@ -65,3 +66,36 @@ def test_what_ends_one_script_ends_all_with_its_message(tmp_path: Path) -> None:
     for rank in (0, 2):
         told = done.stderr if rank == 0 else (tmp_path / "logs" / f"worker-{rank}.log").read_text()
         assert "worker 1: no paper left" in told
+
+
+def test_workers_with_fewer_batches_take_part_in_those_of_others(tmp_path: Path) -> None:
+    done = taihu_run(tmp_path, script="uneven.py", arguments=("results",))
+    assert done.returncode == 0, done.stderr
+    seen = [json.loads((tmp_path / f"results.{rank}").read_text()) for rank in range(3)]
+    assert len({each["hash"] for each in seen}) == 1
+    np.testing.assert_allclose(seen[0]["values"], alone_with_all_batches(), rtol=1e-5, atol=1e-6)
+
+
+def alone_with_all_batches() -> list[float]:
+    """The parameters after steps with the mean over three workers of whoever has a batch, in one process."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3 + 2 * 2):
+        optimizer.zero_grad()
+        for rank in range(3):
+            if step < 3 + 2 * rank:
+                data = torch.Generator().manual_seed(100 * rank + step)
+                (model(torch.randn(8, 6, generator=data)).square().mean() / 3).backward()
+        optimizer.step()
+    return [value for p in model.parameters() for value in p.detach().flatten().tolist()]
+
+
+def test_a_state_has_what_compression_holds_back(tmp_path: Path) -> None:
+    flags = ("--compression", "dlgs", "--density", "0.05")
+    hashes = set()
+    for kind in ("loads", "stays"):
+        done = taihu_run(tmp_path, *flags, script="goes_on.py", arguments=(kind, kind))
+        assert done.returncode == 0, done.stderr
+        hashes |= {json.loads((tmp_path / f"{kind}.{rank}").read_text()) for rank in range(3)}
+    assert len(hashes) == 1

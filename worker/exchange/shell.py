@@ -17,7 +17,7 @@ from kernels.half_sums import warm_up
 from taihu.checkpoint.held_back import held_back_by
 from taihu.checkpoint.part import NOTHING, PARAMETERS, State
 from taihu.checkpoint.reading import Checkpoint
-from taihu.compression import GroupCompressor, Outcome
+from taihu.compression import CompressionState, GroupCompressor, Outcome
 from taihu.coordination.plan import Plan
 from taihu.errors import ExchangeError, StaleError, TaihuError
 from taihu.history.recording import Recorder
@@ -140,6 +140,11 @@ class Exchange:
         """The values that compression has held back here, shape (elements,); nothing may be under way."""
         assert self._compressor is not None  # noqa: S101
         return self._compressor.state.residual
+
+    @property
+    def compression(self) -> CompressionState | None:
+        """The state of compression on this worker, live; None where nothing is compressed."""
+        return None if self._compressor is None else self._compressor.state
 
     def start(self) -> None:
         """Bring worker 0's parameters to all; comes before the first step.
