@@ -81,7 +81,7 @@ class BackwardSteps:
 
     @property
     def compression(self) -> CompressionState | None:
-        """What compression has held back here, and its thresholds, live; None where nothing is compressed."""
+        """The state of compression here, live; None where nothing is compressed."""
         return self._exchange.compression
 
     def begins(self) -> None:
