@@ -9,10 +9,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+import numpy as np
 from numpy.typing import NDArray
 
 from allreduce.operations import AnyOperation, Operations
 from allreduce.parts.mesh import PartsOperation, Transfer
+from allreduce.parts.messages import Receive
 from allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
 from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks
@@ -20,7 +22,7 @@ from allreduce.same_host.agreement import share_with_all
 from allreduce.same_host.path import SameHostPath
 from allreduce.sparse.exchange import SparseExchange
 from allreduce.sparse.mesh import SparseOperation
-from taihu.errors import ConfigError, ExchangeError, StaleError, TaihuError
+from taihu.errors import ConfigError, ExchangeError, MemberLostError, StaleError, TaihuError
 from taihu.planner.groups import Group
 from taihu.settings import Transport
 from taihu.wire.direct_connection import DirectListener
@@ -205,6 +207,21 @@ class Communicator:
         self._begin(partial(self._operations.start_parts, operation))
         return operation
 
+    def send(self, rank: int, tag: int, values: NDArray[np.uint16], on_sent: Callable[[], None]) -> None:
+        """Send a message to another rank that `connect` has joined; after a failure nothing is sent.
+
+        Args:
+            rank: not the own one.
+            tag: 0 or more.
+            values: shape (n,), contiguous; they belong to the message until `on_sent` is called, by any thread.
+            on_sent: is called when the other side has taken them, asked for or not.
+        """
+        self._begin(partial(self._operations.send_message, rank, tag, values, on_sent))
+
+    def receive(self, receive: Receive) -> None:
+        """Wait for a message; `receive.on_finished` is called, by any thread, unless all fails."""
+        self._begin(partial(self._operations.receive_message, receive))
+
     def wait(self, operation: AnyOperation, timeout_s: float | None = None) -> None:
         """Return when the result is in the buffer, which then belongs to the caller again.
 
@@ -239,6 +256,11 @@ class Communicator:
                     f"{what()} did not end within {timeout_s:g} s; another worker is slow or stuck, or raise "
                     "exchange.timeout_s"
                 )
+
+    @property
+    def left(self) -> MemberLostError | None:
+        """The error of what needs everybody, once a worker has left in good order."""
+        return self._operations.left
 
     @property
     def awaited(self) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from allreduce.fence import Fence
 from allreduce.parts.mesh import PartsMesh, PartsOperation
+from allreduce.parts.messages import MESSAGES, MessagesMesh, Receive
 from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.schedule import Segment
 from allreduce.same_host.path import SameHostPath
@@ -58,6 +60,7 @@ class Operations:
         self._on_end = on_end
         self._sparse = SparseMesh(identity, self._send_to)
         self._parts = PartsMesh(identity, self._send_to, self._after_sent_to)
+        self._messages = MessagesMesh(identity, self._send_to, self._after_taken_by)
         # Guards the operations and their buffers, but not `finished`.
         self._lock = threading.RLock()
         self._fence = Fence()
@@ -67,6 +70,7 @@ class Operations:
         self._running: dict[OperationKey, Operation] = {}
         self._early: dict[OperationKey, list[tuple[FrameHeader, NDArray[Any]]]] = {}
         self._incomplete = False
+        self._gone: set[int] = set()
         self.same_host: SameHostPath | None = None
         self.sink = Sink(
             (RingSegment, Part, SparseMessage), places=self._places, take=self._take, take_frame=self._take_frame
@@ -108,6 +112,26 @@ class Operations:
             self._parts.begin(operation, self._parts_sent)
             self._end_parts(operation)
 
+    def send_message(self, rank: int, tag: int, values: NDArray[np.uint16], on_sent: Callable[[], None]) -> None:
+        """Send a message, see `MessagesMesh.send`; raises MemberLostError when `rank` has left the run."""
+        with self._lock:
+            self._expect(rank)
+            self._messages.send(rank, tag, values, on_sent)
+
+    def receive_message(self, receive: Receive) -> None:
+        """Wait for a message.
+
+        Raises:
+            MemberLostError: its sender has left the run.
+            FrameError: the message has arrived, and has another size.
+        """
+        with self._lock:
+            done = self._messages.post(receive)
+            if not done:
+                self._expect(receive.sender)
+        if done:
+            receive.on_finished()
+
     def carry(self, carrier: Carrier) -> None:
         """Send frames by `carrier` from now on; what is under way arrives as it was sent."""
         with self._lock:
@@ -123,8 +147,10 @@ class Operations:
             self._incomplete = True
             if rank is None:
                 return False
+            self._gone.add(rank)
             is_left = rank == self._left_neighbour
-            return (is_left and bool(self._running)) or self._sparse.awaits(rank) or self._parts.awaits(rank)
+            meshes = (self._sparse, self._parts, self._messages)
+            return (is_left and bool(self._running)) or any(mesh.awaits(rank) for mesh in meshes)
 
     @property
     def left(self) -> MemberLostError | None:
@@ -175,6 +201,11 @@ class Operations:
         if key is not None:
             self._fence.begin(key)
 
+    def _expect(self, rank: int | None) -> None:
+        """Raise unless `rank` is still there; others are not needed."""
+        if rank in self._gone:
+            raise MemberLostError(f"worker {rank} has left the run while worker {self._identity.rank} goes on")
+
     def _start(self, operation: Operation) -> None:
         self._running[operation.key] = operation
         segments = operation.schedule.first_segments()
@@ -196,7 +227,8 @@ class Operations:
             if not self._fence.admits(header):
                 return None
             if isinstance(header.kind, Part):
-                places = self._parts.places(header)
+                mesh = self._messages if header.address.group == MESSAGES else self._parts
+                places = mesh.places(header)
             else:
                 operation = self._running.get(OperationKey.of(header))
                 places = operation.places(header) if operation is not None else None
@@ -210,19 +242,29 @@ class Operations:
             if self._is_failed() or not self._fence.admits(header):
                 return
             if isinstance(header.kind, Part):
-                self._take_part(header, None if in_place else received[0])
-                return
-            key, values = OperationKey.of(header), received[0]
-            operation = self._running.get(key)
-            if operation is None:
-                self._early.setdefault(key, []).append((header, values.copy()))
+                receive = self._take_part(header, None if in_place else received[0])
             else:
-                self._advance(operation, header, values, in_place=in_place)
+                receive = None
+                self._take_segment(header, received[0], in_place=in_place)
+        if receive is not None:
+            receive.on_finished()
 
-    def _take_part(self, header: FrameHeader, values: NDArray[Any] | None) -> None:
+    def _take_segment(self, header: FrameHeader, values: NDArray[Any], *, in_place: bool) -> None:
+        key = OperationKey.of(header)
+        operation = self._running.get(key)
+        if operation is None:
+            self._early.setdefault(key, []).append((header, values.copy()))
+        else:
+            self._advance(operation, header, values, in_place=in_place)
+
+    def _take_part(self, header: FrameHeader, values: NDArray[Any] | None) -> Receive | None:
+        """Take a frame of a transfer, or of a message; returns the receive that is complete by it."""
+        if header.address.group == MESSAGES:
+            return self._messages.take(header, values)
         operation = self._parts.take(header, values)
         if operation is not None:
             self._end_parts(operation)
+        return None
 
     def _take_frame(self, frame: Frame) -> None:
         with self._lock:
@@ -272,6 +314,9 @@ class Operations:
         self, rank: int, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False
     ) -> None:
         self._links[rank].send(header, pieces, urgent=urgent)
+
+    def _after_taken_by(self, rank: int, callback: Callable[[], None]) -> None:
+        self._links[rank].after_taken(callback)
 
     def _after_sent_to(self, rank: int, callback: Callable[[], None], *, urgent: bool) -> None:
         self._links[rank].after_taken(callback, urgent=urgent)

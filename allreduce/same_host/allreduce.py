@@ -74,6 +74,11 @@ class SharedAllreduce:
         self._calls = 0
         self._failed = False
 
+    @property
+    def behind(self) -> list[int]:
+        """The ranks that have not come as far as this one."""
+        return [rank for rank, control in enumerate(self._controls) if control[_COUNTER] < self._counter]
+
     def warm_up(self, value_type: ReduceKind) -> None:
         """Compile the kernels before the first call, so that nobody waits for it."""
         warm_up(value_type)

@@ -1,0 +1,29 @@
+"""The backend `taihu` of torch.distributed: to import this is to make `init_process_group("taihu")` possible.
+
+Scripts for CPUs run as they do with gloo (docs/torch_backend.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from taihu.torch.group.meeting import Place
+from taihu.torch.group.process_group import TaihuGroup
+
+__all__ = ["create_group"]
+
+
+def create_group(options: Any, _: Any = None) -> TaihuGroup:
+    """A connected group, as torch.distributed asks for it; `options` are c10d's DistributedBackendOptions.
+
+    Raises:
+        TaihuError: the group's processes do not find each other within its timeout.
+    """
+    name = options.group_id or "default"
+    place = Place(name, options.group_rank, options.group_size, options.timeout.total_seconds())
+    return TaihuGroup(options.store, place, options.global_ranks_in_group)
+
+
+dist.Backend.register_backend("taihu", create_group, extended_api=True, devices=["cpu"])

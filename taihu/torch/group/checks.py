@@ -1,0 +1,75 @@
+"""What a process group is given, checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["check_dense", "check_one", "check_sizes", "flattened", "options_of", "seconds_of", "split_rows"]
+
+
+def check_dense(what: str, tensors: Sequence[Any]) -> None:
+    """Raise ValueError unless all are dense tensors in the memory of the CPU."""
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+            kind = f"{tensor.layout} tensor on {tensor.device}"
+            raise ValueError(f"taihu {what}: expected dense tensors on cpu, got a {kind}; use gloo or nccl for it")
+
+
+def check_one(what: str, tensors: Sequence[Any]) -> Any:
+    """The only element of a list; raises ValueError when it has another number."""
+    if len(tensors) != 1:
+        raise ValueError(f"taihu {what}: expected one tensor of each process, got {len(tensors)}")
+    return tensors[0]
+
+
+def check_sizes(what: str, tensors: Sequence[Any], like: Any, count: int) -> None:
+    """Raise ValueError unless there are `count` tensors of the type and the number of elements of `like`."""
+    if len(tensors) != count:
+        raise ValueError(f"taihu {what}: expected a tensor for each of {count} ranks, got {len(tensors)}")
+    for tensor in tensors:
+        if tensor.dtype != like.dtype or tensor.numel() != like.numel():
+            seen = f"{tensor.numel()} of {tensor.dtype}"
+            raise ValueError(f"taihu {what}: expected {like.numel()} elements of {like.dtype}, got {seen}")
+
+
+def split_rows(what: str, tensor: Any, sizes: Sequence[int], count: int) -> list[Any]:
+    """The parts of `tensor` for each of `count` ranks: so many rows each, or equal numbers where `sizes` is empty.
+
+    Raises:
+        ValueError: the rows do not add up to the tensor's.
+    """
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if not sizes:
+        if rows % count:
+            raise ValueError(f"taihu {what}: {rows} rows for {count} ranks; expected a multiple, or sizes of splits")
+        sizes = [rows // count] * count
+    if len(sizes) != count or sum(sizes) != rows or min(sizes) < 0:
+        raise ValueError(f"taihu {what}: splits {list(sizes)} of {rows} rows for {count} ranks; expected their sum")
+    return list(tensor.split(list(sizes)))
+
+
+def seconds_of(timeout: Any, default_s: float) -> float:
+    """The seconds of an operation's own timeout, or the group's where it has none (PyTorch sets -1 ms then)."""
+    seconds = timeout.total_seconds() if timeout is not None else -1.0
+    return float(seconds) if seconds > 0.0 else default_s
+
+
+def flattened(lists: Sequence[Sequence[Any]]) -> Iterator[Any]:
+    """All elements of all lists."""
+    for each in lists:
+        yield from each
+
+
+def options_of(kind: Any, opts: Any, timeout: Any = None) -> Any:
+    """Options of a `kind` of PyTorch's, from such, from a ReduceOp, or from none."""
+    if opts is not None and hasattr(opts, "reduceOp"):
+        return opts
+    made = kind()
+    if opts is not None:
+        made.reduceOp = opts
+    if timeout is not None:
+        made.timeout = timeout
+    return made

@@ -1,0 +1,202 @@
+"""The things that a group's operations are made of: sums, transfers between all ranks, broadcasts and messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce.parts.mesh import PartsOperation, Transfer
+from allreduce.parts.messages import Receive
+from allreduce.ring.operation import reduce_kind
+from allreduce.same_host.allreduce import IsFailed
+from taihu.errors import ExchangeError
+from taihu.torch.group.bits import letter, parcel
+from taihu.torch.group.meeting import Place, meet
+from taihu.torch.group.roll_call import RollCall
+from taihu.torch.group.shared import SharedSums, share
+from taihu.wire.headers import ValueType
+
+__all__ = ["Bytes", "Exchange", "Turn"]
+
+_RING_BYTES: Final = 1 << 20
+"""From this size on a broadcast goes around a ring: its root sends everything once."""
+
+Bytes = NDArray[np.uint8]
+
+
+class Exchange:
+    """A process's way to the others of its group; `store` is the group's part of torch's.
+
+    One thread calls what all ranks call together, in the same order; any thread sends and receives messages. After an
+    error every operation of every rank ends with it: TaihuError, which calls ranks of the group workers.
+    """
+
+    def __init__(self, store: Any, place: Place) -> None:
+        self.rank, self.size = place.rank, place.size
+        self._meeting = meet(store, place)
+        self._communicator = self._meeting.communicator
+        self._failure: BaseException | None = None
+        self._communicator.on_failure(self._failed)
+        self._roll_call = RollCall(store, place)
+        self._number = 0
+        self._shared: SharedSums | None = None
+        self._shared_tried = False
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error with which everything ends, if there is one."""
+        return self._failure
+
+    def fail(self, error: BaseException) -> None:
+        """End every operation of every rank with `error`, or with what came first."""
+        self._communicator.fail(error)
+
+    def close(self) -> None:
+        """Leave in good order."""
+        self._meeting.close()
+
+    def allreduce(
+        self, what: str, values: NDArray[Any], value_type: ValueType, timeout_s: float, *, mean: bool
+    ) -> None:
+        """Replace `values`, shape (n,) of the type's dtype, contiguous, by their sum or mean over all ranks.
+
+        On one machine that is done in shared memory, else around a ring.
+        """
+        self._number += 1
+        if self.size == 1 or not len(values):
+            return
+        shared = self._shared_sums()
+        if shared is not None:
+            ended = self._ended(what, timeout_s, lambda: shared.behind)
+            shared.allreduce(values, reduce_kind(value_type), ended, mean=mean)
+        else:
+            self._bounded(what, timeout_s, lambda: self._communicator.allreduce(values, value_type, mean=mean))
+
+    def broadcast(self, what: str, data: Bytes, root: int, timeout_s: float) -> None:
+        """Replace `data` on every rank by those of rank `root`."""
+        if self.size > 2 and len(data) >= _RING_BYTES:
+            self._number += 1
+            place = parcel(data)
+            ring = self._communicator.broadcast
+            self._bounded(what, timeout_s, lambda: ring(place.values, ValueType.FP16, root=root))
+            place.unpack()
+            return
+        others: list[list[Bytes]] = [[] for _ in range(self.size)]
+        everybody = [[data] for _ in range(self.size)]
+        from_root = [[data] if rank == root else [] for rank in range(self.size)]
+        is_root = self.rank == root
+        self.swap(what, everybody if is_root else others, others if is_root else from_root, timeout_s)
+
+    def swap(
+        self, what: str, sends: Sequence[Sequence[Bytes]], receives: Sequence[Sequence[Bytes]], timeout_s: float
+    ) -> None:
+        """Send each rank its arrays of `sends`, and receive those of each in `receives`; own ones are left alone.
+
+        All are contiguous; a rank receives as many arrays of a rank, of the same sizes, as that one sends it.
+        """
+        self._number += 1
+        others = [rank != self.rank for rank in range(self.size)]
+        parcels = [
+            [parcel(data) for data in each] if other else [] for each, other in zip(receives, others, strict=True)
+        ]
+        letters = [
+            [letter(data) for data in each] if other else [] for each, other in zip(sends, others, strict=True)
+        ]
+        transfer = Transfer(letters, [[each.values for each in some] for some in parcels])
+        operation = self._communicator.start_parts(transfer, ValueType.FP16)
+        self._wait(what, operation, timeout_s)
+        for some in parcels:
+            for each in some:
+                each.unpack()
+
+    def send(self, rank: int, tag: int, data: Bytes, on_sent: Callable[[], None]) -> None:
+        """Send a message to another rank; `on_sent` is called, by any thread, when `data` may be written to again."""
+        self._communicator.send(rank, tag, letter(data), on_sent)
+
+    def receive(self, rank: int | None, tag: int, data: Bytes, on_received: Callable[[int], None]) -> None:
+        """Receive a message of another rank, or of any; `on_received(rank)` is called, by any thread, at its end."""
+        place = parcel(data)
+
+        def arrived() -> None:
+            place.unpack()
+            on_received(-1 if receive.sender is None else receive.sender)
+
+        receive = Receive(place.values, rank, tag, arrived)
+        self._communicator.receive(receive)
+
+    def on_failure(self, tell: Callable[[BaseException], None]) -> None:
+        """Have `tell` called with what ends all operations; at once if that has happened."""
+        self._communicator.on_failure(tell)
+
+    def _failed(self, error: BaseException) -> None:
+        self._failure = error
+
+    def _shared_sums(self) -> SharedSums | None:
+        if not self._shared_tried:
+            self._shared_tried = True
+            self._shared = share(self._communicator, self.rank, self.size)
+        return self._shared
+
+    def _wait(self, what: str, operation: PartsOperation, timeout_s: float) -> None:
+        wait = self._communicator.wait
+        self._bounded(what, timeout_s, lambda: wait(operation, timeout_s))
+
+    def _bounded(self, what: str, timeout_s: float, run: Callable[[], None]) -> None:
+        """Run something that ends with ExchangeError when it does not end in time, and say then who is late."""
+        try:
+            run()
+        except ExchangeError:
+            if self._failure is not None:
+                raise
+            raise self._late(what, timeout_s) from None
+
+    def _ended(self, what: str, timeout_s: float, behind: Callable[[], list[int]]) -> IsFailed:
+        """Asked while a sum in shared memory waits: the error that ends it, if there is one."""
+        deadline = time.monotonic() + timeout_s
+
+        def ended() -> BaseException | None:
+            error = self._failure or self._communicator.left
+            if error is None and time.monotonic() > deadline:
+                error = self._roll_call.late(what, timeout_s, behind())
+            return error
+
+        return ended
+
+    def _late(self, what: str, timeout_s: float) -> ExchangeError:
+        return self._roll_call.late(what, timeout_s, self._roll_call.missing(self._number))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One operation of all ranks: `what` names it in messages, and it ends within `timeout_s`."""
+
+    exchange: Exchange
+    what: str
+    timeout_s: float
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.exchange.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.exchange.size
+
+    def allreduce(self, values: NDArray[Any], value_type: ValueType, *, mean: bool) -> None:
+        """See `Exchange.allreduce`."""
+        self.exchange.allreduce(self.what, values, value_type, self.timeout_s, mean=mean)
+
+    def broadcast(self, data: Bytes, root: int) -> None:
+        """See `Exchange.broadcast`."""
+        self.exchange.broadcast(self.what, data, root, self.timeout_s)
+
+    def swap(self, sends: Sequence[Sequence[Bytes]], receives: Sequence[Sequence[Bytes]]) -> None:
+        """See `Exchange.swap`."""
+        self.exchange.swap(self.what, sends, receives, self.timeout_s)

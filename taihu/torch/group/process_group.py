@@ -1,0 +1,352 @@
+"""The process group that torch.distributed calls: it checks what it is given, and queues operations on `Exchange`.
+
+Names and arguments of methods are PyTorch's, of which some have several names for one operation.
+"""
+
+from __future__ import annotations
+
+import atexit
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from taihu.torch.group import moves, sums
+from taihu.torch.group.checks import (
+    check_dense,
+    check_one,
+    check_sizes,
+    flattened,
+    options_of,
+    seconds_of,
+    split_rows,
+)
+from taihu.torch.group.exchange import Exchange, Turn
+from taihu.torch.group.meeting import Place
+from taihu.torch.group.messages import Messages
+from taihu.torch.group.order import Order
+from taihu.torch.group.work import GroupWork
+
+__all__ = ["TaihuGroup"]
+
+_FAREWELL_S: Final = 5.0
+
+Tensor = Any
+Tensors = list[Any]
+Run = Callable[[Turn], None]
+
+
+class TaihuGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types in the gate
+    """A group of processes, of which this is one; torch.distributed makes and calls it.
+
+    Operations that all ranks take part in run in the order in which they were issued, by a thread of the group's;
+    messages of two ranks go beside them. An operation that fails ends all others, on every rank.
+
+    Args:
+        store: the group's part of torch's store.
+        place: of this process in the group.
+        global_ranks: the group's ranks in the whole run, in order.
+
+    Raises:
+        TaihuError: the group's processes do not find each other.
+    """
+
+    def __init__(self, store: Any, place: Place, global_ranks: Sequence[int]) -> None:
+        super().__init__(place.rank, place.size)
+        self._store = store
+        self._place = place
+        self._global_ranks = tuple(global_ranks) or tuple(range(place.size))
+        self._names = {"name": place.name, "description": ""}
+        self._timeout_s = place.timeout_s
+        self._exchange = Exchange(store, place)
+        self._messages = Messages(self._exchange, self._explain)
+        self._order = Order(f"taihu-{place.name}", self._explain)
+        self._closed = False
+        atexit.register(self.shutdown)
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
+        """Reduce each tensor over all ranks, in place."""
+        tensors = tensors if isinstance(tensors, list) else [tensors]
+        return self._reduce_all("allreduce", tensors, options_of(dist.AllreduceOptions, opts, timeout))
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+        """Reduce each tensor over all ranks, in place."""
+        return self._reduce_all("allreduce_coalesced", list(tensors), options_of(dist.AllreduceOptions, opts))
+
+    def _reduce_all(self, what: str, tensors: Tensors, opts: Any) -> GroupWork:
+        check_dense(what, tensors)
+        reductions = [sums.reduction_of(what, opts.reduceOp, tensor.dtype) for tensor in tensors]
+
+        def run(turn: Turn) -> None:
+            for tensor, reduction in zip(tensors, reductions, strict=True):
+                with moves.in_place(tensor) as contiguous:
+                    sums.all_reduce(turn, contiguous, reduction)
+
+        return self._issue(what, tensors, run, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
+        """Reduce a tensor over all ranks into that of the root; others keep theirs."""
+        what, tensor, root = "reduce", check_one("reduce", tensors), opts.rootRank
+        check_dense(what, tensors)
+        reduction = sums.reduction_of(what, opts.reduceOp, tensor.dtype)
+
+        def run(turn: Turn) -> None:
+            with moves.in_place(tensor) as contiguous:
+                sums.reduce_to(turn, contiguous, reduction, root)
+
+        return self._issue(what, tensors, run, opts)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> GroupWork:
+        """Set the output to the reduction of what all ranks have for this one, in lists of a tensor for each rank."""
+        out, terms = check_one("reduce_scatter", outputs), check_one("reduce_scatter", inputs)
+        check_sizes("reduce_scatter", [terms[self._place.rank]] if terms else [], out, 1)
+        return self._scatter_sums("reduce_scatter", [(out, terms)], opts)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> GroupWork:  # noqa: A002
+        """As `reduce_scatter`, of what lies in one tensor for all ranks in turn."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        """As `reduce_scatter_single`, for each pair of tensors."""
+        what, pairs = "reduce_scatter_single", []
+        for out, tensor in zip(outputs, inputs, strict=True):
+            terms = _parts(what, tensor, self._place.size)
+            check_sizes(what, terms, out, self._place.size)
+            pairs.append((out, terms))
+        return self._scatter_sums(what, pairs, opts)
+
+    def _scatter_sums(self, what: str, pairs: list[tuple[Tensor, Tensors]], opts: Any) -> GroupWork:
+        opts = options_of(dist.ReduceScatterOptions, opts)
+        check_dense(what, list(flattened([terms for _, terms in pairs])))
+        reductions = [sums.reduction_of(what, opts.reduceOp, out.dtype) for out, _ in pairs]
+
+        def run(turn: Turn) -> None:
+            for (out, terms), reduction in zip(pairs, reductions, strict=True):
+                sums.reduce_scatter(turn, out, terms, reduction)
+
+        return self._issue(what, [out for out, _ in pairs], run, opts)
+
+    def broadcast(self, tensors: Any, opts: Any) -> GroupWork:
+        """Replace each tensor on every rank by the root's."""
+        root, tensors = opts.rootRank, list(tensors)
+
+        def run(turn: Turn) -> None:
+            for tensor in tensors:
+                moves.broadcast(turn, tensor, root)
+
+        return self._issue("broadcast", tensors, run, opts)
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
+        """Fill a list of a tensor for each rank with what the ranks have."""
+        own, places = check_one("allgather", inputs), check_one("allgather", outputs)
+        check_sizes("allgather", places[self._place.rank : self._place.rank + 1], own, 1)
+        return self._gather_all("allgather", [[place] for place in places], [own], opts)
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
+        """Fill a list for each rank with the tensors that it has."""
+        return self._gather_all("allgather_coalesced", outputs, list(inputs), opts)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> GroupWork:  # noqa: A002
+        """Fill one tensor with those of all ranks in turn."""
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        """As `all_gather_single`, for each pair of tensors."""
+        what, size = "all_gather_single", self._place.size
+        parts = [_parts(what, output, size) for output in outputs]
+        for each, own in zip(parts, inputs, strict=True):
+            check_sizes(what, each, own, size)
+        return self._gather_all(what, [[each[rank] for each in parts] for rank in range(size)], list(inputs), opts)
+
+    def _gather_all(self, what: str, places: Sequence[Tensors], own: Tensors, opts: Any) -> GroupWork:
+        if len(places) != self._place.size:
+            raise ValueError(f"taihu {what}: expected places for {self._place.size} ranks, got {len(places)}")
+        return self._swap(what, [own] * self._place.size, places, opts)
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
+        """Fill the root's list with the tensors of all ranks."""
+        own, size = check_one("gather", inputs), self._place.size
+        places: Sequence[Tensors] = [[] for _ in range(size)]
+        if opts.rootRank == self._place.rank:
+            given = check_one("gather", outputs)
+            check_sizes("gather", given, own, size)
+            places = [[place] for place in given]
+        sends = [[own] if rank == opts.rootRank else [] for rank in range(size)]
+        return self._swap("gather", sends, places, opts)
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
+        """Fill each rank's tensor with its one of the root's list."""
+        out, size = check_one("scatter", outputs), self._place.size
+        sends: Sequence[Tensors] = [[] for _ in range(size)]
+        if opts.rootRank == self._place.rank:
+            given = check_one("scatter", inputs)
+            check_sizes("scatter", given, out, size)
+            sends = [[tensor] for tensor in given]
+        places = [[out] if rank == opts.rootRank else [] for rank in range(size)]
+        return self._swap("scatter", sends, places, opts)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        """Send each rank its tensor of a list, and receive one of each."""
+        size, rank = self._place.size, self._place.rank
+        if len(outputs) != size or len(inputs) != size:
+            raise ValueError(f"taihu alltoall: expected {size} tensors, got {len(inputs)} and {len(outputs)}")
+        check_sizes("alltoall", [outputs[rank]], inputs[rank], 1)
+        return self._swap("alltoall", [[each] for each in inputs], [[each] for each in outputs], opts)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+    ) -> GroupWork:
+        """As `alltoall`, of rows of one tensor: so many for each rank, by default as many for all."""
+        what, size = "all_to_all_single", self._place.size
+        outputs = split_rows(what, output, output_split_sizes or (), size)
+        inputs = split_rows(what, input, input_split_sizes or (), size)
+        return self.alltoall(outputs, inputs, opts)
+
+    def _swap(self, what: str, sends: Sequence[Tensors], places: Sequence[Tensors], opts: Any) -> GroupWork:
+        check_dense(what, list(flattened(sends)))
+
+        def run(turn: Turn) -> None:
+            moves.swap_tensors(turn, sends, places)
+
+        return self._issue(what, list(flattened(places)), run, opts)
+
+    def barrier(self, opts: Any = None) -> GroupWork:
+        """Wait until all ranks are there."""
+
+        def run(turn: Turn) -> None:
+            sends = [[np.zeros(2, dtype=np.uint8)] for _ in range(turn.size)]
+            places = [[np.zeros(2, dtype=np.uint8)] for _ in range(turn.size)]
+            turn.swap(sends, places)
+
+        return self._issue("barrier", [], run, opts)
+
+    def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
+        """Send a tensor to one rank; the tensor may be changed when the work has ended."""
+        return self._messages.send(self._one_of("send", tensors), dst, tag, self._timeout_s)
+
+    def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
+        """Receive a tensor of one rank."""
+        return self._messages.receive(self._one_of("recv", tensors), src, tag, self._timeout_s)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
+        """Receive a tensor of whichever rank sends one with this tag; the work's `source_rank` says who."""
+        return self._messages.receive(self._one_of("recv_anysource", tensors), None, tag, self._timeout_s)
+
+    def _one_of(self, what: str, tensors: Tensors) -> Tensor:
+        check_dense(what, tensors)
+        return check_one(what, tensors)
+
+    # The names that C++ and older versions of PyTorch call.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _issue(self, what: str, result: Tensors, run: Run, opts: Any = None) -> GroupWork:
+        """Queue an operation behind those that were issued before."""
+        check_dense(what, result)
+        timeout_s = seconds_of(getattr(opts, "timeout", None), self._timeout_s)
+        return self._order.issue(
+            GroupWork(what, result), partial(self._run, run, Turn(self._exchange, what, timeout_s))
+        )
+
+    def _run(self, run: Run, turn: Turn) -> None:
+        if self._exchange.failure is not None:
+            raise self._exchange.failure
+        try:
+            run(turn)
+        except BaseException as error:
+            # The others shall not wait for this rank, which may be in the middle of it.
+            self._exchange.fail(error)
+            raise
+
+    def _explain(self, what: str, error: BaseException) -> BaseException:
+        """The error as PyTorch's scripts expect it; the group's numbers of ranks become those of the whole run."""
+        said = f"taihu group {self._names['name']!r}, {what}: {str(error) or repr(error)}"
+        named = re.sub(r"\bworker ([0-9]+)\b", lambda match: f"rank {self._global_rank(int(match[1]))}", said)
+        failed: BaseException = dist.DistBackendError(named)
+        return failed
+
+    def _global_rank(self, rank: int) -> int:
+        return self._global_ranks[rank] if rank < len(self._global_ranks) else rank
+
+    def shutdown(self) -> None:
+        """Leave in good order when what was issued has ended; may be called again."""
+        atexit.unregister(self.shutdown)
+        if not self._closed:
+            self._closed = True
+            self._order.close(_FAREWELL_S)
+            self._exchange.close()
+
+    def abort(self) -> None:
+        """End every operation with an error, on all ranks."""
+        self._exchange.fail(RuntimeError(f"worker {self._place.rank} has aborted the group"))
+
+    def set_timeout(self, timeout: Any) -> None:
+        """Give operations that are issued from now on another timeout."""
+        self._timeout_s = timeout.total_seconds()
+
+    def get_group_store(self) -> Any:
+        """The group's part of torch's store."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [torch.device("cpu")]
+
+    @property
+    def group_name(self) -> str:
+        """The name that torch.distributed has given to the group."""
+        return self._names["name"]
+
+    @property
+    def group_desc(self) -> str:
+        """The description that torch.distributed has given to the group."""
+        return self._names["description"]
+
+    def _set_group_name(self, name: str) -> None:
+        self._names["name"] = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._names["description"] = description
+
+    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
+        """The backend's name."""
+        return "taihu"
+
+    name = getBackendName
+
+    def getGroupName(self) -> str:  # noqa: N802 - PyTorch's name
+        """As `group_name`, for C++."""
+        return self._names["name"]
+
+    def getGroupDesc(self) -> str:  # noqa: N802 - PyTorch's name
+        """As `group_desc`, for C++."""
+        return self._names["description"]
+
+    def getRank(self) -> int:  # noqa: N802 - PyTorch's name
+        """This process's rank in the group."""
+        return self._place.rank
+
+    def getSize(self) -> int:  # noqa: N802 - PyTorch's name
+        """The number of processes in the group."""
+        return self._place.size
+
+
+def _parts(what: str, tensor: Tensor, count: int) -> Tensors:
+    """Views of one tensor, contiguous or not, for each of `count` ranks: equal numbers of elements in order."""
+    if tensor.numel() % count:
+        raise ValueError(f"taihu {what}: {tensor.numel()} elements for {count} ranks; expected a multiple")
+    if tensor.dim() and tensor.shape[0] % count == 0:
+        return list(tensor.detach().split(tensor.shape[0] // count)) if tensor.shape[0] else [tensor] * count
+    return list(tensor.detach().view(-1).view(count, -1))

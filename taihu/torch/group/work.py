@@ -1,0 +1,119 @@
+"""The handle of an operation that has been issued: who waits for it gets its tensors, or its error."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["GroupWork"]
+
+
+class GroupWork(dist.Work):  # type: ignore[misc]  # torch has no types in the gate
+    """An operation of a group; any thread may wait for it.
+
+    Args:
+        what: names it in messages.
+        result: the tensors that it fills.
+        late: called once by who has waited for `limit_s`, and ends it; None where something else watches the time.
+        limit_s: seconds from now on.
+    """
+
+    def __init__(
+        self, what: str, result: list[Any], late: Callable[[], None] | None = None, limit_s: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.what = what
+        self._result = result
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._source = -1
+        self._late = late
+        self._deadline = time.monotonic() + limit_s
+        # The callback runs as soon as the first future has a value; what it raises becomes an error of C++'s too.
+        self._told: Any = torch.futures.Future()
+        self._future: Any = self._told.then(self._outcome)
+
+    def finish(self, error: BaseException | None = None, *, source: int = -1) -> None:
+        """Tell the end, once; later calls change nothing. `source` is the rank that a message came from."""
+        with self._lock:
+            if self._done.is_set():
+                return
+            self._error = error
+            self._source = source
+            self._done.set()
+        self._told.set_result(None)
+
+    def _outcome(self, _: Any) -> list[Any]:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return True when the operation has ended well.
+
+        Raises:
+            DistBackendError: it failed, or did not end within `timeout`; zero and none mean the group's timeout.
+        """
+        limit = timeout.total_seconds() if timeout is not None else 0.0
+        if not self._wait(limit if limit > 0.0 else None):
+            raise dist.DistBackendError(f"{self.what} did not end within {limit:g} s; wait longer, or see its group")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _wait(self, limit_s: float | None) -> bool:
+        """Wait so long, or until it is late by the group's own timeout; returns whether it has ended."""
+        if self._late is None:
+            return self._done.wait(limit_s)
+        left = max(0.0, self._deadline - time.monotonic())
+        if limit_s is not None and limit_s < left:
+            return self._done.wait(limit_s)
+        if not self._done.wait(left):
+            self._late()
+        return self._done.wait()
+
+    def get_future(self) -> Any:
+        """A torch.futures.Future of the tensors, or of the error."""
+        if self._late is not None and not self._done.is_set():
+            timer = threading.Timer(max(0.0, self._deadline - time.monotonic()), self._look)
+            timer.daemon = True
+            timer.start()
+        return self._future
+
+    def _look(self) -> None:
+        if self._late is not None and not self._done.is_set():
+            self._late()
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._done.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Its error, if it has one."""
+        return self._error
+
+    def result(self) -> list[Any]:
+        """The tensors that it fills."""
+        return self._result
+
+    def synchronize(self) -> None:
+        """Wait for it, as on a device of its own."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The rank that a message came from; -1 for anything else."""
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self._source
