@@ -16,6 +16,7 @@ from allreduce.same_host.agreement import share_with_all
 from allreduce.same_host.allreduce import IsFailed, SharedAllreduce
 from kernels.shared_reduce import ReduceKind, dtype_of
 from taihu.errors import SharedMemoryError
+from taihu.planner.partition import slice_bounds
 from taihu.wire.shared_memory import SharedBuffer
 
 __all__ = ["SharedSums", "share"]
@@ -24,9 +25,14 @@ _STAGE_BYTES: Final = 2 << 20
 
 
 class SharedSums:
-    """Rank `rank`'s part in sums through `buffers`, one for each rank; one thread calls it."""
+    """Rank `rank`'s part in sums through `buffers`, one for each rank; one thread calls it.
+
+    Of each part the ranks sum a piece each, which lies in their own chunk of all values: so bits are those of a ring.
+    """
 
     def __init__(self, rank: int, buffers: list[SharedBuffer]) -> None:
+        self._rank = rank
+        self._size = len(buffers)
         self._sums = SharedAllreduce(rank, buffers)
         self._stage = buffers[rank].array(np.uint8, buffers[rank].size_bytes)
 
@@ -43,11 +49,19 @@ class SharedSums:
             BaseException: what `is_failed` returned, which is asked while it waits.
         """
         stage = self._stage.view(dtype_of(kind))
-        for start in range(0, len(values), len(stage)):
-            part = values[start : start + len(stage)]
-            np.copyto(stage[: len(part)], part)
-            self._sums.allreduce(0, len(part), kind, mean=mean, is_failed=is_failed)
-            np.copyto(part, stage[: len(part)])
+        chunks = [values[slice(*slice_bounds(len(values), self._size, rank))] for rank in range(self._size)]
+        longest = max(map(len, chunks))
+        step = min(len(stage) // self._size, longest)
+        for start in range(0, longest, step):
+            pieces = [chunk[start : start + step] for chunk in chunks]
+            places = [stage[rank * step : rank * step + len(piece)] for rank, piece in enumerate(pieces)]
+            for place, piece in zip(places, pieces, strict=True):
+                np.copyto(place, piece)
+            begin = self._rank * step
+            own = [(begin, begin + len(pieces[self._rank]))]
+            self._sums.allreduce(0, step * self._size, kind, own=own, mean=mean, is_failed=is_failed)
+            for place, piece in zip(places, pieces, strict=True):
+                np.copyto(piece, place)
 
 
 def share(communicator: Communicator, rank: int, size: int) -> SharedSums | None:
