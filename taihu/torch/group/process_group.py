@@ -231,18 +231,20 @@ class TaihuGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
         """Send a tensor to one rank; the tensor may be changed when the work has ended."""
-        return self._messages.send(self._one_of("send", tensors), dst, tag, self._timeout_s)
+        return self._messages.send(self._one_of("send", tensors, dst), dst, tag, self._timeout_s)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
         """Receive a tensor of one rank."""
-        return self._messages.receive(self._one_of("recv", tensors), src, tag, self._timeout_s)
+        return self._messages.receive(self._one_of("recv", tensors, src), src, tag, self._timeout_s)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
         """Receive a tensor of whichever rank sends one with this tag; the work's `source_rank` says who."""
-        return self._messages.receive(self._one_of("recv_anysource", tensors), None, tag, self._timeout_s)
+        return self._messages.receive(self._one_of("recv_anysource", tensors, None), None, tag, self._timeout_s)
 
-    def _one_of(self, what: str, tensors: Tensors) -> Tensor:
+    def _one_of(self, what: str, tensors: Tensors, other: int | None) -> Tensor:
         check_dense(what, tensors)
+        if other == self._place.rank or (other is not None and not 0 <= other < self._place.size):
+            raise ValueError(f"taihu {what}: rank {other} of the group; expected another one of {self._place.size}")
         return check_one(what, tensors)
 
     # The names that C++ and older versions of PyTorch call.

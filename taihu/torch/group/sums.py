@@ -36,9 +36,7 @@ class Reduction:
     def finish(self, total: Any, size: int) -> None:
         """Make the mean of a sum of `size` terms, if that is wanted."""
         if self.is_mean:
-            total.mul_(1.0 / size) if total.is_floating_point() or total.is_complex() else total.div_(
-                size, rounding_mode="trunc"
-            )
+            total.mul_(1.0 / size)
 
 
 _COMBINED: Final = MappingProxyType(
@@ -64,7 +62,9 @@ def reduction_of(what: str, op: Any, dtype: Any) -> Reduction:
     name = _name_of(op)
     bits = name in ("BAND", "BOR", "BXOR")
     ordered = name in ("MIN", "MAX")
-    if name not in _COMBINED or (bits and dtype.is_floating_point) or ((bits or ordered) and dtype.is_complex):
+    exact = not (dtype.is_floating_point or dtype.is_complex)
+    known = name in _COMBINED and not (ordered and dtype.is_complex)
+    if not known or (bits and not exact) or (name == "AVG" and exact):
         raise ValueError(
             f"taihu {what}: no {name} of {dtype}; expected SUM, AVG, PRODUCT, MIN, MAX, of integers BAND, BOR, BXOR"
         )
@@ -108,8 +108,10 @@ def reduce_to(turn: Turn, tensor: Any, reduction: Reduction, root: int) -> None:
 
 
 def reduce_scatter(turn: Turn, out: Any, terms: list[Any], reduction: Reduction) -> None:
-    """Set `out` to the reduction of what all ranks have for this one; `terms` are contiguous, one for each rank."""
-    out.copy_(_reduce_slices(turn, [each.detach().view(-1) for each in terms], reduction).view(out.shape))
+    """Set `out` to the reduction of what all ranks have for this one; `terms` are one for each rank."""
+    out.copy_(
+        _reduce_slices(turn, [each.detach().contiguous().view(-1) for each in terms], reduction).view(out.shape)
+    )
 
 
 def _slices(turn: Turn, flat: Any) -> list[Any]:
