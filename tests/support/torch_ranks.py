@@ -32,7 +32,7 @@ def on_ranks(size: int, folder: Path, work: Callable[..., Any], *args: Any, time
     store = f"file://{folder / 'store'}"
     pipes = [RANKS.Pipe(duplex=False) for _ in range(size)]
     ranks = [
-        RANKS.Process(target=_run, args=(_Place(rank, size, store, timeout_s), pipe, work, args), daemon=True)
+        RANKS.Process(target=_run, args=(_Place(rank, size, store, timeout_s), pipe, work, args))
         for rank, (_, pipe) in enumerate(pipes)
     ]
     for rank in ranks:

@@ -29,7 +29,8 @@ SUMMED: Final = MappingProxyType(
 def bytes_of(tensor: Any) -> NDArray[np.uint8]:
     """The bytes of a contiguous tensor, shape (n,), sharing its memory."""
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    array: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
+    # Not by `numpy()`, after which a tensor cannot be resized any more, as FSDP does.
+    array: NDArray[np.uint8] = np.from_dlpack(flat.view(torch.uint8))
     return array
 
 
