@@ -70,7 +70,10 @@ class Exchange:
         self._number += 1
         if self.size == 1 or not len(values):
             return
-        shared = self._shared_sums()
+        if not self._shared_tried:
+            self._shared_tried = True
+            self._bounded(what, timeout_s, self._share)
+        shared = self._shared
         if shared is not None:
             ended = self._ended(what, timeout_s, lambda: shared.behind)
             shared.allreduce(values, reduce_kind(value_type), ended, mean=mean)
@@ -136,11 +139,8 @@ class Exchange:
     def _failed(self, error: BaseException) -> None:
         self._failure = error
 
-    def _shared_sums(self) -> SharedSums | None:
-        if not self._shared_tried:
-            self._shared_tried = True
-            self._shared = share(self._communicator, self.rank, self.size)
-        return self._shared
+    def _share(self) -> None:
+        self._shared = share(self._communicator, self.rank, self.size)
 
     def _wait(self, what: str, operation: PartsOperation, timeout_s: float) -> None:
         wait = self._communicator.wait
