@@ -157,7 +157,8 @@ class Operations:
         """The error of what begins after someone has left."""
         if not self._incomplete:
             return None
-        return MemberLostError("a neighbour on the ring has left the run while this worker goes on")
+        who = f"worker {min(self._gone)}" if self._gone else "a neighbour on the ring"
+        return MemberLostError(f"{who} has left the run while this worker goes on")
 
     def abort(self, attempt: int) -> None:
         """Forget everything of attempts before this one; raises StaleError unless it is a higher one."""
@@ -204,7 +205,7 @@ class Operations:
     def _expect(self, rank: int | None) -> None:
         """Raise unless `rank` is still there; others are not needed."""
         if rank in self._gone:
-            raise MemberLostError(f"worker {rank} has left the run while worker {self._identity.rank} goes on")
+            raise MemberLostError(f"worker {rank} has left the run while this worker goes on")
 
     def _start(self, operation: Operation) -> None:
         self._running[operation.key] = operation

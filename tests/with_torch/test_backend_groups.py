@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -203,4 +205,38 @@ def leaves_first(rank: int) -> str:
 def test_an_operation_without_one_that_has_left_ends(tmp_path: Path) -> None:
     left, told = on_ranks(2, tmp_path, leaves_first)
     assert left == "left"
-    assert "left" in told or "rank 0" in told
+    assert "rank 0 has left" in told
+
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+import taihu.torch.backend
+rank, store, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("taihu", init_method=store, rank=rank, world_size=2)
+dist.all_reduce(torch.ones(1))
+if rank == 1 and what == "raises":
+    raise ValueError("no such label")
+if rank == 0 and what != "ends":
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "codes", "said"),
+    [
+        ("ends", [0, 0], ""),
+        ("raises", [1, 1], "rank 1 has ended with ValueError"),
+        ("leaves", [1, 0], "rank 1 has left"),
+    ],
+)
+def test_scripts_end_without_destroying_their_groups(what: str, codes: list[int], said: str, tmp_path: Path) -> None:
+    store = f"file://{tmp_path / 'store'}"
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT, str(rank), store, what], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == codes, told
+    assert said in told[0]

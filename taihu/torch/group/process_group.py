@@ -5,7 +5,6 @@ Names and arguments of methods are PyTorch's, of which some have several names f
 
 from __future__ import annotations
 
-import atexit
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from taihu.errors import ExchangeError
 from taihu.torch.group import moves, sums
 from taihu.torch.group.checks import (
     check_dense,
@@ -25,6 +25,7 @@ from taihu.torch.group.checks import (
     seconds_of,
     split_rows,
 )
+from taihu.torch.group.ending import leave_at_exit
 from taihu.torch.group.exchange import Exchange, Turn
 from taihu.torch.group.meeting import Place
 from taihu.torch.group.messages import Messages
@@ -66,7 +67,7 @@ class TaihuGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types
         self._messages = Messages(self._exchange, self._explain)
         self._order = Order(f"taihu-{place.name}", self._explain)
         self._closed = False
-        atexit.register(self.shutdown)
+        leave_at_exit(self)
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
         """Reduce each tensor over all ranks, in place."""
@@ -284,7 +285,6 @@ class TaihuGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types
 
     def shutdown(self) -> None:
         """Leave in good order when what was issued has ended; may be called again."""
-        atexit.unregister(self.shutdown)
         if not self._closed:
             self._closed = True
             self._order.close(_FAREWELL_S)
@@ -292,7 +292,11 @@ class TaihuGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types
 
     def abort(self) -> None:
         """End every operation with an error, on all ranks."""
-        self._exchange.fail(RuntimeError(f"worker {self._place.rank} has aborted the group"))
+        self.give_up("has aborted the group")
+
+    def give_up(self, reason: str) -> None:
+        """End every operation on all ranks with an error that says that this rank `reason`."""
+        self._exchange.fail(ExchangeError(f"worker {self._place.rank} {reason}"))
 
     def set_timeout(self, timeout: Any) -> None:
         """Give operations that are issued from now on another timeout."""
