@@ -74,7 +74,7 @@ def alone(rank: int) -> float:
     tensor = torch.tensor([float(rank)])
     dist.all_reduce(tensor, op=dist.ReduceOp.AVG, group=groups[rank])
     dist.barrier(group=groups[rank])
-    return tensor.item()
+    return float(tensor)
 
 
 def test_groups_of_some_ranks(tmp_path: Path) -> None:
@@ -108,15 +108,16 @@ def test_messages_of_any_rank_and_of_tags(tmp_path: Path) -> None:
 
 
 def refused(rank: int) -> list[str]:
-    told = []
-    for attempt in (
+    attempts: list[Callable[[], object]] = [
         lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), op=dist.ReduceOp.AVG),
         lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND),
         lambda: dist.all_reduce(torch.eye(2).to_sparse()),
         lambda: dist.all_gather_single(torch.ones(3), torch.ones(1)),
         lambda: dist.all_gather([torch.ones(2), torch.ones(3)], torch.ones(4)),
-    ):
-        with pytest.raises((ValueError, RuntimeError)) as error:
+    ]
+    told = []
+    for attempt in attempts:
+        with pytest.raises(ValueError, match="taihu") as error:
             attempt()
         told.append(str(error.value))
     # Nothing was sent: all goes on.
@@ -193,7 +194,7 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout(what: str, tmp_pat
     assert not one
     for told in (zero, two):
         assert "rank 1 has not come to" in told
-        assert "within 2 s" in told
+        assert "Timed out after 2 s" in told
 
 
 def leaves_first(rank: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -30,8 +30,7 @@ def bytes_of(tensor: Any) -> NDArray[np.uint8]:
     """The bytes of a contiguous tensor, shape (n,), sharing its memory."""
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
     # Not by `numpy()`, after which a tensor cannot be resized any more, as FSDP does.
-    array: NDArray[np.uint8] = np.from_dlpack(flat.view(torch.uint8))
-    return array
+    return cast("NDArray[np.uint8]", np.from_dlpack(flat.view(torch.uint8)))
 
 
 def values_of(tensor: Any) -> NDArray[Any]:

@@ -51,7 +51,7 @@ class Messages:
         return work
 
     def _begin(self, what: str, result: list[Any], who: str, timeout_s: float) -> GroupWork:
-        error = ExchangeError(f"{who} not come to {what} within {timeout_s:g} s; see what it does")
+        error = ExchangeError(f"{who} not come to {what}: Timed out after {timeout_s:g} s; see what it does")
         work = GroupWork(what, result, lambda: self._exchange.fail(error), timeout_s)
         with self._lock:
             self._open.add(work)

@@ -39,8 +39,8 @@ class RollCall:
         who = listed([f"worker {rank}" for rank in missing]) or "a worker, nobody knows which,"
         have = "have" if len(missing) > 1 else "has"
         return ExchangeError(
-            f"{who} {have} not come to {what} within {timeout_s:g} s; see what it does, or give init_process_group "
-            "a longer timeout"
+            f"{who} {have} not come to {what}: Timed out after {timeout_s:g} s; see what it does, or give "
+            "init_process_group a longer timeout"
         )
 
     def _ask(self, number: int, found: list[int]) -> None:
