@@ -9,14 +9,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from support.daemons import free_port
 from support.torch_ranks import on_ranks
 from torch.distributed import distributed_c10d
+
+from taihu.torch.group import exchange
 
 
 def in_order(rank: int) -> dict[str, Any]:
@@ -209,6 +213,34 @@ def test_an_operation_without_one_that_has_left_ends(tmp_path: Path) -> None:
     assert "rank 0 has left" in told
 
 
+def sums_of_all_types(group: Any, rank: int) -> list[Any]:
+    """Sums and means whose bits depend on the order in which they are added."""
+    found = []
+    for dtype, size in product((torch.float32, torch.float64, torch.float16, torch.bfloat16), (1, 2, 5, 1_000_003)):
+        generator = torch.Generator().manual_seed(rank)
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            tensor = torch.rand(size, generator=generator).to(dtype)
+            dist.all_reduce(tensor, op=op, group=group)
+            found.append(tensor)
+    return found
+
+
+def by_ring_and_in_shared_memory(rank: int) -> list[str]:
+    shared = dist.group.WORLD
+    before = sums_of_all_types(shared, rank)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "share", lambda *_: None)
+        ring = dist.new_group()
+        after = sums_of_all_types(ring, rank)
+    assert shared._exchange._shared is not None
+    assert ring._exchange._shared is None
+    return [str((a - b).abs().max()) for a, b in zip(before, after, strict=True) if not torch.equal(a, b)]
+
+
+def test_a_ring_gives_the_bits_of_shared_memory(tmp_path: Path) -> None:
+    assert on_ranks(3, tmp_path, by_ring_and_in_shared_memory) == [[], [], []]
+
+
 SCRIPT = """
 import sys
 import torch
@@ -233,7 +265,7 @@ if rank == 0 and what != "ends":
     ],
 )
 def test_scripts_end_without_destroying_their_groups(what: str, codes: list[int], said: str, tmp_path: Path) -> None:
-    store = f"file://{tmp_path / 'store'}"
+    store = f"file://{tmp_path / 'store'}" if what != "ends" else f"tcp://127.0.0.1:{free_port()}"
     ranks = [
         subprocess.Popen([sys.executable, "-c", SCRIPT, str(rank), store, what], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
