@@ -27,7 +27,7 @@ __all__ = ["main"]
 
 
 class Outcomes(unittest.TestResult):
-    """What came of each case: passed, skipped or failed, and why; one line is printed for each."""
+    """The outcome of each case: passed, skipped or failed, and why; one line is printed for each."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ _LIMIT_S = 100.0
 
 
 def on_ranks(size: int, folder: Path, work: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
-    """What `work(rank, *args)` returns on each rank of a run with the backend `taihu`; None of one that dies.
+    """The answers of `work(rank, *args)` on all ranks of a run with the backend `taihu`; None of one that dies.
 
     Raises:
         AssertionError: with the text of what a rank raised.

@@ -197,7 +197,7 @@ def cases() -> Iterator[Case]:
 
 
 def compare(rank: int) -> dict[Case, str]:
-    """What differs from Gloo's result on this rank, by case; what raises is said, too."""
+    """The difference from Gloo's result on this rank, by case; "" where there is none."""
     gloo, taihu = dist.new_group(backend="gloo"), dist.group.WORLD
     seen = {}
     for case in cases():

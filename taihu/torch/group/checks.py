@@ -1,4 +1,4 @@
-"""What a process group is given, checked before anything is sent."""
+"""Checks of the tensors and options that a process group is given, before anything is sent."""
 
 from __future__ import annotations
 

@@ -190,13 +190,13 @@ class Turn:
         return self.exchange.size
 
     def allreduce(self, values: NDArray[Any], value_type: ValueType, *, mean: bool) -> None:
-        """See `Exchange.allreduce`."""
+        """Sum or average over all ranks, as `Exchange.allreduce`."""
         self.exchange.allreduce(self.what, values, value_type, self.timeout_s, mean=mean)
 
     def broadcast(self, data: Bytes, root: int) -> None:
-        """See `Exchange.broadcast`."""
+        """Bring the root's bytes to all ranks, as `Exchange.broadcast`."""
         self.exchange.broadcast(self.what, data, root, self.timeout_s)
 
     def swap(self, sends: Sequence[Sequence[Bytes]], receives: Sequence[Sequence[Bytes]]) -> None:
-        """See `Exchange.swap`."""
+        """Send each rank its arrays, and receive those of each, as `Exchange.swap`."""
         self.exchange.swap(self.what, sends, receives, self.timeout_s)

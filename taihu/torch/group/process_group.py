@@ -41,7 +41,7 @@ Tensors = list[Any]
 Run = Callable[[Turn], None]
 
 
-class TaihuGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types in the gate
+class TaihuGroup(dist.ProcessGroup):
     """A group of processes, of which this is one; torch.distributed makes and calls it.
 
     Operations that all ranks take part in run in the order in which they were issued, by a thread of the group's;

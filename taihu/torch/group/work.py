@@ -14,7 +14,7 @@ import torch.distributed as dist
 __all__ = ["GroupWork"]
 
 
-class GroupWork(dist.Work):  # type: ignore[misc]  # torch has no types in the gate
+class GroupWork(dist.Work):
     """An operation of a group; any thread may wait for it.
 
     Args:
