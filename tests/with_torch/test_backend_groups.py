@@ -201,6 +201,19 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout(what: str, tmp_pat
         assert "Timed out after 2 s" in told
 
 
+def with_a_late_and_an_impatient_one(rank: int) -> str:
+    """As above; rank 0 waits for a second, rank 2 would for a minute."""
+    if rank == 0:
+        dist.group.WORLD.set_timeout(timedelta(seconds=1))
+    return with_a_late_one(rank, "integers")
+
+
+def test_the_error_of_one_rank_ends_the_operations_of_all(tmp_path: Path) -> None:
+    zero, _, two = on_ranks(3, tmp_path, with_a_late_and_an_impatient_one)
+    for told in (zero, two):
+        assert "Timed out after 1 s" in told
+
+
 def leaves_first(rank: int) -> str:
     if rank == 0:
         return "left"
