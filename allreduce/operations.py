@@ -91,11 +91,15 @@ class Operations:
             FrameError: an early frame does not belong to it.
         """
         with self._lock:
-            self._admit(operation.key)
             if self.same_host is not None and self.same_host.takes(operation):
+                self._admit(operation.key)
                 self.same_host.start(operation)
-            else:
-                self._start(operation)
+                return
+            self._fence.begin(operation.key)
+            self._start(operation)
+            # Who has left has sent all that it had to: what is complete by that needs nobody.
+            if operation.key in self._running:
+                self._expect_all()
 
     def start_sparse(self, operation: SparseOperation, exchange: SparseExchange) -> None:
         """Begin; raises as `start` does."""
@@ -108,9 +112,11 @@ class Operations:
     def start_parts(self, operation: PartsOperation) -> None:
         """Begin, in the present attempt; raises as `start` does."""
         with self._lock:
-            self._admit(None)
             self._parts.begin(operation, self._parts_sent)
+            is_awaited = any(operation.expected.get(rank) for rank in self._gone)
             self._end_parts(operation)
+            if is_awaited:
+                self._expect_all()
 
     def send_message(self, rank: int, tag: int, values: NDArray[np.uint16], on_sent: Callable[[], None]) -> None:
         """Send a message, see `MessagesMesh.send`; raises MemberLostError when `rank` has left the run."""
@@ -195,12 +201,15 @@ class Operations:
                 self._written()
         self._on_end(operation)
 
-    def _admit(self, key: OperationKey | None) -> None:
-        """Raise unless an operation can begin; one without a key belongs to the present attempt."""
+    def _admit(self, key: OperationKey) -> None:
+        """Raise unless an operation can begin."""
+        self._expect_all()
+        self._fence.begin(key)
+
+    def _expect_all(self) -> None:
+        """Raise unless everybody is still there."""
         if (left := self.left) is not None:
             raise left
-        if key is not None:
-            self._fence.begin(key)
 
     def _expect(self, rank: int | None) -> None:
         """Raise unless `rank` is still there; others are not needed."""

@@ -83,6 +83,10 @@ def _connect(store: Any, place: Place, listener: Listener, deadline: float) -> C
     addresses = [_get(store, f"address/{rank}", f"rank {rank}", place, deadline) for rank in ranks]
     _check_reach(addresses, place)
     communicator.connect(addresses, mesh=True)
+    # Nobody may leave, however little it has to do, while others are about to connect to it.
+    store.set(f"connected/{place.rank}", "")
+    for rank in ranks:
+        _get(store, f"connected/{rank}", f"rank {rank}", place, deadline)
     return communicator
 
 
