@@ -121,7 +121,7 @@ class Communicator:
     def _open_link(self, rank: int, address: str) -> FrameLink:
         peer = Sender(self._identity.job, 0, rank)
         origin = Origin(f"worker {rank} at {address}", peer, f"worker {self.rank}", self._patience)
-        events = LinkEvents(self.fail, lambda: self._left(None))
+        events = LinkEvents(self.fail, partial(self._ended_by, rank))
         end = LinkEnd(PEER_SERVICE, address, origin)
         link = FrameLink(end, self._identity, _NOTHING, events, faults=self._faults)
         link.open()
@@ -369,7 +369,11 @@ class Communicator:
             operation.finished = True
             self._changed.notify_all()
 
-    def _left(self, sender: int | None) -> None:
+    def _ended_by(self, receiver: int) -> None:
+        """One whom this rank sends to has left in good order; nothing that has begun waits for it."""
+        self._operations.end(receiver)
+
+    def _left(self, sender: int) -> None:
         """Someone has left in good order: nobody may wait for it."""
         if self._operations.leave(sender) and (left := self._operations.left) is not None:
             self.fail(left)

@@ -70,7 +70,9 @@ class Operations:
         self._running: dict[OperationKey, Operation] = {}
         self._early: dict[OperationKey, list[tuple[FrameHeader, NDArray[Any]]]] = {}
         self._incomplete = False
+        # Those who have said their last word, and those who take nothing any more.
         self._gone: set[int] = set()
+        self._deaf: set[int] = set()
         self.same_host: SameHostPath | None = None
         self.sink = Sink(
             (RingSegment, Part, SparseMessage), places=self._places, take=self._take, take_frame=self._take_frame
@@ -113,9 +115,12 @@ class Operations:
         """Begin, in the present attempt; raises as `start` does."""
         with self._lock:
             self._parts.begin(operation, self._parts_sent)
-            is_awaited = any(operation.expected.get(rank) for rank in self._gone)
+            sends = operation.transfer.sends
+            is_needed = any(operation.expected.get(rank) for rank in self._gone) or any(
+                any(map(len, sends[rank])) for rank in self._gone | self._deaf
+            )
             self._end_parts(operation)
-            if is_awaited:
+            if is_needed:
                 self._expect_all()
 
     def send_message(self, rank: int, tag: int, values: NDArray[np.uint16], on_sent: Callable[[], None]) -> None:
@@ -144,15 +149,19 @@ class Operations:
             for link in self._links.values():
                 link.carry(carrier)
 
-    def leave(self, rank: int | None) -> bool:
-        """Someone has left in good order, so that nothing new can begin; returns whether something waits for it.
+    def end(self, rank: int) -> None:
+        """One to whom this rank sends has left in good order: it has all it needs."""
+        with self._lock:
+            self._incomplete = True
+            self._deaf.add(rank)
 
-        `rank` is that of one who sends to this rank; one who was sent to has all it needs.
+    def leave(self, rank: int) -> bool:
+        """One who sends to this rank has left in good order; returns whether something waits for it.
+
+        Nothing new can begin that needs it.
         """
         with self._lock:
             self._incomplete = True
-            if rank is None:
-                return False
             self._gone.add(rank)
             is_left = rank == self._left_neighbour
             meshes = (self._sparse, self._parts, self._messages)
@@ -163,8 +172,7 @@ class Operations:
         """The error of what begins after someone has left."""
         if not self._incomplete:
             return None
-        who = f"worker {min(self._gone)}" if self._gone else "a neighbour on the ring"
-        return MemberLostError(f"{who} has left the run while this worker goes on")
+        return MemberLostError(f"worker {min(self._gone | self._deaf)} has left the run while this worker goes on")
 
     def abort(self, attempt: int) -> None:
         """Forget everything of attempts before this one; raises StaleError unless it is a higher one."""
