@@ -1,9 +1,9 @@
 """PyTorch loops over shaped links: `python -m benchmarks.torch --help`.
 
 Three workers with a host each (network namespaces with shaped links, as root) make the same steps by several ways in
-turns, in one process each: without any exchange, by DistributedDataParallel over Gloo, plain, with the fp16 hook and
-with the PowerSGD hook (rank 1), and by taihu's adapter, dense around a ring or sparse. Rows that the file of --json
-holds are not measured again.
+turns, in one process each: without any exchange, with a barrier in its place, by DistributedDataParallel over Gloo,
+plain, with the fp16 hook and with the PowerSGD hook (rank 1), and by taihu's adapter, dense around a ring or sparse.
+Rows that the file of --json holds are not measured again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _EXCHANGES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
         "dlgs, 0.01": MappingProxyType({"TAIHU_COMPRESSION__METHOD": "dlgs", "TAIHU_COMPRESSION__DENSITY": "0.01"}),
     }
 )
-_COLUMNS: Final = ("no exchange", "DDP", "DDP, fp16", "DDP, PowerSGD", "taihu")
+_COLUMNS: Final = ("no exchange", "only a barrier", "DDP", "DDP, fp16", "DDP, PowerSGD", "taihu")
+
+_RATIOS: Final = ("to no exchange", "to a barrier", "DDP to it", "best hook to it")
 
 
 def measure(model: str, rate: str, exchange: str, steps: int, rounds: int) -> dict[str, Any]:
@@ -61,14 +63,19 @@ def measure(model: str, rate: str, exchange: str, steps: int, rounds: int) -> di
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown, in milliseconds, and the ratios to no exchange, plain DDP and the best hook."""
     lines = [
-        f"| model, link, taihu's exchange | {' | '.join(_COLUMNS)} | to no exchange | DDP to it | best hook to it |",
-        f"|---|{'---|' * (len(_COLUMNS) + 3)}",
+        f"| model, link, taihu's exchange | {' | '.join((*_COLUMNS, *_RATIOS))} |",
+        f"|---|{'---|' * (len(_COLUMNS) + len(_RATIOS))}",
     ]
     for row in rows:
         of = {name: row["times"][name]["median"] for name in _COLUMNS}
         ours, best = of["taihu"], min(of["DDP, fp16"], of["DDP, PowerSGD"])
         cells = [f"{1e3 * of[name]:.1f}" for name in _COLUMNS]
-        ratios = [f"{ours / of['no exchange']:.2f}", f"{of['DDP'] / ours:.2f}", f"{best / ours:.2f}"]
+        ratios = [
+            f"{ours / of['no exchange']:.2f}",
+            f"{ours / of['only a barrier']:.2f}",
+            f"{of['DDP'] / ours:.2f}",
+            f"{best / ours:.2f}",
+        ]
         lines.append(f"| {row['model']}, {row['rate']}, {row['exchange']} | {' | '.join([*cells, *ratios])} |")
     return "\n".join(lines)
 

@@ -105,7 +105,14 @@ def _ways(model: str, batch: int) -> Iterator[tuple[str, Step]]:
     def fp16(spread: Any, group: Any) -> None:
         spread.register_comm_hook(group, default_hooks.fp16_compress_hook)
 
-    yield "no exchange", _step(*made(), batch)
+    alone = _step(*made(), batch)
+    yield "no exchange", alone
+
+    def step_and_barrier() -> None:
+        alone()
+        dist.barrier()
+
+    yield "only a barrier", step_and_barrier
     yield "DDP", ddp()
     yield "DDP, fp16", ddp(fp16)
     # Its calls follow each other in threads of Gloo's: of several buckets they meet others' in another order.

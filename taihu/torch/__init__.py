@@ -19,12 +19,16 @@ import structlog
 import torch
 
 from taihu.errors import RunError
+from taihu.torch.backend import register
 from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer
 from taihu.torch.place import find_place
 from taihu.torch.world import World
 from taihu.wire.log import configure_logs
 
 __all__ = ["DistributedOptimizer", "broadcast_parameters", "init", "rank", "shutdown", "world_size"]
+
+
+register()
 
 
 class _Present:

@@ -1,4 +1,4 @@
-"""The backend `taihu` of torch.distributed: to import this is to make `init_process_group("taihu")` possible.
+"""The backend `taihu` of torch.distributed, for `init_process_group("taihu")`.
 
 Scripts for CPUs run as they do with gloo (docs/torch_backend.md).
 """
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from taihu.torch.group.meeting import Place
 from taihu.torch.group.process_group import TaihuGroup
 
-__all__ = ["create_group"]
+__all__ = ["create_group", "register"]
 
 
 def create_group(options: Any, _: Any = None) -> TaihuGroup:
@@ -26,4 +26,6 @@ def create_group(options: Any, _: Any = None) -> TaihuGroup:
     return TaihuGroup(options.store, place, options.global_ranks_in_group)
 
 
-dist.Backend.register_backend("taihu", create_group, extended_api=True, devices=["cpu"])
+def register() -> None:
+    """Have torch.distributed know the backend; `import taihu.torch` does so."""
+    dist.Backend.register_backend("taihu", create_group, extended_api=True, devices=["cpu"])
