@@ -65,7 +65,7 @@ def bits_of(values: Values, bounds: Bounds) -> int:
     """`Digest.bits` alone, in less time than `digest_of` takes; arguments and errors are those of `digest_of`."""
     columns = np.zeros(_PERIOD, dtype=np.uint64)
     for start, part in _placed(values, bounds):
-        _fold((part + np.float32(0)).view(np.uint32), start, columns)
+        _fold(_words(part), start, columns)
     return int((columns * _FACTORS).sum())
 
 
@@ -82,7 +82,7 @@ def digest_of(values: Values, bounds: Bounds) -> Digest:
     columns, sums, size = np.zeros(_PERIOD, dtype=np.uint64), np.zeros(_PERIOD), 0.0
     with np.errstate(invalid="ignore", over="ignore"):
         for start, part in _placed(values, bounds):
-            _fold((part + np.float32(0)).view(np.uint32), start, columns)
+            _fold(_words(part), start, columns)
             _fold(part, start, sums)
             size += float(np.abs(part).sum(dtype=np.float64))
         return _digest(int((columns * _FACTORS).sum()), float(sums @ _WEIGHTS), size)
@@ -91,11 +91,18 @@ def digest_of(values: Values, bounds: Bounds) -> Digest:
 def digest_at(values: Values, places: NDArray[np.integer]) -> Digest:
     """The digest of values at places of the arena; both have shape (k,)."""
     columns = places % _PERIOD
-    words = (values + np.float32(0)).view(np.uint32).astype(np.uint64)
+    words = _words(values).astype(np.uint64)
     with np.errstate(invalid="ignore", over="ignore"):
         total = float(values.astype(np.float64) @ _WEIGHTS[columns])
         size = float(np.abs(values).sum(dtype=np.float64))
         return _digest(int((words * _FACTORS[columns]).sum()) % _WORD, total, size)
+
+
+def _words(values: Values) -> NDArray[np.uint32]:
+    """The bits of values, shape (n,), -0.0 as 0.0."""
+    # A turned bit may make a NaN that computing complains of.
+    with np.errstate(invalid="ignore"):
+        return (values + np.float32(0)).view(np.uint32)
 
 
 def _digest(bits: int, total: float, size: float) -> Digest:

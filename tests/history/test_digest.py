@@ -54,6 +54,16 @@ def test_one_bit_and_two_places_show(seed: int, size: int, start: int, data: st.
         assert bits_of(values, bounds) != before
 
 
+def test_a_bit_that_makes_a_signaling_nan_shows_and_nothing_complains() -> None:
+    """Warnings are errors here."""
+    values, bounds, places = np.array([1.2], dtype=np.float32), [(0, 1)], np.array([0])
+    before = bits_of(values, bounds)
+    values.view(np.uint32)[0] ^= np.uint32(1 << 30)
+    assert np.isnan(values[0])
+    assert bits_of(values, bounds) != before
+    assert digest_of(values, bounds).bits == digest_at(values, places).bits == bits_of(values, bounds)
+
+
 @given(SEEDS, st.integers(1, 3000), STARTS, st.data())
 def test_selected_values_have_the_digest_of_an_array_of_zeros_with_them(
     seed: int, size: int, start: int, data: st.DataObject
