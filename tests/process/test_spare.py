@@ -11,9 +11,11 @@ from pathlib import Path
 PROGRAM = """
 import os, sys
 def run():
+    # Who is in between has ended when whoever asked has an answer, and writes.
+    begun = os.read(0, 1)
     print(os.getppid(), *sys.argv[1:], os.environ["MINE"], flush=True)
     sys.stderr.write("said\\n")
-    print(len(sys.stdin.read()), flush=True)
+    print(len(begun + sys.stdin.buffer.read()), flush=True)
     raise SystemExit(7)
 """
 ASKING = """
@@ -27,10 +29,12 @@ with open("log", "wb") as log:
     os.close(write)
     seen["ends"] = bool(select.select([read], [], [], 5)[0])
     first, second = (spare.start("spare_program", [name], log.fileno(), {"MINE": "yes"}) for name in ("one", "two"))
-    seen["first"] = first.stdout.readline().decode().split()
     first.stdin.write(b"12345")
     first.stdin.close()
+    seen["first"] = first.stdout.readline().decode().split()
     seen["read"], seen["first ended with"] = int(first.stdout.readline()), first.wait(20)
+    second.stdin.write(b"1")
+    second.stdin.flush()
     second.stdout.readline()
     second.kill()
     seen["second ended with"] = second.wait(20)
