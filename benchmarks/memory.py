@@ -13,7 +13,6 @@ import argparse
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from benchmarks.rows import load_rows, save_rows
 from taihu.cli.planning.job_memory import JobMemory
 from taihu.job import load_job, parse_assignments
 from taihu.planner.memory import MemoryJob, server_memory, worker_memory
+from taihu.wire.address import free_port
 from worker.data.load import load_dataset
 from worker.engine import build_model
 from worker.fc.connected import spreadable
@@ -127,7 +127,7 @@ def _settings(zero: int, servers: int, builder: str, options: argparse.Namespace
 def _run(assignments: Sequence[str], options: argparse.Namespace, *, limited: bool) -> dict[str, Any]:
     """Resident bytes of the largest worker and server, steady and ever, and what worker 0 says of the run."""
     job = load_job(None, parse_assignments(assignments))
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
     common = [*(f"--set={item}" for item in assignments), "--coordinator", address, "--log-format", "json"]
     with tempfile.TemporaryDirectory() as name:
         result = Path(name) / "worker-0.json"
@@ -211,12 +211,6 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], said: Sequence[IO[str]]
             own.look(process.pid, steps=steps)
         time.sleep(_SAMPLE_S)
     return watched
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from taihu.errors import ConfigError, DataError, ModelError
 from taihu.job import Job
-from taihu.job.environment import resolve_job
+from taihu.job.environment import resolve_job, tables_of
 from taihu.local.display import make_display
 from taihu.local.run import LocalRun, check_job, prepare
 from taihu.local.training import LocalTraining
@@ -147,12 +147,7 @@ def _resolved(job: object, own: Mapping[str, Mapping[str, object]]) -> Job:
         job = job.model_dump(exclude_unset=True)
     elif not (job is None or isinstance(job, Mapping)):
         raise ConfigError(f"job: expected a path, a dict of tables or a Job, seen {type(job).__name__}")
-    tables: dict[str, dict[str, object]] = {}
-    for name, value in (*(job or {}).items(), *own.items()):
-        # Keys at the top of a job belong to the section "".
-        section, keys = (name, value) if isinstance(value, Mapping) else ("", {name: value})
-        tables.setdefault(section, {}).update({key: each for key, each in keys.items() if each is not None})
-    return resolve_job(None, (), tables)
+    return resolve_job(None, (), tables_of(job or {}, own))
 
 
 def _prepared(training: LocalTraining, model: object, data: object) -> LocalRun:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -131,21 +130,16 @@ def _find_meeting(given: str | None, launch: Launch, job: Job) -> _Meeting:
     from taihu.launch.interfaces import own_interfaces
     from taihu.launch.mpi import gather
     from taihu.launch.place import choose_address, coordinator_at
+    from taihu.wire.address import free_port
 
     host, port = coordinator_at(given, launch)
     if host is None and launch.launcher == "mpirun":
-        record = {"interfaces": own_interfaces(), "port": _free_port()}
+        record = {"interfaces": own_interfaces(), "port": free_port()}
         records = gather(record, job.cluster.connect_timeout_s)
         host, port = choose_address([each["interfaces"] for each in records]), records[0]["port"]
     if host is None:
         raise ConfigError(f"{launch.launcher} does not say where rank 0 is; give --coordinator HOST:PORT of its host")
     return _Meeting(host, _USUAL_PORT if port is None else port)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _settings(job: Job, launch: Launch, meeting: _Meeting) -> Iterator[str]:

@@ -6,7 +6,7 @@ section.key=value`; a flag.
 """
 
 from taihu.job.job import Job, setting_keys, setting_tables
-from taihu.job.reading import Overrides, load_job, parse_assignments
+from taihu.job.reading import Overrides, load_job, parse_assignments, revised
 from taihu.job.toml import job_to_toml, parse_value, toml_value
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "load_job",
     "parse_assignments",
     "parse_value",
+    "revised",
     "setting_keys",
     "setting_tables",
     "toml_value",

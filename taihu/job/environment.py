@@ -14,8 +14,10 @@ __all__ = [
     "coordinator_from_environment",
     "environment_overrides",
     "launcher_overrides",
+    "number_from_environment",
     "rank_from_environment",
     "resolve_job",
+    "tables_of",
     "without_settings",
 ]
 
@@ -24,6 +26,18 @@ _SERVERS = ("DMLC_NUM_SERVER",)
 _RANKS = ("RANK", "DMLC_WORKER_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
 _INDICES = ("DMLC_SERVER_ID", "JOB_COMPLETION_INDEX")
 _COORDINATORS = (("MASTER_ADDR", "MASTER_PORT"), ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"))
+
+
+def tables_of(*given: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Tables of a job as overrides, later ones over earlier ones; keys at the top of a job become the section "".
+
+    A value None counts as not given.
+    """
+    tables: dict[str, dict[str, object]] = {}
+    for name, value in (item for each in given for item in each.items()):
+        section, keys = (name, value) if isinstance(value, Mapping) else ("", {name: value})
+        tables.setdefault(section, {}).update({key: each for key, each in keys.items() if each is not None})
+    return tables
 
 
 def launcher_overrides(environment: Mapping[str, str]) -> dict[str, dict[str, object]]:
@@ -62,6 +76,15 @@ def rank_from_environment(environment: Mapping[str, str], role: str) -> int | No
     counted = _first_number(environment, _RANKS if role == "worker" else _INDICES)
     offset = _first_number(environment, (f"{PREFIX}RANK_OFFSET",)) or 0
     return None if counted is None else counted + offset
+
+
+def number_from_environment(environment: Mapping[str, str], option: str) -> int | None:
+    """The number in the variable of `option`; None where it is not set.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    return _first_number(environment, (variable_of(option),))
 
 
 def coordinator_from_environment(environment: Mapping[str, str]) -> str | None:

@@ -8,7 +8,7 @@ from typing import Final
 from taihu.errors import ConfigError
 from taihu.job import Job
 
-__all__ = ["check_processes", "check_threads"]
+__all__ = ["check_processes", "check_threads", "share_of_threads"]
 
 _THREADS_PER_CORE: Final = 4
 _PROCESSES_PER_CORE: Final = 16
@@ -36,3 +36,8 @@ def check_processes(job: Job, cores: int | None = None) -> None:
             f"cluster: {job.servers} servers and {job.cluster.workers} workers are {processes} processes, expected "
             f"at most {most} on this machine of {cores} cores; start them on several machines"
         )
+
+
+def share_of_threads(job: Job, workers: int | None = None) -> int:
+    """The threads of each of so many workers here, by default all of the job's, as it says or an equal share."""
+    return job.cluster.threads or max(1, (os.cpu_count() or 1) // (workers or job.cluster.workers))

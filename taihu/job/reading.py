@@ -15,7 +15,7 @@ from taihu.job.mistakes import mistake
 from taihu.job.toml import parse_value
 from taihu.words import one_line
 
-__all__ = ["Overrides", "load_job", "parse_assignments"]
+__all__ = ["Overrides", "load_job", "parse_assignments", "revised"]
 
 Overrides = Mapping[str, Mapping[str, object]]
 """Values by section and key; the keys that stand at the top of the file are those of the section ""."""
@@ -65,6 +65,12 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, dict[str, object]
             )
         overrides.setdefault(section, {})[name] = parse_value(text.strip())
     return overrides
+
+
+def revised(job: Job, section: str, **values: object) -> Job:
+    """`job` with other values in one section, checked as a whole; what was not given stays so."""
+    given = job.model_dump(exclude_unset=True)
+    return Job.model_validate({**given, section: {**given.get(section, {}), **values}})
 
 
 def _read(path: Path) -> dict[str, Any]:

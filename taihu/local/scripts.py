@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from taihu.errors import ConfigError
-from taihu.job import Job, job_to_toml
+from taihu.job import Job, job_to_toml, revised
 from taihu.job.environment import without_settings
+from taihu.job.machine import share_of_threads
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.process.entry import InterruptedRunError, Interrupts
+from taihu.wire.address import free_port
 
 __all__ = ["ScriptRun", "job_of_script"]
 
@@ -48,12 +50,16 @@ class ScriptRun:
         """Start all processes; returns when they have ended.
 
         Raises:
-            ConfigError: there is no such script.
+            ConfigError: there is no such script, or no PyTorch.
             DaemonFailedError: one ended before its time, all others have been ended.
             InterruptedRunError: it was interrupted.
         """
         if not self.script.is_file():
             raise ConfigError(f"script {self.script}: no such file")
+        if find_spec("torch") is None:
+            raise ConfigError(
+                "PyTorch is not installed for this Python: pip install torch, or taihu with the extra 'torch'"
+            )
         with tempfile.TemporaryDirectory(prefix="taihu-") as name, LocalProcesses(self.logs) as processes:
             self._start(processes, Path(name))
             with self.interrupts.offered_to(lambda reason: True):
@@ -82,7 +88,7 @@ class ScriptRun:
                 processes.start(f"server {index}", "ps_server", [*own, "--coordinator", coordinator])
             else:
                 coordinator = processes.start_listening(f"server {index}", "ps_server", own)
-        coordinator = coordinator or f"127.0.0.1:{_free_port()}"
+        coordinator = coordinator or f"127.0.0.1:{free_port('127.0.0.1')}"
         for rank in range(self.job.cluster.workers):
             environment = self._environment(rank, job_file, coordinator)
             command = [_SCRIPT, str(self.script), *self.arguments]
@@ -95,22 +101,13 @@ class ScriptRun:
             "TAIHU_RANK": str(rank),
             "TAIHU_CLUSTER__COORDINATOR": coordinator,
         }
-        threads = self.job.cluster.threads or max(1, (os.cpu_count() or 1) // self.job.cluster.workers)
-        # As many as there are cores for each: libraries take all of them otherwise.
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
+        # Libraries take all cores otherwise.
+        environment.setdefault("OMP_NUM_THREADS", str(share_of_threads(self.job)))
         return environment
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def job_of_script(job: Job, *, has_servers: bool) -> Job:
     """`job` for a script: gradients come back, around a ring unless servers were asked for."""
-    given = job.model_dump(exclude_unset=True)
-    exchange = given.setdefault("exchange", {})
-    exchange.setdefault("returns", "gradients")
-    exchange.setdefault("kind", "server" if has_servers else "ring")
-    return Job.model_validate(given)
+    own = {"returns": "gradients", "kind": "server" if has_servers else "ring"}
+    given = job.exchange.model_fields_set
+    return revised(job, "exchange", **{key: value for key, value in own.items() if key not in given})

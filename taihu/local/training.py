@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 from taihu.errors import ConfigError, RunError
 from taihu.job import Job, job_to_toml
+from taihu.job.machine import share_of_threads
 from taihu.local.display import Display
 from taihu.local.processes import LocalProcesses
 from taihu.local.results import results_of
@@ -104,8 +104,8 @@ class LocalTraining:
         if processes.forks:
             # Before anybody waits for the others: kernels may have to be compiled.
             importlib.import_module("worker.first_step").load_first_step(self.job)
-        threads = self.job.cluster.threads or max(1, (os.cpu_count() or 1) // self.job.cluster.workers)
-        local = self.job.cluster.model_copy(update={"coordinator": None, "threads": threads})
+        own_threads = {"coordinator": None, "threads": share_of_threads(self.job)}
+        local = self.job.cluster.model_copy(update=own_threads)
         job_file = folder / "job.toml"
         # What was not given stays so: its default may depend on other settings.
         own = {

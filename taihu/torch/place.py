@@ -9,8 +9,14 @@ from pathlib import Path
 
 from taihu.coordination.listener import ListenOptions
 from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.job.environment import coordinator_from_environment, rank_from_environment, resolve_job
+from taihu.job import Job, revised
+from taihu.job.environment import (
+    coordinator_from_environment,
+    number_from_environment,
+    rank_from_environment,
+    resolve_job,
+    tables_of,
+)
 from taihu.launch.discovery import find_coordinator
 from taihu.wire.address import is_loopback, join_address, split_address
 from taihu.words import counted
@@ -53,10 +59,10 @@ def find_place(job: str | Path | Mapping[str, object] | None, settings: Tables) 
     resolved = resolve_job(path, (), tables, launched=True)
     if rank is None and resolved.cluster.coordinator is None and coordinator_from_environment(os.environ) is None:
         rank = 0
-        resolved = _with(resolved, "cluster", workers=1)
-        resolved = _with(resolved, "exchange", kind="ring")
+        resolved = revised(resolved, "cluster", workers=1)
+        resolved = revised(resolved, "exchange", kind="ring")
     if "returns" not in resolved.exchange.model_fields_set:
-        resolved = _with(resolved, "exchange", returns="gradients")
+        resolved = revised(resolved, "exchange", returns="gradients")
     if rank is None:
         raise ConfigError("rank unknown: start the script by `taihu run`, torchrun or mpirun, or set TAIHU_RANK")
     if not 0 <= rank < resolved.cluster.workers:
@@ -75,20 +81,7 @@ def _tables(
     path = Path(job) if isinstance(job, (str, Path)) else None
     if path is None and job is None and "TAIHU_JOB" in os.environ:
         path = Path(os.environ["TAIHU_JOB"])
-    tables: dict[str, dict[str, object]] = {}
-    given = job if isinstance(job, Mapping) else {}
-    for name, value in (*given.items(), *settings.items()):
-        # Keys at the top of a job belong to the section "".
-        section, keys = (name, value) if isinstance(value, Mapping) else ("", {name: value})
-        tables.setdefault(section, {}).update(keys)
-    return path, tables
-
-
-def _with(job: Job, section: str, **values: object) -> Job:
-    """`job` with other values in one section, checked as a whole."""
-    given = job.model_dump(exclude_unset=True)
-    given[section] = {**given.get(section, {}), **values}
-    return Job.model_validate(given)
+    return path, tables_of(job if isinstance(job, Mapping) else {}, settings)
 
 
 def _listening(job: Job, rank: int) -> ListenOptions:
@@ -99,5 +92,5 @@ def _listening(job: Job, rank: int) -> ListenOptions:
         host, port = split_address(coordinator)
         hosts = rank == 0 and not job.servers
         given = join_address(host, port if hosts else 0)
-    direct = int(os.environ.get("TAIHU_DIRECT_PORT", "0"))
+    direct = number_from_environment(os.environ, "DIRECT_PORT") or 0
     return ListenOptions(given, os.environ.get("TAIHU_ADVERTISE", ""), direct, job.patience)

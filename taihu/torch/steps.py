@@ -69,15 +69,8 @@ class BackwardSteps:
         self._own = 0
         self._record: StepRecord | None = None
         self._start_s = self._forward_end_s = self._clock.now()
-        self._hooks = [
+        for index, parameter in enumerate(gradients.parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._ready, index))
-            for index, parameter in enumerate(gradients.parameters)
-        ]
-
-    def close(self) -> None:
-        """Take no more notice of backward."""
-        for hook in self._hooks:
-            hook.remove()
 
     @property
     def compression(self) -> CompressionState | None:

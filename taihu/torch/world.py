@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -57,8 +57,6 @@ class World:
             activity=self._activity,
         )
         self._listener = None if place.is_alone else listen_for_peers(place.job, place.rank, place.listen)
-        self._steps: BackwardSteps | None = None
-        self._digest: Callable[[], str] = str
 
     @property
     def is_alone(self) -> bool:
@@ -97,8 +95,7 @@ class World:
         self._stack.callback(self._last_will.cancel)
         self._activity.takes_part(session)
         gradients = GradientArena(layout, parameters, arenas.gradients)
-        self._steps = BackwardSteps(self.job, layout, gradients, session, self._observer, waits=self._waits)
-        return self._steps
+        return BackwardSteps(self.job, layout, gradients, session, self._observer, waits=self._waits)
 
     def bring(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Have the values of worker `root` in `tensors`, which all workers have alike; nothing may be under way."""

@@ -11,6 +11,7 @@ from taihu.errors import ConfigError
 
 __all__ = [
     "advertised_host",
+    "free_port",
     "host_of",
     "host_of_peer",
     "is_every_host",
@@ -21,6 +22,13 @@ __all__ = [
 
 _EVERY_HOST = ("", "0.0.0.0", "::")  # noqa: S104
 _ADDRESS = re.compile(r"(?:\[([^\[\]\s]*)\]|([^\[\]:\s]*)):([0-9]{1,5})")
+
+
+def free_port(host: str = "") -> int:
+    """A port that nobody listens on now; whoever takes it may be too late."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -17,6 +17,7 @@ from taihu.cli.bench.ranks import measure_here
 from taihu.coordination.listener import ListenOptions
 from taihu.errors import ConfigError
 from taihu.job.environment import rank_from_environment, resolve_job
+from taihu.job.machine import share_of_threads
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.fc_mode import FcLayer
 from taihu.process.entry import Interrupts
@@ -101,7 +102,7 @@ def fc(
         typer.echo(f"listening on {listener.address}")
         layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
         tracer = Tracer() if trace is not None else Tracer.off()
-        threads = job.cluster.threads or max(1, (os.cpu_count() or 1) // ranks)
+        threads = share_of_threads(job, ranks)
         with meet(job, rank, layout, listener) as meeting, threadpool_limits(threads):
             if compute:
                 schemes: tuple[Scheme, ...] = get_args(Scheme)

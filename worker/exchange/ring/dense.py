@@ -158,11 +158,28 @@ class RingRoute(Route):
         self._events.updated(group, at, sent_bytes=sent, received_bytes=received)
 
 
-class Replicas(RingUpdates):
-    """Every worker updates all parameters itself (ZeRO's stage 0)."""
+class Undivided(RingUpdates):
+    """The part of updates that is alike wherever all workers have everything; it has no fields."""
 
     agrees = False
     shares_sums = 1
+
+    def adopt(self, plan: Plan, chunks: list[Chunks]) -> None:
+        """Do nothing: everybody has everything."""
+
+    def begin(self, at: At) -> None:
+        """Do nothing: everybody has everything."""
+
+    def fetch(self, group: int, step: int, events: RouteEvents) -> None:
+        """Refuse: everything stays."""
+        raise RunError(f"group {group} was asked for, although its parameters stay")
+
+    def agree(self, flags: NDArray[np.float64]) -> None:
+        """Do nothing: each reads for itself."""
+
+
+class Replicas(Undivided):
+    """Every worker updates all parameters itself (ZeRO's stage 0)."""
 
     def __init__(self, communicator: Communicator, arenas: Arenas, updates: ByEveryWorker) -> None:
         self._communicator = communicator
@@ -172,12 +189,6 @@ class Replicas(RingUpdates):
     @override
     def bring(self) -> None:
         self._communicator.broadcast(self._arenas.parameters)
-
-    def adopt(self, plan: Plan, chunks: list[Chunks]) -> None:
-        """Do nothing: everybody has everything."""
-
-    def begin(self, at: At) -> None:
-        """Do nothing: everybody has everything."""
 
     @override
     def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
@@ -193,23 +204,13 @@ class Replicas(RingUpdates):
         self._updates.apply(at.step)
         events.applied(at)
 
-    def fetch(self, group: int, step: int, events: RouteEvents) -> None:
-        """Everything stays."""
-        raise RunError(f"group {group} was asked for, although its parameters stay")
-
     @override
     def held(self) -> Held:
         return self._updates.held()
 
-    def agree(self, flags: NDArray[np.float64]) -> None:
-        """Each reads for itself."""
 
-
-class Means(RingUpdates):
+class Means(Undivided):
     """Nobody updates: the mean gradients come back, into the arena that the gradients lie in."""
-
-    agrees = False
-    shares_sums = 1
 
     def __init__(self, communicator: Communicator, arenas: Arenas) -> None:
         self._communicator = communicator
@@ -218,12 +219,6 @@ class Means(RingUpdates):
     @override
     def bring(self) -> None:
         self._communicator.broadcast(self._arenas.parameters)
-
-    def adopt(self, plan: Plan, chunks: list[Chunks]) -> None:
-        """Do nothing: everybody has everything."""
-
-    def begin(self, at: At) -> None:
-        """Do nothing: everybody has everything."""
 
     @override
     def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
@@ -236,13 +231,6 @@ class Means(RingUpdates):
         """Nothing is updated."""
         raise RunError("mean gradients that come back are clipped by whoever updates")
 
-    def fetch(self, group: int, step: int, events: RouteEvents) -> None:
-        """Everything stays."""
-        raise RunError(f"group {group} was asked for, although its parameters stay")
-
     def held(self) -> Held:
         """Nothing: parameters and optimizer are the user's."""
         return Held()
-
-    def agree(self, flags: NDArray[np.float64]) -> None:
-        """Each reads for itself."""
