@@ -7,6 +7,7 @@ from the start of its processes.
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import subprocess
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +27,7 @@ from benchmarks import allreduce, exchange
 from kernels.pack import pack, packed_bound, unpack
 from kernels.reduce import sum_in_rank_order
 from kernels.scatter import make_marks, sum_sparse_in_rank_order
+from taihu.cli.planning.link_rate import parse_rate
 from taihu.optimization.shard import OptimizerShard
 from taihu.planner.groups import Group
 from taihu.settings.optimizer import OptimizerSettings
@@ -40,14 +43,18 @@ PACED: Final = ("small", "medium", "large", "headed")
 _PACED_FILE: Final = Path(__file__).parent / "models" / "paced.py"
 _CORES: Final = os.cpu_count() or 1
 _VALUE_BYTES: Final = 4
-# Allreduces over links that do not hold them up: of start-ups, and of bytes; each with fewer rounds, and with more.
+# Allreduces of start-ups, over links that do not hold them up, and of bytes; with fewer rounds, and with more.
 _RANKS, _FREE_RATE, _FEW_MB, _MANY_MB = 4, "40gbit", 0.1, 24.0
-_FEW_ROUNDS, _MANY_ROUNDS = (3, 28), (4, 44)
+_FEW_ROUNDS: Final = (3, 28)
 _CALLS_OF_FEW: Final = 200
+# Rounds of allreduces, and of exchanges through a server, by the rate of their links. Who waits for a link is woken
+# for a few packets at a time: what bytes cost depends on its rate. Slower links leave processors idle all the same.
+_MANY_ROUNDS: Final = MappingProxyType({"1gbit": (4, 16), "10gbit": (4, 44)})
+_EXCHANGE_ROUNDS: Final = MappingProxyType({"1gbit": (2, 5), "10gbit": (2, 9)})
 # Both lengths of a bench are measured so many times.
 _TIMES: Final = 5
 # An exchange through a server, of a model's values in so many bytes, in frames.
-_MODEL, _MODEL_BYTES, _FRAME_BYTES, _WORKERS, _EXCHANGE_ROUNDS = "resnet50", 102.2e6, 1 << 19, 2, (2, 9)
+_MODEL, _MODEL_BYTES, _FRAME_BYTES, _WORKERS = "resnet50", 102.2e6, 1 << 19, 2
 _FRAME, _FRAMES, _CONTRIBUTIONS, _ATTEMPTS = 1 << 17, 16, 2, 20
 # Of so many values one is selected.
 _OF_EACH: Final = 32
@@ -129,22 +136,19 @@ def calibrated() -> dict[str, Any]:
     processors = Processors()
     rows: list[dict[str, Any]] = []
     add_rate = _add_rate()
-    benches = ((_FEW_MB, _FEW_ROUNDS), (_MANY_MB, _MANY_ROUNDS))
-    few, many = (_work(_RANKS, size, rounds, rows) for size, rounds in benches)
-    (messages, sizes), (more, larger) = (_ends(_RANKS, size) for size in (_FEW_MB, _MANY_MB))
-    # Before every round all ranks meet: as many messages as for a few bytes.
-    more += messages
-    few, many = (work - size / 4 / add_rate for work, size in ((few, sizes), (many, larger)))
-    # few = messages x + sizes y, and many = more x + larger y.
-    per_byte = (many * messages - few * more) / (larger * messages - sizes * more)
-    per_message = max(0.0, (few - sizes * per_byte) / messages)
-    _work(2, _FEW_MB, _FEW_ROUNDS, rows)
+    few = _work(_RANKS, _FEW_MB, (_FREE_RATE, _FEW_ROUNDS), rows)
+    many = {rate: _work(_RANKS, _MANY_MB, (rate, rounds), rows) for rate, rounds in _MANY_ROUNDS.items()}
+    fastest = max(many, key=parse_rate)
+    per_message = _per_message(few, many[fastest], add_rate)
+    per_byte = {rate: _per_byte(work, per_message, add_rate) for rate, work in many.items()}
+    _work(2, _FEW_MB, (_FREE_RATE, _FEW_ROUNDS), rows)
     hop = rows[-1]["seconds"]["median"] / 2
+    through = {rate: _server_rate(rate, per_message, add_rate, rows) for rate in _EXCHANGE_ROUNDS}
     return {
-        "alpha_seconds": max(0.0, hop - 2 * per_message - _FEW_MB * 1e6 / 2 * per_byte),
+        "alpha_seconds": max(0.0, hop - 2 * per_message - _FEW_MB * 1e6 / 2 * per_byte[fastest]),
         "shared_cores": _CORES,
-        "core_bytes_per_second": 1.0 / per_byte,
-        "server_bytes_per_second": _server_rate(per_message, add_rate, rows),
+        "core_bytes_per_second": {rate: 1.0 / seconds for rate, seconds in per_byte.items()},
+        "server_bytes_per_second": through,
         "core_message_seconds": per_message,
         "add_bytes_per_second": add_rate,
         "selected_value_seconds": _selected_seconds(),
@@ -153,23 +157,45 @@ def calibrated() -> dict[str, Any]:
     }
 
 
-def machines_keys(machine: Mapping[str, Any], *, servers: int) -> dict[str, Any]:
-    """The part of a row of `calibrated` that is of hosts, by the keys that a file of machines has.
+def machines_keys(machine: Mapping[str, Any], rate: str, *, servers: int) -> dict[str, Any]:
+    """The part of a row of `calibrated` that is of hosts with links of a rate, by the keys of a file of machines.
 
     Bytes cost another time through servers, which keep those of all workers until the last one has come, than in a
     ring, where they are added as they come.
     """
     of_all = ("shared_cores", "core_message_seconds", "add_bytes_per_second", "selected_value_seconds")
-    rate = machine["server_bytes_per_second" if servers else "core_bytes_per_second"]
-    return {**{key: machine[key] for key in of_all}, "core_bytes_per_second": rate}
+    by_rate = machine["server_bytes_per_second" if servers else "core_bytes_per_second"]
+    nearest = min(by_rate, key=lambda known: abs(math.log(parse_rate(known) / parse_rate(rate))))
+    return {**{key: machine[key] for key in of_all}, "core_bytes_per_second": by_rate[nearest]}
 
 
-def _work(ranks: int, megabytes: float, rounds: tuple[int, int], rows: list[dict[str, Any]]) -> float:
-    """CPU seconds of one allreduce of all ranks together; adds its row to `rows`."""
+def _per_message(few: float, many: float, add_rate: float) -> float:
+    """Seconds of one end of a message, from the work of allreduces of few bytes and of many."""
+    (messages, sizes), (more, larger) = _ends(_RANKS, _FEW_MB), _ends_of_many()
+    few, many = (work - size / 4 / add_rate for work, size in ((few, sizes), (many, larger)))
+    # few = messages x + sizes y, and many = more x + larger y.
+    return max(0.0, (few * larger - many * sizes) / (messages * larger - more * sizes))
+
+
+def _per_byte(many: float, per_message: float, add_rate: float) -> float:
+    """Seconds of one end of a byte, from the work of an allreduce of many bytes."""
+    more, larger = _ends_of_many()
+    return (many - larger / 4 / add_rate - more * per_message) / larger
+
+
+def _ends_of_many() -> tuple[int, float]:
+    """The ends of messages, and of bytes, of a round of many bytes, before which all ranks meet by few."""
+    (messages, _), (more, larger) = _ends(_RANKS, _FEW_MB), _ends(_RANKS, _MANY_MB)
+    return messages + more, larger
+
+
+def _work(ranks: int, megabytes: float, over: tuple[str, tuple[int, int]], rows: list[dict[str, Any]]) -> float:
+    """CPU seconds of one allreduce of all ranks together, `over` a rate in so many rounds; adds its row to `rows`."""
     calls = _CALLS_OF_FEW if megabytes == _FEW_MB else 1
+    rate, rounds = over
 
     def measure(number: int) -> dict[str, Any]:
-        return allreduce.measure(_FREE_RATE, ranks, f"{megabytes}", number, [])[0]
+        return allreduce.measure(rate, ranks, f"{megabytes}", number, [])[0]
 
     return _of_round(measure, rounds, rows, calls)
 
@@ -196,13 +222,13 @@ def _of_round(
     return seconds
 
 
-def _server_rate(per_message: float, add_rate: float, rows: list[dict[str, Any]]) -> float:
-    """Bytes that one processor sends, or takes in, in a second where they pass through a server."""
+def _server_rate(rate: str, per_message: float, add_rate: float, rows: list[dict[str, Any]]) -> float:
+    """Bytes that one processor sends, or takes in, in a second where they pass through a server over such links."""
 
     def measure(number: int) -> dict[str, Any]:
-        return exchange.measure(_MODEL, (1, _WORKERS), _FREE_RATE, number, [])
+        return exchange.measure(_MODEL, (1, _WORKERS), rate, number, [])
 
-    seconds = _of_round(measure, _EXCHANGE_ROUNDS, rows)
+    seconds = _of_round(measure, _EXCHANGE_ROUNDS[rate], rows)
     ends = 2 * 2 * _WORKERS
     seconds -= ends * _MODEL_BYTES / _FRAME_BYTES * per_message
     seconds -= (_WORKERS + PASSES_OF_UPDATE) * _MODEL_BYTES / add_rate

@@ -84,16 +84,16 @@ class Pair:
 
 
 PAIRS: Final = (
-    Pair("100mbit", "small", 16, 2, 3),
-    Pair("100mbit", "small", 16, 3, 4),
-    Pair("100mbit", "small", 16, 4, 5, min_density=0.05),
-    Pair("100mbit", "small", 16, 4, 4, precisions="fp32,bf16"),
-    Pair("100mbit", "medium", 16, 3, 5, min_density=0.01),
-    Pair("100mbit", "medium", 16, 2, 4),
-    Pair("100mbit", "headed", 16, 2, 3),
-    Pair("1gbit", "medium", 8, 3, 4),
-    Pair("1gbit", "large", 8, 3, 3),
-    Pair("1gbit", "large", 8, 2, 4, min_density=0.05),
+    Pair("100mbit", "small", 16, 4, 4),
+    Pair("100mbit", "medium", 16, 3, 4),
+    Pair("100mbit", "medium", 16, 4, 5, min_density=0.05),
+    Pair("100mbit", "headed", 16, 3, 3),
+    Pair("100mbit", "small", 16, 3, 3, precisions="fp32,bf16"),
+    Pair("1gbit", "medium", 8, 2, 3),
+    Pair("1gbit", "large", 8, 2, 3),
+    Pair("1gbit", "large", 8, 3, 4, min_density=0.01),
+    Pair("1gbit", "headed", 16, 2, 2),
+    Pair("10gbit", "large", 8, 2, 3),
 )
 
 
@@ -117,7 +117,7 @@ def _machine_lines(pair: Pair, machine: Mapping[str, Any]) -> Iterator[str]:
     yield f"rate = '{pair.rate}'"
     yield f"alpha_seconds = {machine['alpha_seconds']}"
     yield "[machines]"
-    yield from (f"{key} = {value}" for key, value in machines_keys(machine, servers=0).items())
+    yield from (f"{key} = {value}" for key, value in machines_keys(machine, pair.rate, servers=0).items())
     yield f"core_compute_share = {machine['compute_shares'][pair.model]}"
     yield f"hosts = {pair.hosts}"
     if pair.memory is not None:

@@ -51,7 +51,8 @@ __all__ = ["RUNS", "SOURCE", "Run", "compared", "simulated", "table"]
 
 SOURCE: Final = "measured by benchmarks.simulated"
 _SIMULATED_STEPS: Final = 12
-_CALIBRATION: Final = 10
+# Steps that are short, or whose times differ much, are measured more often.
+_MANY_STEPS: Final = 60
 _DLGS: Final = MappingProxyType({"compression.method": "dlgs"})
 
 
@@ -59,7 +60,8 @@ _DLGS: Final = MappingProxyType({"compression.method": "dlgs"})
 class Run:
     """A job of `workers` and `servers`, 0 in a ring; `settings` are what it sets beside what all do.
 
-    `model` is a function of `benchmarks/models/paced.py`, or of the zoo. `steps` come behind the calibration.
+    `model` is a function of `benchmarks/models/paced.py`, or of the zoo. `steps` come behind two calibrations of so
+    many steps each.
     """
 
     rate: str
@@ -69,6 +71,7 @@ class Run:
     batch: int
     settings: Mapping[str, object] = field(default_factory=dict)
     steps: int = 24
+    calibration: int = 10
 
     @property
     def name(self) -> str:
@@ -86,11 +89,13 @@ class Run:
     def whole(self) -> Run:
         """The same run without spread layers."""
         settings = {key: value for key, value in self.settings.items() if not key.startswith("exchange.fc")}
-        return Run(self.rate, self.servers, self.workers, self.model, self.batch, settings, self.steps)
+        return replace(self, settings=settings)
 
     def all_settings(self) -> dict[str, object]:
         """The job's, by key."""
-        of_all = settings_of(self.model, self.batch, workers=self.workers, calibration=_CALIBRATION, steps=self.steps)
+        of_all = settings_of(
+            self.model, self.batch, workers=self.workers, calibration=self.calibration, steps=self.steps
+        )
         kind = "server" if self.servers else "ring"
         return {**of_all, "exchange.kind": kind, "cluster.servers": max(1, self.servers), **self.settings}
 
@@ -122,11 +127,11 @@ RUNS: Final = (
     Run("100mbit", 2, 2, "headed", 16),
     Run("100mbit", 2, 2, "headed", 16, {"exchange.fc": "shard", "exchange.fc_scheme": "slices"}),
     Run("100mbit", 2, 2, "headed", 16, {"exchange.fc": "shard", "exchange.fc_scheme": "turns"}),
-    Run("10gbit", 1, 2, "large", 8),
-    Run("10gbit", 2, 3, "large", 8, {"exchange.zero": 3}),
-    Run("10gbit", 0, 3, "large", 8),
-    Run("10gbit", 0, 2, "large", 8, {**_DLGS, "compression.density": 0.01}),
-    Run("1gbit", 1, 2, "cifar10_quick", 32),
+    Run("10gbit", 1, 2, "large", 8, steps=_MANY_STEPS),
+    Run("10gbit", 2, 3, "large", 8, {"exchange.zero": 3}, steps=_MANY_STEPS),
+    Run("10gbit", 0, 3, "large", 8, steps=_MANY_STEPS),
+    Run("10gbit", 0, 2, "large", 8, {**_DLGS, "compression.density": 0.01}, steps=_MANY_STEPS),
+    Run("1gbit", 1, 2, "cifar10_quick", 32, steps=_MANY_STEPS, calibration=_MANY_STEPS // 2),
     Run("100mbit", 0, 2, "resnet20", 16),
 )
 """Runs with whole layers stand before those that are simulated by their profile."""
@@ -162,7 +167,7 @@ def simulated(run: Run, profile: Profile, machine: Mapping[str, Any]) -> Simulat
     share = machine["compute_shares"][run.model]
     placement = Placement(
         replace(network, alpha_seconds=machine["alpha_seconds"]),
-        replace(machines, **machines_keys(machine, servers=run.servers), core_compute_share=share),
+        replace(machines, **machines_keys(machine, run.rate, servers=run.servers), core_compute_share=share),
     )
     compute = of_measured(profile)
     return simulate_job(run.job(), profile.layout, compute, placement, profile, steps=_SIMULATED_STEPS)

@@ -44,8 +44,8 @@ def test_a_row_is_simulated_by_what_its_run_measured() -> None:
         "run": MACHINE,
         "alpha_seconds": 1e-3,
         "shared_cores": 2,
-        "core_bytes_per_second": 1e9,
-        "server_bytes_per_second": 1e9,
+        "core_bytes_per_second": {"1gbit": 1e9, "10gbit": 1.0},
+        "server_bytes_per_second": {"10gbit": 1.0, "1gbit": 1e9},
         "core_message_seconds": 0.0,
         "add_bytes_per_second": 1e10,
         "selected_value_seconds": 0.0,
@@ -55,7 +55,7 @@ def test_a_row_is_simulated_by_what_its_run_measured() -> None:
     # Forward and backward, and at the server's port the exchange of the last layer of both workers behind them.
     behind = 2e-3 + 2 * 2 * 4 * 90_000 / (1e8 / 8 * 1448 / 1514)
     assert 0.1 + behind / 2 < shown["simulated"]["seconds_per_step"] < 0.1 + behind + 0.01
-    (slower,) = compared([{**machine, "server_bytes_per_second": 1e6}, row])[1:]
+    (slower,) = compared([{**machine, "server_bytes_per_second": {"1gbit": 1e6, "10gbit": 1e9}}, row])[1:]
     assert slower["simulated"]["seconds_per_step"] > 2 * 2 * 2 * 4 * 100_000 / 2 / 1e6
     assert shown["deviation"] == shown["simulated"]["seconds_per_step"] / 0.11 - 1
     lines = table([shown, {"run": "of an older table", "seconds_per_step": step}]).splitlines()

@@ -118,20 +118,51 @@ class SharedAllreduce:
         self._check(start, stop, value_type)
         if any(not start <= begin <= end <= stop for begin, end in own or ()):
             raise ValueError(f"ranges to sum {list(own or ())}: expected ranges within [{start}, {stop})")
+        if own is None:
+            begin, end = slice_bounds(stop - start, self._size, self._rank)
+            own = [(start + begin, start + end)]
+        self.begin(start, stop, value_type, mean=mean, is_failed=is_failed)
+        self.reduce(own, value_type, mean=mean)
+        self.end(is_failed)
+
+    def begin(
+        self, start: int, stop: int, value_type: ReduceKind, *, mean: bool = False, is_failed: IsFailed = _never
+    ) -> None:
+        """Begin a call, about which all ranks say the same; returns when all have contributed.
+
+        What was contributed may be `reduce`d and, after another `meet`, be read and contributed anew, as often as all
+        do; `end` ends the call.
+
+        Raises:
+            ExchangeError, StaleError, BaseException: as `allreduce` does.
+        """
         if self._failed:
             raise ExchangeError(f"shared allreduce of rank {self._rank}: an earlier call failed; make new buffers")
         self._failed = True
         self._calls += 1
         self._controls[self._rank][_CALL] = (start, stop, REDUCE_KINDS.index(value_type), mean)
-        self._synchronise(is_failed)
+        self.meet(is_failed)
         self._expect_same_calls()
-        if own is None:
-            begin, end = slice_bounds(stop - start, self._size, self._rank)
-            own = [(start + begin, start + end)]
+
+    def reduce(
+        self, own: Sequence[tuple[int, int]], value_type: ReduceKind, *, mean: bool = False, place: int | None = None
+    ) -> None:
+        """Sum the ranges `own` of all data areas into all of them; this rank's area is at address `place` if given.
+
+        Ranges are not checked.
+        """
+        addresses = self._addresses
+        if place is not None:
+            # The own one comes first in the order of summation.
+            addresses = addresses.copy()
+            addresses[0] = place
         scale = 1.0 / self._size if mean else 1.0
         for begin, end in own:
-            reduce_to_all(self._addresses, begin, end, value_type, scale)
-        self._synchronise(is_failed)
+            reduce_to_all(addresses, begin, end, value_type, scale)
+
+    def end(self, is_failed: IsFailed = _never) -> None:
+        """End a call; returns when all ranks have reduced their parts."""
+        self.meet(is_failed)
         self._failed = False
 
     def _check(self, start: int, stop: int, value_type: ReduceKind) -> None:
@@ -151,18 +182,18 @@ class SharedAllreduce:
         # Whoever has to read this is here before it is written again: all meet.
         self._controls[self._rank][_REACHED] = self._counter
         self._counter = attempt << _ATTEMPT_BITS
-        self._meet(is_failed)
+        self._wait_for_all(is_failed)
         self._failed = False
 
-    def _synchronise(self, is_failed: IsFailed) -> None:
+    def meet(self, is_failed: IsFailed = _never) -> None:
         """Say that this rank has come so far, and wait until all have; raises StaleError if one went back before."""
         self._counter += 1
-        self._meet(is_failed)
+        self._wait_for_all(is_failed)
         end = ((self._counter >> _ATTEMPT_BITS) + 1) << _ATTEMPT_BITS
         if any(control[_COUNTER] >= end and control[_REACHED] < self._counter for control in self._others):
             raise StaleError("another rank has given up this attempt")
 
-    def _meet(self, is_failed: IsFailed) -> None:
+    def _wait_for_all(self, is_failed: IsFailed) -> None:
         publish(self._controls[self._rank], _COUNTER, self._counter)
         for control in self._others:
             while not wait_until(control, _COUNTER, self._counter):

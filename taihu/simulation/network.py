@@ -94,6 +94,7 @@ class Host:
         self._queue = queue
         self._cores = cores
         self.memory = self.thread()
+        self.interpreter = self.thread()
         self.sent_bytes = 0.0
         self.received_bytes = 0.0
 
@@ -267,6 +268,7 @@ class Fabric:
             (source.ports[0], target.ports[1], *(port for _, port in self.uplinks(source, target))),
             lambda: alpha_s if network.is_even else self.uneven(alpha_s),
             network.message_seconds * network.bytes_per_second,
+            (source.interpreter, target.interpreter),
         )
 
     def uneven(self, alpha_s: float) -> float:

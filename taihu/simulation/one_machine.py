@@ -198,8 +198,10 @@ class Connection:
         ports: Sequence[Port],
         alpha: Callable[[], float],
         message_bytes: float,
+        interpreters: tuple[Any, Any],
     ) -> None:
         self._queue, self._cores, self._shared, self._ports = queue, cores, shared, tuple(dict.fromkeys(ports))
+        self._sender, self._receiver = interpreters
         self._alpha = alpha
         self._message_bytes = message_bytes
         self._byte_s = 1.0 / cores.machines.core_bytes_per_second
@@ -239,7 +241,7 @@ class Connection:
         """The thread wakes for the next message, also while the kernel still sends the one before."""
         if self._waiting and not self._is_preparing and not self._is_prepared:
             self._is_preparing = True
-            self._cores.work(self._message_s, self._prepared)
+            self._sender.do(self._message_s, self._prepared)
 
     def _prepared(self) -> None:
         self._is_preparing, self._is_prepared = False, True
@@ -266,6 +268,6 @@ class Connection:
         if message.on_left is not None:
             message.on_left(self._begun, self._queue.now)
         self._last_end = max(self._queue.now + self._alpha(), self._last_end)
-        self._queue.at(self._last_end, self._cores.work, self._message_s, message.deliver, *message.args)
+        self._queue.at(self._last_end, self._receiver.do, self._message_s, message.deliver, *message.args)
         self._under_way = None
         self._leave_if_free()

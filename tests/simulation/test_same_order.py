@@ -9,10 +9,10 @@ and what is asked for and comes, is compared by event.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from random import Random
 from time import sleep
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from taihu.simulation.events import EventQueue
 from taihu.simulation.network import Fabric, Host, Path
 from taihu.simulation.sparse import _Operation, _Rank
 from taihu.simulation.worker import Passes, SimulatedWorker
+from worker.exchange.step_actions import Ask, Widen
 
 SIZES = (700, 40, 1200, 90, 300)
 STEPS, RANKS = 3, 3
@@ -43,9 +44,13 @@ Key = tuple[int, int, int]
 
 
 def in_order_of_asking(events: list[Event]) -> list[Event]:
-    """The events, and of what came at about the same time first what was asked for first: servers are threads."""
+    """What was asked for and came, and of what came at about the same time first what was asked for first.
+
+    Servers are threads, and what is widened between them waits for another one.
+    """
     ordered = list[Event]()
-    for _, run in groupby(events, lambda event: event[0]):
+    told = [event for event in events if event[0] != "widened"]
+    for _, run in groupby(told, lambda event: event[0]):
         same = list(run)
         ordered += sorted(same, reverse=True) if same[0][0] == "came" else same
     return ordered
@@ -98,6 +103,15 @@ class Measured:
         """Seconds from the last rank's push until this one had the sum, where ranks meet."""
         last = max(protocol.pushes[step, group] for protocol in self.ranks.values())
         return self.ranks[rank].updates[0, group, step] - last
+
+    def gathered(self, rank: int, group: int, number: int) -> float:
+        """From when the last rank asked for a group's parameters, for so many times, until this one had them."""
+        times = [protocol.told_parameters.gathered[group][number] for protocol in self.ranks.values()]
+        return times[rank][1] - max(asked for asked, _ in times)
+
+    def widened(self, rank: int, group: int) -> float:
+        """From the next wish to widen a group's parameters until that was done."""
+        return self.ranks[rank].told_parameters.widening[group].popleft()
 
     def fetched(self, rank: int, server: int, group: int) -> float:
         """From the next question, or from the answer that it waits for, until the parameters were there."""
@@ -164,19 +178,24 @@ class MeasuredPath(Path):
 
 
 class MeasuredRanks:
-    """Operations of all ranks end so long after the last of these has begun as they really did."""
+    """Operations of all ranks end so long after the last of these has begun as they really did.
 
-    def __init__(self, measured: Measured, queue: EventQueue) -> None:
-        self._measured, self._queue = measured, queue
+    Args:
+        seconds: of a rank, from a group and a number: that of the step for sums, of the turn for what is gathered.
+        queue: the clock.
+    """
+
+    def __init__(self, seconds: Callable[[int, int, int], float], queue: EventQueue) -> None:
+        self._seconds, self._queue = seconds, queue
         self._waiting: dict[tuple[int, int], dict[int, Callable[[], None]]] = defaultdict(dict)
 
-    def start(self, rank: int, step: int, group: int, end: Callable[[], None]) -> None:
+    def start(self, rank: int, group: int, number: int, end: Callable[[], None]) -> None:
         """One rank takes part."""
-        waiting = self._waiting[step, group]
+        waiting = self._waiting[group, number]
         waiting[rank] = end
         if len(waiting) == RANKS:
             for each, call in waiting.items():
-                self._queue.at(self._queue.now + self._measured.together(each, group, step), call)
+                self._queue.at(self._queue.now + self._seconds(each, group, number), call)
 
 
 class MeasuredRing:
@@ -185,11 +204,17 @@ class MeasuredRing:
     measured: Measured
 
     def __init__(self, fabric: Fabric, *_: object) -> None:
-        self._met = MeasuredRanks(self.measured, fabric.queue)
+        self._sums = MeasuredRanks(self.measured.together, fabric.queue)
+        self._gathers = MeasuredRanks(self.measured.gathered, fabric.queue)
+        self._numbers: dict[tuple[int, int], Iterator[int]] = defaultdict(count)
 
     def start(self, rank: int, key: Key, chunks: object, phase: str, end: Callable[[float], None], _: object) -> None:
         """One rank takes part."""
-        self._met.start(rank, key[0], key[1], lambda: end(0.0))
+        step, group, _number = key
+        if phase == "allgather":
+            self._gathers.start(rank, group, next(self._numbers[rank, group]), lambda: end(0.0))
+        else:
+            self._sums.start(rank, group, step, lambda: end(0.0))
 
 
 class MeasuredSparseRank(_Rank):
@@ -203,13 +228,14 @@ class MeasuredSparseRank(_Rank):
         first = ranks[0]
         assert isinstance(first, MeasuredSparseRank)
         if first is self:
-            self.met = MeasuredRanks(self.measured, self.worker.queue)
+            self.met = MeasuredRanks(self.measured.together, self.worker.queue)
         self.met = first.met
 
     def start(
         self, key: tuple[int, int], exchange: Any, elements: int, on_finished: Callable[[_Operation], None]
     ) -> None:
-        self.met.start(self.index, *key, lambda: on_finished(_Operation(exchange)))
+        step, group = key
+        self.met.start(self.index, group, step, lambda: on_finished(_Operation(exchange)))
 
 
 def measured_parts(measured: Measured) -> tuple[type[Fabric], type[SimulatedWorker]]:
@@ -243,23 +269,42 @@ def measured_parts(measured: Measured) -> tuple[type[Fabric], type[SimulatedWork
             assert first == last
             return measured.computed[self.rank, step, way, first]
 
+        def _bring(self, action: Ask | Widen) -> None:
+            """Widening ends when it really did, whatever else its thread had to do."""
+            if isinstance(action, Widen):
+                seconds = measured.widened(self.rank, action.group)
+                self.queue.at(self.queue.now + seconds, self._widened, action.group)
+            else:
+                super()._bring(action)
+
     return OwnFabric, OwnWorker
 
 
 DLGS = {"method": "dlgs", "density": 0.1}
 # Nothing is looked up in sums, which are not made here.
 DENSE_DOWN = {**DLGS, "downlink": "dense"}
+BF16 = {"train": {"precision": "bf16"}}
 
 
 @pytest.mark.parametrize(
-    ("servers", "zero", "compression"),
-    [(1, 1, {}), (2, 2, {}), (2, 3, {}), (2, 1, DLGS), (0, 0, {}), (0, 1, {}), (0, 2, {}), (0, 0, DENSE_DOWN)],
+    ("servers", "zero", "sections"),
+    [
+        (1, 1, {}),
+        (2, 2, {}),
+        (2, 3, {}),
+        (2, 1, {"compression": DLGS}),
+        (2, 2, BF16),
+        (1, 3, BF16),
+        (0, 0, {}),
+        (0, 1, {}),
+        (0, 2, {}),
+        (0, 0, {"compression": DENSE_DOWN}),
+    ],
 )
 def test_events_have_their_order_with_the_times_that_were_measured(
-    servers: int, zero: int, compression: Mapping[str, object], monkeypatch: pytest.MonkeyPatch
+    servers: int, zero: int, sections: Mapping[str, Mapping[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exchange = {"plan": "per-layer", "transport": "tcp", "zero": zero}
-    job = job_of(RANKS, servers, exchange=exchange, compression=compression)
+    job = job_of(RANKS, servers, exchange={"plan": "per-layer", "transport": "tcp", "zero": zero}, **sections)
     measured = Measured(Told())
     with measured.told.listening(monkeypatch, worker.exchange.shell, ps_server.server_shard) as real:
         run_workers(job, layout_of(*SIZES), measured.train)

@@ -15,7 +15,7 @@ from ps_server.aggregator import Aggregator, Complete
 from ps_server.server_shard import ServerShard
 from taihu.wire.headers import At
 from worker.exchange.servers.link import ServerLink
-from worker.exchange.step_actions import Action, Ask
+from worker.exchange.step_actions import Action, Ask, Widen
 from worker.exchange.step_parameters import Reading, StepParameters
 from worker.exchange.step_protocol import StepProtocol
 
@@ -79,9 +79,10 @@ class ToldParameters(StepParameters):
 
     Attributes:
         reached: when the training loop had come to its last turn: with the push before, if nothing was between.
-        there: when each group had come.
-        asked: when it was asked for.
-        came: by server and group, how long after that, or after its answer, each part came.
+        there: when each group had come, and been widened where it is.
+        came: by server and group, how long after it was asked for, or after its answer, each part came.
+        gathered: by group, when it was asked for and when it had come whole, each time.
+        widening: by group, how long it took from the wish until it was widened, each time.
     """
 
     def __init__(self, told: Told, rules: Any) -> None:
@@ -91,16 +92,34 @@ class ToldParameters(StepParameters):
         self.reached = told.origin
         self.there: dict[int, float] = {}
         self.came: dict[tuple[int, int], deque[float]] = defaultdict(deque)
+        self.gathered: dict[int, deque[tuple[float, float]]] = defaultdict(deque)
+        self.widening: dict[int, deque[float]] = defaultdict(deque)
         self.answers: dict[tuple[int, int], float] = {}
         self.is_behind_push = True
+        self._awaiting: Reading | None = None
+        self._freed = told.origin
         self._told = told
         self._asked: dict[int, float] = {}
+        self._to_widen: dict[int, float] = {}
 
     def turn(self, reading: Reading) -> Sequence[Action]:
         if not self.is_behind_push:
             self.reached = self._told.clock()
-        self.is_behind_push = False
+        self.is_behind_push, self._awaiting = False, None
+        # What waited for something had its turn when that came, however late its thread woke.
+        self.reached = max(self.reached, self._freed)
         return self._tell(super().turn(reading), self.reached)
+
+    def may_turn(self, reading: Reading) -> bool:
+        may = super().may_turn(reading)
+        if not may:
+            self._awaiting = reading
+        return may
+
+    def told(self) -> None:
+        """Something has come: a turn that waited for it may be there now."""
+        if self._awaiting is not None and super().may_turn(self._awaiting):
+            self._awaiting, self._freed = None, self._told.clock()
 
     def updated(self, group: int) -> Sequence[Action]:
         return self._tell(super().updated(group), self._told.clock())
@@ -112,7 +131,17 @@ class ToldParameters(StepParameters):
         self.came[server, group].append(now - asked)
         if missing == 1:
             self.there[group] = now
+            self.gathered[group].append((self._asked[group], now))
             self.events.append(("came", self._at.step, group))
+        self.told()
+        return self._tell(actions, now)
+
+    def widened(self, group: int) -> Sequence[Action]:
+        now = self.there[group] = self._told.clock()
+        self.widening[group].append(now - self._to_widen[group])
+        self.events.append(("widened", self._at.step, group))
+        actions = super().widened(group)
+        self.told()
         return actions
 
     def _tell(self, actions: Sequence[Action], now: float) -> Sequence[Action]:
@@ -120,6 +149,8 @@ class ToldParameters(StepParameters):
             if isinstance(action, Ask):
                 self._asked[action.group] = now
                 self.events.append(("ask", action.step, action.group))
+            elif isinstance(action, Widen):
+                self._to_widen[action.group] = now
         return actions
 
 
@@ -170,7 +201,9 @@ class ToldProtocol(StepProtocol):
         self.events.append(("update", at.step, group))
         now, server = self._told.clock(), self._told.server
         self.updates[server, group, at.step] = self.told_parameters.answers[server, group] = now
-        return super().updated(group, at, skipped=skipped)
+        actions = super().updated(group, at, skipped=skipped)
+        self.told_parameters.told()
+        return actions
 
 
 class _ToldAggregator(Aggregator[Any]):

@@ -1,11 +1,15 @@
 """Sums in memory that the processes of a group share, where all of them run on one machine.
 
 Tensors lie where PyTorch puts them, so their values pass through a buffer that all processes have mapped, part by
-part: a part is small enough that it never leaves the processor's caches.
+part: a part is small enough that it never leaves the processor's caches. A buffer has two halves. While one has the
+sums of a part, the next part is brought in the other: all meet once for each part. What a rank sums itself is read
+from its tensor, and written there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +25,7 @@ from taihu.wire.shared_memory import SharedBuffer
 
 __all__ = ["SharedSums", "share"]
 
-_STAGE_BYTES: Final = 2 << 20
+_STAGE_BYTES: Final = 4 << 20
 
 
 class SharedSums:
@@ -49,19 +53,52 @@ class SharedSums:
             BaseException: what `is_failed` returned, which is asked while it waits.
         """
         stage = self._stage.view(dtype_of(kind))
+        parts = list(self._cut(values, stage))
+        if not parts:
+            return
+        sums = self._sums
+        parts[0].bring(stage)
+        sums.begin(0, len(values), kind, mean=mean, is_failed=is_failed)
+        for part, following in pairwise([*parts, None]):
+            assert part is not None  # noqa: S101
+            sums.reduce([part.own], kind, mean=mean, place=part.place)
+            if following is None:
+                sums.end(is_failed)
+            else:
+                # Nobody reads or writes the other half before all have met.
+                following.bring(stage)
+                sums.meet(is_failed)
+            part.fetch(stage)
+
+    def _cut(self, values: NDArray[Any], stage: NDArray[Any]) -> Iterator[_Part]:
+        """Parts of `values`, each of which finds room in a half of `stage`."""
         chunks = [values[slice(*slice_bounds(len(values), self._size, rank))] for rank in range(self._size)]
-        longest = max(map(len, chunks))
-        step = min(len(stage) // self._size, longest)
-        for start in range(0, longest, step):
-            pieces = [chunk[start : start + step] for chunk in chunks]
-            places = [stage[rank * step : rank * step + len(piece)] for rank, piece in enumerate(pieces)]
-            for place, piece in zip(places, pieces, strict=True):
-                np.copyto(place, piece)
-            begin = self._rank * step
-            own = [(begin, begin + len(pieces[self._rank]))]
-            self._sums.allreduce(0, step * self._size, kind, own=own, mean=mean, is_failed=is_failed)
-            for place, piece in zip(places, pieces, strict=True):
-                np.copyto(piece, place)
+        half, longest = len(stage) // 2, max(map(len, chunks))
+        room = half // self._size
+        for number, start in enumerate(range(0, longest, room)):
+            first = number % 2 * half
+            pieces = [chunk[start : start + room] for chunk in chunks]
+            yield _Part(self._rank, pieces, [first + rank * room for rank in range(self._size)])
+
+
+class _Part:
+    """A piece of each rank's chunk, which begin at `begins` in all buffers; `rank` sums its own where that lies."""
+
+    def __init__(self, rank: int, pieces: Sequence[NDArray[Any]], begins: Sequence[int]) -> None:
+        self.own = (begins[rank], begins[rank] + len(pieces[rank]))
+        self.place = pieces[rank].ctypes.data - begins[rank] * pieces[rank].itemsize
+        """The address of element 0 of a buffer that has the own piece where its values lie."""
+        self._others = [pair for other, pair in enumerate(zip(begins, pieces, strict=True)) if other != rank]
+
+    def bring(self, stage: NDArray[Any]) -> None:
+        """Copy what the others sum."""
+        for begin, piece in self._others:
+            np.copyto(stage[begin : begin + len(piece)], piece)
+
+    def fetch(self, stage: NDArray[Any]) -> None:
+        """Copy the sums of others back."""
+        for begin, piece in self._others:
+            np.copyto(piece, stage[begin : begin + len(piece)])
 
 
 def share(communicator: Communicator, rank: int, size: int) -> SharedSums | None:
