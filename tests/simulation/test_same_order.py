@@ -44,7 +44,7 @@ Key = tuple[int, int, int]
 
 
 def in_order_of_asking(events: list[Event]) -> list[Event]:
-    """What was asked for and came, and of what came at about the same time first what was asked for first.
+    """Questions and what came of them; of what came at about the same time first what was asked for first.
 
     Servers are threads, and what is widened between them waits for another one.
     """
@@ -105,7 +105,7 @@ class Measured:
         return self.ranks[rank].updates[0, group, step] - last
 
     def gathered(self, rank: int, group: int, number: int) -> float:
-        """From when the last rank asked for a group's parameters, for so many times, until this one had them."""
+        """Seconds from the last rank's question for a group's parameters, of that number, until this one had them."""
         times = [protocol.told_parameters.gathered[group][number] for protocol in self.ranks.values()]
         return times[rank][1] - max(asked for asked, _ in times)
 

@@ -117,7 +117,7 @@ class ToldParameters(StepParameters):
         return may
 
     def told(self) -> None:
-        """Something has come: a turn that waited for it may be there now."""
+        """Look whether a turn that waited for what has come may be there now."""
         if self._awaiting is not None and super().may_turn(self._awaiting):
             self._awaiting, self._freed = None, self._told.clock()
 
