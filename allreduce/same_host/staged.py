@@ -2,8 +2,8 @@
 
 Values lie where somebody else, such as PyTorch, puts them. They pass through a buffer that all processes have mapped,
 part by part, of which none leaves the caches of the processor. A buffer has two halves: while one has the sums of a
-part, the next part is brought in the other, so that all meet once for each part. What a rank sums itself is read where
-it lies, and written there.
+part, the next part is brought in the other, so that all meet once for each part. What a rank sums itself is read, and
+written, where it lies.
 """
 
 from __future__ import annotations
