@@ -210,7 +210,7 @@ class ServerShard:
         with self._lock:
             spec = self._aggregator.find(header)
         contribution = self._summing.decode(frame, spec, shared)
-        if self._job.exchange.non_finite == "error":
+        if self._job.refuses_non_finite:
             self._check_finite(header, contribution)
         with self._lock:
             outcome = self._aggregator.offer(header, contribution)

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.half_sums import all_finite_half
 from kernels.pack import pack, packed_bound
+from kernels.reduce import all_finite
 from taihu.compression.balance import Weighed, Weighing
 from taihu.compression.methods import Compressor
 from taihu.compression.state import Outcome, units_of_plan
@@ -82,7 +84,8 @@ class GroupCompressor:
     def compress(self, group: int, step: int, on_weighed: Callable[[Weighed], None] | None = None) -> Selection:
         """Select from the group's gradients, which are in the arena, and keep the rest for later.
 
-        `on_weighed` is told the balance, which takes copies of the group.
+        Values that are not finite are sent as far as there is room for them, and not kept. `on_weighed` is told the
+        balance, which takes copies of the group.
         """
         units = self.state.units[self._units[group].start : self._units[group].stop]
         weighing = None
@@ -101,7 +104,19 @@ class GroupCompressor:
         indices, values = self._indices[:count], self._values[:count]
         if weighing is not None and on_weighed is not None:
             on_weighed(weighing.weighed(self._gradients, self._parameters, indices, values))
+        if units and not self._are_finite(values):
+            self._forget_non_finite(units[0].start, units[-1].stop)
         return Selection(indices, values, outcome)
+
+    def _are_finite(self, values: NDArray[Any]) -> bool:
+        kind = self.value_type.half_kind
+        return all_finite(values) if kind is None else all_finite_half(values, kind)
+
+    def _forget_non_finite(self, start: int, stop: int) -> None:
+        """Hold nothing back that is not finite: there may be more of it than is sent, and it would never end."""
+        for kept in (self.state.residual, self.state.velocity):
+            part = kept[start:stop]
+            part[~np.isfinite(part)] = 0.0
 
     def kept(self, elements: int, step: int) -> int:
         """The number that the density of step `step` keeps of so many elements."""

@@ -85,12 +85,13 @@ class Job(Section):
     @model_validator(mode="after")
     def _compression_fits(self) -> Job:
         compression, optimizer = self.compression, self.optimizer
-        sparse = self.downlink != "dense"
+        # Sums that come back leave the parameters to whoever updates them.
+        sparse = self.downlink != "dense" and self.exchange.returns == "parameters"
         if self.exchange.kind == "ring" and compression.value_type != "fp32":
             raise ValueError("a ring sums in fp32: set compression.value_type = 'fp32'")
         if compression.method != "none" and self.exchange.transport == "same-host":
             raise ValueError("compressed gradients travel in messages: set exchange.transport = 'auto'")
-        if compression.method == "none" and (sparse or compression.momentum_at == "workers"):
+        if compression.method == "none" and (self.downlink != "dense" or compression.momentum_at == "workers"):
             raise ValueError("compression.downlink and momentum on the workers need a compression.method")
         if compression.method == "topk" and self.exchange.plan not in ("auto", "single"):
             raise ValueError("compression 'topk' selects from the whole gradient: set exchange.plan = 'single'")
@@ -131,10 +132,9 @@ class Job(Section):
             return self
         if self.zero:
             raise ValueError("exchange.returns 'gradients' leaves updates to all workers: set exchange.zero = 0")
-        if self.compression.method != "none" and (self.servers or self.downlink != "dense"):
+        if self.downlink == "doublesqueeze" or (self.downlink == "exact" and not self.servers):
             raise ValueError(
-                "exchange.returns 'gradients' sums what is compressed between the workers: set exchange.kind = "
-                "'ring' and leave compression.downlink out"
+                "exchange.returns 'gradients' brings sums of all that was selected: leave compression.downlink out"
             )
         clips = self.optimizer.clip_norm is not None or self.optimizer.clip_value is not None
         if self.exchange.fc != "data" or clips:
@@ -200,6 +200,13 @@ class Job(Section):
         return 1 if self.servers else 0
 
     @property
+    def refuses_non_finite(self) -> bool:
+        """Whether gradients that are not finite end the run; those that come back are judged by whoever updates."""
+        if self.exchange.non_finite is None:
+            return self.exchange.returns == "parameters"
+        return self.exchange.non_finite == "error"
+
+    @property
     def whole_norm(self) -> float | None:
         """The largest norm of the whole mean gradient, where that is clipped."""
         return self.optimizer.clip_norm if self.optimizer.clip == "whole" else None
@@ -260,9 +267,13 @@ class Job(Section):
         """The values that come back from the servers."""
         if self.compression.downlink != "auto":
             return self.compression.downlink
-        updates = self.exchange.returns == "parameters"
-        exact = self.compression.method != "none" and self.optimizer.name == "sgd" and updates
-        return "exact" if exact and self.compression.momentum_at != "servers" else "dense"
+        if self.compression.method == "none":
+            return "dense"
+        if self.exchange.returns == "gradients":
+            # Servers answer with the sums of what was selected; in a ring it is spread over all elements.
+            return "exact" if self.servers else "dense"
+        exact = self.optimizer.name == "sgd" and self.compression.momentum_at != "servers"
+        return "exact" if exact else "dense"
 
     @property
     def shares_memory(self) -> bool:
@@ -278,7 +289,9 @@ class Job(Section):
     @property
     def momentum_on_workers(self) -> bool:
         """Whether workers apply momentum and weight decay before they select, and servers plain SGD."""
-        return self.downlink != "dense" or self.compression.momentum_at == "workers"
+        if self.compression.momentum_at != "auto":
+            return self.compression.momentum_at == "workers"
+        return self.downlink != "dense" and self.exchange.returns == "parameters"
 
     @property
     def server_optimizer(self) -> OptimizerSettings:

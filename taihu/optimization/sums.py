@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import ConfigError
+from kernels.scatter import scatter_assign
 
 __all__ = ["SumShard"]
 
@@ -31,8 +31,8 @@ class SumShard:
         np.copyto(self._values[start:stop], gradient)
 
     def update_sparse(self, indices: NDArray[np.int32], gradient: Values, step: int, scale: float = 1.0) -> None:
-        """Raise ConfigError: workers that update for themselves need the whole sum."""
-        raise ConfigError("a server of sums takes a gradient for every element; set exchange.zero = 1 to compress")
+        """Keep `gradient`, shape (k,), fp32, at these places, shape (k,), int32, which alone are answered then."""
+        scatter_assign(indices, gradient, self._values)
 
     def warm_up(self) -> None:
         """There is nothing to compile."""

@@ -55,7 +55,8 @@ class ExchangeSettings(Section):
     divided among the servers, or in a ring among the workers. From stage 2 on workers give the memory of gradients
     back as soon as a group has been summed. In stage 3 they fetch the parameters of a group when they need them,
     twice in a step. With `returns` gradients nobody updates: the mean gradient of all workers comes back, for an
-    optimizer of the user's own (`taihu.torch`), in stage 0. The default is 1 with servers, 0 in a ring, and 2 with
+    optimizer of the user's own (`taihu.torch`), in stage 0; infinities are passed on then, since a loop that scales
+    its losses skips such a step by itself. The default is 1 with servers, 0 in a ring, and 2 with
     16-bit parameters, which need at least that. From stage 2 on no merged group exceeds `bucket_bytes` of fp32
     values, and of a layer that is spread so much of the gradient is computed at once: by default 16 MiB, or where
     `fc` is not data an eighth of what is exchanged if that is less, but at least 1 MiB. In stage 3 a worker holds
@@ -107,8 +108,9 @@ class ExchangeSettings(Section):
         default=None,
         description="the longest wait for others within a step, in seconds; by default until nothing moves any more",
     )
-    non_finite: Literal["error", "allow"] = Field(
-        default="error", description="gradients that are not finite end the run"
+    non_finite: Literal["error", "allow"] | None = Field(
+        default=None,
+        description="gradients that are not finite end the run; by default an error, unless gradients come back",
     )
 
     @field_validator("live_bytes")

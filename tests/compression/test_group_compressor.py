@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.half import from_half
 from kernels.pack import unpack
 from taihu.compression import Compressor, GroupCompressor, method_of
 from taihu.layout import LayerSpec, Layout, TensorSpec
@@ -69,3 +71,42 @@ def test_nothing_of_a_gradient_is_lost(
                     sent[positions] += values
     np.testing.assert_array_equal(sent + compressor.state.residual, total)
     assert compressor.kept(20, 1) == max(1, math.ceil(20 * density))
+
+
+@settings(max_examples=30)
+@given(
+    plan=st.integers(0, 2),
+    density=st.sampled_from([0.1, 0.5]),
+    value=st.sampled_from([np.inf, -np.inf, np.nan]),
+    bad=st.lists(st.integers(0, LAYOUT.elements - 1), min_size=1, unique=True),
+    half=st.sampled_from(["fp32", "fp16", "bf16"]),
+)
+def test_what_is_not_finite_is_sent_once_and_not_kept(
+    *, plan: int, density: float, value: float, bad: list[int], half: Literal["fp32", "fp16", "bf16"]
+) -> None:
+    """More of it than is sent would otherwise come for as many steps as there are values to one that is sent."""
+    gradients = np.ones(LAYOUT.elements, dtype=np.float32)
+    compressor = Compressor(method_of(CompressionSettings(method="dlgs")), density, value_type=half, momentum=0.5)
+    parameters = np.zeros(LAYOUT.elements, dtype=np.float32)
+    groups = GroupCompressor(compressor, LAYOUT, PLANS[plan], gradients=gradients, parameters=parameters)
+    gradients[bad] = value
+    sent = [all_sent(groups, plan, 1)]
+    gradients[:] = 1.0
+    sent.append(all_sent(groups, plan, 2))
+    assert not np.isfinite(sent[0]).all()
+    assert np.isfinite(sent[1]).all()
+    assert len(sent[1]) > 0
+    assert np.isfinite(groups.state.residual).all()
+    assert np.isfinite(groups.state.velocity).all()
+
+
+def all_sent(groups: GroupCompressor, plan: int, step: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """What all groups of a plan send in a step, in fp32."""
+    kind, sent = groups.value_type.half_kind, []
+    for number in range(len(PLANS[plan])):
+        values = groups.compress(number, step).values.copy()
+        if kind is not None:
+            codes, values = values, np.empty(len(values), dtype=np.float32)
+            from_half(codes, kind, values)
+        sent.append(values)
+    return np.concatenate(sent)

@@ -226,9 +226,8 @@ def returns_gradients(of: dict[str, Any]) -> bool:
         return False
     if of["optimizer.clip_norm"] is not None or of["optimizer.clip_value"] is not None:
         return False
-    return of["compression.method"] == "none" or (
-        of["exchange.kind"] == "ring" and of["compression.downlink"] in ("auto", "dense")
-    )
+    fits_down = {"auto", "dense", *(("exact",) if of["exchange.kind"] == "server" else ())}
+    return of["compression.method"] == "none" or of["compression.downlink"] in fits_down
 
 
 def checkpoints_fit(of: dict[str, Any]) -> bool:
@@ -255,12 +254,13 @@ def zero_fits(of: dict[str, Any]) -> bool:
 
 def compression_fits(of: dict[str, Any]) -> bool:
     """Whether compression, optimizer and plan belong together."""
-    sparse = of["compression.downlink"] in ("exact", "doublesqueeze")
+    selects = of["compression.downlink"] in ("exact", "doublesqueeze")
+    sparse = selects and of["exchange.returns"] == "parameters"
     by_workers = of["compression.momentum_at"] == "workers"
     if of["exchange.kind"] == "ring" and of["compression.value_type"] != "fp32":
         return False
     if of["compression.method"] == "none":
-        return not sparse and not by_workers
+        return not selects and not by_workers
     if of["exchange.transport"] == "same-host":
         return False
     if of["compression.method"] == "topk" and of["exchange.plan"] not in ("auto", "single"):

@@ -276,9 +276,15 @@ def test_what_changes_every_parameter_updates_none_alone(rule: OptimizerSettings
     indices, gradient = np.arange(3, dtype=np.int32), np.ones(3, dtype=np.float32)
     with pytest.raises(ConfigError, match=rf"'{rule.name}' with state or weight decay changes every parameter; set"):
         OptimizerShard(rule, parameters).update_sparse(indices, gradient, 1)
-    with pytest.raises(ConfigError, match=r"set exchange\.zero = 1 to compress"):
-        SumShard(parameters).update_sparse(indices, gradient, 1)
     assert (parameters == before).all()
+
+
+def test_sums_of_chosen_elements_lie_at_their_places() -> None:
+    values = normal(10, 2)
+    expected = values.copy()
+    expected[[2, 7]] = 4.0, -2.0
+    SumShard(values).update_sparse(np.array([2, 7], dtype=np.int32), np.array([4.0, -2.0], dtype=np.float32), 1, 0.5)
+    assert values.tobytes() == expected.tobytes()
 
 
 def test_plain_sgd_updates_chosen_elements_alone() -> None:

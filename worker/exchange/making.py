@@ -97,10 +97,10 @@ def _ring_updates(  # noqa: PLR0917 - one of each
 ) -> RingUpdates:
     if job.zero:
         return Owners(job, plan, communicator, arenas, recording=recording, initial=initial)
+    checks = job.refuses_non_finite
     if job.exchange.returns == "gradients":
-        return Means(communicator, arenas)
+        return Means(communicator, arenas, checks=checks)
     optimizer = optimizer_of(job, plan, arenas)
-    checks = job.exchange.non_finite == "error"
     return Replicas(
         communicator,
         arenas,

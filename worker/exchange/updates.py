@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.reduce import all_finite
+from kernels.scatter import scatter_assign
 from taihu.checkpoint.part import Elements, named
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError
@@ -48,6 +49,9 @@ class Updates(Protocol):
 
     def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
         """Take what came of `step` from `values`, shape (frame.count,), of the dtype of what is exchanged."""
+
+    def write_selected(self, frame: FrameSpec, places: NDArray[np.int32], values: Values, step: int) -> None:
+        """Take what came of `step` at some `places` of the arena, ascending ones of the frame; both of shape (k,)."""
 
 
 class ByEveryWorker:
@@ -92,8 +96,7 @@ class ByEveryWorker:
     def received(self, frame: FrameSpec, step: int, group: int) -> None:
         """Update by the sum in the gradients; raises FrameError where it is not finite."""
         if self._is_new(frame, step):
-            for piece in frame.ranges:
-                self._update(group, piece.start, self._gradients[piece.start : piece.stop], step)
+            self._update_by_sums(frame, step, group)
 
     def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
         """Update by the sum `values`; raises as `received` does."""
@@ -106,6 +109,15 @@ class ByEveryWorker:
                 np.copyto(self._gradients[piece.start : piece.stop], values[taken : taken + count])
             self._update(frame.group, piece.start, values[taken : taken + count], step)
             taken += count
+
+    def write_selected(self, frame: FrameSpec, places: NDArray[np.int32], values: Values, step: int) -> None:
+        """Update by sums that are zero wherever nobody selected anything; raises as `received` does."""
+        if not self._is_new(frame, step):
+            return
+        for own in frame.views(self._gradients):
+            own.fill(0.0)
+        scatter_assign(places, values, self._gradients)
+        self._update_by_sums(frame, step, frame.group)
 
     def apply(self, step: int) -> None:
         """Update all parameters by the sums in the gradients, scaled down together where their mean is too large."""
@@ -128,6 +140,10 @@ class ByEveryWorker:
             return False
         self._updated[first] = step
         return True
+
+    def _update_by_sums(self, frame: FrameSpec, step: int, group: int) -> None:
+        for piece in frame.ranges:
+            self._update(group, piece.start, self._gradients[piece.start : piece.stop], step)
 
     def _update(self, group: int, start: int, total: Values, step: int) -> None:
         if self._checks:

@@ -230,7 +230,7 @@ class HybridReplica(Replica):
             scheme=job.exchange.fc_scheme,
             update_each_pass=job.exchange.fc_update == "pass",
             inputs=job.exchange.fc_inputs,
-            check_finite=job.exchange.non_finite == "error",
+            check_finite=job.refuses_non_finite,
             tracer=mover.tracer,
         )
         initialize = partial(self._hybrid.initialize_layer, seed=job.train.seed)

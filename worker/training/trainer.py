@@ -151,7 +151,7 @@ class Trainer:
         self._driver.ready(layer)
 
     def _check(self, loss: float, step: int) -> None:
-        if math.isnan(loss) and self._job.exchange.non_finite == "error":
+        if math.isnan(loss) and self._job.refuses_non_finite:
             raise RunError(
                 f"the loss is not a number at step {step}; lower optimizer.learning_rate or check the data, "
                 "or set exchange.non_finite = 'allow'"

@@ -22,7 +22,7 @@ from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
 from worker.exchange.ring.peer_path import PeerPath
 from worker.exchange.route import Held, Route, RouteEvents
-from worker.exchange.updates import ByEveryWorker
+from worker.exchange.updates import ByEveryWorker, check_finite
 from worker.memory.arenas import Arenas
 
 __all__ = ["Means", "Replicas", "RingRoute", "RingUpdates"]
@@ -210,11 +210,15 @@ class Replicas(Undivided):
 
 
 class Means(Undivided):
-    """Nobody updates: the mean gradients come back, into the arena that the gradients lie in."""
+    """Nobody updates: the mean gradients come back, into the arena that the gradients lie in.
 
-    def __init__(self, communicator: Communicator, arenas: Arenas) -> None:
+    With `checks` means that are not finite are an error.
+    """
+
+    def __init__(self, communicator: Communicator, arenas: Arenas, *, checks: bool = False) -> None:
         self._communicator = communicator
         self._arenas = arenas
+        self._checks = checks
 
     @override
     def bring(self) -> None:
@@ -225,7 +229,14 @@ class Means(Undivided):
         communicator, arenas = self._communicator, self._arenas
         # By whoever completes a sum, before it goes on: all others copy.
         scale = 1.0 / communicator.size
-        return Operation(key, arenas.gradients, arenas.value_type, Ring(communicator.rank, chunks), scale=scale)
+        operation = Operation(key, arenas.gradients, arenas.value_type, Ring(communicator.rank, chunks), scale=scale)
+        if self._checks:
+            operation.on_final = partial(self._check, key)
+        return operation
+
+    def _check(self, key: OperationKey, frame: FrameSpec) -> None:
+        for piece in frame.pieces:
+            check_finite(self._arenas.gradients[piece.start : piece.stop], key.group, key.at.step)
 
     def apply(self, at: At, loss_scale: float, events: RouteEvents) -> None:
         """Nothing is updated."""

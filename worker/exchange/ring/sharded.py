@@ -63,7 +63,7 @@ class Owners(RingUpdates):
         self._arenas = arenas
         self._recording = recording
         self._initial = initial
-        self._checks = job.exchange.non_finite == "error"
+        self._checks = job.refuses_non_finite
         self._gathers_results = job.zero == 3
         self._fetches = arenas.parameter_pages is not None
         self._largest_norm = job.whole_norm

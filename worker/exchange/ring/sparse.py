@@ -58,7 +58,7 @@ class SparseRoute(Route):
         tracer: Tracer | None = None,
     ) -> None:
         self._is_dense = job.downlink == "dense"
-        self._checks = job.exchange.non_finite == "error"
+        self._checks = job.refuses_non_finite
         self._communicator = communicator
         self.path: PeerPath = PeerPath(communicator, job.exchange.transport, events)
         self._arenas = arenas

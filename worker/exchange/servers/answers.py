@@ -90,12 +90,11 @@ class ServerAnswers:
     mapped.
     """
 
-    def __init__(self, peer: str, job: str, parameters: Values, updates: Updates, value_type: ValueType) -> None:
+    def __init__(self, peer: str, job: str, updates: Updates, value_type: ValueType) -> None:
         self._value_type = value_type
         self.shared: Values | None = None
         self._peer = peer
         self._job = job
-        self._parameters = parameters
         self._updates = updates
         self._positions: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._framing: Framing | None = None
@@ -200,7 +199,7 @@ class ServerAnswers:
             raise FrameError(f"{self._peer} answered group {frame.group}: {error}") from None
         if answer.header.value_type is not ValueType.FP32:
             raise FrameError(f"{self._peer} answered {answer.header.value_type.label} parameters: expected float32")
-        scatter_assign(positions, answer.values, self._parameters)
+        self._updates.write_selected(frame, positions, answer.values, answer.header.address.at.step)
 
 
 class ByServers:
@@ -223,3 +222,7 @@ class ByServers:
             # as bytes: NumPy copies these without regard to where `values` lie
             place.view(np.uint8)[:] = values[taken : taken + len(place)].view(np.uint8)
             taken += len(place)
+
+    def write_selected(self, frame: FrameSpec, places: NDArray[np.int32], values: Values, step: int) -> None:
+        """Put what came where it belongs; all else is as it was."""
+        scatter_assign(places, values, self._parameters)

@@ -89,7 +89,7 @@ class ServerLink:
         self._events = events
         self._shard = Shard(plan.layout, job.cluster.servers, index)
         self._state_frames = self._shard.state_frames(plan.frame_elements)
-        self._answers = ServerAnswers(self.peer, job.name, arenas.parameters, updates, arenas.value_type)
+        self._answers = ServerAnswers(self.peer, job.name, updates, arenas.value_type)
         self._at = At(plan.version, 0)
         self._arrived_s = self._send_start_s = 0.0
         self._under_way = FramesUnderWay[Pushed](job.exchange.window_frames)

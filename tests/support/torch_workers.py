@@ -1,0 +1,51 @@
+"""Workers of a PyTorch loop as threads of this process, each with a world of its own: imports are paid for once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TypeVar
+
+from support.cluster import Cluster
+from taihu.coordination.listener import ListenOptions
+from taihu.job import Job, revised
+from taihu.torch.place import Place
+from taihu.torch.world import World
+from taihu.wire.address import free_port
+
+__all__ = ["on_workers"]
+
+T = TypeVar("T")
+
+
+def on_workers(size: int, work: Callable[[World], T], *, servers: int = 0, **tables: Mapping[str, object]) -> list[T]:
+    """The answers of `work(world)` of all workers, by rank; around a ring, or through `servers`.
+
+    Raises:
+        BaseException: what the first of them raised; the others have been told.
+    """
+    exchange = {"kind": "server" if servers else "ring", "returns": "gradients", **tables.pop("exchange", {})}
+    cluster = {"servers": max(servers, 1), "workers": size, "connect_timeout_s": 20.0, **tables.pop("cluster", {})}
+    job = Job.model_validate({"exchange": exchange, "cluster": cluster, **tables})
+    with ExitStack() as stack:
+        if servers:
+            job = stack.enter_context(Cluster(job)).job
+        else:
+            job = revised(job, "cluster", coordinator=f"127.0.0.1:{free_port()}")
+        pool = stack.enter_context(ThreadPoolExecutor(size))
+        lives = [pool.submit(_live, job, rank, work) for rank in range(size)]
+        return [life.result(timeout=60) for life in lives]
+
+
+def _live(job: Job, rank: int, work: Callable[[World], T]) -> T:
+    hosts = rank == 0 and not job.servers
+    bind = str(job.cluster.coordinator) if hosts else "127.0.0.1:0"
+    world = World(Place(job, rank, ListenOptions(bind, patience=job.patience)))
+    try:
+        answer = work(world)
+    except BaseException as error:
+        world.leave(error)
+        raise
+    world.leave()
+    return answer
