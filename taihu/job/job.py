@@ -289,9 +289,8 @@ class Job(Section):
     @property
     def momentum_on_workers(self) -> bool:
         """Whether workers apply momentum and weight decay before they select, and servers plain SGD."""
-        if self.compression.momentum_at != "auto":
-            return self.compression.momentum_at == "workers"
-        return self.downlink != "dense" and self.exchange.returns == "parameters"
+        changes_selected = self.downlink != "dense" and self.exchange.returns == "parameters"
+        return changes_selected or self.compression.momentum_at == "workers"
 
     @property
     def server_optimizer(self) -> OptimizerSettings:
