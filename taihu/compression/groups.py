@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.half import to_half
 from kernels.half_sums import all_finite_half
 from kernels.pack import pack, packed_bound
 from kernels.reduce import all_finite
@@ -44,6 +45,8 @@ class GroupCompressor:
         groups: of the first plan.
         gradients: the arena, shape (elements,), fp32; see `Compressor.update`.
         parameters: the arena, shape (elements,), fp32.
+        forgets_non_finite: of a group with values that are not finite some are sent, so that all workers know, and
+            none are held back. That takes another look at all values.
     """
 
     def __init__(
@@ -54,11 +57,13 @@ class GroupCompressor:
         *,
         gradients: NDArray[np.float32],
         parameters: NDArray[np.float32],
+        forgets_non_finite: bool = False,
     ) -> None:
         self._compressor = compressor
         self._layout = layout
         self._gradients = gradients
         self._parameters = parameters
+        self._forgets_non_finite = forgets_non_finite
         self.value_type = ValueType.named(compressor.value_type)
         self.state = compressor.init(layout.elements, ())
         self.adopt(groups)
@@ -84,8 +89,7 @@ class GroupCompressor:
     def compress(self, group: int, step: int, on_weighed: Callable[[Weighed], None] | None = None) -> Selection:
         """Select from the group's gradients, which are in the arena, and keep the rest for later.
 
-        Values that are not finite are sent as far as there is room for them, and not kept. `on_weighed` is told the
-        balance, which takes copies of the group.
+        `on_weighed` is told the balance, which takes copies of the group.
         """
         units = self.state.units[self._units[group].start : self._units[group].stop]
         weighing = None
@@ -104,19 +108,33 @@ class GroupCompressor:
         indices, values = self._indices[:count], self._values[:count]
         if weighing is not None and on_weighed is not None:
             on_weighed(weighing.weighed(self._gradients, self._parameters, indices, values))
-        if units and not self._are_finite(values):
-            self._forget_non_finite(units[0].start, units[-1].stop)
+        if units and self._forgets_non_finite:
+            self._forget_non_finite(units[0].start, units[-1].stop, values)
         return Selection(indices, values, outcome)
 
     def _are_finite(self, values: NDArray[Any]) -> bool:
         kind = self.value_type.half_kind
         return all_finite(values) if kind is None else all_finite_half(values, kind)
 
-    def _forget_non_finite(self, start: int, stop: int) -> None:
+    def _forget_non_finite(self, start: int, stop: int, values: NDArray[Any]) -> None:
         """Hold nothing back that is not finite: there may be more of it than is sent, and it would never end."""
+        is_left = not all_finite(self.state.residual[start:stop])
+        is_sent = not self._are_finite(values)
+        if is_left and not is_sent:
+            # Equal values before it took its room. All workers are to know.
+            self._put_nan(values[:1])
+        if not is_left and not is_sent:
+            return
         for kept in (self.state.residual, self.state.velocity):
             part = kept[start:stop]
             part[~np.isfinite(part)] = 0.0
+
+    def _put_nan(self, place: NDArray[Any]) -> None:
+        nan = np.array([np.nan], dtype=np.float32)
+        if (kind := self.value_type.half_kind) is None:
+            np.copyto(place, nan)
+        else:
+            to_half(nan, kind, place)
 
     def kept(self, elements: int, step: int) -> int:
         """The number that the density of step `step` keeps of so many elements."""

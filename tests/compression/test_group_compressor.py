@@ -88,7 +88,9 @@ def test_what_is_not_finite_is_sent_once_and_not_kept(
     gradients = np.ones(LAYOUT.elements, dtype=np.float32)
     compressor = Compressor(method_of(CompressionSettings(method="dlgs")), density, value_type=half, momentum=0.5)
     parameters = np.zeros(LAYOUT.elements, dtype=np.float32)
-    groups = GroupCompressor(compressor, LAYOUT, PLANS[plan], gradients=gradients, parameters=parameters)
+    groups = GroupCompressor(
+        compressor, LAYOUT, PLANS[plan], gradients=gradients, parameters=parameters, forgets_non_finite=True
+    )
     gradients[bad] = value
     sent = [all_sent(groups, plan, 1)]
     gradients[:] = 1.0

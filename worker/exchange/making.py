@@ -148,5 +148,10 @@ def compressor_of(job: Job, plan: Plan, arenas: Arenas) -> GroupCompressor:
         job.compression, job.optimizer, workers=job.cluster.workers, momentum_here=job.momentum_on_workers
     )
     return GroupCompressor(
-        compressor, plan.layout, plan.groups, gradients=arenas.gradients, parameters=arenas.parameters
+        compressor,
+        plan.layout,
+        plan.groups,
+        gradients=arenas.gradients,
+        parameters=arenas.parameters,
+        forgets_non_finite=not job.refuses_non_finite,
     )
