@@ -103,7 +103,7 @@ def test_what_is_not_finite_is_sent_once_and_not_kept(
 
 
 def all_sent(groups: GroupCompressor, plan: int, step: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """What all groups of a plan send in a step, in fp32."""
+    """Values that all groups of a plan send in a step, in fp32."""
     kind, sent = groups.value_type.half_kind, []
     for number in range(len(PLANS[plan])):
         values = groups.compress(number, step).values.copy()

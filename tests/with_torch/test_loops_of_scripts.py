@@ -73,7 +73,7 @@ def values_of(tensors: Any) -> Any:
 
 
 def replicas() -> list[Net]:
-    """What each worker's model is in the end: plain copies in one process, whose gradients are averaged by hand."""
+    """Models of all workers in the end: plain copies in one process, whose gradients are averaged by hand."""
     models = [deepcopy(made_model(0)) for _ in range(WORKERS)]
     optimizers = [sgd(model) for model in models]
     for drawn in zip(*(batches(rank) for rank in range(WORKERS)), strict=True):

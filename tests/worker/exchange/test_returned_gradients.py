@@ -71,7 +71,7 @@ def test_the_mean_of_all_workers_comes_back(exchange: Exchange, workers: int, si
 
 
 def compressed(kind: str, method: str) -> list[tuple[list[Values], Values]]:
-    """What comes back to each worker behind each step, and what it holds back at the end."""
+    """Gradients that come back to each worker behind each step, and what it holds back at the end."""
     job = job_of(3, {"kind": kind, "plan": "single"}, {"method": method, "density": 0.05})
     layout = layout_of(*SIZES)
 
