@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.local.scripts import ScriptRun, job_of_script
+from taihu.launch.place import script_job
+from taihu.local.scripts import ScriptRun
 from taihu.process.entry import Interrupts
 from taihu.words import counted
 
@@ -38,7 +39,7 @@ def run_script(
       taihu run --workers 4 --compression dlgs --density 0.01 train.py
       taihu run --job job.toml --logs logs train.py
     """  # noqa: D301
-    job = job_of_script(flags.resolve(job_file), has_servers=flags.servers is not None)
+    job = script_job(flags.resolve(job_file), has_servers=flags.servers is not None)
     interrupts = Interrupts()
     interrupts.install()
     start = time.monotonic()

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from taihu.errors import ConfigError
-from taihu.job import Job, job_to_toml, revised
+from taihu.job import Job, job_to_toml
 from taihu.job.environment import without_settings
 from taihu.job.machine import share_of_threads
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.wire.address import free_port
 
-__all__ = ["ScriptRun", "job_of_script"]
+__all__ = ["ScriptRun"]
 
 _LOOK_S: Final = 0.05
 _CONSEQUENCES_S: Final = 2.0
@@ -104,10 +104,3 @@ class ScriptRun:
         # Libraries take all cores otherwise.
         environment.setdefault("OMP_NUM_THREADS", str(share_of_threads(self.job)))
         return environment
-
-
-def job_of_script(job: Job, *, has_servers: bool) -> Job:
-    """`job` for a script: gradients come back, around a ring unless servers were asked for."""
-    own = {"returns": "gradients", "kind": "server" if has_servers else "ring"}
-    given = job.exchange.model_fields_set
-    return revised(job, "exchange", **{key: value for key, value in own.items() if key not in given})
