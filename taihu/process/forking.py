@@ -42,7 +42,10 @@ class Streams:
 
 
 def can_fork() -> bool:
-    """Whether a fork of this process has all that it needs: only the thread that forks is in it."""
+    """Whether a fork of this process has all that it needs: only the thread that forks is in it.
+
+    Threads that are not Python's are not seen from here.
+    """
     return threading.active_count() == 1
 
 
@@ -55,9 +58,9 @@ def fork_command(
     folder: Path | None = None,
     new_session: bool = False,
 ) -> int:
-    """Run the command of package `module` in a fork as `python -P -m module arguments` would; returns its pid.
+    """Run the command of `module` in a fork as `python -P -m module arguments` would; returns its pid.
 
-    No file but `streams` stays open in it. The package has `run` in its `__main__`.
+    No file but `streams` stays open in it. The module, of a package its `__main__`, has `run`.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -77,25 +80,34 @@ class ForkedProcess:
     `returncode` is None until the child was seen to have ended; -N when signal N ended it.
     """
 
-    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes] | None) -> None:
         self.pid = pid
         self.stdin: IO[bytes] | None = stdin
-        self.stdout: IO[bytes] | None = stdout
+        self.stdout = stdout
         self.returncode: int | None = None
 
     @classmethod
-    def start(cls, module: str, arguments: Sequence[str], stderr: int, environment: Mapping[str, str]) -> Self:
-        """Fork a command, in a session of its own, whose stdin and stdout are pipes to this process."""
+    def start(
+        cls,
+        module: str,
+        arguments: Sequence[str],
+        stderr: int,
+        environment: Mapping[str, str],
+        *,
+        stdout: int | None = None,
+    ) -> Self:
+        """Fork a command, in a session of its own; stdin and, unless it is given, stdout are pipes to here."""
         read, stdin = os.pipe()
-        stdout, write = os.pipe()
+        ours, write = os.pipe() if stdout is None else (None, stdout)
         try:
             pid = fork_command(
                 module, arguments, Streams(read, write, stderr), environment=environment, new_session=True
             )
         finally:
             os.close(read)
-            os.close(write)
-        return cls(pid, os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"))
+            if ours is not None:
+                os.close(write)
+        return cls(pid, os.fdopen(stdin, "wb"), None if ours is None else os.fdopen(ours, "rb"))
 
     def poll(self) -> int | None:
         """The exit code, None while the process runs."""
@@ -158,7 +170,9 @@ def _live(
             os.setsid()
         if folder is not None:
             os.chdir(folder)
-        main = importlib.import_module(f"{module}.__main__")
+        main = importlib.import_module(module)
+        if hasattr(main, "__path__"):
+            main = importlib.import_module(f"{module}.__main__")
         sys.modules["__main__"] = main
         sys.argv = [str(main.__file__), *arguments]
         _show_command_line(f"python -P -m {module} {' '.join(arguments)}")

@@ -1,14 +1,22 @@
-"""A script as one worker of `taihu run`: `python -m taihu.torch.script SCRIPT ARGUMENTS`."""
+"""A script as one worker of `taihu run`: `python -m taihu.torch.script SCRIPT ARGUMENTS`, or a fork that does so."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
-__all__ = ["main"]
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from taihu.process.forking import exit_code_of
+
+__all__ = ["main", "run"]
 
 
 def main() -> None:
@@ -18,6 +26,35 @@ def main() -> None:
     sys.argv = [script, *arguments]
     sys.path[0:0] = [str(Path(script).resolve().parent)]
     runpy.run_path(script, run_name="__main__")
+
+
+def run() -> NoReturn:
+    """Do so in a fork of a process that has imported PyTorch; the end is that of a process of its own."""
+    _be_as_new()
+    code = 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = exit_code_of(ended)
+    except BaseException:
+        code = 1
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
+        sys.excepthook(*sys.exc_info())
+    # As the interpreter at its end. Nothing but imports has come before the fork: what is to be done then is what
+    # modules, and the script, have asked for.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    raise SystemExit(code)
+
+
+def _be_as_new() -> None:
+    """Undo what the process before the fork has had its own way, and what was drawn or chosen when it imported."""
+    sys.excepthook = sys.__excepthook__
+    np.random.seed()  # the generator that scripts use would draw the same in all workers
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if first.isdecimal() and int(first):
+        threadpool_limits(int(first))
+        torch.set_num_threads(int(first))
 
 
 def _end_with_stdin() -> None:
