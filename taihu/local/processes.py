@@ -40,17 +40,17 @@ Process = subprocess.Popen[bytes] | ForkedProcess
 def prepare_to_fork(modules: Sequence[str] = _DAEMONS) -> bool:
     """Import what processes need, and let numba load what it needs for its first kernel.
 
-    Returns whether a fork has all that it needs: a thread that an import has started is in none. OpenBLAS, which
-    NumPy starts, ends its own before a fork.
+    Returns whether a fork has all that it needs: a thread that one of the modules has started is in none.
     """
     with importing_much():
-        importlib.import_module("numpy")
+        # This brings NumPy, and SciPy where it compiles: OpenBLAS ends its threads before a fork, and is not counted.
+        importlib.import_module("kernels.reduce").warm_up()
         before = _native_threads()
         for module in modules:
             importlib.import_module(module)
-        importlib.import_module("kernels.reduce").warm_up()
+        after = _native_threads()
     gc.freeze()
-    return before == _native_threads()
+    return before == after
 
 
 def _native_threads() -> int | None:

@@ -7,6 +7,7 @@ fork. From there on it lives as a process that was started by its command line.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -17,13 +18,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NoReturn, Self
 
-__all__ = ["ForkedProcess", "Streams", "can_fork", "close_files_from", "exit_code_of", "fork_command"]
+__all__ = ["ForkedProcess", "Streams", "as_a_program", "can_fork", "close_files_from", "exit_code_of", "fork_command"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.005
@@ -149,6 +150,25 @@ def exit_code_of(ended: SystemExit) -> int:
         return ended.code or 0
     sys.stderr.write(f"{ended.code}\n")
     return 1
+
+
+def as_a_program(main: Callable[[], None]) -> NoReturn:
+    """Run `main` in a fork, and do at its end what the interpreter does at its own, exit handlers included.
+
+    Nothing but imports may have come before the fork: what is done then is what modules, and `main`, have asked for.
+    """
+    code = 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = exit_code_of(ended)
+    except BaseException:
+        code = 1
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    raise SystemExit(code)
 
 
 def _live(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import runpy
 import sys
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from taihu.process.forking import exit_code_of
+from taihu.process.forking import as_a_program
 
 __all__ = ["main", "run"]
 
@@ -31,20 +30,7 @@ def main() -> None:
 def run() -> NoReturn:
     """Do so in a fork of a process that has imported PyTorch; the end is that of a process of its own."""
     _be_as_new()
-    code = 0
-    try:
-        main()
-    except SystemExit as ended:
-        code = exit_code_of(ended)
-    except BaseException:
-        code = 1
-        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
-        sys.excepthook(*sys.exc_info())
-    # As the interpreter at its end. Nothing but imports has come before the fork: what is to be done then is what
-    # modules, and the script, have asked for.
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    raise SystemExit(code)
+    as_a_program(main)
 
 
 def _be_as_new() -> None:
