@@ -28,6 +28,7 @@ OPTIONS: Final = (
     "HOLD",
     "ON_TERM",
     "JSON",
+    "LOG",
     "TRACE",
     "TRACE_STEPS",
     "RUN_DIR_IS_MADE",

@@ -84,6 +84,8 @@ class _Daemon:
     process: Process
     log: Path
     log_file: IO[bytes]
+    is_shown: bool = False
+    """Whether what it says goes where this process's output goes: the log has none of it."""
     is_settled: bool = False
     """Whether nothing is said of its end any more."""
     given_up: str = ""
@@ -95,6 +97,15 @@ class _Daemon:
         code = self.process.returncode
         assert code is not None  # noqa: S101
         return code
+
+    @property
+    def last_words(self) -> str:
+        """The error, or else the last line, that its log ends with; "" where it is shown."""
+        if self.is_shown:
+            return ""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return errors[-1] if errors else lines[-1] if lines else ""
 
 
 class LocalProcesses:
@@ -164,7 +175,7 @@ class LocalProcesses:
                 env=environment,
                 start_new_session=True,
             )
-        self._daemons.append(_Daemon(name, module, arguments, process, log, log_file))
+        self._daemons.append(_Daemon(name, module, arguments, process, log, log_file, is_shown))
 
     def kill(self, name: str) -> None:
         """End a daemon at once, if it has not ended."""
@@ -325,7 +336,7 @@ def _rank_as_cause(daemon: _Daemon) -> int:
     code = daemon.exit_code
     if code < 0 or code == 2:
         return 0 if code < 0 else 1
-    words = _last_words(daemon.log)
+    words = daemon.last_words
     # A script that ended because another one did says so by an error of this project.
     return 3 if not words or words.startswith(_OF_OTHERS) else 2
 
@@ -340,15 +351,9 @@ def _failure(daemon: _Daemon, daemons: Sequence[_Daemon]) -> DaemonFailedError:
             1,
             was_killed=True,
         )
-    words = _last_words(daemon.log) or f"ended with exit code {code}"
+    words = daemon.last_words or f"ended with exit code {code}"
     # Server 0 tells for which member's sake the run failed; that member's log has the rest.
     culprit = next((other for other in daemons if words.startswith(f"{other.name}: ")), None)
     if culprit is None:
         return DaemonFailedError(f"{daemon.name}: {words}; log: {daemon.log}", daemon.name, code)
     return DaemonFailedError(f"{words}; log: {culprit.log}", daemon.name, code)
-
-
-def _last_words(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return errors[-1] if errors else lines[-1] if lines else ""

@@ -154,6 +154,7 @@ class ScriptRun:
                 "RANK": str(rank),
                 "CLUSTER__COORDINATOR": coordinator,
                 **self._options(rank, files),
+                **({} if rank else {"LOG": str(processes.log_dir.absolute() / "worker-0.log")}),
             }
             environment = without_settings(os.environ) | {variable_of(key): value for key, value in variables.items()}
             # Libraries take all cores otherwise.

@@ -62,8 +62,8 @@ with LocalProcesses(Path("logs"), fork=("program",)) as processes:
     for rank in range(2):
         environment = {**os.environ, "WHO": str(rank)}
         processes.run(f"worker {rank}", ["program", *sys.argv[1:]], environment, is_shown=not rank)
-    while not processes.check():
-        pass
+    processes.wait(60.0)
+    processes.check()
 print("after", flush=True)
 """
 

@@ -22,6 +22,7 @@ from taihu.torch.place import Place, find_place
 
 SCRIPTS = Path(__file__).with_name("scripts")
 LIMIT_S = 60.0
+OF_LAUNCHERS = ("TAIHU_", "RANK", "WORLD_", "LOCAL_", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI")
 
 
 def torchrun(rank: int, size: int) -> dict[str, str]:
@@ -50,8 +51,9 @@ LAUNCHERS = (torchrun, srun, mpirun, by_hand)
 
 
 def placed(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str], **tables: Mapping[str, object]) -> Place:
-    for name in set(os.environ) - set(without_settings(os.environ)):
-        monkeypatch.delenv(name)
+    for name in os.environ:
+        if name.startswith(OF_LAUNCHERS):
+            monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     return find_place(None, tables)
