@@ -93,12 +93,14 @@ def worker(
         from taihu.wire.log import configure_logs
         from worker.daemon import WorkerDaemon
         from worker.participation import WorkerOptions
+        from worker.preflight import check_trains
 
     own: dict[str, dict[str, object]] = {
         "cluster": {"coordinator": coordinator},
         "run": {"dir": run_dir, "save": from_here(save)},
     }
     job = flags.resolve(job_file, own, launched=True)
+    check_trains(job)
     check_writable(json_file, save, trace)
     interrupts = Interrupts(leaves=on_term == "leave" and recovers(job))
     interrupts.install()

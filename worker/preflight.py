@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taihu.errors import ModelError
+from taihu.errors import ConfigError, ModelError
 from taihu.job import Job
 from taihu.losses import find_loss
 from taihu.model_defaults import MODEL_DEFAULTS, check_model_fits, takes_features
@@ -10,7 +10,7 @@ from taihu.names import TEXT_DATA, TOKENS, built_in_data, layers_file, own_data,
 from worker.data.counting import count_training_samples
 from worker.data.sources import check_batch, check_sources, folder_kind
 
-__all__ = ["check_inputs"]
+__all__ = ["check_inputs", "check_trains"]
 
 
 def check_inputs(job: Job) -> None:
@@ -20,12 +20,13 @@ def check_inputs(job: Job) -> None:
     enough for a step; the loss and the model must fit data sets of taihu's own.
 
     Raises:
-        ConfigError: the loss does not suit the data set.
+        ConfigError: the loss does not suit the data set, or nobody would update the model.
         ModelError: the file of the user's own model, or the model to begin with, does not exist, the data are a table
             or text and the model takes something else, or `data.resize` is less than it takes.
         DataError: the data set has fewer samples than a step needs, its files are missing, or scikit-learn, which has
             the digits.
     """
+    check_trains(job)
     own = own_model(job.model.name)
     begin = job.model.init_from
     if begin is not None and not begin.is_file():
@@ -47,6 +48,19 @@ def check_inputs(job: Job) -> None:
     find_loss(job.train.loss, "classes", data.classes, job.train.label_smoothing)
     if own is None and layers_file(job.model.name) is None and job.data.size is not None:
         check_model_fits(job.model.name, (*job.data.size, data.shape[2]))
+
+
+def check_trains(job: Job) -> None:
+    """Check that somebody updates the parameters of a model that this worker trains.
+
+    Raises:
+        ConfigError: gradients come back instead, for the optimizer of a PyTorch script.
+    """
+    if job.exchange.returns == "gradients":
+        raise ConfigError(
+            "exchange.returns 'gradients': nobody would update a built-in model, which would learn nothing; leave "
+            "exchange.returns out, or start a PyTorch script: taihu run SCRIPT.py"
+        )
 
 
 def _kind(name: str) -> str:

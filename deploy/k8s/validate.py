@@ -1,10 +1,10 @@
 """Checks Kubernetes objects strictly: `kubectl kustomize DIR | python deploy/k8s/validate.py`, or files by name.
 
 Kubernetes' own kinds against the JSON schemas of its API, unknown keys refused (PyPI: kubernetes-validate; its own
-`validate` reads all definitions anew for each object); a JobSet against the models of its API (PyPI:
-kubeflow-trainer-api) and the Jobs in it once more against Kubernetes' schemas; a PodMonitor against the models of the
-Prometheus operator's API (PyPI: cloudcoil-models-prometheus-operator). The two models drop keys that they do not
-know, so what comes back must equal what went in.
+`validate` reads all definitions anew for each object); a JobSet, a TrainJob and its runtime against the models of
+their APIs (PyPI: kubeflow-trainer-api) and the Jobs in them once more against Kubernetes' schemas; a PodMonitor
+against the models of the Prometheus operator's API (PyPI: cloudcoil-models-prometheus-operator). These models drop
+keys that they do not know, so what comes back must equal what went in.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import kubernetes_validate
@@ -30,6 +33,17 @@ from referencing import Registry, Resource
 __all__ = ["KUBERNETES", "problems"]
 
 KUBERNETES = kubernetes_validate.latest_version()
+_KUBEFLOW = MappingProxyType(
+    {
+        "JobSet": ("jobset_v1alpha2_job_set", "JobsetV1alpha2JobSet"),
+        "TrainJob": ("trainer_v1alpha1_train_job", "TrainerV1alpha1TrainJob"),
+        "TrainingRuntime": ("trainer_v1alpha1_training_runtime", "TrainerV1alpha1TrainingRuntime"),
+        "ClusterTrainingRuntime": (
+            "trainer_v1alpha1_cluster_training_runtime",
+            "TrainerV1alpha1ClusterTrainingRuntime",
+        ),
+    }
+)
 _SCHEMAS = files(kubernetes_validate) / "kubernetes-json-schema" / f"v{KUBERNETES}-local-strict"
 
 
@@ -39,8 +53,8 @@ def problems(objects: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _of(item: dict[str, Any]) -> list[str]:
-    if item["kind"] == "JobSet":
-        return [*_of_jobset(item), *(text for job in _jobs_of(item) for text in _of_kubernetes(job))]
+    if item["kind"] in _KUBEFLOW:
+        return [*_of_kubeflow(item), *(text for job in _jobs_of(item) for text in _of_kubernetes(job))]
     if item["kind"] == "PodMonitor":
         return _of_pod_monitor(item)
     return _of_kubernetes(item)
@@ -74,8 +88,14 @@ def _definitions() -> Registry[Any]:
     return Resource.from_contents(contents) @ Registry()
 
 
+def _set_of(item: dict[str, Any]) -> dict[str, Any]:
+    """The specification of the JobSet that an object is, or has a template of; empty without one."""
+    found: dict[str, Any] = item["spec"]
+    return found if item["kind"] == "JobSet" else found.get("template", {}).get("spec", {})
+
+
 def _jobs_of(item: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    for replicated in item["spec"]["replicatedJobs"]:
+    for replicated in _set_of(item).get("replicatedJobs", ()):
         template = replicated["template"]
         metadata = {**template.get("metadata", {}), "name": replicated["name"]}
         yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": template["spec"]}
@@ -93,11 +113,11 @@ def _models_built_on_use() -> Iterator[None]:
 
 
 @cache
-def _jobset_model() -> Any:
-    """The model of a JobSet."""
+def _kubeflow_model(kind: str) -> Any:
+    """The model of a JobSet, a TrainJob or a runtime."""
+    module, name = _KUBEFLOW[kind]
     with _models_built_on_use():
-        from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet  # noqa: PLC0415
-    return JobsetV1alpha2JobSet
+        return getattr(import_module(f"kubeflow_trainer_api.models.{module}"), name)
 
 
 @cache
@@ -113,15 +133,16 @@ def _pod_monitor_model() -> Any:
     return module.PodMonitor
 
 
-def _of_jobset(item: dict[str, Any]) -> list[str]:
+def _of_kubeflow(item: dict[str, Any]) -> list[str]:
     # Without the Jobs' specifications: these models take no quantities such as `2Gi`, and the Jobs are checked apart.
-    replicated = [
-        {**each, "template": {key: value for key, value in each["template"].items() if key != "spec"}}
-        for each in item["spec"].get("replicatedJobs", ())
-    ]
-    item = {**item, "spec": {**item["spec"], "replicatedJobs": replicated}}
+    item = deepcopy(item)
+    for replicated in _set_of(item).get("replicatedJobs", ()):
+        replicated["template"].pop("spec", None)
+    version = "jobset.x-k8s.io/v1alpha2" if item["kind"] == "JobSet" else "trainer.kubeflow.org/v1alpha1"
+    if item["apiVersion"] != version:
+        return [f"apiVersion: expected {version}, got {item['apiVersion']}"]
     try:
-        model = _jobset_model().model_validate(item)
+        model = _kubeflow_model(item["kind"]).model_validate(item)
     except ValidationError as error:
         return [" ".join(str(error).split())]
     return _differences(item, model.to_dict())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 import yaml
@@ -12,12 +13,18 @@ import yaml
 from taihu.errors import ConfigError, DataError
 from taihu.job import Job, Overrides, load_job
 from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.launch.manifest import DATA_FOLDER, ManifestOptions, Resources, manifest
+from taihu.launch.manifest import DATA_FOLDER, ManifestOptions, Resources, Script, manifest
+from taihu.launch.place import script_job
 from taihu.names import own_data, own_model
+from taihu.process.options import refuse
 from taihu.user_code import split_function
 from taihu.words import counted
+from worker.preflight import check_trains
 
 __all__ = ["manifest_command"]
+
+TORCH_IMAGE: Final = "localhost/taihu-torch:latest"
+_LARGEST_SCRIPT: Final = 900_000
 
 _EMBEDDED = re.compile(r"digits|synthetic(:.*)?")
 _QUANTITY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?")
@@ -28,9 +35,13 @@ def manifest_command(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="Job file.")],
     *,
     flags: JobFlags,
-    image: Annotated[str, typer.Option(metavar="IMAGE", help="Where the cluster finds the image.")] = (
-        ManifestOptions.image
-    ),
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGE",
+            help=f"Where the cluster finds the image. [default: {ManifestOptions.image}, of a script {TORCH_IMAGE}]",
+        ),
+    ] = None,
     jobset: Annotated[bool, typer.Option("--jobset", help="One JobSet instead of a StatefulSet and a Job.")] = False,
     namespace: Annotated[str | None, typer.Option(metavar="NAMESPACE", help="Namespace of the objects.")] = None,
     server_cpus: Annotated[int, typer.Option(metavar="C", min=1, help="Processors of a server.")] = 1,
@@ -52,11 +63,29 @@ def manifest_command(
         int,
         typer.Option(metavar="PORT", min=0, max=65535, help="Port of connections beside gRPC; 0 asks for none."),
     ] = 0,
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SCRIPT.py",
+            help="A PyTorch script that workers run: a file here goes along, others are in the image.",
+        ),
+    ] = None,
+    script_arguments: Annotated[
+        str, typer.Option(metavar="WORDS", help="Arguments of the script, as a shell takes them.")
+    ] = "",
+    trainjob: Annotated[
+        bool, typer.Option("--trainjob", help="A TrainJob of Kubeflow Trainer v2 and its TrainingRuntime.")
+    ] = False,
+    cluster_runtime: Annotated[
+        bool, typer.Option("--cluster-runtime", help="A ClusterTrainingRuntime for --trainjob.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a folder for kustomize instead of one text.")
     ] = None,
 ) -> None:
     """Write a job as Kubernetes objects: ConfigMaps, Service, volume, StatefulSet, Jobs or a JobSet, PodMonitor.
+
+    With --trainjob a TrainJob and its runtime take the place of Service, StatefulSet and Jobs.
 
     \b
     Examples:
@@ -65,17 +94,32 @@ def manifest_command(
       taihu manifest job.toml --run-claim results --name second
       taihu manifest job.toml --checkpoint-claim shared      # a ReadWriteMany volume: the run outlives its pods
       taihu manifest job.toml --data-claim fashion-mnist --worker-cpus 4 --worker-memory 8Gi
+      taihu manifest job.toml --workers 8 --script train.py --script-arguments "--epochs 5" | kubectl apply -f -
+      taihu manifest job.toml --workers 8 --trainjob --script train.py --image registry.example/taihu-torch:0.1
     """  # noqa: D301
     settings = flags.overrides()
     job = load_job(job_file, settings)
+    if script is not None:
+        job = script_job(job, has_servers="servers" in job.cluster.model_fields_set)
+        refuse({"--checkpoint-claim": checkpoint_claim}, "a script keeps its own checkpoints; leave it out")
     flags.check(job)
+    if trainjob:
+        refuse({"--jobset": jobset}, "a TrainJob makes a JobSet of its own; give --trainjob alone")
+    else:
+        refuse({"--cluster-runtime": cluster_runtime}, "it is for --trainjob; give both")
     for size in (server_memory, worker_memory, storage):
         if not _QUANTITY.fullmatch(size):
             raise ConfigError(f"size {size}: expected a number with a unit of Kubernetes, for example 2Gi")
-    _check_data(job, data_claim)
-    files, settings = _own_files(job, settings)
+    run = None
+    if script is None:
+        refuse({"--script-arguments": script_arguments or None}, "of which script? give --script as well")
+        check_trains(job)
+        _check_data(job, data_claim)
+        files, settings = _own_files(job, settings)
+    else:
+        run, files = _script_of(script, script_arguments)
     options = ManifestOptions(
-        image=image,
+        image=image or (ManifestOptions.image if script is None else TORCH_IMAGE),
         name=flags.name,
         namespace=namespace,
         jobset=jobset,
@@ -87,6 +131,8 @@ def manifest_command(
         checkpoint_claim=checkpoint_claim,
         files=files,
         direct_port=direct_port,
+        script=run,
+        runtime="" if not trainjob else "ClusterTrainingRuntime" if cluster_runtime else "TrainingRuntime",
     )
     objects = manifest(job, job_file.read_text(encoding="utf-8"), settings, options)
     if out is None:
@@ -124,6 +170,30 @@ def _check_data(job: Job, claim: str | None) -> None:
             f"data {job.data.name}: its files are not in the image; put them on a volume that all workers can read, "
             "and give its --data-claim"
         )
+
+
+def _script_of(script: Path, arguments: str) -> tuple[Script, dict[str, str]]:
+    """The script as pods find it, and the files that go beside the job file for it.
+
+    Raises:
+        ConfigError: it is neither here nor a place in an image, it is too large, or the arguments are no words.
+    """
+    try:
+        words = tuple(shlex.split(arguments))
+    except ValueError as error:
+        raise ConfigError(f"--script-arguments {arguments}: {error}; write them as a shell takes them") from None
+    if not script.is_file():
+        if script.is_absolute():
+            return Script(str(script), words), {}
+        raise ConfigError(f"script {script}: no such file; give a file here, or its absolute path in the image")
+    text = script.read_text(encoding="utf-8")
+    size = len(text.encode())
+    if size > _LARGEST_SCRIPT:
+        raise ConfigError(
+            f"script {script}: {size:,} bytes, a ConfigMap holds {_LARGEST_SCRIPT:,}; put it into the image, and "
+            "give its absolute path there"
+        )
+    return Script(script.name, words), {script.name: text}
 
 
 def _own_files(job: Job, settings: Overrides) -> tuple[dict[str, str], dict[str, dict[str, object]]]:

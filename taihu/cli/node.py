@@ -8,13 +8,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from taihu.errors import ConfigError, RunError, TaihuError
+from taihu.errors import RunError, TaihuError
 from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.process.entry import InterruptedRunError
 from taihu.process.options import (
@@ -29,11 +29,10 @@ from taihu.process.options import (
 
 if TYPE_CHECKING:
     from taihu.job import Job
+    from taihu.launch.meeting import Meeting
     from taihu.launch.place import Launch, NodeRole
 
 __all__ = ["node"]
-
-_USUAL_PORT = 7070
 
 
 @takes_job_flags
@@ -64,13 +63,14 @@ def node(
       srun -n 5 taihu node job.toml --exchange ring
       torchrun --no-python --nproc-per-node 5 taihu node job.toml
     """  # noqa: D301
+    from taihu.launch.meeting import find_meeting
     from taihu.launch.place import find_launch, fit_to_size, role_of
 
     launch = find_launch(os.environ)
     job = fit_to_size(flags.resolve(job_file), launch)
     role = role_of(launch.rank, job.servers)
     with _told_by(role):
-        meeting = _find_meeting(coordinator or job.cluster.coordinator, launch, job)
+        meeting = find_meeting(coordinator or job.cluster.coordinator, launch, job.cluster.connect_timeout_s)
         assignments = [*(flags.assignments or ()), *_settings(job, launch, meeting)]
         flags = replace(flags, assignments=assignments)
         if role.name == "server":
@@ -105,44 +105,7 @@ def node(
             )
 
 
-@dataclass(frozen=True)
-class _Meeting:
-    """The place of the run's coordinator: with rank 0."""
-
-    host: str
-    port: int
-
-    @property
-    def address(self) -> str:
-        from taihu.wire.address import join_address
-
-        return join_address(self.host, self.port)
-
-    def bind(self, *, first: bool) -> str:
-        """The address on which a process listens: on one machine, only that machine reaches it."""
-        from taihu.wire.address import is_loopback, join_address
-
-        everywhere = "::" if ":" in self.host else "0.0.0.0"  # noqa: S104
-        return join_address(self.host if is_loopback(self.address) else everywhere, self.port if first else 0)
-
-
-def _find_meeting(given: str | None, launch: Launch, job: Job) -> _Meeting:
-    from taihu.launch.interfaces import own_interfaces
-    from taihu.launch.mpi import gather
-    from taihu.launch.place import choose_address, coordinator_at
-    from taihu.wire.address import free_port
-
-    host, port = coordinator_at(given, launch)
-    if host is None and launch.launcher == "mpirun":
-        record = {"interfaces": own_interfaces(), "port": free_port()}
-        records = gather(record, job.cluster.connect_timeout_s)
-        host, port = choose_address([each["interfaces"] for each in records]), records[0]["port"]
-    if host is None:
-        raise ConfigError(f"{launch.launcher} does not say where rank 0 is; give --coordinator HOST:PORT of its host")
-    return _Meeting(host, _USUAL_PORT if port is None else port)
-
-
-def _settings(job: Job, launch: Launch, meeting: _Meeting) -> Iterator[str]:
+def _settings(job: Job, launch: Launch, meeting: Meeting) -> Iterator[str]:
     """The settings that the launch decides, as assignments."""
     yield f"cluster.workers={job.cluster.workers}"
     yield f"cluster.servers={job.cluster.servers}"
@@ -156,7 +119,7 @@ def _settings(job: Job, launch: Launch, meeting: _Meeting) -> Iterator[str]:
 
 
 @contextmanager
-def _shown(job: Job, meeting: _Meeting, json_file: Path | None, role: NodeRole) -> Iterator[Path | None]:
+def _shown(job: Job, meeting: Meeting, json_file: Path | None, role: NodeRole) -> Iterator[Path | None]:
     """Show the run during the block, and its results at the end, if this is worker 0; yields where they go."""
     if role.place:
         with _silent_stdout():

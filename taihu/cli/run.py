@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-import tempfile
+import re
+import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 
+from taihu.cli.train import summarise
+from taihu.errors import ConfigError, TaihuError
+from taihu.job import Job
 from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.local.scripts import ScriptRun, job_of_script
+from taihu.job.machine import check_processes
+from taihu.launch.place import script_job
+from taihu.local.display import Display, PlainDisplay, make_display
+from taihu.local.run import RUN_FOLDER
+from taihu.local.scripts import ScriptRun, check_script
 from taihu.process.entry import Interrupts
-from taihu.words import counted
+from taihu.process.options import RunDirOption, TraceOption, TraceStepsOption, make_tracer
+from taihu.results import check_folder_writable, check_writable, is_stdout, write_json
+from taihu.run_folder import note_failure, prepare_run
+from taihu.words import counted, one_line
 
 __all__ = ["run_script"]
+
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @takes_job_flags
@@ -24,29 +39,119 @@ def run_script(
     *,
     flags: JobFlags,
     job_file: Annotated[Path | None, typer.Option("--job", metavar="JOB.toml", help="Job file.")] = None,
-    logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the logs of all processes here.")] = None,
+    run_dir: RunDirOption = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")
+    ] = None,
+    logs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the logs of all processes here, not in the run folder.")
+    ] = None,
+    trace: TraceOption = None,
+    trace_steps: TraceStepsOption = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            metavar="PORT",
+            min=0,
+            max=65000,
+            help="Serve /metrics: worker 0 here, the others and the servers behind it; 0 takes free ones, logged.",
+        ),
+    ] = None,
+    fork: Annotated[
+        bool,
+        typer.Option(
+            "--fork/--no-fork",
+            help="Import PyTorch once, and fork the processes from there; without it each imports it anew.",
+        ),
+    ] = True,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Nothing but warnings, errors and the script.")
+    ] = False,
 ) -> int:
     """Run a PyTorch script that uses taihu.torch in several processes on this machine.
 
-    Worker 0's output is shown, that of all others goes into logs. Options stand before the script; all behind it are
-    its own. Workers exchange around a ring, unless the job or --servers says otherwise.
+    Worker 0's output is shown as it is, that of all others goes into logs; progress is written to standard error.
+    Options stand before the script; all behind it are its own. Workers exchange around a ring, unless the job or
+    --servers says otherwise.
 
     \b
     Examples:
       taihu run --workers 3 train.py --epochs 5
       taihu run --workers 3 --servers 2 train.py
       taihu run --workers 4 --compression dlgs --density 0.01 train.py
-      taihu run --job job.toml --logs logs train.py
+      taihu run --job job.toml --run-dir none --logs logs train.py
+      taihu run --workers 3 --trace trace.json --trace-steps 20-40 train.py
+      taihu run --workers 3 --metrics-port 9400 --quiet train.py > out.txt
     """  # noqa: D301
-    job = job_of_script(flags.resolve(job_file), has_servers=flags.servers is not None)
+    job = flags.resolve(job_file, {"run": {"dir": run_dir}})
+    job = _named(script_job(job, has_servers=flags.servers is not None), script)
+    check_script(script)
+    check_processes(job)
+    if is_stdout(json_file):
+        raise ConfigError("--json -: standard output is the script's; give a file")
+    check_writable(json_file, trace)
+    check_folder_writable(logs)
+    make_tracer(trace, trace_steps)
     interrupts = Interrupts()
     interrupts.install()
+    files = prepare_run(job, job_file, default=RUN_FOLDER)
+    run = ScriptRun(
+        job,
+        script,
+        arguments or [],
+        files,
+        logs=logs,
+        trace=trace,
+        trace_steps=trace_steps,
+        metrics_port=metrics_port,
+        interrupts=interrupts,
+        forks=fork,
+    )
     start = time.monotonic()
-    folder = logs or Path(tempfile.mkdtemp(prefix="taihu-logs-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = f"{counted(job.servers, 'server')} and {counted(job.cluster.workers, 'worker')}"
-    shape = beside if job.servers else f"a ring of {counted(job.cluster.workers, 'worker')}"
-    typer.echo(f"running {script} with {shape}; logs: {folder}", err=True)
-    ScriptRun(job, script, arguments or [], folder, interrupts).run()
-    typer.echo(f"done in {time.monotonic() - start:.1f} s", err=True)
+    console = Console(stderr=True)
+    with _display(console, quiet=quiet) as display:
+        display.say(f"running {script} with {_members(job)}")
+        if files.folder is not None:
+            display.say(f"run folder      {files.folder}")
+        try:
+            results, is_used = run.run(display)
+        except TaihuError as error:
+            if files.folder is not None:
+                note_failure(files.folder, one_line(str(error)), datetime.now(UTC))
+            raise
+    if not is_used:
+        told = f"{script.name} has not used taihu.torch: each of its processes ran by itself; see docs/torch.md"
+        typer.echo(f"warning: {told}", err=True)
+    for file in (*files.results, *([] if json_file is None else [json_file])) if results is not None else ():
+        write_json(file, results or {})
+    if not quiet:
+        _tell_end(PlainDisplay(console), results, time.monotonic() - start)
     return 0
+
+
+def _named(job: Job, script: Path) -> Job:
+    """The job by the script's name, if it has none of its own."""
+    if "name" in job.model_fields_set:
+        return job
+    name = _NO_NAME.sub("-", script.stem).lstrip("._-")[:100]
+    return job.model_copy(update={"name": name}) if name else job
+
+
+def _members(job: Job) -> str:
+    workers = counted(job.cluster.workers, "worker")
+    return f"{counted(job.servers, 'server')} and {workers}" if job.servers else f"a ring of {workers}"
+
+
+def _display(console: Console, *, quiet: bool) -> Display:
+    """A line that is drawn anew would stand in the script's own lines, where both go to a terminal."""
+    if not quiet and sys.stdout.isatty():
+        return PlainDisplay(console)
+    return make_display(console, quiet=quiet)
+
+
+def _tell_end(display: Display, results: dict[str, object] | None, elapsed_s: float) -> None:
+    if results is None:
+        display.say(f"done in {elapsed_s:.1f} s")
+    else:
+        summarise(display, results, elapsed_s)

@@ -59,13 +59,15 @@ def _rows(answer: pb.GetStatusResponse) -> list[tuple[str, ...]]:
     for entry in answer.members:
         member, _ = member_from_message(entry.member)
         progress = entry.progress
-        training = progress.total_steps > 0
+        told = progress.total_steps > 0
+        training = told or progress.step > 0
+        steps = f"{progress.step}/{progress.total_steps}" if told else f"{progress.step}"
         rows.append(
             (
                 str(member),
                 entry.address or "-",
-                f"{progress.step}/{progress.total_steps}" if training else "-",
-                f"{progress.loss:.4f}" if training else "-",
+                steps if training else "-",
+                f"{progress.loss:.4f}" if told else "-",
                 f"{progress.step_seconds * 1e3:.1f}" if training else "-",
                 progress.path or "-",
                 f"{entry.seconds_since_heartbeat:.1f} s ago",

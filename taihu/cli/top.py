@@ -65,7 +65,7 @@ def top(
         number = 0
         while view is not None:
             number += 1
-            if view.step:
+            if view.step and view.total_steps:
                 losses.append(view.loss)
             if isinstance(shown, Live):
                 shown.update(render(view, losses), refresh=True)
@@ -134,8 +134,10 @@ def render(view: Overview, losses: deque[float]) -> RenderableType:
 def _title(view: Overview) -> Text:
     colour = {RunState.FAILED: "red", RunState.STOPPED: "yellow", RunState.FINISHED: "green"}.get(view.state, "cyan")
     text = Text.assemble((view.job, "bold"), "  ", (view.state.value, colour))
+    if view.step and not view.total_steps:
+        text.append(f"  step {view.steps}")
     if view.total_steps:
-        text.append(f"  step {view.step}/{view.total_steps}")
+        text.append(f"  step {view.steps}")
         done = view.step / view.total_steps
         text.append(f"  {'━' * round(_BAR * done)}", colour)
         text.append(f"{'━' * (_BAR - round(_BAR * done))} {done:.0%}", "dim")
@@ -161,11 +163,11 @@ def _step_bar(view: Overview) -> Text:
 
 
 def _numbers(view: Overview, losses: deque[float]) -> Text:
+    score = f"  test {'accuracy ' if view.test_accuracy >= 0 else ''}{view.score}" if view.score else ""
+    samples = f"  {view.samples_per_second:.0f} samples/s" if view.total_steps else ""
     lines = [
-        f"loss {view.loss:.4f}  {_sparkline(losses)}"
-        + (f"  test {'accuracy ' if view.test_accuracy >= 0 else ''}{view.score}" if view.score else ""),
-        f"up {human_bytes(view.sent_per_second)}/s  down {human_bytes(view.received_per_second)}/s  "
-        f"{view.samples_per_second:.0f} samples/s",
+        *([f"loss {view.loss:.4f}  {_sparkline(losses)}{score}"] if view.total_steps else []),
+        f"up {human_bytes(view.sent_per_second)}/s  down {human_bytes(view.received_per_second)}/s{samples}",
         f"density {view.density:.3%}  threshold drift {view.drift:.1%}  skew of compute {view.skew:.2f}x",
     ]
     return Text("\n".join(lines))
@@ -195,7 +197,7 @@ def _workers(view: Overview) -> Table:
             str(member.rank),
             str(progress.step),
             *(f"{seconds * 1e3:.1f}" for seconds in milliseconds),
-            f"{progress.loss:.4f}",
+            f"{progress.loss:.4f}" if progress.total_steps else "-",
             human_bytes(progress.bytes_sent_per_step),
             human_bytes(progress.bytes_received_per_step),
             _heard_of(member),

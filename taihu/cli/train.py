@@ -168,11 +168,11 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
         results[name]["median"] * 1e3
         for name in ("seconds_per_step", "seconds_compute", "seconds_exchange", "seconds_wait")
     )
-    loss = f"final loss {results['final_loss']:.4f}"
+    loss = "" if results["final_loss"] is None else f", final loss {results['final_loss']:.4f}"
     if results["stopped"]:
-        display.say(f"stopped after step {results['steps']} of {results['total_steps']}, {elapsed_s:.1f} s: {loss}")
+        display.say(f"stopped after step {results['steps']} of {results['total_steps']}, {elapsed_s:.1f} s{loss}")
     else:
-        display.say(f"done in {elapsed_s:.1f} s: {counted(results['steps'], 'step')}, {loss}")
+        display.say(f"done in {elapsed_s:.1f} s: {counted(results['steps'], 'step')}{loss}")
     tested_step = results["evaluations"][-1]["step"] if results["evaluations"] else results["steps"]
     tested = "" if tested_step == results["steps"] else f" after step {tested_step}"
     for name, value in score_lines(results["test_metrics"] or {}):
@@ -197,7 +197,8 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
         )
     if results["fc"] is not None:
         display.say(_sharded(results["fc"]))
-    display.say(f"{'sha256':<15} {results['parameters_sha256']}")
+    if results["parameters_sha256"]:
+        display.say(f"{'sha256':<15} {results['parameters_sha256']}")
     if results["saved"]:
         display.say(f"saved           {_shown(Path(results['saved']))}")
     if results["not_saved"]:

@@ -51,6 +51,8 @@ class MemberId:
 class Progress:
     """The progress of a member; times are means over recent steps, `test_accuracy` is negative before the first test.
 
+    `total_steps` is 0 of a script's own loop, which tells neither its losses nor its samples.
+
     A run that is not tested by accuracy has the name and value of its first metric in `test_metric` and `test_value`;
     `tests` is the number of tests so far. `threshold_drift_ratio` is the relative change of the threshold that was
     made anew last; `update_seconds` is a server's mean time of summing and updating one frame. `path` is what a

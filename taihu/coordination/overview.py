@@ -71,6 +71,11 @@ class Overview:
         """The score of the last test, "" before the first one; see `score_text`."""
         return score_text(self.test_accuracy, self.test_metric, self.test_value)
 
+    @property
+    def steps(self) -> str:
+        """The step, and the last one where it is known."""
+        return f"{self.step}/{self.total_steps}" if self.total_steps else f"{self.step}"
+
     def to_json(self) -> dict[str, object]:
         """All of it; members with where they are."""
         numbers = {name: value for name, value in asdict(self).items() if name not in ("workers", "servers")}
@@ -105,8 +110,8 @@ class Overview:
         return (
             self.job,
             self.state.value,
-            f"{self.step}/{self.total_steps}",
-            f"{self.loss:.4f}",
+            self.steps,
+            f"{self.loss:.4f}" if self.total_steps else "-",
             f"{self.test_accuracy:.4f}" if self.test_accuracy >= 0 else "-",
             *(f"{seconds * 1e3:.1f}" for seconds in milliseconds),
             f"{self.sent_per_second:.0f}",

@@ -27,6 +27,11 @@ OPTIONS: Final = (
     "LINGER",
     "HOLD",
     "ON_TERM",
+    "JSON",
+    "LOG",
+    "TRACE",
+    "TRACE_STEPS",
+    "RUN_DIR_IS_MADE",
 )
 _DEPLOYMENT: Final = ("IMAGE", "JOB", "SERVERS", "WORKERS", "THREADS", "RUN", "LOOK_AFTER")
 _TESTS: Final = ("REWRITE",)

@@ -1,9 +1,10 @@
 """A job as Kubernetes objects: pure, plain dictionaries as the API takes them.
 
 Servers are a StatefulSet and workers two Jobs, or all are the replicated jobs of one JobSet, whose success is the
-workers'. Worker 0, which writes what stays of the run, has a Job of its own: its pod alone mounts the volume for it,
-which a single node can do with every kind of storage. The job file goes into a ConfigMap as it is; what was set
-beside it goes into a second one, as `TAIHU_SECTION__KEY`, so that an overlay can change it.
+workers'; or they are those of a runtime that a TrainJob of Kubeflow's refers to (`taihu.launch.trainjob`), whose
+workers are all alike. Worker 0 otherwise, which writes what stays of the run, has a Job of its own: its pod alone
+mounts the volume for it, which a single node can do with every kind of storage. The job file goes into a ConfigMap as
+it is; what was set beside it goes into a second one, as `TAIHU_SECTION__KEY`, so that an overlay can change it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal
 
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.job.variables import variable_of
+from taihu.launch.trainjob import NODE, runtime_ref, runtime_spec
 
-__all__ = ["DATA_FOLDER", "ManifestOptions", "Resources", "manifest", "object_name"]
+__all__ = ["DATA_FOLDER", "ManifestOptions", "Resources", "Script", "manifest", "object_name"]
 
 Object = dict[str, Any]
 
@@ -34,6 +36,7 @@ _CHECKPOINTS = "/checkpoints"
 _POD_RESTARTS = 6
 _PARAMETER_SERVER = "taihu.v1.ParameterServerService"
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_TRAINER: Final = "trainer.kubeflow.org/v1alpha1"
 _SCRAPE_S = 15
 _LINGER_S = 40
 _CONNECT_S = 600
@@ -45,6 +48,14 @@ class Resources:
 
     cpus: int
     memory: str
+
+
+@dataclass(frozen=True)
+class Script:
+    """A PyTorch script that workers run: a path in their pods, absolute or beside the job file, and its arguments."""
+
+    path: str
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,8 @@ class ManifestOptions:
             pod that is lost is started again, and the run goes on.
         files: what goes beside the job file, text by name: a model of the user's own.
         direct_port: of connections beside gRPC; 0 opens none to other pods.
+        script: what workers run in the place of a built-in model; the image has PyTorch then.
+        runtime: the kind of runtime of a TrainJob in the place of StatefulSet and Job; "" for no TrainJob.
     """
 
     image: str = "localhost/taihu:latest"
@@ -78,6 +91,8 @@ class ManifestOptions:
     checkpoint_claim: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     direct_port: int = 0
+    script: Script | None = None
+    runtime: Literal["", "TrainingRuntime", "ClusterTrainingRuntime"] = ""
 
 
 def manifest(
@@ -127,6 +142,8 @@ class _Manifest:
         shared = [self.job_file(), self.environment(), *self.claims()]
         if self.options.jobset:
             return [*shared, self.jobset(), self.pod_monitor()]
+        if self.options.runtime:
+            return [*shared, self.runtime(), self.train_job(), self.pod_monitor()]
         servers = [self.stateful_set()] if self.job.servers else []
         return [*shared, self.service(), *servers, *self.worker_jobs(), self.pod_monitor()]
 
@@ -146,6 +163,10 @@ class _Manifest:
         }
         if self.job.servers:
             own["TAIHU_CLUSTER__SERVERS"] = self.job.servers
+        if self.options.script is not None:
+            # Servers are told as well.
+            own["TAIHU_EXCHANGE__RETURNS"] = self.job.exchange.returns
+            own["TAIHU_EXCHANGE__KIND"] = self.job.exchange.kind
         if self.options.direct_port:
             own["TAIHU_DIRECT_PORT"] = self.options.direct_port
         if self.options.data_claim is not None:
@@ -165,8 +186,8 @@ class _Manifest:
 
     def coordinator(self) -> str:
         """Server 0, or worker 0 where there are no servers, by the name that the cluster's DNS gives its pod."""
-        role = "server" if self.job.servers else "first"
-        pod = f"{self.name}-{role}-0-0" if self.options.jobset else f"{self.name}-{role}-0"
+        role = "server" if self.job.servers else NODE if self.options.runtime else "first"
+        pod = f"{self.name}-{role}-0" if self.stands_alone else f"{self.name}-{role}-0-0"
         return f"{pod}.{self.name}:{GRPC_PORT}"
 
     def service(self) -> Object:
@@ -196,8 +217,13 @@ class _Manifest:
 
     @property
     def keeps(self) -> bool:
-        """Whether results are kept on a volume."""
-        return self.job.run.dir != Path("none")
+        """Whether results are kept on a volume; all pods of a TrainJob's nodes are alike, and have to share it."""
+        return self.job.run.dir != Path("none") and not (self.options.runtime and self.options.run_claim is None)
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether StatefulSet and Jobs stand for themselves, in no JobSet."""
+        return not (self.options.jobset or self.options.runtime)
 
     @property
     def recovers(self) -> bool:
@@ -240,33 +266,58 @@ class _Manifest:
 
     def jobset(self) -> Object:
         workers = self.workers()
+        spec = {
+            "network": {"enableDNSHostnames": True, "subdomain": self.name, "publishNotReadyAddresses": True},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": list(workers)},
+            "failurePolicy": {"maxRestarts": self.restarts},
+            "replicatedJobs": self.all_replicated(workers),
+        }
+        return self.object("jobset.x-k8s.io/v1alpha2", "JobSet", self.name, spec=spec)
+
+    @property
+    def restarts(self) -> int:
+        """How often a whole JobSet begins again."""
+        return self.job.checkpoint.restarts if self.recovers else 0
+
+    def all_replicated(self, workers: Mapping[str, Object]) -> list[Object]:
+        """The servers' replicated job, where there are any, and those of workers."""
         replicated = [self.replicated(name, "worker", spec) for name, spec in workers.items()]
         if self.job.servers:
             servers = self.indexed(self.job.servers, self.server_pod())
             replicated.insert(0, self.replicated("server", "server", servers))
-        spec = {
-            "network": {"enableDNSHostnames": True, "subdomain": self.name, "publishNotReadyAddresses": True},
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": list(workers)},
-            "failurePolicy": {"maxRestarts": self.job.checkpoint.restarts if self.recovers else 0},
-            "replicatedJobs": replicated,
-        }
-        return self.object("jobset.x-k8s.io/v1alpha2", "JobSet", self.name, spec=spec)
+        return replicated
+
+    def runtime(self) -> Object:
+        nodes = {NODE: self.indexed(self.job.cluster.workers, self.worker_pod(first=True, name=NODE))}
+        spec = runtime_spec(self.job.cluster.workers, self.all_replicated(nodes), self.restarts)
+        item = self.object(_TRAINER, self.options.runtime, self.name, spec=spec)
+        if self.options.runtime == "ClusterTrainingRuntime":
+            item["metadata"].pop("namespace", None)
+        return item
+
+    def train_job(self) -> Object:
+        trainer = {"image": self.options.image, "numNodes": self.job.cluster.workers}
+        spec = {"runtimeRef": runtime_ref(self.options.runtime, self.name), "trainer": trainer}
+        return self.object(_TRAINER, "TrainJob", self.name, spec=spec)
 
     def replicated(self, name: str, role: str, spec: Object) -> Object:
         return {"name": name, "replicas": 1, "template": {"metadata": {"labels": self.labels(role)}, "spec": spec}}
 
     def server_pod(self) -> Object:
         """The pod of a StatefulSet: started again when it ends, so a server that has finished stays."""
-        in_set = not self.options.jobset
+        in_set = self.stands_alone
         environment = [_from_pod("TAIHU_RANK", "metadata.labels['apps.kubernetes.io/pod-index']")] if in_set else []
         container = self.container("server", self.options.server, environment, service=_PARAMETER_SERVER)
         container["args"] += ["--hold"] if in_set else []
         return self.pod("server", container, [], restart="Always" if in_set else self.restart)
 
-    def worker_pod(self, *, first: bool) -> Object:
+    def worker_pod(self, *, first: bool, name: str = "worker") -> Object:
         """The pod of worker 0, or of the others, whose rank follows Kubernetes' completion index."""
         others = [] if first else [{"name": "TAIHU_RANK_OFFSET", "value": "1"}]
         container = self.container("worker", self.options.worker, others)
+        container["name"] = name
+        if self.options.script is not None:
+            self.run_script(container, self.options.script)
         volumes: list[Object] = []
         if first and self.keeps:
             runs = {"claimName": self.options.run_claim or f"{self.name}-runs"}
@@ -277,9 +328,21 @@ class _Manifest:
             volumes.append({"name": "data", "persistentVolumeClaim": claim})
             container["volumeMounts"].append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})
         pod = self.pod("worker", container, volumes, restart=self.restart)
-        if not self.options.jobset:
+        if self.stands_alone:
             pod["spec"]["subdomain"] = self.name
         return pod
+
+    def run_script(self, container: Object, script: Script) -> None:
+        """Have a worker's container run a script, which listens when it likes: nobody probes it."""
+        container["args"] = [str(PurePosixPath(_CONFIG, script.path)), *script.arguments]
+        container["env"] += [
+            {"name": "TAIHU_JOB", "value": f"{_CONFIG}/job.toml"},
+            {"name": "OMP_NUM_THREADS", "value": str(self.job.cluster.threads or self.options.worker.cpus)},
+            # Libraries keep files there; all else can only be read.
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108 - a volume of the pod's own
+        ]
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            del container[probe]
 
     @property
     def restart(self) -> str:

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Final, Literal
 
 from taihu.errors import ConfigError
-from taihu.job import Job
+from taihu.job import Job, revised
 from taihu.wire.address import split_address
 from taihu.words import counted
 
@@ -27,7 +27,10 @@ __all__ = [
     "expand_nodelist",
     "find_launch",
     "fit_to_size",
+    "maybe_launch",
     "role_of",
+    "script_job",
+    "script_job_of",
 ]
 
 _MASTER: Final = ("MASTER_ADDR", "MASTER_PORT")
@@ -79,16 +82,28 @@ def find_launch(environment: Mapping[str, str]) -> Launch:
     Raises:
         ConfigError: no launcher's variables are there, or they make no sense.
     """
+    launch = maybe_launch(environment)
+    if launch is None:
+        raise ConfigError(
+            "no launcher: mpirun, srun or torchrun start taihu node, for example mpirun -n 5 taihu node job.toml; or "
+            "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        )
+    return launch
+
+
+def maybe_launch(environment: Mapping[str, str]) -> Launch | None:
+    """The launch that `environment` tells of, see `find_launch`; None where it tells of none.
+
+    Raises:
+        ConfigError: a launcher's variables make no sense.
+    """
     for find in (_torchrun, _open_mpi, _slurm, _other_mpi, _plain):
         launch = find(environment)
         if launch is not None:
             if not 0 <= launch.rank < launch.size:
                 raise ConfigError(f"{launch.launcher}: rank {launch.rank} of {launch.size} processes makes no sense")
             return launch
-    raise ConfigError(
-        "no launcher: mpirun, srun or torchrun start taihu node, for example mpirun -n 5 taihu node job.toml; or set "
-        "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
-    )
+    return None
 
 
 def fit_to_size(job: Job, launch: Launch) -> Job:
@@ -119,6 +134,27 @@ def fit_to_size(job: Job, launch: Launch) -> Job:
         raise ConfigError(f"{launch.launcher} started {launch.size} processes, but the job has {remedy}")
     sizes = {"workers": workers, "servers": servers} if job.servers else {"workers": workers}
     return job.model_copy(update={"cluster": job.cluster.model_copy(update=sizes)})
+
+
+def script_job(job: Job, *, has_servers: bool) -> Job:
+    """`job` for a PyTorch script: gradients come back, around a ring unless there are servers."""
+    own = {"returns": "gradients", "kind": "server" if has_servers else "ring"}
+    given = job.exchange.model_fields_set
+    return revised(job, "exchange", **{key: value for key, value in own.items() if key not in given})
+
+
+def script_job_of(job: Job, launch: Launch) -> Job:
+    """`job` for a PyTorch script whose processes are all workers; servers are started apart from them.
+
+    Raises:
+        ConfigError: the number of workers that is set is not that of the processes.
+    """
+    if "workers" in job.cluster.model_fields_set and job.cluster.workers != launch.size:
+        raise ConfigError(
+            f"{launch.launcher} started {launch.size:,} processes of the script, but the job "
+            f"has {counted(job.cluster.workers, 'worker')}: start as many, or leave cluster.workers out"
+        )
+    return revised(job, "cluster", workers=launch.size)
 
 
 def role_of(rank: int, servers: int) -> NodeRole:

@@ -39,7 +39,10 @@ _WIDE, _NARROW = 60, 40
 
 @dataclass(frozen=True)
 class RunView:
-    """A run in numbers: the slowest worker's step, means of times and losses, sums of samples and bytes."""
+    """A run in numbers: the slowest worker's step, means of times and losses, sums of samples and bytes.
+
+    `total_steps` is 0 of a script's own loop, which tells neither its losses nor its samples.
+    """
 
     step: int
     total_steps: int
@@ -64,9 +67,9 @@ class RunView:
     def in_short(self) -> tuple[str, ...]:
         """The numbers in the order of their importance, for where there is not room for all of them."""
         return (
-            f"loss {self.loss:.4g}",
+            f"loss {self.loss:.4g}" if self.total_steps else "",
             f"test {self.score}" if self.score else "",
-            f"{self.samples_per_second:.0f} samples/s",
+            f"{self.samples_per_second:.0f} samples/s" if self.total_steps else "",
             f"{self.step_seconds * 1e3:.3g} ms/step",
             f"wait {self.wait_seconds * 1e3:.3g}",
             f"compute {self.compute_seconds * 1e3:.3g}",
@@ -77,9 +80,9 @@ class RunView:
 
     def __str__(self) -> str:
         score = f"  test {self.score}" if self.score else ""
+        told = f"loss {self.loss:.4f}{score}  {self.samples_per_second:.0f} samples/s  " if self.total_steps else ""
         return (
-            f"loss {self.loss:.4f}{score}  {self.samples_per_second:.0f} samples/s  "
-            f"step {self.step_seconds * 1e3:.1f} ms (compute {self.compute_seconds * 1e3:.1f}, "
+            f"{told}step {self.step_seconds * 1e3:.1f} ms (compute {self.compute_seconds * 1e3:.1f}, "
             f"exchange {self.exchange_seconds * 1e3:.1f}, wait {self.wait_seconds * 1e3:.1f})  "
             f"up {human_bytes(self.sent_bytes)}  down {human_bytes(self.received_bytes)} a step"
         )
@@ -167,7 +170,7 @@ class PlainDisplay(Display):
         if view.tests != self._tests or elapsed_s - self._last_s >= _SECONDS_BETWEEN_LINES:
             self._tests = view.tests
             self._last_s = elapsed_s
-            self.say(f"{elapsed_s:6.1f} s  step {view.step}/{view.total_steps}  {view}")
+            self.say(f"{elapsed_s:6.1f} s  {_steps(view)}  {view}")
 
 
 class TerminalDisplay(Display):
@@ -221,6 +224,7 @@ class TerminalDisplay(Display):
             state = f"waiting for {self._awaited}" if self._awaited else "starting"
             return Text(fitting([elapsed, state], width) or elapsed, no_wrap=True, overflow="ellipsis")
         length = 20 if width >= _WIDE else 10 if width >= _NARROW else 0
+        length = length if view.total_steps else 0
         drawn = bar(view.step / max(1, view.total_steps), length)
         left_s = remaining_s(self._first or (0, 0.0), (view.step, self._seen_s), view.total_steps)
         left = "" if left_s is None else f"ETA {clock_time(left_s)}"
@@ -255,7 +259,7 @@ class QuietDisplay(Display):
 
 
 def _steps(view: RunView) -> str:
-    return f"step {view.step}/{view.total_steps}"
+    return f"step {view.step}/{view.total_steps}" if view.total_steps else f"step {view.step}"
 
 
 def make_display(console: Console, *, quiet: bool = False) -> Display:

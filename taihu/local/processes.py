@@ -29,6 +29,7 @@ from taihu.process.spare import SpareProcess
 __all__ = ["DaemonFailedError", "LocalProcesses", "prepare_to_fork"]
 
 _POLL_S = 0.05
+_STDOUT, _STDERR = 1, 2
 _OF_OTHERS: Final = "taihu.errors."
 # What a daemon imports when its command runs.
 _DAEMONS: Final = ("ps_server.command", "ps_server.daemon", "worker.command", "worker.daemon")
@@ -36,13 +37,28 @@ _DAEMONS: Final = ("ps_server.command", "ps_server.daemon", "worker.command", "w
 Process = subprocess.Popen[bytes] | ForkedProcess
 
 
-def prepare_to_fork() -> None:
-    """Import what daemons need, and let numba load what it needs for its first kernel."""
+def prepare_to_fork(modules: Sequence[str] = _DAEMONS) -> bool:
+    """Import what processes need, and let numba load what it needs for its first kernel.
+
+    Returns whether a fork has all that it needs: a thread that one of the modules has started is in none.
+    """
     with importing_much():
-        for module in _DAEMONS:
-            importlib.import_module(module)
+        # This brings NumPy, and SciPy where it compiles: OpenBLAS ends its threads before a fork, and is not counted.
         importlib.import_module("kernels.reduce").warm_up()
+        before = _native_threads()
+        for module in modules:
+            importlib.import_module(module)
+        after = _native_threads()
     gc.freeze()
+    return before == after
+
+
+def _native_threads() -> int | None:
+    """The number of this process's threads, Python's and others; None where the system does not tell."""
+    try:
+        return len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return None
 
 
 class DaemonFailedError(RunError):
@@ -68,6 +84,8 @@ class _Daemon:
     process: Process
     log: Path
     log_file: IO[bytes]
+    is_shown: bool = False
+    """Whether what it says goes where this process's output goes: the log has none of it."""
     is_settled: bool = False
     """Whether nothing is said of its end any more."""
     given_up: str = ""
@@ -80,6 +98,15 @@ class _Daemon:
         assert code is not None  # noqa: S101
         return code
 
+    @property
+    def last_words(self) -> str:
+        """The error, or else the last line, that its log ends with; "" where it is shown."""
+        if self.is_shown:
+            return ""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return errors[-1] if errors else lines[-1] if lines else ""
+
 
 class LocalProcesses:
     """Daemons of one run, each with a log file in `log_dir`; a context manager that leaves none behind.
@@ -89,20 +116,22 @@ class LocalProcesses:
 
     Args:
         log_dir: of the logs.
-        fork: the processes from this one, where that is possible, which imports first what they need.
+        fork: the processes from this one, where that is possible, which imports first what they need: daemons, or
+            these modules.
         lost_after_s: the time after which a daemon that a signal has stopped is ended.
     """
 
-    def __init__(self, log_dir: Path, *, fork: bool = False, lost_after_s: float = math.inf) -> None:
+    def __init__(self, log_dir: Path, *, fork: bool | Sequence[str] = False, lost_after_s: float = math.inf) -> None:
         self.log_dir = log_dir
         self._stopped = LastingNames(lost_after_s)
-        self._forks = fork
+        self._imported = _DAEMONS if isinstance(fork, bool) else fork
+        self._forks = bool(fork)
         self._daemons: list[_Daemon] = []
         self._spare: SpareProcess | None = None
 
     def __enter__(self) -> Self:
         if self._forks:
-            prepare_to_fork()
+            self._forks = prepare_to_fork(self._imported)
         return self
 
     def __exit__(
@@ -130,17 +159,23 @@ class LocalProcesses:
 
         What it writes goes to `<name>.log`, or where this process's output goes if it `is_shown`.
         """
+        module, *arguments = command
         log = self.log_dir / f"{name.replace(' ', '-')}.log"
         log_file = log.open("wb")
-        process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-P", "-m", *command],
-            stdin=subprocess.PIPE,
-            stdout=None if is_shown else log_file,
-            stderr=None if is_shown else log_file,
-            env=environment,
-            start_new_session=True,
-        )
-        self._daemons.append(_Daemon(name, command[0], [*command[1:]], process, log, log_file))
+        stdout, stderr = (_STDOUT, _STDERR) if is_shown else (log_file.fileno(), log_file.fileno())
+        process: Process
+        if self.forks:
+            process = ForkedProcess.start(module, arguments, stderr, environment, stdout=stdout)
+        else:
+            process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-P", "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=stdout,
+                stderr=stderr,
+                env=environment,
+                start_new_session=True,
+            )
+        self._daemons.append(_Daemon(name, module, arguments, process, log, log_file, is_shown))
 
     def kill(self, name: str) -> None:
         """End a daemon at once, if it has not ended."""
@@ -301,7 +336,7 @@ def _rank_as_cause(daemon: _Daemon) -> int:
     code = daemon.exit_code
     if code < 0 or code == 2:
         return 0 if code < 0 else 1
-    words = _last_words(daemon.log)
+    words = daemon.last_words
     # A script that ended because another one did says so by an error of this project.
     return 3 if not words or words.startswith(_OF_OTHERS) else 2
 
@@ -316,15 +351,9 @@ def _failure(daemon: _Daemon, daemons: Sequence[_Daemon]) -> DaemonFailedError:
             1,
             was_killed=True,
         )
-    words = _last_words(daemon.log) or f"ended with exit code {code}"
+    words = daemon.last_words or f"ended with exit code {code}"
     # Server 0 tells for which member's sake the run failed; that member's log has the rest.
     culprit = next((other for other in daemons if words.startswith(f"{other.name}: ")), None)
     if culprit is None:
         return DaemonFailedError(f"{daemon.name}: {words}; log: {daemon.log}", daemon.name, code)
     return DaemonFailedError(f"{words}; log: {culprit.log}", daemon.name, code)
-
-
-def _last_words(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return errors[-1] if errors else lines[-1] if lines else ""

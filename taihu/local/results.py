@@ -34,7 +34,7 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[di
         "format": RESULTS_FORMAT,
         "test_accuracy": evaluations[-1]["test_accuracy"] if evaluations else None,
         "test_metrics": evaluations[-1]["test_metrics"] if evaluations else None,
-        "final_loss": fmean(worker["final_loss"] for worker in workers),
+        "final_loss": _mean([worker["final_loss"] for worker in workers]),
         "parameters_sha256": first["parameters_sha256"],
         "steps": first["steps"],
         **{name: first[name] for name in ("total_steps", "stopped", "stop_reason", "saved", "not_saved")},
@@ -64,6 +64,12 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[di
             *({"process": f"server {each['rank']}", **_planned(first), **each["memory"]} for each in servers),
         ],
     }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean; None where one is not known."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
 
 
 def _planned(worker: dict[str, Any]) -> dict[str, Any]:

@@ -3,111 +3,210 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from taihu.errors import ConfigError
-from taihu.job import Job, job_to_toml, revised
+from taihu.job import Job, job_to_toml
 from taihu.job.environment import without_settings
 from taihu.job.machine import share_of_threads
+from taihu.job.variables import variable_of
+from taihu.local.display import Display
+from taihu.local.process_files import ProcessFiles, log_folder
 from taihu.local.processes import DaemonFailedError, LocalProcesses
+from taihu.local.results import results_of
+from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
+from taihu.results import read_json
+from taihu.run_folder import RunFiles
+from taihu.settings import RunSettings
 from taihu.wire.address import free_port
 
-__all__ = ["ScriptRun", "job_of_script"]
+__all__ = ["ScriptRun", "check_script"]
 
 _LOOK_S: Final = 0.05
+_STATUS_S: Final = 0.5
 _CONSEQUENCES_S: Final = 2.0
 _SCRIPT: Final = "taihu.torch.script"
+_SERVER: Final = ("ps_server.command", "ps_server.daemon")
+
+
+def check_script(script: Path) -> None:
+    """Check what can be known to be wrong before anything is made.
+
+    Raises:
+        ConfigError: there is no such script, or no PyTorch.
+    """
+    if not script.is_file():
+        raise ConfigError(f"script {script}: no such file; give the path of a Python script")
+    if find_spec("torch") is None:
+        raise ConfigError(
+            "PyTorch is not installed for this Python: pip install torch, or taihu with the extra 'torch'"
+        )
 
 
 @dataclass(frozen=True)
 class ScriptRun:
     """`taihu run`: servers, and as many processes of a script as the job has workers.
 
-    Worker 0 writes to this process's output; what all others say goes into `logs`, a file for each.
+    Worker 0 writes to this process's output; what all others say goes into `logs`, else into the run's folder, else
+    into a temporary one that is kept when the run fails.
 
     Attributes:
         job: of the run.
-        script: a Python file.
+        script: a Python file, see `check_script`.
         arguments: for the script.
-        logs: a folder, which is there.
+        files: of the run; its folder is there.
+        logs: a folder.
+        trace, trace_steps: the trace of the run, as `ProcessFiles` has them.
+        metrics_port: of worker 0's page of metrics, those of others follow; 0 for free ones, None for no pages.
         interrupts: the first one ends all processes.
+        forks: whether the processes may be forks of this one, which holds nothing but the run.
     """
 
     job: Job
     script: Path
     arguments: Sequence[str]
-    logs: Path
+    files: RunFiles = field(default_factory=RunFiles)
+    logs: Path | None = None
+    trace: Path | None = None
+    trace_steps: str | None = None
+    metrics_port: int | None = None
     interrupts: Interrupts = field(default_factory=Interrupts)
+    forks: bool = False
 
-    def run(self) -> None:
+    def run(self, display: Display) -> tuple[dict[str, Any] | None, bool]:
         """Start all processes; returns when they have ended.
 
+        Returns:
+            The results of the run, None where not every worker has exchanged the gradients of a step, and whether any
+            worker has used taihu.torch.
+
         Raises:
-            ConfigError: there is no such script, or no PyTorch.
             DaemonFailedError: one ended before its time, all others have been ended.
             InterruptedRunError: it was interrupted.
         """
-        if not self.script.is_file():
-            raise ConfigError(f"script {self.script}: no such file")
-        if find_spec("torch") is None:
-            raise ConfigError(
-                "PyTorch is not installed for this Python: pip install torch, or taihu with the extra 'torch'"
-            )
-        with tempfile.TemporaryDirectory(prefix="taihu-") as name, LocalProcesses(self.logs) as processes:
-            self._start(processes, Path(name))
-            with self.interrupts.offered_to(lambda reason: True):
-                self._watch(processes)
+        # PyTorch is imported once for all of them; a single one imports it as Python does.
+        imported = (_SCRIPT, *(_SERVER if self.job.servers else ())) if self._is_forked else ()
+        with log_folder(self.logs, self.files) as logs, _passing_folder() as folder:
+            files = ProcessFiles(folder, self.trace, self.trace_steps)
+            try:
+                with LocalProcesses(logs, fork=imported) as processes:
+                    coordinator = self._start(processes, files)
+                    with self.interrupts.offered_to(lambda reason: True):
+                        self._watch(processes, StatusWatch(coordinator, display), files)
+            finally:
+                files.merge_trace([*self._servers, *self._workers])
+            return self._results(files), bool(self._used_by(files))
 
-    def _watch(self, processes: LocalProcesses) -> None:
+    @property
+    def _is_forked(self) -> bool:
+        return self.forks and self.job.cluster.workers > 1
+
+    def _watch(self, processes: LocalProcesses, status: StatusWatch, files: ProcessFiles) -> None:
+        start = looked = time.monotonic()
         try:
             while not processes.check():
                 if self.interrupts.reason:
                     raise InterruptedRunError(f"{self.interrupts.reason}: all processes of the script are ended")
                 time.sleep(_LOOK_S)
+                if set(processes.living) <= set(self._servers) and not self._used_by(files):
+                    for name in processes.living:  # they would wait for workers that never come
+                        processes.settle(name)
+                if time.monotonic() - looked > _STATUS_S and not processes.any_has_ended:
+                    status.show(time.monotonic() - start)
+                    looked = time.monotonic()
         except DaemonFailedError:
             # What one failure leads to elsewhere ends within a moment; the cause is told, not the consequence.
             processes.wait(_CONSEQUENCES_S)
             processes.check()
             raise
 
-    def _start(self, processes: LocalProcesses, folder: Path) -> None:
-        job_file = folder / "job.toml"
-        cluster = self.job.cluster.model_copy(update={"coordinator": None})
-        job_file.write_text(job_to_toml(self.job.model_copy(update={"cluster": cluster}), given=True))
-        coordinator = ""
-        for index in range(self.job.servers):
-            own = ["--rank", str(index), str(job_file), "--log-format", "json", "--bind", "127.0.0.1:0"]
-            if coordinator:
-                processes.start(f"server {index}", "ps_server", [*own, "--coordinator", coordinator])
-            else:
-                coordinator = processes.start_listening(f"server {index}", "ps_server", own)
-        coordinator = coordinator or f"127.0.0.1:{free_port('127.0.0.1')}"
-        for rank in range(self.job.cluster.workers):
-            environment = self._environment(rank, job_file, coordinator)
-            command = [_SCRIPT, str(self.script), *self.arguments]
-            processes.run(f"worker {rank}", command, environment, is_shown=rank == 0)
-
-    def _environment(self, rank: int, job_file: Path, coordinator: str) -> Mapping[str, str]:
-        environment = without_settings(os.environ)
-        environment |= {
-            "TAIHU_JOB": str(job_file),
-            "TAIHU_RANK": str(rank),
-            "TAIHU_CLUSTER__COORDINATOR": coordinator,
+    def _start(self, processes: LocalProcesses, files: ProcessFiles) -> str:
+        """Start everything; returns the coordinator's address."""
+        job_file = files.folder / "job.toml"
+        own = {
+            "cluster": self.job.cluster.model_copy(update={"coordinator": None}),
+            "run": self._run_settings(),
         }
-        # Libraries take all cores otherwise.
-        environment.setdefault("OMP_NUM_THREADS", str(share_of_threads(self.job)))
-        return environment
+        job_file.write_text(job_to_toml(self.job.model_copy(update=own), given=True))
+        coordinator = ""
+        for index, name in enumerate(self._servers):
+            options = ["--log-format", "json", "--bind", "127.0.0.1:0", *files.arguments(name)]
+            if self.metrics_port:
+                options += ["--metrics-port", str(self.metrics_port + self.job.cluster.workers + index)]
+            arguments = ["--rank", str(index), str(job_file), *options]
+            if coordinator:
+                processes.start(name, "ps_server", [*arguments, "--coordinator", coordinator])
+            else:
+                coordinator = processes.start_listening(name, "ps_server", arguments)
+        coordinator = coordinator or f"127.0.0.1:{free_port('127.0.0.1')}"
+        for rank, name in enumerate(self._workers):
+            variables = {
+                "JOB": str(job_file),
+                "RANK": str(rank),
+                "CLUSTER__COORDINATOR": coordinator,
+                **self._options(rank, files),
+                **({} if rank else {"LOG": str(processes.log_dir.absolute() / "worker-0.log")}),
+            }
+            environment = without_settings(os.environ) | {variable_of(key): value for key, value in variables.items()}
+            # Libraries take all cores otherwise.
+            environment.setdefault("OMP_NUM_THREADS", str(share_of_threads(self.job)))
+            processes.run(name, [_SCRIPT, str(self.script), *self.arguments], environment, is_shown=rank == 0)
+        return coordinator
+
+    def _options(self, rank: int, files: ProcessFiles) -> Mapping[str, str]:
+        """The options of a worker, by the variables that give them."""
+        name = self._workers[rank]
+        options = {"JSON": str(files.results(name))}
+        if (part := files.trace_part(name)) is not None:
+            options["TRACE"] = str(part)
+        if self.trace_steps is not None:
+            options["TRACE_STEPS"] = self.trace_steps
+        if self.metrics_port is not None:
+            options["METRICS_PORT"] = str(self.metrics_port and self.metrics_port + rank)
+        if self.files.folder is not None:
+            options["RUN_DIR_IS_MADE"] = "1"
+        return options
+
+    def _run_settings(self) -> RunSettings:
+        """The run's settings for worker 0; the results of all workers together are written by who started them."""
+        folder = self.files.folder.absolute() if self.files.folder else Path("none")
+        return self.job.run.model_copy(update={"dir": folder, "save": Path("none"), "results": Path("none")})
+
+    def _results(self, files: ProcessFiles) -> dict[str, Any] | None:
+        workers = [read_json(path) for path in self._used_by(files)]
+        if len(workers) < len(self._workers) or not all(worker["steps"] for worker in workers):
+            return None
+        servers = [read_json(path) for path in map(files.results, self._servers) if path.exists()]
+        results = results_of(self.job, workers, servers)
+        return {**results, "script": self.script.name, "trace": files.merged_trace}
+
+    def _used_by(self, files: ProcessFiles) -> list[Path]:
+        """What workers that have used taihu.torch have left."""
+        return [path for path in map(files.results, self._workers) if path.exists()]
+
+    @property
+    def _workers(self) -> list[str]:
+        return [f"worker {rank}" for rank in range(self.job.cluster.workers)]
+
+    @property
+    def _servers(self) -> list[str]:
+        return [f"server {index}" for index in range(self.job.servers)]
 
 
-def job_of_script(job: Job, *, has_servers: bool) -> Job:
-    """`job` for a script: gradients come back, around a ring unless servers were asked for."""
-    own = {"returns": "gradients", "kind": "server" if has_servers else "ring"}
-    given = job.exchange.model_fields_set
-    return revised(job, "exchange", **{key: value for key, value in own.items() if key not in given})
+@contextmanager
+def _passing_folder() -> Iterator[Path]:
+    """A folder for the block alone. Unlike `tempfile.TemporaryDirectory` it is not removed by forks that end."""
+    folder = Path(tempfile.mkdtemp(prefix="taihu-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -36,6 +36,9 @@ def clock_time(seconds: float) -> str:
 
 
 def remaining_s(first: tuple[int, float], last: tuple[int, float], total: int) -> float | None:
-    """Seconds that the steps up to `total` take at the pace between two looks, (step, seconds); None for no pace."""
+    """Seconds that the steps up to `total` take at the pace between two looks, (step, seconds).
+
+    None for no pace, or where the `total` is not known, 0.
+    """
     steps, seconds = last[0] - first[0], last[1] - first[1]
-    return (total - last[0]) * seconds / steps if steps > 0 else None
+    return (total - last[0]) * seconds / steps if steps > 0 and total else None

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import importlib
-import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from taihu.errors import ConfigError, RunError
 from taihu.job import Job, job_to_toml
 from taihu.job.machine import share_of_threads
 from taihu.local.display import Display
+from taihu.local.process_files import ProcessFiles, log_folder
 from taihu.local.processes import LocalProcesses
 from taihu.local.results import results_of
 from taihu.local.successors import Successors
 from taihu.local.supervision import Supervision
-from taihu.process.entry import InterruptedRunError, Interrupts
+from taihu.process.entry import Interrupts
 from taihu.results import read_json
 from taihu.run_folder import CHAOS, CHECKPOINTS, RunFiles
 from taihu.settings import ChaosSettings, CheckpointSettings, RunSettings
-from taihu.trace import merge_parts
 
 __all__ = ["LocalTraining"]
 
@@ -53,71 +50,54 @@ class LocalTraining:
                 no checkpoints to go on from, or this happened too often.
             InterruptedRunError: interrupted when there was nothing to save, or for the second time.
         """
-        with self._log_folder() as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
-            folder = Path(name)
+        with log_folder(self.logs, self.files) as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
+            files = ProcessFiles(Path(name), self.trace, self.trace_steps)
             try:
                 lost_after_s = self.job.cluster.lost_after_s
                 with LocalProcesses(logs, fork=self.forks, lost_after_s=lost_after_s) as processes:
                     job = self.job.model_copy(update={"checkpoint": self._checkpoint_settings()})
                     successors = Successors(job, processes, display, self.files.folder)
-                    coordinator = self._start(processes, successors, folder)
+                    coordinator = self._start(processes, successors, files)
                     supervision = Supervision(
                         job,
                         processes,
                         successors,
-                        has_told=lambda name: _result_of(folder, name).exists(),
+                        has_told=lambda name: files.results(name).exists(),
                         display=display,
                         interrupts=self.interrupts,
                     )
                     supervision.watch(coordinator)
-                    if not all(path.exists() for path in self._result_files(folder)):
+                    if not all(files.results(name).exists() for name in self._workers):
                         processes.raise_if_interrupted()
             finally:
-                self._merge_trace(folder)
-            servers = [path for path in self._server_files(folder) if path.exists()]
+                files.merge_trace([*self._servers, *self._workers])
+            servers = [path for path in map(files.results, self._servers) if path.exists()]
             results = results_of(
                 self.job,
-                [read_json(path) for path in self._result_files(folder)],
+                [read_json(files.results(name)) for name in self._workers],
                 [read_json(path) for path in servers],
             )
-            return {**results, "trace": self._trace_file}
+            return {**results, "trace": files.merged_trace}
 
-    @property
-    def _trace_file(self) -> str | None:
-        return str(self.trace.absolute()) if self.trace is not None and self.trace.exists() else None
-
-    def _trace_arguments(self, folder: Path, name: str) -> list[str]:
-        if self.trace is None:
-            return []
-        steps = [] if self.trace_steps is None else ["--trace-steps", self.trace_steps]
-        return ["--trace", str(_trace_part(folder, name)), *steps]
-
-    def _merge_trace(self, folder: Path) -> None:
-        """Put the processes' parts together; of a run that failed, those that are there."""
-        if self.trace is not None:
-            parts = [_trace_part(folder, name) for name, _, _ in self._members(folder)]
-            with suppress(RunError):  # a run that failed before it began has none
-                merge_parts(parts, self.trace)
-
-    def _start(self, processes: LocalProcesses, successors: Successors, folder: Path) -> str:
+    def _start(self, processes: LocalProcesses, successors: Successors, files: ProcessFiles) -> str:
         """Start everything; returns the coordinator's address."""
         if processes.forks:
             # Before anybody waits for the others: kernels may have to be compiled.
             importlib.import_module("worker.first_step").load_first_step(self.job)
         own_threads = {"coordinator": None, "threads": share_of_threads(self.job)}
         local = self.job.cluster.model_copy(update=own_threads)
-        job_file = folder / "job.toml"
+        job_file = files.folder / "job.toml"
         # What was not given stays so: its default may depend on other settings.
         own = {
             "cluster": local,
             "run": self._run_settings(),
             "checkpoint": self._checkpoint_settings(),
-            "chaos": self._chaos_settings(folder),
+            "chaos": self._chaos_settings(files.folder),
         }
         given = self.job.model_copy(update=own)
         job_file.write_text(job_to_toml(given, given=True))
         common = [str(job_file), "--log-format", "json"]
-        (first, module, arguments), *others = self._members(folder)
+        (first, module, arguments), *others = self._members(files)
         of_first = [*_rank_of(first), *common, *arguments]
         coordinator = successors.first(lambda: processes.start_listening(first, module, of_first))
         for name, module, arguments in others:
@@ -153,53 +133,26 @@ class LocalTraining:
             return own
         return own.model_copy(update={"dir": (self.files.folder or folder).absolute() / CHAOS})
 
-    def _members(self, folder: Path) -> Iterator[tuple[str, str, list[str]]]:
+    def _members(self, files: ProcessFiles) -> Iterator[tuple[str, str, list[str]]]:
         """Name, module and arguments of every process; the first one is the coordinator."""
         bind = ["--bind", "127.0.0.1:0"]
-        for index, result in enumerate(self._server_files(folder)):
-            name = f"server {index}"
-            arguments = ["--json", str(result), *self._trace_arguments(folder, name)]
-            yield name, "ps_server", [*arguments, *bind]
-        for rank, result in enumerate(self._result_files(folder)):
-            name = f"worker {rank}"
-            arguments = ["--json", str(result), *self._trace_arguments(folder, name)]
-            if rank == 0 and self.files.folder is not None:
+        for name in self._servers:
+            yield name, "ps_server", [*files.arguments(name), *bind]
+        for name in self._workers:
+            arguments = files.arguments(name)
+            if name == self._workers[0] and self.files.folder is not None:
                 arguments.append("--run-dir-is-made")
             yield name, "worker", [*arguments, *bind] if self.job.workers_meet else arguments
 
-    def _result_files(self, folder: Path) -> list[Path]:
-        return [_result_of(folder, f"worker {rank}") for rank in range(self.job.cluster.workers)]
+    @property
+    def _workers(self) -> list[str]:
+        return [f"worker {rank}" for rank in range(self.job.cluster.workers)]
 
-    def _server_files(self, folder: Path) -> list[Path]:
-        return [_result_of(folder, f"server {index}") for index in range(self.job.servers)]
-
-    @contextmanager
-    def _log_folder(self) -> Iterator[Path]:
-        logs = self.logs or (self.files.folder and self.files.folder / "logs")
-        if logs is not None:
-            try:
-                logs.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"cannot write logs to {logs}: {error.strerror}") from None
-            yield logs
-            return
-        folder = Path(tempfile.mkdtemp(prefix="taihu-logs-"))
-        try:
-            yield folder
-        except InterruptedRunError:  # whose message names no log
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        shutil.rmtree(folder)
+    @property
+    def _servers(self) -> list[str]:
+        return [f"server {index}" for index in range(self.job.servers)]
 
 
 def _rank_of(name: str) -> list[str]:
     """The option of the rank in `server 1`; it comes first, so that `ps` has room for it."""
     return ["--rank", name.partition(" ")[2]]
-
-
-def _result_of(folder: Path, name: str) -> Path:
-    return folder / f"{name.replace(' ', '-')}.json"
-
-
-def _trace_part(folder: Path, name: str) -> Path:
-    return folder / f"trace-{name.replace(' ', '-')}.json"

@@ -7,6 +7,7 @@ fork. From there on it lives as a process that was started by its command line.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -17,13 +18,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NoReturn, Self
 
-__all__ = ["ForkedProcess", "Streams", "can_fork", "close_files_from", "exit_code_of", "fork_command"]
+__all__ = ["ForkedProcess", "Streams", "as_a_program", "can_fork", "close_files_from", "exit_code_of", "fork_command"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.005
@@ -42,7 +43,10 @@ class Streams:
 
 
 def can_fork() -> bool:
-    """Whether a fork of this process has all that it needs: only the thread that forks is in it."""
+    """Whether a fork of this process has all that it needs: only the thread that forks is in it.
+
+    Threads that are not Python's are not seen from here.
+    """
     return threading.active_count() == 1
 
 
@@ -55,9 +59,9 @@ def fork_command(
     folder: Path | None = None,
     new_session: bool = False,
 ) -> int:
-    """Run the command of package `module` in a fork as `python -P -m module arguments` would; returns its pid.
+    """Run the command of `module` in a fork as `python -P -m module arguments` would; returns its pid.
 
-    No file but `streams` stays open in it. The package has `run` in its `__main__`.
+    No file but `streams` stays open in it. The module, of a package its `__main__`, has `run`.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -77,25 +81,34 @@ class ForkedProcess:
     `returncode` is None until the child was seen to have ended; -N when signal N ended it.
     """
 
-    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes] | None) -> None:
         self.pid = pid
         self.stdin: IO[bytes] | None = stdin
-        self.stdout: IO[bytes] | None = stdout
+        self.stdout = stdout
         self.returncode: int | None = None
 
     @classmethod
-    def start(cls, module: str, arguments: Sequence[str], stderr: int, environment: Mapping[str, str]) -> Self:
-        """Fork a command, in a session of its own, whose stdin and stdout are pipes to this process."""
+    def start(
+        cls,
+        module: str,
+        arguments: Sequence[str],
+        stderr: int,
+        environment: Mapping[str, str],
+        *,
+        stdout: int | None = None,
+    ) -> Self:
+        """Fork a command, in a session of its own; stdin and, unless it is given, stdout are pipes to here."""
         read, stdin = os.pipe()
-        stdout, write = os.pipe()
+        ours, write = os.pipe() if stdout is None else (None, stdout)
         try:
             pid = fork_command(
                 module, arguments, Streams(read, write, stderr), environment=environment, new_session=True
             )
         finally:
             os.close(read)
-            os.close(write)
-        return cls(pid, os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"))
+            if ours is not None:
+                os.close(write)
+        return cls(pid, os.fdopen(stdin, "wb"), None if ours is None else os.fdopen(ours, "rb"))
 
     def poll(self) -> int | None:
         """The exit code, None while the process runs."""
@@ -139,6 +152,25 @@ def exit_code_of(ended: SystemExit) -> int:
     return 1
 
 
+def as_a_program(main: Callable[[], None]) -> NoReturn:
+    """Run `main` in a fork, and do at its end what the interpreter does at its own, exit handlers included.
+
+    Nothing but imports may have come before the fork: what is done then is what modules, and `main`, have asked for.
+    """
+    code = 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = exit_code_of(ended)
+    except BaseException:
+        code = 1
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    raise SystemExit(code)
+
+
 def _live(
     module: str,
     arguments: Sequence[str],
@@ -158,7 +190,9 @@ def _live(
             os.setsid()
         if folder is not None:
             os.chdir(folder)
-        main = importlib.import_module(f"{module}.__main__")
+        main = importlib.import_module(module)
+        if hasattr(main, "__path__"):
+            main = importlib.import_module(f"{module}.__main__")
         sys.modules["__main__"] = main
         sys.argv = [str(main.__file__), *arguments]
         _show_command_line(f"python -P -m {module} {' '.join(arguments)}")

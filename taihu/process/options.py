@@ -113,7 +113,7 @@ OwnModelOption = Annotated[
 ]
 RunDirOption = Annotated[
     Path | None,
-    Sets("run.dir", "runs/NAME-TIME with taihu train, else none"),
+    Sets("run.dir", "runs/NAME-TIME with taihu train and run, else none"),
     typer.Option(
         "--run-dir",
         metavar="DIR|none",

@@ -25,6 +25,8 @@ def learning(run: Run) -> Section | Missing:
         return Section("learning", "Loss and accuracy", figures)
     if run.is_simulated:
         return Missing("loss and accuracy", "taihu train JOB.toml trains for real")
+    if run.script:
+        return Missing("loss and accuracy", f"only {run.script} knows them: it has its own loop")
     return Missing("loss and accuracy", "give the run's folder, not its results alone")
 
 

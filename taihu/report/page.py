@@ -24,6 +24,7 @@ from taihu.words import listed
 __all__ = ["comparison_of", "page_of", "sections_of"]
 
 _TABLES: Final = ("model", "data", "train", "optimizer", "exchange", "compression", "cluster")
+_TABLES_OF_SCRIPTS: Final = ("exchange", "compression", "cluster")
 
 
 def page_of(run: Run) -> str:
@@ -108,7 +109,7 @@ def _tiles(run: Run) -> Iterator[str]:
 
 def _settings(run: Run) -> Section | None:
     rows: list[tuple[str, str]] = []
-    for table in _TABLES:
+    for table in _TABLES_OF_SCRIPTS if run.script else _TABLES:
         values = run.settings.get(table)
         if isinstance(values, Mapping):
             rows += [(f"{table}.{key}", _value(value)) for key, value in values.items()]

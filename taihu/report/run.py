@@ -71,6 +71,17 @@ class Run:
         """The name of the model, "" where it is not known."""
         return text(self.settings, "model", "name") or text(self.results, "model")
 
+    @property
+    def script(self) -> str:
+        """The name of the script whose own loop it was; "" of a run of taihu's."""
+        told = (text(event, "script") for event in self.events)
+        return text(self.results, "script") or next(filter(None, told), "")
+
+    @property
+    def command(self) -> str:
+        """The command of taihu's that makes such a run."""
+        return "simulate" if self.is_simulated else "run" if self.script else "train"
+
     def named(self, name: str) -> Run:
         """The same run by another name."""
         return replace(self, name=name)

@@ -13,10 +13,10 @@ __all__ = ["figures_of", "how_it_ended", "what_it_was"]
 
 
 def what_it_was(run: Run) -> str:
-    """The job in one line: model and data, processes, precision, what is sent."""
+    """The job in one line: model and data, or the script, processes, precision, what is sent."""
     data = text(run.settings, "data", "name")
-    model = f"{run.model}{f' on {data}' if data else ''}"
-    batch = run.fact("batch", "train", "batch")
+    model = run.script or f"{run.model}{f' on {data}' if data else ''}"
+    batch = "" if run.script else run.fact("batch", "train", "batch")
     compression = run.fact("compression", "compression", "method")
     density = number(run.results, "density")
     sent = f" at {SHARE.text(density)}" if density is not None and compression not in ("", "none") else ""
@@ -26,7 +26,7 @@ def what_it_was(run: Run) -> str:
         model,
         _size(run),
         f"batch {batch} each" if batch else "",
-        run.fact("precision", "train", "precision"),
+        "" if run.script else run.fact("precision", "train", "precision"),
         f"ZeRO {run.fact('zero', 'exchange', 'zero')}" if run.fact("zero", "exchange", "zero") else "",
         f"{compression}{sent}" if compression not in ("", "none") else "uncompressed" if compression else "",
     ]

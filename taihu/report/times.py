@@ -28,11 +28,10 @@ def times(run: Run, planned: Planned | None) -> tuple[Section | None, list[Missi
         figures.append(Figure(*step))
     elif planned is not None and planned.step is not None:
         figures.append(planned_timeline(planned.profile, planned.step))
-        how = "taihu train --trace trace.json --trace-steps 20-40"
+        how = f"taihu {run.command} --trace trace.json --trace-steps 20-40"
         missing.append(Missing("the timeline of a real step", how))
     else:
-        command = "simulate" if run.is_simulated else "train"
-        how = f"taihu {command} ... --trace trace.json, then taihu report RUN --trace trace.json"
+        how = f"taihu {run.command} ... --trace trace.json, then taihu report RUN --trace trace.json"
         missing.append(Missing("the timeline of a step", how))
     if planned is None and not run.is_simulated:
         how = "train for more than exchange.calibration_steps steps with exchange.plan = 'auto', not in fp16"

@@ -9,6 +9,7 @@ Three lines are enough::
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping
@@ -66,7 +67,9 @@ def init(job: str | Path | Mapping[str, object] | None = None, **settings: Mappi
         raise RunError("taihu.torch is initialized already: call init before everything else, and once")
     place = find_place(job, settings)
     if not structlog.is_configured():
-        configure_logs("auto", role="worker", rank=place.rank)
+        log = os.environ.get("TAIHU_LOG")
+        stream = None if log is None else Path(log).open("a", buffering=1)  # noqa: SIM115 - it lives as this process does
+        configure_logs("auto", stream=stream, role="worker", rank=place.rank)
     _present.world = World(place)
     _tell_of_errors()
     # What the atexit module is told comes too late: the threads that answer other workers have ended then.

@@ -5,12 +5,14 @@ Scripts for CPUs run as they do with gloo (docs/torch_backend.md).
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch.distributed as dist
 
 from taihu.torch.group.meeting import Place
 from taihu.torch.group.process_group import TaihuGroup
+from taihu.torch.reports import begin_results, options_of
 
 __all__ = ["create_group", "register"]
 
@@ -22,6 +24,7 @@ def create_group(options: Any, _: Any = None) -> TaihuGroup:
         TaihuError: the group's processes do not find each other within its timeout.
     """
     name = options.group_id or "default"
+    begin_results(options_of(os.environ).results, options.global_ranks_in_group[options.group_rank])
     place = Place(name, options.group_rank, options.group_size, options.timeout.total_seconds())
     return TaihuGroup(options.store, place, options.global_ranks_in_group)
 

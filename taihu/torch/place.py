@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from taihu.coordination.listener import ListenOptions
 from taihu.errors import ConfigError
 from taihu.job import Job, revised
 from taihu.job.environment import (
-    coordinator_from_environment,
     number_from_environment,
     rank_from_environment,
     resolve_job,
     tables_of,
 )
+from taihu.job.variables import variable_of
 from taihu.launch.discovery import find_coordinator
+from taihu.launch.meeting import find_meeting
+from taihu.launch.place import Launch, maybe_launch, script_job, script_job_of
 from taihu.wire.address import is_loopback, join_address, split_address
 from taihu.words import counted
 
@@ -38,7 +40,7 @@ class Place:
 
     job: Job
     rank: int
-    listen: ListenOptions
+    listen: ListenOptions = field(default_factory=ListenOptions)
 
     @property
     def is_alone(self) -> bool:
@@ -49,20 +51,21 @@ class Place:
 def find_place(job: str | Path | Mapping[str, object] | None, settings: Tables) -> Place:
     """The place that a launcher's environment, the job and `settings` tell, in rising precedence.
 
-    Without any launcher, and without a coordinator in the job, this process is alone.
+    Without any launcher, and without a coordinator in the job, this process is alone. A rank that somebody has given
+    this process by `TAIHU_RANK` comes before all that launchers count.
 
     Raises:
         ConfigError: they contradict each other, or something is missing.
     """
-    rank = rank_from_environment(os.environ, "worker")
     path, tables = _tables(job, settings)
+    is_told = any(variable_of(name) in os.environ for name in ("RANK", "RANK_OFFSET"))
+    launch = None if is_told else maybe_launch(os.environ)
+    if launch is not None:
+        return _launched_place(resolve_job(path, (), tables), launch)
+    rank = rank_from_environment(os.environ, "worker")
     resolved = resolve_job(path, (), tables, launched=True)
-    if rank is None and resolved.cluster.coordinator is None and coordinator_from_environment(os.environ) is None:
-        rank = 0
-        resolved = revised(resolved, "cluster", workers=1)
-        resolved = revised(resolved, "exchange", kind="ring")
-    if "returns" not in resolved.exchange.model_fields_set:
-        resolved = revised(resolved, "exchange", returns="gradients")
+    if rank is None and resolved.cluster.coordinator is None:
+        return Place(_usual(revised(revised(resolved, "cluster", workers=1), "exchange", kind="ring")), 0)
     if rank is None:
         raise ConfigError("rank unknown: start the script by `taihu run`, torchrun or mpirun, or set TAIHU_RANK")
     if not 0 <= rank < resolved.cluster.workers:
@@ -70,8 +73,33 @@ def find_place(job: str | Path | Mapping[str, object] | None, settings: Tables) 
             f"rank {rank}: outside the world of {counted(resolved.cluster.workers, 'worker')}; start as many "
             "processes as cluster.workers says"
         )
-    resolved = find_coordinator(resolved)
+    resolved = find_coordinator(_usual(resolved))
     return Place(resolved, rank, _listening(resolved, rank))
+
+
+def _launched_place(job: Job, launch: Launch) -> Place:
+    """The place of a process that torchrun, srun, mpirun or anybody who sets RANK and WORLD_SIZE has started."""
+    job = _usual(script_job_of(job, launch))
+    cluster = job.cluster
+    if launch.size == 1 and not job.servers:
+        return Place(job, launch.rank)
+    if job.servers and cluster.coordinator is None and launch.launcher != "RANK":
+        raise ConfigError(
+            f"{launch.launcher} started the workers and does not say where server 0 is: set cluster.coordinator, or "
+            "TAIHU_CLUSTER__COORDINATOR=HOST:PORT"
+        )
+    if cluster.coordinator is not None:
+        job = find_coordinator(job)
+        return Place(job, launch.rank, _listening(job, launch.rank))
+    meeting = find_meeting(None, launch, cluster.connect_timeout_s)
+    job = find_coordinator(revised(job, "cluster", coordinator=meeting.address))
+    is_host = launch.rank == 0 and not job.servers
+    return Place(job, launch.rank, _listening(job, launch.rank, meeting.bind(first=is_host)))
+
+
+def _usual(job: Job) -> Job:
+    """`job` as scripts have it: a ring, unless servers or a way of exchanging are asked for."""
+    return script_job(job, has_servers="servers" in job.cluster.model_fields_set)
 
 
 def _tables(
@@ -84,8 +112,8 @@ def _tables(
     return path, tables_of(job if isinstance(job, Mapping) else {}, settings)
 
 
-def _listening(job: Job, rank: int) -> ListenOptions:
-    """The address that a launcher gives; else this machine's alone where the coordinator is here, or any."""
+def _listening(job: Job, rank: int, usual: str = "") -> ListenOptions:
+    """The address that a launcher gives; else this machine's alone where the coordinator is here, or the `usual`."""
     given = os.environ.get("TAIHU_BIND", "")
     coordinator = job.cluster.coordinator
     if not given and coordinator is not None and is_loopback(coordinator):
@@ -93,4 +121,4 @@ def _listening(job: Job, rank: int) -> ListenOptions:
         hosts = rank == 0 and not job.servers
         given = join_address(host, port if hosts else 0)
     direct = number_from_environment(os.environ, "DIRECT_PORT") or 0
-    return ListenOptions(given, os.environ.get("TAIHU_ADVERTISE", ""), direct, job.patience)
+    return ListenOptions(given or usual, os.environ.get("TAIHU_ADVERTISE", ""), direct, job.patience)

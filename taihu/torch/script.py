@@ -1,4 +1,4 @@
-"""A script as one worker of `taihu run`: `python -m taihu.torch.script SCRIPT ARGUMENTS`."""
+"""A script as one worker of `taihu run`: `python -m taihu.torch.script SCRIPT ARGUMENTS`, or a fork that does so."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ import runpy
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
-__all__ = ["main"]
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from taihu.process.forking import as_a_program
+
+__all__ = ["main", "run"]
 
 
 def main() -> None:
@@ -18,6 +25,22 @@ def main() -> None:
     sys.argv = [script, *arguments]
     sys.path[0:0] = [str(Path(script).resolve().parent)]
     runpy.run_path(script, run_name="__main__")
+
+
+def run() -> NoReturn:
+    """Do so in a fork of a process that has imported PyTorch; the end is that of a process of its own."""
+    _be_as_new()
+    as_a_program(main)
+
+
+def _be_as_new() -> None:
+    """Undo what the process before the fork has had its own way, and what was drawn or chosen when it imported."""
+    sys.excepthook = sys.__excepthook__
+    np.random.seed()  # the generator that scripts use would draw the same in all workers
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if first.isdecimal() and int(first):
+        threadpool_limits(int(first))
+        torch.set_num_threads(int(first))
 
 
 def _end_with_stdin() -> None:

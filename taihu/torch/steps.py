@@ -14,8 +14,8 @@ from taihu.errors import RunError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.torch.gradients import GradientArena
+from taihu.torch.reports import Reports
 from taihu.wire.clock import Clock, SystemClock
-from worker.reporting.observer import Observer
 from worker.session import Session
 from worker.training.calibration import Measuring
 from worker.training.plan_follower import PlanFollower
@@ -35,7 +35,7 @@ class BackwardSteps:
         layout: a layer for each parameter.
         gradients: of the parameters.
         session: that the exchange belongs to.
-        observer: is told of steps and plans.
+        reports: are told of steps and plans.
         waits: called with whether this worker waits for others from now on.
     """
 
@@ -45,7 +45,7 @@ class BackwardSteps:
         layout: Layout,
         gradients: GradientArena,
         session: Session,
-        observer: Observer,
+        reports: Reports,
         *,
         waits: Callable[[bool], None],
         clock: Clock | None = None,
@@ -54,7 +54,7 @@ class BackwardSteps:
         self._gradients = gradients
         self._session = session
         self._exchange = session.exchange
-        self._observer = observer
+        self._reports = reports
         self._waits = waits
         self._clock = clock or SystemClock()
         self._driver = StepDriver(job, session.exchange, self._wait)
@@ -177,14 +177,14 @@ class BackwardSteps:
         record.end_s = self._start_s = self._clock.now()
         record.times, record.path = self._exchange.group_times(), self._exchange.path
         self._follower.observe(record)
-        self._observer.stepped(record)
-        self._observer.travels(record.path)
+        self._reports.stepped(record)
+        self._reports.travels(record.path)
         if self._measuring.reports_after(self.step):
             self._waits(True)
             plan = self._follower.report(self.step)
             self._waits(False)
             self._driver.adopt(plan)
-            self._observer.planned(plan)
+            self._reports.planned(plan)
 
     def _wait(self, wait: Wait, group: int) -> None:
         self._waits(True)

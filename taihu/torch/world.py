@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,13 +19,11 @@ from taihu.layout import Layout
 from taihu.process.last_will import LastWill
 from taihu.torch.gradients import GradientArena
 from taihu.torch.place import Place
+from taihu.torch.reports import Reports, options_of
 from taihu.torch.steps import BackwardSteps
 from taihu.wire.clock import SystemClock
-from taihu.wire.metrics import WorkerMetrics
 from worker.memory.arenas import arenas_of
 from worker.reporting.activity import Activity
-from worker.reporting.observer import Observer
-from worker.reporting.run_log import RunLog
 from worker.session import Exchanged, Reporting, Session, take_part_after_meeting
 
 __all__ = ["World"]
@@ -48,14 +47,9 @@ class World:
         self._has_left = False
         self._activity = Activity(SystemClock())
         self._last_will = LastWill(place.job.patience.still_after_s)
-        self._observer = Observer(
-            place.rank,
-            total_steps=0,
-            batch=place.job.train.batch,
-            metrics=WorkerMetrics(place.rank),
-            run_log=RunLog([], steps_per_epoch=1, learning_rate=lambda _: 0.0),
-            activity=self._activity,
-        )
+        reports = Reports(place.job, place.rank, options_of(os.environ), self._activity)
+        self._reports = self._stack.enter_context(reports)
+        self._process = os.getpid()
         self._listener = None if place.is_alone else listen_for_peers(place.job, place.rank, place.listen)
 
     @property
@@ -88,14 +82,19 @@ class World:
             bring(communicator, brings)
             return Exchanged(layout, arenas)
 
-        reporting = Reporting(self._progress, self._observer.compressed, ended=self._last_will.begin)
+        reports = self._reports
+        reporting = Reporting(
+            self._progress, reports.observer.compressed, reports.tracer, self._last_will.begin, reports.hosting
+        )
         session = self._session = self._stack.enter_context(
             take_part_after_meeting(self.job, self.rank, prepare, reporting, listener=self._listener)
         )
         self._stack.callback(self._last_will.cancel)
+        self._stack.callback(reports.tell_trace, session)
         self._activity.takes_part(session)
+        reports.joined()
         gradients = GradientArena(layout, parameters, arenas.gradients)
-        return BackwardSteps(self.job, layout, gradients, session, self._observer, waits=self._waits)
+        return BackwardSteps(self.job, layout, gradients, session, reports, waits=self._waits)
 
     def bring(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Have the values of worker `root` in `tensors`, which all workers have alike; nothing may be under way."""
@@ -104,7 +103,8 @@ class World:
 
     def leave(self, error: BaseException | None = None) -> None:
         """End this process's part: in order when all others have done theirs, or with what went wrong here."""
-        if self._has_left:
+        # A process that the script has forked, as loaders of data are, has no part of its own.
+        if self._has_left or self._process != os.getpid():
             return
         self._has_left = True
         kind: type[BaseException] | None = None
@@ -113,6 +113,7 @@ class World:
             kind, trace = type(error), error.__traceback__
         elif self._session is not None:
             try:
+                self._reports.tell_results(self._session)
                 self._session.client.finish_with_all(progress=self._progress(), parameters_sha256="")
             except TaihuError as failure:
                 kind, error, trace = type(failure), failure, failure.__traceback__
@@ -125,10 +126,10 @@ class World:
 
     def _progress(self) -> Progress:
         if self._is_waiting:
-            return self._observer.progress()
+            return self._reports.observer.progress()
         # What the script does between two steps is its own affair, however long it takes.
         self._activity.moved()
-        return replace(self._observer.progress(), waits_for="", in_step_seconds=0.0)
+        return replace(self._reports.observer.progress(), waits_for="", in_step_seconds=0.0)
 
 
 def bring(communicator: Communicator, tensors: Sequence[torch.Tensor], root: int = 0) -> None:

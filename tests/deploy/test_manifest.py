@@ -123,6 +123,103 @@ def test_every_manifest_is_valid_and_means_the_job(
     assert ("StatefulSet" in kinds) == (not jobset and not ring)
 
 
+def nodes_of(objects: list[Object]) -> Object:
+    """The container of a TrainJob's nodes."""
+    (runtime,) = [item for item in objects if item["kind"].endswith("TrainingRuntime")]
+    jobs = {each["name"]: each["template"] for each in runtime["spec"]["template"]["spec"]["replicatedJobs"]}
+    assert jobs["node"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
+    (container,) = jobs["node"]["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+@pytest.mark.parametrize("kind", ["", "--jobset", "--trainjob"])
+@pytest.mark.parametrize("servers", [0, 2])
+def test_workers_run_a_script_whose_gradients_come_back(
+    kind: str, servers: int, write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "job.toml").write_text("name = 'mine'\n")
+    (tmp_path / "train.py").write_text("import taihu.torch\n")
+    flags = [*([kind] if kind else []), *(["--servers", str(servers)] if servers else [])]
+    words = ("--script", "train.py", "--script-arguments", "--name 'two words'")
+    objects = objects_of(write("job.toml", "--workers", "3", *flags, *words))
+    assert problems(objects) == []
+    understood = Job.model_validate(environment_overrides(settings_of(objects)))
+    assert (understood.exchange.returns, understood.servers, understood.cluster.workers) == ("gradients", servers, 3)
+    (files,) = [item["data"] for item in objects if item["metadata"]["name"].endswith("-job")]
+    assert files["train.py"] == "import taihu.torch\n"
+    jobs = [nodes_of(objects)] if kind == "--trainjob" else []
+    for container in jobs or [job["template"]["spec"]["containers"][0] for job in jobs_of(objects)]:
+        assert container["args"] == ["/etc/taihu/train.py", "--name", "two words"]
+        assert container["image"] == "localhost/taihu-torch:latest"
+        environment = {item["name"]: item.get("value") for item in container["env"]}
+        assert (environment["TAIHU_JOB"], environment["OMP_NUM_THREADS"]) == ("/etc/taihu/job.toml", "2")
+        # It listens when it likes.
+        assert not {name for name in container if name.endswith("Probe")}
+        check_variables(environment)
+    role = "server" if servers else "node" if kind == "--trainjob" else "first"
+    pod = f"mine-{role}-0-0" if kind else f"mine-{role}-0"
+    assert understood.cluster.coordinator == f"{pod}.mine:7070"
+
+
+@settings(deadline=None, max_examples=20)
+@given(servers=st.integers(0, 30), workers=st.integers(1, 500), shared=st.booleans(), everywhere=st.booleans())
+def test_a_trainjob_is_valid_and_means_the_job(*, servers: int, workers: int, shared: bool, everywhere: bool) -> None:
+    text = "" if servers else '[exchange]\nkind = "ring"\n'
+    given_beside: dict[str, dict[str, object]] = {"cluster": {"servers": servers or 1, "workers": workers}}
+    job = Job.model_validate({**tomllib.loads(text), "cluster": given_beside["cluster"]})
+    options = ManifestOptions(
+        runtime="ClusterTrainingRuntime" if everywhere else "TrainingRuntime",
+        run_claim="results" if shared else None,
+        namespace="teams",
+    )
+    objects = manifest(job, text, given_beside, options)
+    assert problems(objects) == []
+    runtime = by_kind(objects, options.runtime)
+    assert ("namespace" in runtime["metadata"]) is not everywhere
+    train = by_kind(objects, "TrainJob")["spec"]
+    assert train["runtimeRef"] == {
+        "apiGroup": "trainer.kubeflow.org",
+        "kind": options.runtime,
+        "name": runtime["metadata"]["name"],
+    }
+    assert train["trainer"]["numNodes"] == runtime["spec"]["mlPolicy"]["numNodes"] == workers
+    counts = {
+        each["name"]: each["template"]["spec"]["completions"]
+        for each in runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    }
+    assert counts == ({"server": servers, "node": workers} if servers else {"node": workers})
+    container = nodes_of(objects)
+    assert container["args"] == ["worker", "/etc/taihu/job.toml"]
+    assert "TAIHU_RANK_OFFSET" not in {item["name"] for item in container["env"]}
+    # Pods that are all alike can keep results on a volume that all of them mount, or on none.
+    assert ("runs" in {each["name"] for each in container["volumeMounts"]}) is shared
+    assert ("TAIHU_RUN__DIR" in settings_of(objects)) is shared
+
+
+def test_what_is_wrong_with_a_trainjob_is_found(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("")
+    text = write("job.toml", "--trainjob")
+    assert problems(objects_of(text)) == []
+    for right, wrong in (
+        ("numNodes", "numNode"),
+        ("runtimeRef", "runtimeReference"),
+        ("mlPolicy", "mlPolicies"),
+        ("trainer.kubeflow.org/v1alpha1", "trainer.kubeflow.org/v1beta1"),
+        ("targetReplicatedJobs", "targetReplicatedJob"),
+        ("completionMode", "completionsMode"),
+    ):
+        assert right in text, right
+        assert problems(objects_of(text.replace(right, wrong))), wrong
+
+
+def test_a_script_may_lie_in_the_image(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("")
+    objects = objects_of(write("job.toml", "--script", "/app/train.py", "--image", "mine"))
+    for job in jobs_of(objects):
+        (container,) = job["template"]["spec"]["containers"]
+        assert (container["args"], container["image"]) == (["/app/train.py"], "mine")
+
+
 def test_a_port_beside_grpc_is_asked_for_only_when_named(write: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("name = 'big'\n")
     for arguments, expected in (([], {7070, 9400}), (["--direct-port", "7071"], {7070, 7071, 9400})):
@@ -311,6 +408,17 @@ def test_data_of_ones_own_lie_in_the_claim(write: Write, tmp_path: Path) -> None
         (("job.toml", "--worker-memory", "lots"), "size lots: expected a number with a unit"),
         (("job.toml", "--name", "Capital_Letters"), "name 'Capital_Letters': expected at most 40 small letters"),
         (("job.toml", "--set", "train.stepz=1"), "unknown key train.stepz"),
+        (
+            ("job.toml", "--script", "train.py"),
+            "script train.py: no such file; give a file here, or its absolute path",
+        ),
+        (("job.toml", "--script", "big.py"), "script big.py: 1,000,000 bytes, a ConfigMap holds 900,000"),
+        (("job.toml", "--script", "/a.py", "--script-arguments", "'"), "--script-arguments ': No closing quotation"),
+        (("job.toml", "--script", "/a.py", "--checkpoint-claim", "c"), "--checkpoint-claim: a script keeps its own"),
+        (("job.toml", "--script-arguments", "x"), "--script-arguments: of which script?"),
+        (("job.toml", "--trainjob", "--jobset"), "--jobset: a TrainJob makes a JobSet of its own"),
+        (("job.toml", "--cluster-runtime"), "--cluster-runtime: it is for --trainjob"),
+        (("job.toml", "--exchange", "ring", "--set", "exchange.returns=gradients"), "nobody would update"),
     ],
 )
 def test_what_cannot_be_deployed_is_said_in_a_line(
@@ -318,6 +426,7 @@ def test_what_cannot_be_deployed_is_said_in_a_line(
 ) -> None:
     (tmp_path / "job.toml").write_text("")
     (tmp_path / "data.toml").write_text("[data]\nname = 'fashion-mnist'\n")
+    (tmp_path / "big.py").write_text("#" * 1_000_000)
     with pytest.raises(ConfigError, match=re.escape(expected)):
         write(*arguments)
 

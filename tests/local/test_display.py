@@ -192,3 +192,19 @@ def test_a_run_without_accuracy_shows_its_metric() -> None:
 def test_scores_of_a_summary() -> None:
     assert score_lines({"accuracy": 0.98889}) == [("test accuracy", "98.89%")]
     assert score_lines({"rmse": 0.12345, "r2": -1.5}) == [("test rmse", "0.1235"), ("test r2", "-1.5")]
+
+
+SCRIPT = replace(VIEW, total_steps=0, loss=0.0, test_accuracy=-1.0, samples_per_second=0.0, tests=0)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_of_a_script_only_what_is_known_is_shown(terminal: bool) -> None:
+    shown = StringIO()
+    console = Console(file=shown, force_terminal=terminal, width=160)
+    with make_display(console) as display:
+        display.update(SCRIPT, 7.0)
+        display.update(replace(SCRIPT, step=33), 14.0)
+    text = without_codes(shown.getvalue())
+    assert "step 33" in text
+    assert "5.3 ms" in text
+    assert not {word for word in ("loss", "test", "samples", "ETA", "/0", "━") if word in text}

@@ -24,7 +24,7 @@ def test_who_takes_a_place_is_no_fork(tmp_path: Path, monkeypatch: pytest.Monkey
         return subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     monkeypatch.setattr("taihu.local.processes.can_fork", lambda: True)
-    monkeypatch.setattr("taihu.local.processes.prepare_to_fork", lambda: None)
+    monkeypatch.setattr("taihu.local.processes.prepare_to_fork", lambda _: True)
     monkeypatch.setattr(LocalProcesses, "_launch", launch)
     with LocalProcesses(tmp_path, fork=True) as processes:
         processes.start("worker 0", "worker", ()).wait()

@@ -65,7 +65,10 @@ class Evaluation:
 
 
 class ProgressMeter:
-    """Collects steps and evaluations; `progress` is what heartbeats carry, `results` what `--json` holds."""
+    """Collects steps and evaluations; `progress` is what heartbeats carry, `results` what `--json` holds.
+
+    Where `total_steps` is 0 the loop is a script's own: nobody tells how long it is, nor its losses.
+    """
 
     def __init__(self, *, total_steps: int, batch: int) -> None:
         self._batch = batch
@@ -139,7 +142,7 @@ class ProgressMeter:
         return {
             "steps": self.progress.step,
             "measured_steps": len(counted),
-            "final_loss": self._losses[-1],
+            "final_loss": self._losses[-1] if self.progress.total_steps else None,
             "bytes_sent_per_step": round(fmean(of["sent"])),
             "bytes_received_per_step": round(fmean(of["received"])),
             "selected_ratio": fmean(of["selected"]),

@@ -62,8 +62,9 @@ class CsvTables:
         self._folder = folder
 
     def add_step(self, row: Scalars) -> None:
-        """Write a line of `steps.csv`; microseconds are enough for a time."""
-        self._steps.writerow(f"{value:.6f}" if name.endswith("_seconds") else value for name, value in row.items())
+        """Write a line of `steps.csv`; microseconds are enough for a time. What the row has not stays empty."""
+        cells = ((name, row.get(name, "")) for name in STEP_COLUMNS)
+        self._steps.writerow(f"{value:.6f}" if name.endswith("_seconds") else value for name, value in cells)
 
     def add_test(self, row: Scalars) -> None:
         """Write a line of `epochs.csv`; the first row says what the columns are."""
@@ -142,7 +143,7 @@ class RunLog:
 
     Args:
         writers: where the rows go.
-        steps_per_epoch: how many steps are a pass over the data.
+        steps_per_epoch: how many steps are a pass over the data; None of a script's own loop, see `step_scalars`.
         learning_rate: the rate of a step.
         interval_s: how often it is written.
         wall: the time of events.
@@ -152,7 +153,7 @@ class RunLog:
         self,
         writers: Sequence[ScalarWriter],
         *,
-        steps_per_epoch: int,
+        steps_per_epoch: int | None,
         learning_rate: Callable[[int], float],
         interval_s: float = _INTERVAL_S,
         wall: WallClock | None = None,

@@ -47,14 +47,22 @@ class EventNote(NamedTuple):
     time_s: float
 
 
-def step_scalars(note: StepNote, steps_per_epoch: int, learning_rate: Callable[[int], float]) -> Scalars:
-    """One row by `STEP_COLUMNS`; times in seconds, epochs from 1."""
+def step_scalars(note: StepNote, steps_per_epoch: int | None, learning_rate: Callable[[int], float]) -> Scalars:
+    """One row by `STEP_COLUMNS`; times in seconds, epochs from 1.
+
+    Without `steps_per_epoch` the loop is a script's own: loss, rate and epoch are not in the row.
+    """
     step, sample, loss_scale = note
+    told: Scalars = {}
+    if steps_per_epoch is not None:
+        told = {
+            "epoch": -(-step // steps_per_epoch),
+            "worker_0_loss": sample.loss,
+            "learning_rate": learning_rate(step),
+        }
     return {
         "step": step,
-        "epoch": -(-step // steps_per_epoch),
-        "worker_0_loss": sample.loss,
-        "learning_rate": learning_rate(step),
+        **told,
         **{name: getattr(sample, name) for name in _OF_SAMPLE},
         "loss_scale": loss_scale,
     }

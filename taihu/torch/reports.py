@@ -1,0 +1,204 @@
+"""What a worker of a script tells of its steps: progress, metrics, the tables of the run, a trace, results."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+
+from taihu.coordination.members import MemberId, Role
+from taihu.coordination.metrics import CoordinatorMetrics
+from taihu.coordination.plan import Plan
+from taihu.coordination.service import Coordinator
+from taihu.job import Job
+from taihu.job.environment import number_from_environment
+from taihu.job.variables import variable_of
+from taihu.process.memory_use import MemoryGrowth
+from taihu.process.options import make_tracer
+from taihu.results import RESULTS_FORMAT, write_json
+from taihu.run_folder import RunFiles, describe_run, prepare_run
+from taihu.wire.metrics import MetricsPage, WorkerMetrics
+from taihu.words import one_line
+from worker.reporting.activity import Activity
+from worker.reporting.observer import Observer
+from worker.reporting.run_log import RunLog, open_writers
+from worker.session import Session
+from worker.training.step_record import StepRecord
+
+__all__ = ["ReportOptions", "Reports", "begin_results", "options_of"]
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Options of this process beside the job, as a daemon has them on its command line.
+
+    Attributes:
+        results: the file of this worker's results.
+        trace: the file of this worker's part of a trace, of the steps `trace_steps`.
+        metrics_port: of the page of metrics, 0 for a free one; None for no page.
+        linger_s: how long the page stays after the end.
+        folder_is_made: whether the run's folder has been made for this worker.
+    """
+
+    results: Path | None = None
+    trace: Path | None = None
+    trace_steps: str | None = None
+    metrics_port: int | None = None
+    linger_s: int = 0
+    folder_is_made: bool = False
+
+
+def options_of(environment: Mapping[str, str]) -> ReportOptions:
+    """The options that variables of the environment give.
+
+    Raises:
+        ConfigError: one that should be a number is none.
+    """
+    results, trace, steps = (environment.get(variable_of(name)) for name in ("JSON", "TRACE", "TRACE_STEPS"))
+    return ReportOptions(
+        None if results is None else Path(results),
+        None if trace is None else Path(trace),
+        steps,
+        number_from_environment(environment, "METRICS_PORT"),
+        number_from_environment(environment, "LINGER") or 0,
+        variable_of("RUN_DIR_IS_MADE") in environment,
+    )
+
+
+def begin_results(file: Path | None, rank: int) -> None:
+    """Leave a word that this process uses taihu, before it has results."""
+    if file is not None:
+        write_json(file, {"rank": rank, "steps": 0})
+
+
+class Reports:
+    """Takes in the steps of a script; a context manager, at whose end everything is written.
+
+    Args:
+        job: of the run.
+        rank: of this worker.
+        options: of this process.
+        activity: of this worker.
+
+    Raises:
+        ConfigError: a file cannot be written, or the page of metrics has no port.
+    """
+
+    def __init__(self, job: Job, rank: int, options: ReportOptions, activity: Activity) -> None:
+        self._job, self._rank, self._options = job, rank, options
+        self._files = _files_of(job, options) if rank == 0 else RunFiles()
+        self._memory = MemoryGrowth()
+        self._metrics = WorkerMetrics(rank)
+        self._run_log = RunLog(
+            open_writers(self._files.folder, job.run.events), steps_per_epoch=None, learning_rate=lambda _: 0.0
+        )
+        self._stack = ExitStack()
+        self._last = 0
+        self.tracer = make_tracer(options.trace, options.trace_steps)
+        self.observer = Observer(
+            rank, total_steps=0, batch=0, metrics=self._metrics, run_log=self._run_log, activity=activity
+        )
+
+    def __enter__(self) -> Self:
+        begin_results(self._options.results, self._rank)
+        if self._options.metrics_port is not None:
+            page = MetricsPage(self._metrics.registry, self._options.metrics_port, linger_s=self._options.linger_s)
+            self._stack.enter_context(page)
+            structlog.get_logger().info("metrics", port=page.port, role="worker", rank=self._rank)
+        self._stack.enter_context(self._run_log)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        facts = {} if value is None else {"reason": one_line(str(value)) or type(value).__name__}
+        self._run_log.happened("finished" if value is None else "failed", **facts)
+        self._stack.__exit__(kind, value, trace)
+
+    def hosting(self, coordinator: Coordinator) -> None:
+        """This worker hosts the run's coordinator."""
+        self._metrics.exported.put(CoordinatorMetrics(coordinator, MemberId(Role.WORKER, self._rank)))
+
+    def joined(self) -> None:
+        """This worker takes part from now on."""
+        self._run_log.happened("training", workers=self._job.cluster.workers, script=_script())
+
+    def stepped(self, record: StepRecord) -> None:
+        """A step and its exchange have ended."""
+        self._last = record.step
+        self.observer.stepped(record)
+        for name, start_s, stop_s in (
+            ("forward", record.start_s, record.forward_end_s),
+            ("backward", record.forward_end_s, record.backward_end_s),
+            ("wait", record.backward_end_s, record.end_s),
+        ):
+            self.tracer.add("compute", name, start_s, stop_s, step=record.step)
+
+    def travels(self, path: str) -> None:
+        """Values take `path` now."""
+        self.observer.travels(path)
+
+    def planned(self, plan: Plan) -> None:
+        """The run goes on by `plan`."""
+        self.observer.planned(plan)
+
+    def tell_trace(self, session: Session) -> None:
+        """Write this worker's part of the trace, where one is asked for."""
+        if self._options.trace is not None:
+            clock, index = session.client.coordinator_clock, self._job.servers + self._rank
+            self.tracer.write_part(
+                self._options.trace,
+                f"worker {self._rank}",
+                index,
+                offset_s=clock.offset_s,
+                error_s=clock.error_s,
+            )
+
+    def tell_results(self, session: Session) -> None:
+        """Write this worker's results, if it has made a step; the coordinator is still there."""
+        files = [*self._files.results, *([] if self._options.results is None else [self._options.results])]
+        if not self._last or not files:
+            return
+        results = self._results(session)
+        for file in files:
+            write_json(file, results)
+
+    def _results(self, session: Session) -> dict[str, Any]:
+        exchange = session.exchange
+        profile = session.client.get_profile() if self._rank == 0 else None
+        return {
+            "format": RESULTS_FORMAT,
+            "rank": self._rank,
+            "script": _script(),
+            "parameters_sha256": None,
+            "stopped": False,
+            "stop_reason": None,
+            "total_steps": self._last,
+            "saved": None,
+            "not_saved": None,
+            "plan": self._job.exchange.plan,
+            "path": exchange.path,
+            "skipped_steps": exchange.skipped_steps,
+            "memory": {**self._memory.results(), "planned": None, "planned_of_server": None},
+            "modelled": None,
+            **self.observer.results(exchange.plan, profile),
+        }
+
+
+def _files_of(job: Job, options: ReportOptions) -> RunFiles:
+    """The run's files, in a folder that is there from now on; its settings are those that the script has chosen."""
+    files = prepare_run(job, None, made=options.folder_is_made)
+    if files.folder is not None and options.folder_is_made:
+        describe_run(files.folder, job, files.folder / "job.toml")
+    return files
+
+
+def _script() -> str:
+    return os.path.basename(sys.argv[0])  # noqa: PTH119 - of whatever stands there

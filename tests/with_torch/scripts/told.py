@@ -1,0 +1,25 @@
+"""Steps of a small model; with a port as argument, worker R leaves what its page of metrics at port + R says."""
+
+import random
+import sys
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import taihu.torch
+
+rank = taihu.torch.rank()
+sys.stdout.write(f"rank {rank} begins\n")
+Path(f"drawn.{rank}").write_text(f"{np.random.rand()} {random.random()} {torch.get_num_threads()}")
+model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+optimizer = taihu.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+for step in range(12):
+    optimizer.zero_grad()
+    model(torch.full((8, 64), 0.01 * step + rank)).square().mean().backward()
+    optimizer.step()
+if len(sys.argv) > 1:
+    with urllib.request.urlopen(f"http://127.0.0.1:{int(sys.argv[1]) + rank}/metrics", timeout=20) as page:
+        Path(f"metrics.{rank}").write_bytes(page.read())
+sys.stdout.write(f"rank {rank} ends\n")
