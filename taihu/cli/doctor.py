@@ -131,7 +131,7 @@ def _addresses(peers: list[str]) -> tuple[str, ...]:
             raise ConfigError(f"--peers {address}: expected HOST:PORT, where `taihu doctor --listen` waits")
     if len(addresses) > _MOST_PEERS:
         raise ConfigError(
-            f"--peers: expected at most {_MOST_PEERS} machines, got {len(addresses)}: every pair is measured"
+            f"--peers: expected at most {_MOST_PEERS} machines, got {len(addresses)}; ask some of them at a time"
         )
     return addresses
 

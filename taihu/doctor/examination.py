@@ -21,6 +21,7 @@ from taihu.doctor.machines import (
     check_limits,
     check_memory,
     check_names,
+    check_peer,
     check_shared_memory,
 )
 from taihu.doctor.members import check_alike
@@ -30,7 +31,7 @@ from taihu.doctor.remote import RemoteDoctor, look_at_port
 from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.planner.memory import MemoryJob
-from taihu.wire.address import join_address, split_address
+from taihu.wire.address import is_loopback, join_address, split_address
 from taihu.wire.clock import WallClock
 
 __all__ = ["HERE", "Examination", "Subject", "examine"]
@@ -58,13 +59,14 @@ class Subject:
     memory: MemoryJob | None = None
     peers: tuple[str, ...] = ()
     promised_bits: float | None = None
-    certificates: CertificateFiles = CertificateFiles()
+    certificates: CertificateFiles = field(default_factory=CertificateFiles)
     certificate_name: str | None = None
 
     @property
     def alone(self) -> bool:
         """Whether all processes would run on this machine."""
-        return not self.peers and self.job.cluster.coordinator is None
+        address = self.job.cluster.coordinator
+        return not self.peers and (address is None or (not address.startswith("dns:") and is_loopback(address)))
 
 
 @dataclass
@@ -128,7 +130,8 @@ def _collect(subject: Subject, found: Examination, tell: Tell, wall: WallClock) 
     """Fill `found`; returns what broke off on the way."""
     tell("this machine")
     names = _names(subject)
-    found.machines[HERE] = machine_facts(names)
+    peers = [split_address(peer)[0] for peer in subject.peers]
+    found.machines[HERE] = machine_facts([*names, *peers])
     found.certificates = certificate_facts(subject.certificates)
     broken = []
     for peer in subject.peers:
@@ -140,7 +143,10 @@ def _collect(subject: Subject, found: Examination, tell: Tell, wall: WallClock) 
     address = subject.job.cluster.coordinator
     if address is not None and not address.startswith("dns:") and address not in subject.peers:
         tell(f"coordinator {address}")
-        found.ports.append(look_at_port(address, HERE))
+        port = look_at_port(address, HERE)
+        # Where this machine is to listen, nobody else should.
+        if port.port is not Port.REFUSED or not _is_own(address, found.machines[HERE]):
+            found.ports.append(port)
     return broken
 
 
@@ -187,6 +193,13 @@ def _by_number(address: str) -> str | None:
     return join_address(number, port)
 
 
+def _is_own(address: str, facts: MachineFacts) -> bool:
+    """Whether an address is one of this machine's."""
+    own = {ipaddress.ip_interface(each).ip for each in facts.addresses}
+    numbers = map(ipaddress.ip_address, resolved(split_address(address)[0]))
+    return any(number.is_loopback or number in own for number in numbers)
+
+
 def _tried(where: str, act: Callable[[], object]) -> list[Finding]:
     try:
         act()
@@ -213,6 +226,8 @@ def _of_machines(subject: Subject, found: Examination, needs: Needs) -> Iterator
         yield from check_shared_memory(where, facts, shares)
         if not subject.alone:
             yield from check_names(where, facts)
+        for peer in subject.peers if where == HERE else ():
+            yield from check_peer(peer, where, facts)
         if address is not None and not address.startswith("dns:"):
             yield from check_coordinator(address, where, facts, alone=not subject.peers)
 

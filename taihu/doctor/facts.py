@@ -1,4 +1,4 @@
-"""Facts of machines, addresses and links, as collectors find them; 0 or nothing where something is not known. Pure."""
+"""Facts of machines, addresses and links, as collectors find them; 0 or nothing where one is not known. Pure."""
 
 from __future__ import annotations
 

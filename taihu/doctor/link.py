@@ -36,6 +36,8 @@ _FP32_BYTES: Final = 4
 _FIRST_BYTES, _LARGE_BYTES = 1 << 16, 1 << 19
 _FRAME_S, _PHASE_S, _PHASE_BYTES = 0.1, 0.6, 1 << 26
 _FEWEST: Final = 2 * _WINDOW
+# A slow link is not waited for until it has taken so many.
+_LONGEST_PHASE_S, _LONGEST_S = 4.0, 40.0
 _PATIENCE: Final = Patience(15.0)
 
 Answer = float | TaihuError
@@ -44,7 +46,7 @@ Answer = float | TaihuError
 def measure_link(
     near: str, far: str, address: str, far_interface: Interface, clock: Clock | None = None
 ) -> LinkFacts:
-    """Measure the link to the doctor at `address`, within half a minute; what breaks it off is in the facts.
+    """Measure the link to the doctor at `address`, within 45 s; what breaks it off is in the facts.
 
     Args:
         near: this machine, by the name of the facts.
@@ -85,6 +87,7 @@ class _Measurement:
         events = LinkEvents(self._answers.put, lambda: self._answers.put(ended))
         self._link = FrameLink(LinkEnd(DOCTOR_SERVICE, address, origin), identity, sink, events)
         self._sent = 0
+        self._until_s = clock.now() + _LONGEST_S
 
     def run(self) -> LinkFacts:
         """All phases, one after the other."""
@@ -135,7 +138,9 @@ class _Measurement:
         answered, under_way = 0, _WINDOW - 1
         most = _PHASE_BYTES // size
         while under_way:
-            if answered + under_way < _FEWEST or (last - first < _PHASE_S and answered + under_way < most):
+            begun, elapsed_s = answered + under_way, last - first
+            is_short = begun < _FEWEST and elapsed_s < _LONGEST_PHASE_S
+            if is_short or (elapsed_s < _PHASE_S and begun < most):
                 send(elements)
                 under_way += 1
             last = self._next()
@@ -161,4 +166,6 @@ class _Measurement:
             raise PeerUnreachableError(f"no answer to a frame within {_PATIENCE.answer_s:g} s") from None
         if isinstance(answer, TaihuError):
             raise answer
+        if answer > self._until_s:
+            raise PeerUnreachableError(f"not measured within {_LONGEST_S:g} s")
         return answer

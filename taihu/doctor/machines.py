@@ -12,7 +12,15 @@ from taihu.local.display import human_bytes
 from taihu.wire.address import is_every_host, split_address
 from taihu.words import listed
 
-__all__ = ["check_coordinator", "check_disk", "check_limits", "check_memory", "check_names", "check_shared_memory"]
+__all__ = [
+    "check_coordinator",
+    "check_disk",
+    "check_limits",
+    "check_memory",
+    "check_names",
+    "check_peer",
+    "check_shared_memory",
+]
 
 
 def check_limits(where: str, facts: MachineFacts, needs: Needs) -> Iterator[Finding]:
@@ -77,7 +85,7 @@ def check_disk(where: str, folder: str, free_bytes: int, needs: Needs) -> Iterat
         yield fails(
             "disk",
             where,
-            f"checkpoints take {human_bytes(needs.checkpoint_bytes)}, {folder} has room for {human_bytes(free_bytes)}",
+            f"checkpoints take {human_bytes(needs.checkpoint_bytes)}, {folder} has {human_bytes(free_bytes)} free",
             "name another folder by checkpoint.dir, or keep fewer by checkpoint.keep",
         )
 
@@ -112,12 +120,21 @@ def check_coordinator(address: str, where: str, facts: MachineFacts, *, alone: b
         yield fails("names", where, f"{subject}: other machines cannot reach {host or 'no host'}", remedy)
         return
     known = facts.names.get(host)
-    if known is None:
-        return
-    if not known:
+    if known is not None and not known:
         text = f"{subject}: nobody knows the name {host} there"
         yield fails("names", where, text, "add it to DNS or to /etc/hosts there, or set an address")
-    elif any(map(_is_loopback, known)):
+    else:
+        yield from _check_name(subject, host, where, known or ())
+
+
+def check_peer(address: str, where: str, facts: MachineFacts) -> Iterator[Finding]:
+    """What the name of another machine means on this one; who gives a number means it."""
+    host, _ = split_address(address)
+    yield from _check_name(f"peer {address}", host, where, facts.names.get(host, ()))
+
+
+def _check_name(subject: str, host: str, where: str, known: tuple[str, ...]) -> Iterator[Finding]:
+    if any(map(_is_loopback, known)) and not _is_loopback(host):
         text = f"{subject}: the name {host} is {listed(known)} there, loopback, which others would be told"
         yield fails("names", where, text, f"correct the line of {host} in /etc/hosts there, or set an address")
 

@@ -46,13 +46,13 @@ def look_at_port(address: str, seen_from: str, wait_s: float = _CONNECT_S) -> Po
     except OSError as error:
         port = Port.UNREACHABLE if error.errno in _NO_ROUTE else Port.OTHER
         return PortFacts(address, port, seen_from)
-    return PortFacts(address, _who_listens(address), seen_from)
+    return PortFacts(address, _who_listens(address, wait_s), seen_from)
 
 
-def _who_listens(address: str) -> Port:
+def _who_listens(address: str, wait_s: float) -> Port:
     with open_channel(address) as channel:
         try:
-            DoctorServiceStub(channel).GetTime(pb.GetTimeRequest(), timeout=_ANSWER_S)
+            DoctorServiceStub(channel).GetTime(pb.GetTimeRequest(), timeout=wait_s)
         except grpc.RpcError as error:
             if not isinstance(error, grpc.Call) or error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 return Port.OTHER
@@ -60,7 +60,7 @@ def _who_listens(address: str) -> Port:
             return Port.OPEN
         try:
             health = health_pb2_grpc.HealthStub(channel)
-            health.Check(health_pb2.HealthCheckRequest(), timeout=_ANSWER_S)
+            health.Check(health_pb2.HealthCheckRequest(), timeout=wait_s)
         except grpc.RpcError:
             return Port.OTHER
         return Port.RUNNING
