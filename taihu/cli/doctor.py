@@ -52,7 +52,7 @@ def doctor(
     ca: Annotated[Path | None, typer.Option(metavar="FILE.pem", help="Certificate of the authority.")] = None,
     certificate: Annotated[Path | None, typer.Option(metavar="FILE.pem", help="Certificate of this process.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE.pem", help="Key of the certificate.")] = None,
-    name: Annotated[
+    certificate_name: Annotated[
         str | None, typer.Option("--certificate-name", metavar="NAME", help="A name that it must be for.")
     ] = None,
     json_file: JsonOption = None,
@@ -100,7 +100,7 @@ def doctor(
             addresses,
             None if rate is None else parse_rate(rate),
             CertificateFiles(ca, certificate, key),
-            name,
+            certificate_name,
         )
         found = _examined(subject, tell)
     _show(found)

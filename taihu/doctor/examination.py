@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
@@ -138,7 +139,7 @@ def _collect(subject: Subject, found: Examination, tell: Tell, wall: WallClock) 
         tell(f"{peer}: port, facts and clock")
         found.ports.append(look_at_port(peer, HERE))
         if found.ports[-1].port is Port.OPEN:
-            broken += _tried(f"the doctor at {peer}", lambda peer=peer: _ask(peer, names, found, wall))
+            broken += _tried(f"the doctor at {peer}", partial(_ask, peer, names, found, wall))
     broken += _collect_links(subject, found, tell)
     address = subject.job.cluster.coordinator
     if address is not None and not address.startswith("dns:") and address not in subject.peers:
@@ -160,28 +161,25 @@ def _collect_links(subject: Subject, found: Examination, tell: Tell) -> list[Fin
     """Measure the link to every doctor, and those between two of them, one at a time."""
     broken = []
     doctors = [peer for peer in subject.peers if peer in found.machines]
-    for near, far in ((HERE, peer) for peer in doctors):
-        tell(f"link {near} - {far}")
-        broken += _tried(f"{near} - {far}", lambda near=near, far=far: found.links.append(_measured(near, far)))
+    for far in doctors:
+        tell(f"link {HERE} - {far}")
+        broken += _tried(f"{HERE} - {far}", partial(_measure, far, found))
     for near, far in combinations(doctors, 2):
         address = _by_number(far)
         if address is not None and _by_number(near) is not None:
             tell(f"link {near} - {far}")
-            broken += _tried(
-                f"{near} - {far}",
-                lambda near=near, far=far, address=address: found.links.append(_measured_there(near, far, address)),
-            )
+            broken += _tried(f"{near} - {far}", partial(_measure_between, near, far, address, found))
     return broken
 
 
-def _measured(near: str, far: str) -> LinkFacts:
+def _measure(far: str, found: Examination) -> None:
     with RemoteDoctor(far) as doctor:
-        return doctor.measure(near, far)
+        found.links.append(doctor.measure(HERE, far))
 
 
-def _measured_there(near: str, far: str, address: str) -> LinkFacts:
+def _measure_between(near: str, far: str, address: str, found: Examination) -> None:
     with RemoteDoctor(near) as doctor:
-        return replace(doctor.measure_to(address), near=near, far=far)
+        found.links.append(replace(doctor.measure_to(address), near=near, far=far))
 
 
 def _by_number(address: str) -> str | None:

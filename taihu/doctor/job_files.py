@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def check_files(job: Job, where: str) -> Iterator[Finding]:
         if folder is not None and folder != Path("none"):
             # What is filled in is a part of one name, or of some.
             known = next(each for each in (folder, *folder.parents) if "{" not in str(each))
-            yield from _tried("disk", where, lambda known=known: check_folder_writable(known))
+            yield from _tried("disk", where, partial(check_folder_writable, known))
     yield from _check_checkpoints(job, where)
     if job.run.events == "tensorboard" and find_spec("tensorboardX") is None:
         text = "run.events 'tensorboard': tensorboardX is not installed"

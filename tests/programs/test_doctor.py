@@ -79,7 +79,7 @@ class Hosts:
             timeout=150,
             check=False,
         )
-        assert done.returncode in (0, 1), done.stderr
+        assert done.returncode in (0, 1) and done.stdout, done.stderr
         results: dict[str, Any] = json.loads(done.stdout)
         return done.returncode, results["findings"]
 
@@ -164,7 +164,7 @@ def test_a_name_that_is_loopback_on_another_host(hosts: Hosts) -> None:
     debian = f"127.0.0.1 localhost\n127.0.1.1 {NAME}\n{hosts.network.address(1)} {socket.gethostname()}\n"
     with hosts.listening(1, names=debian):
         code, found = hosts.examine("--peers", hosts.address(1), "--coordinator", f"{NAME}:{PORT}")
-    assert (code, kinds(found)) == (1, {("fails", "names"), ("note", "ports")})
+    assert (code, kinds(found)) == (1, {("fails", "names")})
     assert found[0]["where"] == hosts.address(1)
 
 
