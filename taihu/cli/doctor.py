@@ -137,7 +137,7 @@ def _addresses(peers: list[str]) -> tuple[str, ...]:
 
 
 def _memory(job: Job) -> MemoryJob | None:
-    """What the job's memory depends on; None where its data or model are not there, which is a finding elsewhere."""
+    """The facts of the job's memory; None where its data or model are not there, which is a finding elsewhere."""
     from taihu.cli.planning.job_memory import JobMemory
     from worker.data.load import load_dataset
     from worker.preflight import check_inputs

@@ -48,7 +48,7 @@ class AnsweredExchange:
         self._room: NDArray[Any] = np.empty(MAX_PAYLOAD_BYTES, dtype=np.uint8)
 
     def messages(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """What the stream answers until it ends; raises the TaihuError that it ends with."""
+        """The answers of the stream until it ends; raises the TaihuError that it ends with."""
         threading.Thread(target=self._read, args=(requests,), name="doctor-read", daemon=True).start()
         try:
             yield from self._stream.messages()

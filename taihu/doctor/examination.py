@@ -45,7 +45,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined.
+    """The subject of an examination.
 
     Attributes:
         job: whether it would run.
@@ -72,7 +72,7 @@ class Subject:
 
 @dataclass
 class Examination:
-    """What was found out; machines by their names."""
+    """Facts and findings; machines by their names."""
 
     machines: dict[str, MachineFacts] = field(default_factory=dict)
     ports: list[PortFacts] = field(default_factory=list)

@@ -61,7 +61,7 @@ class Port(Enum):
 
 @dataclass(frozen=True)
 class PortFacts:
-    """What came of connecting to `address`, from the machine `seen_from`, within `waited_s`."""
+    """The outcome of connecting to `address`, from the machine `seen_from`, within `waited_s`."""
 
     address: str
     port: Port

@@ -44,7 +44,7 @@ def check_limits(where: str, facts: MachineFacts, needs: Needs) -> Iterator[Find
 
 
 def check_memory(where: str, facts: MachineFacts, needs: Needs, *, alone: bool) -> Iterator[Finding]:
-    """What is free against what the job takes: all of its processes where this machine is `alone`, else one."""
+    """Free memory against that which the job takes: all of its processes where this machine is `alone`, else one."""
     free = facts.free_memory_bytes
     remedy = "`taihu plan --memory --job JOB.toml` names settings with which it fits; or take a larger machine"
     if not free or not needs.worker_bytes:
@@ -110,7 +110,7 @@ def check_names(where: str, facts: MachineFacts) -> Iterator[Finding]:
 
 
 def check_coordinator(address: str, where: str, facts: MachineFacts, *, alone: bool) -> Iterator[Finding]:
-    """What the coordinator's address means on one machine, and whether others can mean the same."""
+    """The meaning of the coordinator's address on one machine, and whether others can mean the same."""
     if alone:
         return
     host, _ = split_address(address)
@@ -128,7 +128,7 @@ def check_coordinator(address: str, where: str, facts: MachineFacts, *, alone: b
 
 
 def check_peer(address: str, where: str, facts: MachineFacts) -> Iterator[Finding]:
-    """What the name of another machine means on this one; who gives a number means it."""
+    """The meaning of another machine's name on this one; who gives a number means it."""
     host, _ = split_address(address)
     yield from _check_name(f"peer {address}", host, where, facts.names.get(host, ()))
 

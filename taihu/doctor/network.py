@@ -30,7 +30,7 @@ _PORT_REMEDIES: Final = {
 
 
 def check_port(facts: PortFacts, *, awaited: bool = True) -> Iterator[Finding]:
-    """What a connection came to; where nothing is `awaited` yet, a port that refuses is worth a note alone."""
+    """The outcome of a connection; where nothing is `awaited` yet, a port that refuses is worth a note alone."""
     where = f"{facts.seen_from} to {facts.address}"
     if facts.port is Port.DROPPED:
         text = f"no answer within {facts.waited_s:g} s: a firewall drops what goes to this port, or the host is off"

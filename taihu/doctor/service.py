@@ -156,5 +156,7 @@ def _check_reachable_by_others(address: str) -> None:
         own = ipaddress.ip_address(host)
     except ValueError:
         raise ConfigError(f"address {address}: expected one in numbers") from None
+    mapped = own.ipv4_mapped if isinstance(own, ipaddress.IPv6Address) else None
+    own = mapped or own
     if own.is_loopback or own.is_unspecified or own.is_link_local or own.is_multicast or not port:
         raise ConfigError(f"address {address}: a doctor measures links to other machines alone")

@@ -42,7 +42,7 @@ def address() -> Iterator[str]:
 
 
 def exchange(address: str, frames: list[bytes]) -> list[bytes]:
-    """What the doctor answers to these; raises the error that it ends with."""
+    """The answers of the doctor to these; raises the error that it ends with."""
     with open_channel(address) as channel:
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{DOCTOR_SERVICE}/Exchange")
         try:
@@ -127,7 +127,16 @@ def test_one_measurement_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["127.0.0.1:7070", "[::1]:22", "169.254.169.254:80", "localhost:7070", "0.0.0.0:7070", "224.0.0.1:1"]
+    "other",
+    [
+        "127.0.0.1:7070",
+        "[::1]:22",
+        "[::ffff:127.0.0.1]:22",
+        "169.254.169.254:80",
+        "localhost:7070",
+        "0.0.0.0:7070",
+        "224.0.0.1:1",
+    ],
 )
 def test_it_measures_no_service_of_its_own_machine(address: str, other: str) -> None:
     with RemoteDoctor(address) as doctor, pytest.raises(ConfigError, match=r"other machines alone|one in numbers"):

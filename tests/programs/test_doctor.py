@@ -79,7 +79,8 @@ class Hosts:
             timeout=150,
             check=False,
         )
-        assert done.returncode in (0, 1) and done.stdout, done.stderr
+        assert done.returncode in (0, 1), done.stderr
+        assert done.stdout, done.stderr
         results: dict[str, Any] = json.loads(done.stdout)
         return done.returncode, results["findings"]
 
