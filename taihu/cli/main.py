@@ -48,6 +48,11 @@ _COMMANDS: Final = (
         "Have faults happen to a run on this machine: kill, stop or end its processes, from outside.",
     ),
     (
+        "doctor",
+        "taihu.cli.doctor:doctor",
+        "Tell whether a run would work here and between machines; each finding with its remedy.",
+    ),
+    (
         "plan",
         "taihu.cli.planning.command:plan",
         "Predict the time of a step from a job's measured costs, and merge its layers so that it is shortest.",

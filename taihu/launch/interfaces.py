@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-__all__ = ["own_interfaces"]
+__all__ = ["named_interfaces", "own_interfaces"]
 
 # The numbers of <linux/sockios.h>.
 _ADDRESS, _NETMASK = 0x8915, 0x891B
@@ -18,10 +18,17 @@ _GLOBAL_SCOPE: Final = "00"
 
 def own_interfaces(if_inet6: Path = Path("/proc/net/if_inet6")) -> list[str]:
     """Address and prefix of every interface that other machines may reach, such as 10.0.0.1/24; IPv4 first."""
+    found = [text for _, text in named_interfaces(if_inet6)]
+    return [text for text in found if not ipaddress.ip_interface(text).is_loopback]
+
+
+def named_interfaces(if_inet6: Path = Path("/proc/net/if_inet6")) -> list[tuple[str, str]]:
+    """Name, and address and prefix, of every interface of global scope and of loopback; IPv4 first."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        found = [_ipv4(probe, name) for _, name in socket.if_nameindex()]
-    found += [_ipv6(line) for line in if_inet6.read_text().splitlines()] if if_inet6.exists() else []
-    return [text for text in found if text is not None and not ipaddress.ip_interface(text).is_loopback]
+        found = [(name, _ipv4(probe, name)) for _, name in socket.if_nameindex()]
+    lines = if_inet6.read_text().splitlines() if if_inet6.exists() else []
+    found += [(line.split()[5], _ipv6(line)) for line in lines]
+    return [(name, text) for name, text in found if text is not None]
 
 
 def _ipv4(probe: socket.socket, name: str) -> str | None:

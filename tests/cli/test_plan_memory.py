@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.cli.planning.free_memory import free_bytes
 from taihu.errors import ConfigError
 from taihu.job import load_job, parse_assignments
 from taihu.layout import LayerSpec, Layout, TensorSpec
@@ -24,6 +23,7 @@ from taihu.optimization import OptimizerShard
 from taihu.planner.groups import Group
 from taihu.planner.memory import server_memory, worker_memory
 from taihu.planner.partition import Shard
+from taihu.process.free_memory import free_bytes
 from worker.engine import build_model
 from worker.fc.connected import spreadable
 from worker.fc.hybrid import HybridModel

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import typer
 
-from taihu.cli.planning.free_memory import free_bytes
 from taihu.cli.planning.job_memory import JobMemory
 from taihu.errors import ConfigError
 from taihu.job import Job, Overrides, load_job
@@ -25,6 +24,7 @@ from taihu.planner.memory import (
     server_memory,
     worker_memory,
 )
+from taihu.process.free_memory import free_bytes
 from taihu.results import check_writable, write_json
 from taihu.words import aligned, counted, parse_bytes
 from worker.data.load import load_dataset

@@ -1,0 +1,132 @@
+"""The other side of a measured link: frames are answered as a server would, without keeping any of them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.doctor.link import MOST_BYTES
+from taihu.errors import FrameError, TaihuError
+from taihu.wire.frame_link import FrameConnection
+from taihu.wire.headers import Frame, FrameHeader, Sender
+from taihu.wire.identity import WorkerIdentity
+from taihu.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Summed
+from taihu.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.wire.patience import Patience
+from taihu.wire.sink import Origin, Sink
+from taihu.wire.stream import StreamReader, StreamSender
+
+__all__ = ["AnsweredExchange"]
+
+_MOST_ELEMENTS = MAX_PAYLOAD_BYTES // 4
+
+
+class AnsweredExchange:
+    """One exchange: gradients are answered by a word, a question by as many values, on what each came on.
+
+    It ends with the caller's farewell, with a frame that is none of these, or when the values of all frames together
+    are more than `MOST_BYTES`.
+    """
+
+    def __init__(self, identity: WorkerIdentity, patience: Patience) -> None:
+        self.identity = identity
+        self._origin = Origin("who measures", identity.sender, "this doctor", patience)
+        self._stream = StreamSender(self._origin.name)
+        self._lock = threading.Lock()
+        self._moved_bytes = 0
+        self._closed = False
+        self._connection: FrameConnection | None = None
+        self._is_connected = threading.Event()
+        self._values: NDArray[np.float32] = np.ones(_MOST_ELEMENTS, dtype=np.float32)
+        self._room: NDArray[Any] = np.empty(MAX_PAYLOAD_BYTES, dtype=np.uint8)
+
+    def messages(self, requests: Iterator[bytes]) -> Iterator[bytes]:
+        """The answers of the stream until it ends; raises the TaihuError that it ends with."""
+        threading.Thread(target=self._read, args=(requests,), name="doctor-read", daemon=True).start()
+        try:
+            yield from self._stream.messages()
+        finally:
+            self.close()
+
+    def connect(self, connection: socket.socket) -> None:
+        """Answer on a connection, too, one in all."""
+        sink = Sink(
+            (Gradients, Question),
+            places=lambda header: [self._place(header)],
+            take=lambda header, values, in_place: self._answer_directly(header),
+            take_frame=lambda frame: self._answer_directly(frame.header),
+        )
+        with self._lock:
+            if self._closed or self._connection is not None:
+                connection.close()
+                return
+            self._connection = FrameConnection(connection, self._origin, sink, self.end)
+        self._is_connected.set()
+
+    def end(self, error: TaihuError | None = None) -> None:
+        """End the stream with `error`, or well."""
+        self._stream.end(error)
+
+    def close(self) -> None:
+        """Cut everything."""
+        with self._lock:
+            self._closed = True
+            connection = self._connection
+        self._stream.stop()
+        if connection is not None:
+            connection.close()
+
+    def _read(self, requests: Iterator[bytes]) -> None:
+        reader = StreamReader(self._origin, self._stream, self.end)
+        try:
+            with suppress(grpc.RpcError):  # who measures is gone, and nobody is left to be told
+                for message in requests:
+                    frame = reader.read(message)
+                    if frame is None:
+                        continue
+                    if isinstance(frame.header.kind, Farewell):
+                        break
+                    self._answer_in_stream(frame)
+            self.end()
+        except TaihuError as error:
+            self.end(error)
+        finally:
+            reader.close()
+
+    def _answer_in_stream(self, frame: Frame) -> None:
+        self._stream.send(*self._answer(frame.header))
+
+    def _answer_directly(self, header: FrameHeader) -> None:
+        self._is_connected.wait()
+        if self._connection is not None:
+            self._connection.send(*self._answer(header))
+
+    def _answer(self, header: FrameHeader) -> tuple[FrameHeader, list[NDArray[np.float32]]]:
+        elements = header.address.elements
+        self._count(header)
+        sender = Sender(self.identity.job, self.identity.incarnation)
+        if isinstance(header.kind, Question):
+            return FrameHeader(sender, header.address, Parameters()), [self._values[:elements]]
+        header.expect(Gradients)
+        return FrameHeader(sender, header.address, Summed(), Encoding.NONE), []
+
+    def _count(self, header: FrameHeader) -> None:
+        elements = header.address.elements
+        if elements > _MOST_ELEMENTS:
+            raise FrameError(f"a frame of {elements} values: a doctor answers at most {_MOST_ELEMENTS}")
+        self._moved_bytes += 4 * elements
+        if self._moved_bytes > MOST_BYTES:
+            raise FrameError(f"more than {MOST_BYTES} bytes in one measurement: a doctor answers no more")
+
+    def _place(self, header: FrameHeader) -> NDArray[Any]:
+        size = header.address.elements * header.value_type.dtype.itemsize
+        if size > MAX_PAYLOAD_BYTES:
+            raise FrameError(f"a frame of {size} bytes: a doctor takes at most {MAX_PAYLOAD_BYTES}")
+        return self._room[:size].view(header.value_type.dtype)

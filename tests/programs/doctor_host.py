@@ -1,0 +1,32 @@
+"""A doctor that listens, on a machine whose clock or version is another one than this machine's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from taihu.doctor.collecting import machine_facts
+from taihu.doctor.facts import MachineFacts
+from taihu.doctor.service import ListeningDoctor
+from taihu.process.entry import raise_on_terminate, wait_for_termination
+from taihu.wire.clock import WallClock
+
+
+def main(bind: str, ahead_s: str, version: str) -> None:
+    """Listen at `bind` until SIGTERM, `ahead_s` seconds ahead, as taihu of this version, or of its own for ""."""
+    clock = WallClock()
+    clock.jump(float(ahead_s))
+
+    def facts(names: Sequence[str]) -> MachineFacts:
+        own = machine_facts(names)
+        return replace(own, versions={**own.versions, "taihu": version}) if version else own
+
+    raise_on_terminate()
+    with ListeningDoctor(bind, facts, clock):
+        print("listening", flush=True)  # noqa: T201
+        wait_for_termination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
