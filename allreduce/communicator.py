@@ -43,7 +43,7 @@ _LOOK_AGAIN_S = 0.1
 class Communicator:
     """Rank `identity.rank`'s end of all operations between `size` workers; a context manager.
 
-    `register` comes first, `connect` when all peers serve. All ranks start the same operations under the same keys;
+    `register` comes first, `admit` and `connect` when all peers serve. All ranks start the same operations under the same keys;
     frames of an operation that this rank has not started yet wait for it. Operations may be started by any thread.
     `faults` are those of the frames that it sends.
     """
@@ -104,6 +104,16 @@ class Communicator:
     def register(self, server: grpc.Server) -> None:
         """Add the service that peers send to; the server is started afterwards."""
         self._servicer.register(server)
+
+    def admit(self, incarnations: Sequence[int], *, mesh: bool = False) -> None:
+        """Take frames of the left neighbour, with `mesh` of all others, in these lives of all workers by rank.
+
+        Comes before `connect`. Who is not let in by that is told so, and changes nothing.
+        """
+        left = (self.rank - 1) % self.size
+        lives = {rank: incarnation for rank, incarnation in enumerate(incarnations) if mesh or rank == left}
+        lives.pop(self.rank, None)
+        self._servicer.admit(lives)
 
     def connect(self, addresses: Sequence[str], *, mesh: bool = False, carrier: Carrier = "tcp") -> None:
         """Open the way to the right neighbour; `addresses` are those of all workers by rank.

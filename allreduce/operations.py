@@ -63,7 +63,7 @@ class Operations:
         self._messages = MessagesMesh(identity, self._send_to, self._after_taken_by)
         # Guards the operations and their buffers, but not `finished`.
         self._lock = threading.RLock()
-        self._fence = Fence()
+        self._fence = Fence(self._left_neighbour)
         # Frames that are being received into buffers, and operations whose end is being told.
         self._writing = 0
         self._quiet = threading.Condition(self._lock)

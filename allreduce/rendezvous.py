@@ -113,5 +113,6 @@ def meet(
             mesh = job.compression.method != "none" or job.exchange.fc != "data"
             one_host = all(map(is_loopback, addresses))
             carriage = first_carriage(job.exchange.transport, one_host=one_host, waits_for_groups=True)
+            communicator.admit(client.worker_incarnations, mesh=mesh)
             communicator.connect(addresses[job.servers :], mesh=mesh, carrier=carrier_in(carriage, 0))
             yield meeting

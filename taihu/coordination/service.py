@@ -197,7 +197,20 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         with self._coordinator.changing() as (membership, _):
             addresses = membership.peer_addresses() or ()
             servers = membership.sizes[Role.SERVER]
-            return pb.JoinResponse(server_addresses=addresses[:servers], worker_addresses=addresses[servers:])
+            return pb.JoinResponse(
+                server_addresses=addresses[:servers],
+                worker_addresses=addresses[servers:],
+                worker_incarnations=membership.worker_incarnations() if addresses[servers:] else (),
+            )
+
+    def Vouch(self, request: pb.VouchRequest, context: grpc.ServicerContext) -> pb.VouchResponse:  # noqa: N802
+        """Say to a member whether its caller is one."""
+        with _errors_as_status(context):
+            self._check(request)
+            caller, incarnation = messages.member_from_message(request.caller)
+            with self._coordinator.changing() as (membership, _):
+                membership.check(caller, incarnation, job=request.job)
+        return pb.VouchResponse()
 
     def BringLayout(self, request: pb.BringLayoutRequest, context: grpc.ServicerContext) -> pb.BringLayoutResponse:  # noqa: N802
         """Note the layers of a worker that has joined."""
@@ -247,6 +260,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
         """Wait for the plan within the caller's deadline."""
         with _errors_as_status(context):
+            self._check(request)
             return plan_to_message(self._coordinator.plan(remaining_s(context)))
 
     def ReportSteps(self, request: pb.ReportStepsRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
@@ -308,7 +322,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 reason=membership.reason,
                 members=[
                     pb.MemberStatus(
-                        member=messages.member_to_message(member, record.incarnation),
+                        member=messages.member_to_message(member, 0),
                         address=record.address,
                         progress=messages.progress_to_message(record.progress),
                         seconds_since_heartbeat=now - record.last_seen_s,
@@ -345,7 +359,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             with self._coordinator.changing() as (membership, _):
                 return pb.FinishResponse(state=messages.state_to_message(membership.state), reason=membership.reason)
 
-    def _check(self, request: pb.DecideCheckpointRequest | pb.StoredRequest) -> MemberId:
+    def _check(
+        self, request: pb.DecideCheckpointRequest | pb.StoredRequest | pb.GetPlanRequest | pb.VouchRequest
+    ) -> MemberId:
         """The member that calls; raises StaleError unless it has joined."""
         member, incarnation = messages.member_from_message(request.member)
         with self._coordinator.changing() as (membership, _):

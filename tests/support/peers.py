@@ -18,10 +18,22 @@ T = TypeVar("T")
 
 
 class Peers:
-    """The communicators of `size` workers, connected to a ring or to a `mesh`; a context manager."""
+    """The communicators of `size` workers, connected to a ring or to a `mesh`; a context manager.
 
-    def __init__(self, size: int, *, timeout_s: float | None = 30.0, direct: bool = True, mesh: bool = False) -> None:
+    Rank `silent` connects to nobody: its way to others is free for a test.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        timeout_s: float | None = 30.0,
+        direct: bool = True,
+        mesh: bool = False,
+        silent: int | None = None,
+    ) -> None:
         self._mesh = mesh
+        self._silent = silent
         self._direct = direct
         self.communicators = [
             Communicator(
@@ -45,7 +57,10 @@ class Peers:
             self._stack.callback(server.stop, 0.0)
             self.servers.append(server)
         for communicator in self.communicators:
-            communicator.connect(self.addresses, mesh=self._mesh, carrier="tcp" if self._direct else "grpc")
+            communicator.admit([1000 + rank for rank in range(len(self.communicators))], mesh=self._mesh)
+        for communicator in self.communicators:
+            if communicator.rank != self._silent:
+                communicator.connect(self.addresses, mesh=self._mesh, carrier="tcp" if self._direct else "grpc")
         return self
 
     def __exit__(
