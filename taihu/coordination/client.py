@@ -186,7 +186,7 @@ class CoordinatorClient:
     def awaited(self) -> str:
         """Words for the coordinator while it does not answer, then for the members that have not joined."""
         try:
-            status = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_LOOK_S)
+            status = messages.plain(self._stub.GetStatus(pb.GetStatusRequest(), timeout=_LOOK_S))
         except grpc.RpcError:
             host = split_address(self._address)[0]
             return f"the {self.peer}" if is_known(host) else f"the name {host} of the {self.peer} to be known"
@@ -300,7 +300,7 @@ class CoordinatorClient:
         )
         sent_s = self._clock.now()
         try:
-            response = self._stub.Heartbeat(request, timeout=self._patience.answer_s)
+            response = messages.plain(self._stub.Heartbeat(request, timeout=self._patience.answer_s))
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
         self.coordinator_clock.add(sent_s, response.clock_s, self._clock.now())
@@ -344,7 +344,7 @@ class CoordinatorClient:
         if progress is not None:
             said.progress.CopyFrom(messages.progress_to_message(progress))
         try:
-            return self._stub.Finish(said, timeout=timeout_s)
+            return messages.plain(self._stub.Finish(said, timeout=timeout_s))
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
 

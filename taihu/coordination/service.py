@@ -31,6 +31,7 @@ from taihu.wire.clock import Clock
 from taihu.wire.codec import layout_from_message
 from taihu.wire.server import remaining_s
 from taihu.wire.status import abort
+from taihu.words import told
 
 __all__ = ["COORDINATOR_SERVICE", "Coordinator", "CoordinatorServicer", "new_incarnation"]
 
@@ -184,7 +185,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     job=request.job,
                     digest=request.settings_digest,
                     now=now,
-                    address=request.address or host_of_peer(context.peer()),
+                    address=told(request.address) or host_of_peer(context.peer()),
                     layout=layout,
                     settings=request.settings,
                     length=length,
@@ -225,7 +226,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Note the progress; answer with the state of the run."""
         with _errors_as_status(context), self._coordinator.changing() as (membership, now):
             member, incarnation = messages.member_from_message(request.member)
-            progress = messages.progress_from_message(request.progress)
+            progress = messages.progress_from_message(messages.plain(request).progress)
             membership.heartbeat(member, incarnation, progress, job=request.job, now=now)
             if member.role is Role.WORKER:
                 membership.stop.learnt(member.rank, request.known_last_step)
@@ -245,7 +246,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         with _errors_as_status(context), self._coordinator.changing() as (membership, _):
             if request.job != membership.job:
                 raise StaleError(f"this is job {membership.job!r}, not {request.job!r}; check the address")
-            membership.ask_to_stop(request.reason)
+            membership.ask_to_stop(messages.plain(request).reason)
             return pb.StopResponse(state=messages.state_to_message(membership.state))
 
     def FixLastStep(self, request: pb.FixLastStepRequest, context: grpc.ServicerContext) -> pb.FixLastStepResponse:  # noqa: N802
@@ -285,7 +286,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def Stored(self, request: pb.StoredRequest, context: grpc.ServicerContext) -> pb.StoredResponse:  # noqa: N802
         """Note that a member's part of a checkpoint is durable."""
         with _errors_as_status(context):
-            member = self._check(request)
+            member = self._check(messages.plain(request))
             if request.left_out:
                 self._coordinator.checkpointing.left_out(str(member), request.step, request.left_out)
                 return pb.StoredResponse()
@@ -301,7 +302,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Note the hash of a worker's parameters."""
         with _errors_as_status(context), self._coordinator.changing() as (membership, _):
             member, incarnation = messages.member_from_message(request.member)
-            membership.compare(member, incarnation, request.step, request.parameters_sha256, job=request.job)
+            membership.compare(member, incarnation, request.step, told(request.parameters_sha256), job=request.job)
         return pb.CompareResponse()
 
     def GetProfile(self, request: pb.GetProfileRequest, context: grpc.ServicerContext) -> pb.GetProfileResponse:  # noqa: N802
@@ -340,7 +341,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def Finish(self, request: pb.FinishRequest, context: grpc.ServicerContext) -> pb.FinishResponse:  # noqa: N802
         """Note the end of a member; hold it until that of the run, where it asks for that."""
         with _errors_as_status(context):
-            member, incarnation = messages.member_from_message(request.member)
+            member, incarnation = messages.member_from_message(messages.plain(request).member)
             with self._coordinator.changing() as (membership, now):
                 membership.finish(
                     member,
