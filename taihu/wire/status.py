@@ -56,10 +56,10 @@ def error_from_rpc(error: grpc.RpcError, peer: str) -> TaihuError:
     meant = error_class(error)
     if meant is not None:
         return meant(details)
-    told = f"{peer}: {error.code().name}: {details}"
+    shown = f"{peer}: {error.code().name}: {details}"
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return errors.ConfigError(f"{told}; what listens there is something else: check the address")
-    return _BY_CODE.get(error.code(), errors.RunError)(told)
+        return errors.ConfigError(f"{shown}; what listens there is something else: check the address")
+    return _BY_CODE.get(error.code(), errors.RunError)(shown)
 
 
 def error_class(error: grpc.RpcError) -> type[TaihuError] | None:
