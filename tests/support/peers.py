@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from allreduce.communicator import Communicator
+from allreduce.early import EARLY_BYTES
 from allreduce.peer_service import PEER_SERVICE
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.identity import WorkerIdentity
@@ -31,6 +32,7 @@ class Peers:
         direct: bool = True,
         mesh: bool = False,
         silent: int | None = None,
+        early_bytes: int = EARLY_BYTES,
     ) -> None:
         self._mesh = mesh
         self._silent = silent
@@ -41,6 +43,7 @@ class Peers:
                 size,
                 timeout_s=timeout_s,
                 listener=DirectListener("127.0.0.1"),
+                early_bytes=early_bytes,
             )
             for rank in range(size)
         ]
