@@ -4,9 +4,9 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from support.value_kinds import random_values, same_bits, summed
+from support.shared_ranks import Call, PeerDiedError, expected_result, on_all_ranks, shared_buffers
+from support.value_kinds import random_values, same_bits
 
 from allreduce.same_host.allreduce import SharedAllreduce
 from kernels.shared_reduce import REDUCE_KINDS, ReduceKind, dtype_of
@@ -29,36 +29,6 @@ pytestmark = pytest.mark.usefixtures("all_cores")
 WORKERS = multiprocessing.get_context("forkserver")
 WORKERS.set_forkserver_preload(["allreduce.same_host.allreduce", "hypothesis", "pytest"])
 ROUNDS = 40
-Call = tuple[int, int, ReduceKind, bool]
-
-
-class PeerDiedError(Exception):
-    """The error that a failure callback reports."""
-
-
-@contextmanager
-def shared_buffers(size: int, size_bytes: int) -> Iterator[list[SharedBuffer]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(SharedBuffer.create(size_bytes)) for _ in range(size)]
-
-
-def on_all_ranks(size: int, work: Callable[[int], Any]) -> list[Any]:
-    """Results or errors of `work(rank)` for every rank, each in a thread of its own."""
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(work, rank) for rank in range(size)]
-        return [future.exception() or future.result() for future in futures]
-
-
-def expected_result(contributions: Sequence[NDArray[Any]], call: Call) -> list[NDArray[Any]]:
-    """Every rank's buffer after one call, chunk by chunk in the cyclic order of ranks."""
-    start, stop, kind, mean = call
-    size, results = len(contributions), [values.copy() for values in contributions]
-    for chunk in range(size):
-        part = slice(start + (stop - start) * chunk // size, start + (stop - start) * (chunk + 1) // size)
-        ordered = [contributions[(chunk + i) % size][part] for i in range(size)]
-        for result in results:
-            result[part] = summed(ordered, kind, mean=mean)
-    return results
 
 
 @st.composite

@@ -106,7 +106,7 @@ class Measured:
 
     def gathered(self, rank: int, group: int, number: int) -> float:
         """Seconds from the last rank's question for a group's parameters, of that number, until this one had them."""
-        times = [protocol.told_parameters.gathered[group][number] for protocol in self.ranks.values()]
+        times = [self.ranks[each].told_parameters.gathered[group][number] for each in range(RANKS)]
         return times[rank][1] - max(asked for asked, _ in times)
 
     def widened(self, rank: int, group: int) -> float:
@@ -298,6 +298,9 @@ BF16 = {"train": {"precision": "bf16"}}
         (0, 0, {}),
         (0, 1, {}),
         (0, 2, {}),
+        (0, 3, {}),
+        (0, 2, BF16),
+        (0, 3, BF16),
         (0, 0, {"compression": DENSE_DOWN}),
     ],
 )

@@ -116,13 +116,14 @@ class ToldParameters(StepParameters):
             self._awaiting = reading
         return may
 
-    def told(self) -> None:
-        """Look whether a turn that waited for what has come may be there now."""
+    def look(self, now: float) -> None:
+        """Look whether a turn that waits may be there, since something came `now`."""
         if self._awaiting is not None and super().may_turn(self._awaiting):
-            self._awaiting, self._freed = None, self._told.clock()
+            self._awaiting, self._freed = None, now
 
     def updated(self, group: int) -> Sequence[Action]:
-        return self._tell(super().updated(group), self._told.clock())
+        now = max(instant for (_, each), instant in self.answers.items() if each == group)
+        return self._tell(super().updated(group), now)
 
     def arrived(self, group: int, attempt: int = 0) -> Sequence[Action]:
         missing, now, server = self._groups[group].unfetched, self._told.clock(), self._told.server
@@ -133,7 +134,7 @@ class ToldParameters(StepParameters):
             self.there[group] = now
             self.gathered[group].append((self._asked[group], now))
             self.events.append(("came", self._at.step, group))
-        self.told()
+        self.look(now)
         return self._tell(actions, now)
 
     def widened(self, group: int) -> Sequence[Action]:
@@ -141,7 +142,7 @@ class ToldParameters(StepParameters):
         self.widening[group].append(now - self._to_widen[group])
         self.events.append(("widened", self._at.step, group))
         actions = super().widened(group)
-        self.told()
+        self.look(now)
         return actions
 
     def _tell(self, actions: Sequence[Action], now: float) -> Sequence[Action]:
@@ -202,7 +203,7 @@ class ToldProtocol(StepProtocol):
         now, server = self._told.clock(), self._told.server
         self.updates[server, group, at.step] = self.told_parameters.answers[server, group] = now
         actions = super().updated(group, at, skipped=skipped)
-        self.told_parameters.told()
+        self.told_parameters.look(now)
         return actions
 
 

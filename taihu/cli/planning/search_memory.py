@@ -13,6 +13,7 @@ from taihu.planner.largest_batch import largest_batch
 from taihu.planner.memory import MemoryJob, server_memory, worker_memory
 from taihu.search.job_file import where
 from taihu.search.ways import Candidate, Way
+from taihu.words import counted
 from worker.data.dataset import Dataset
 from worker.data.load import load_dataset
 
@@ -52,7 +53,7 @@ class HostMemory:
         """A line that says what fits nowhere, and what would."""
         needed, least = min(((self.host_bytes(each) or 0, each) for each in candidates), key=lambda each: each[0])
         way = least.way
-        servers = f"{way.servers} servers" if way.servers else "a ring"
+        servers = counted(way.servers, "server") if way.servers else "a ring"
         how = f"{servers}, zero {way.zero}, recompute {way.recompute}, {way.precision}"
         batch = self._largest_batch(least)
         smaller = f", or set train.batch = {batch}" if batch else ""

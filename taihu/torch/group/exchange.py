@@ -14,11 +14,11 @@ from allreduce.parts.mesh import PartsOperation, Transfer
 from allreduce.parts.messages import Receive
 from allreduce.ring.operation import reduce_kind
 from allreduce.same_host.allreduce import IsFailed
+from allreduce.same_host.staged import StagedSums, share
 from taihu.errors import ExchangeError
 from taihu.torch.group.bits import letter, parcel
 from taihu.torch.group.meeting import Place, meet
 from taihu.torch.group.roll_call import RollCall
-from taihu.torch.group.shared import SharedSums, share
 from taihu.wire.headers import ValueType
 
 __all__ = ["Bytes", "Exchange", "Turn"]
@@ -44,7 +44,7 @@ class Exchange:
         self._communicator.on_failure(self._failed)
         self._roll_call = RollCall(store, place)
         self._number = 0
-        self._shared: SharedSums | None = None
+        self._shared: StagedSums | None = None
         self._shared_tried = False
 
     @property

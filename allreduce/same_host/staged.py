@@ -1,9 +1,9 @@
-"""Sums in memory that the processes of a group share, where all of them run on one machine.
+"""Sums of values that do not lie in shared memory, through memory that all ranks of one machine share.
 
-Tensors lie where PyTorch puts them, so their values pass through a buffer that all processes have mapped, part by
-part: a part is small enough that it never leaves the processor's caches. A buffer has two halves. While one has the
-sums of a part, the next part is brought in the other: all meet once for each part. What a rank sums itself is read
-from its tensor, and written there.
+Values lie where somebody else, such as PyTorch, puts them. They pass through a buffer that all processes have mapped,
+part by part, of which none leaves the caches of the processor. A buffer has two halves: while one has the sums of a
+part, the next part is brought in the other, so that all meet once for each part. What a rank sums itself is read, and
+written, where it lies.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from taihu.errors import SharedMemoryError
 from taihu.planner.partition import slice_bounds
 from taihu.wire.shared_memory import SharedBuffer
 
-__all__ = ["SharedSums", "share"]
+__all__ = ["StagedSums", "share"]
 
 _STAGE_BYTES: Final = 4 << 20
 
 
-class SharedSums:
+class StagedSums:
     """Rank `rank`'s part in sums through `buffers`, one for each rank; one thread calls it.
 
     Of each part the ranks sum a piece each, which lies in their own chunk of all values: so bits are those of a ring.
@@ -101,7 +101,7 @@ class _Part:
             np.copyto(piece, stage[begin : begin + len(piece)])
 
 
-def share(communicator: Communicator, rank: int, size: int) -> SharedSums | None:
+def share(communicator: Communicator, rank: int, size: int) -> StagedSums | None:
     """Sums in shared memory if all ranks can have them, else None; all ranks call this together."""
     try:
         buffer = SharedBuffer.create(_STAGE_BYTES)
@@ -112,4 +112,4 @@ def share(communicator: Communicator, rank: int, size: int) -> SharedSums | None
     finally:
         if buffer is not None:
             buffer.unlink()
-    return None if opened is None else SharedSums(rank, opened)
+    return None if opened is None else StagedSums(rank, opened)
