@@ -44,9 +44,9 @@ _LOOK_AGAIN_S = 0.1
 class Communicator:
     """Rank `identity.rank`'s end of all operations between `size` workers; a context manager.
 
-    `register` comes first, `admit` and `connect` when all peers serve. All ranks start the same operations under the same keys;
-    frames of an operation that this rank has not started yet wait for it. Operations may be started by any thread.
-    `faults` are those of the frames that it sends; `early_bytes` is how much of each peer's may wait.
+    `register` comes first, `admit` and `connect` when all peers serve. All ranks start the same operations under the
+    same keys; frames of an operation that this rank has not started yet wait for it. Operations may be started by any
+    thread. `faults` are those of the frames that it sends; `early_bytes` is how much of each peer's may wait.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Frames that come before what they belong to has begun on this rank, and how many bytes of each sender's wait. Pure."""
+"""Frames that come before their operation has begun on this rank, and how many bytes of each sender's wait. Pure."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ class Operations:
             receive.on_finished()
 
     def _await_room(self, header: FrameHeader) -> None:
-        """Return when a frame may be kept until its operation begins, or has one: its sender is not read until then."""
+        """Return when a frame is taken in, or may be kept until it is: its sender is not read before."""
         sender = header.sender.rank
         if not self._has_room(sender):
             self._quiet.wait_for(

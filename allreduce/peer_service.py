@@ -139,7 +139,9 @@ class PeerServicer:
             raise StaleError(f"worker {peer.rank} is no peer of worker {self._identity.rank} of {self._size}")
         with self._lock:
             # A peer may have heard that all are there before this worker has.
-            self._roster_known.wait_for(lambda: self._roster is not None or self._end, self._listener.patience.answer_s)
+            self._roster_known.wait_for(
+                lambda: self._roster is not None or self._end, self._listener.patience.answer_s
+            )
             if self._end:
                 return
             if self._roster is None or self._roster.get(peer.rank) != peer.incarnation:

@@ -22,10 +22,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.fuzzing.edits import LARGEST, drawn, edited
 from benchmarks.fuzzing.table import CORPUS, TARGETS, corpus_of
@@ -80,7 +81,7 @@ class Run:
         signal.alarm(_LONGEST_S)
         try:
             self.taken += self.target.takes(self._call, data)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
+        except Exception as error:
             self._note(error, data)
         finally:
             signal.alarm(0)
@@ -102,7 +103,8 @@ class Run:
         grown = self.growth
         problem = f"grew by more than {_MOST_GROWTH >> 20} MB " if grown > _MOST_GROWTH else ""
         return (
-            f"{self.target.name:18} {self.inputs:8,} {self.taken:10,} {1e6 * self.seconds / max(1, self.inputs):9.0f} "
+            f"{self.target.name:18} {self.inputs:8,} {self.taken:10,} "
+            f"{1e6 * self.seconds / max(1, self.inputs):9.0f} "
             f"{grown / 1e6:10.1f}  {problem}{', '.join(self.found) or 'nothing'}"
         )
 
@@ -111,7 +113,7 @@ class Run:
         if key in self.found:
             return
         self.found[key] = data
-        print(f"  {self.target.name}: {error!r}\n    {data[:200]!r}", file=sys.stderr)  # noqa: T201
+        print(f"  {self.target.name}: {error!r}\n    {data[:200]!r}", file=sys.stderr)
         if self._keep:
             folder = CORPUS / self.target.name
             folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +131,7 @@ def _at_random(run: Run, inputs: int, seconds: float, seed: int) -> None:
 
 def _by_coverage(run: Run, inputs: int, seconds: float) -> None:
     """Runs libFuzzer, which ends the process."""
-    import atheris  # type: ignore[import-not-found]  # noqa: PLC0415 - only here
+    atheris: Any = import_module("atheris")
 
     give: Callable[[bytes], None] = run.give
     with TemporaryDirectory() as corpus:
@@ -140,7 +142,7 @@ def _by_coverage(run: Run, inputs: int, seconds: float) -> None:
         try:
             atheris.Fuzz()
         finally:
-            print(run.row())  # noqa: T201
+            print(run.row())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -160,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.coverage and len(names) != 1:
         parser.error("--coverage takes one target, by --only")
     found = 0
-    print(_HEAD)  # noqa: T201
+    print(_HEAD)
     for name in names:
         with TemporaryDirectory() as folder, _bounded():
             run = Run(TARGETS[name], Path(folder), options.keep)
@@ -168,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _by_coverage(run, options.inputs, min(options.seconds, 1e6))
             else:
                 _at_random(run, options.inputs, options.seconds, options.seed)
-                print(run.row(), flush=True)  # noqa: T201
+                print(run.row(), flush=True)
             found += bool(run.found) or run.growth > _MOST_GROWTH
     return found
 

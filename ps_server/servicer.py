@@ -47,9 +47,8 @@ class ParameterServerServicer:
     """The service's methods.
 
     `on_lost(rank, how)` is called when a worker's exchange ends, also when it has finished. `listener`
-    accepts connections of workers, and is closed with this; `vouch` is asked before anybody is let in who calls itself
-    a worker; `writer` takes the server's parts of checkpoints;
-    `chaos` is asked at each point.
+    accepts connections of workers, and is closed with this; `vouch` is asked before anybody is let in who calls
+    itself a worker; `writer` takes the server's parts of checkpoints; `chaos` is asked at each point.
     """
 
     def __init__(

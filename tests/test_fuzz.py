@@ -15,7 +15,7 @@ from benchmarks.fuzzing.table import CORPUS, TARGETS, corpus_of
 from benchmarks.fuzzing.target import Target
 
 MOST_BYTES = 48 << 20
-"""What an input may make a parser take: a frame's buffer of 4 MiB for each of its kinds, and what the first one compiles."""
+"""What an input may make a parser take: buffers of 4 MiB for frames of each kind, and what the first one compiles."""
 PLACES = st.integers(0, (1 << 16) - 1)
 EDITS = st.lists(st.builds(Edit, st.sampled_from(KINDS), PLACES, PLACES), min_size=1, max_size=6)
 
@@ -55,4 +55,3 @@ def test_changed_inputs_end_as_documented(fuzzed: tuple[Target, Callable[[bytes]
 
 def test_inputs_that_are_kept_belong_to_a_target() -> None:
     assert {path.name for path in CORPUS.iterdir() if path.is_dir()} <= TARGETS.keys()
-

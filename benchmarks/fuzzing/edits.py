@@ -42,24 +42,25 @@ def edited(data: bytes, edits: Sequence[Edit], other: bytes = b"") -> bytes:
 def _edited(data: bytes, edit: Edit, at: int, other: bytes) -> bytes:
     kind, _, value = edit
     length = 1 + value % 32
+    stop = at + 1
     match kind:
-        case "flip" if data:
-            return data[:at] + bytes((data[at] ^ 1 << value % 8,)) + data[at + 1 :]
-        case "put" if data:
-            return data[:at] + bytes((value % 256,)) + data[at + 1 :]
+        case "flip":
+            new = bytes(each ^ 1 << value % 8 for each in data[at:stop])
+        case "put":
+            new = bytes((value % 256,)) * bool(data)
         case "number":
             size = (1, 2, 4, 8)[value % 4]
-            number = _NUMBERS[value // 4 % len(_NUMBERS)] & (1 << 8 * size) - 1
-            return data[:at] + number.to_bytes(size, "little") + data[at + size :]
+            new = (_NUMBERS[value // 4 % len(_NUMBERS)] & (1 << 8 * size) - 1).to_bytes(size, "little")
+            stop = at + size
         case "insert":
-            return data[:at] + bytes((value % 256,)) * length + data[at:]
+            new, stop = bytes((value % 256,)) * length, at
         case "remove":
-            return data[:at] + data[at + length :]
+            new, stop = b"", at + length
         case "repeat":
-            return data[: at + length] + data[at : at + length] * (1 + value // 64 % 64) + data[at + length :]
+            new, stop = data[at : at + length] * (2 + value // 64 % 64), at + length
         case "cut":
-            return data[:at]
-        case "splice" if other:
+            new, stop = b"", len(data)
+        case _:
             begin = len(other) * value // _PLACES
-            return data[:at] + other[begin : begin + length] + data[at:]
-    return data
+            new, stop = other[begin : begin + length], at
+    return data[:at] + new + data[stop:]

@@ -149,9 +149,7 @@ def _part(folder: Path) -> Path:
 def _model(folder: Path) -> Path:
     """A saved model, as small as the zoo has one."""
     model = build_model("mlp", (4,), 2)
-    said = SavedModel(
-        model="mlp", definition=model.definition(), input_shape=(4,), outputs=2, data="digits", steps=1
-    )
+    said = SavedModel(model="mlp", definition=model.definition(), input_shape=(4,), outputs=2, data="digits", steps=1)
     path = folder / "model.safetensors"
     slots = {
         f"{layer.name}/{tensor.name}": TensorSlot(tensor.shape)

@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from benchmarks.fuzzing.target import Target
 from benchmarks.fuzzing.wire import header, sealed_frame, unsealed
@@ -19,7 +20,7 @@ from ps_server.server_shard import ServerShard
 from taihu.coordination.members import MemberId, Role
 from taihu.coordination.membership import Membership
 from taihu.coordination.plan import Plan
-from taihu.coordination.planning import Planning, first_plan
+from taihu.coordination.planning import Planning
 from taihu.coordination.service import Coordinator, CoordinatorServicer
 from taihu.errors import DamagedFrameError, FrameError, TaihuError
 from taihu.job import Job
@@ -32,13 +33,19 @@ from taihu.wire.kinds import Encoding, Gradients, Parameters, Question
 
 __all__ = ["TARGETS"]
 
-_LAYOUT: Final = Layout((LayerSpec("fc", (TensorSpec("weight", (8,)),)), LayerSpec("out", (TensorSpec("weight", (5,)),))))
+_LAYOUT: Final = Layout(
+    (LayerSpec("fc", (TensorSpec("weight", (8,)),)), LayerSpec("out", (TensorSpec("weight", (5,)),)))
+)
 _PLAN: Final = Plan(1, 1, (Group(0, 0), Group(1, 1)), _LAYOUT, 8)
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["CoordinatorService"]
 _METHODS: Final = tuple(sorted(method.name for method in _SERVICE.methods))
 # What it waits for does not come; what ends the run for everybody needs no member.
 _NOT_CALLED: Final = ("Stop",)
-_LIVES: Final = {MemberId(Role.SERVER, 0): 1 << 40, MemberId(Role.WORKER, 0): 1 << 41, MemberId(Role.WORKER, 1): 1 << 42}
+_LIVES: Final = {
+    MemberId(Role.SERVER, 0): 1 << 40,
+    MemberId(Role.WORKER, 0): 1 << 41,
+    MemberId(Role.WORKER, 1): 1 << 42,
+}
 _ROLES: Final = {Role.SERVER: pb.ROLE_SERVER, Role.WORKER: pb.ROLE_WORKER}
 
 
@@ -87,14 +94,21 @@ def _coordinator(job: Job) -> tuple[Membership, CoordinatorServicer]:
 
 def _state(membership: Membership) -> object:
     """All that others could change."""
-    records = [(each.incarnation, each.address, each.finished, each.progress, each.parameters_sha256) for each in membership.members.values()]
+    records = [
+        (each.incarnation, each.address, each.finished, each.progress, each.parameters_sha256)
+        for each in membership.members.values()
+    ]
     return membership.state, membership.reason, records, membership.stop.reason, membership.stop.last_step
+
+
+def _request_class(name: str) -> type[Message]:
+    return GetMessageClass(_SERVICE.methods_by_name[name].input_type)
 
 
 def _request(data: bytes) -> tuple[str, Any]:
     """The method and the request of an input: its first byte says which."""
     name = _METHODS[data[0] % len(_METHODS)] if data else _METHODS[0]
-    kind = _SERVICE.methods_by_name[name].input_type._concrete_class
+    kind = _request_class(name)
     try:
         return name, kind.FromString(data[1:])
     except DecodeError:
@@ -136,7 +150,7 @@ def _calls() -> list[bytes]:
     """A request of a member to each method."""
     seeds = []
     for number, name in enumerate(_METHODS):
-        request: Message = _SERVICE.methods_by_name[name].input_type._concrete_class()
+        request = _request_class(name)()
         for field in request.DESCRIPTOR.fields:
             if field.name == "job":
                 setattr(request, field.name, "taihu")
@@ -151,7 +165,15 @@ def _calls() -> list[bytes]:
 
 def _shard() -> ServerShard:
     job = Job.model_validate({"name": "job", "cluster": {"servers": 1, "workers": 3}})
-    shard = ServerShard(job, Shard(_LAYOUT, 1, 0), _PLAN, np.zeros(13, dtype=np.float32), incarnation=1, get_plan=lambda: _PLAN, clock=_Clock())
+    shard = ServerShard(
+        job,
+        Shard(_LAYOUT, 1, 0),
+        _PLAN,
+        np.zeros(13, dtype=np.float32),
+        incarnation=1,
+        get_plan=lambda: _PLAN,
+        clock=_Clock(),
+    )
     for rank in range(3):
         shard.admit(rank, 7)
     return shard

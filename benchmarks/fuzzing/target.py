@@ -6,7 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Target"]
+__all__ = ["SeveralLinesError", "Target"]
+
+
+class SeveralLinesError(Exception):
+    """A message to people is not one line."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Target:
         try:
             call(data)
         except self.errors as error:
-            assert len(str(error).splitlines()) <= 1, f"{self.name}: an error of several lines: {error!r}"  # noqa: S101
+            if len(str(error).splitlines()) > 1:
+                raise SeveralLinesError(f"{self.name}: {error!r}") from error
             return False
         return True

@@ -101,7 +101,9 @@ def test_who_stands_is_let_go_by_the_end() -> None:
         with peers:
             sender, _ = peers.communicators
             for number in range(100, 110):
-                header = FrameHeader(Sender("job", 1000, 0), Address(At(0, 0), number, 0, len(values)), RingSegment(0))
+                header = FrameHeader(
+                    Sender("job", 1000, 0), Address(At(0, 0), number, 0, len(values)), RingSegment(0)
+                )
                 sender._links[1].send(header, [values])
             wait_for(lambda: any(map(_stands, threading.enumerate())), "all is read", 20)
             ended = pool.submit(peers.communicators[1].close)

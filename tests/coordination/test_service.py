@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,15 +57,16 @@ def test_what_everybody_may_ask_lets_nobody_speak_as_a_member() -> None:
         assert told == [0, 0]
         for incarnation in told:
             with CoordinatorClient(address, cluster.job, worker, incarnation) as forger:
-                for ask in (
-                    lambda client: client.finish(failure="gone"),
-                    lambda client: client.heartbeat(Progress(step=9), StopNotice()),
-                    lambda client: client.get_plan(10),
-                    lambda client: client.vouch(worker, member.identity.incarnation),
-                    lambda client: client.compare(1, "0" * 64),
-                ):
+                asked: list[Callable[[], object]] = [
+                    partial(forger.finish, failure="gone"),
+                    partial(forger.heartbeat, Progress(step=9), StopNotice()),
+                    partial(forger.get_plan, 10),
+                    partial(forger.vouch, worker, member.identity.incarnation),
+                    partial(forger.compare, 1, "0" * 64),
+                ]
+                for ask in asked:
                     with pytest.raises(StaleError, match="has not joined job"):
-                        ask(forger)
+                        ask()
         status = fetch_status(address, 10)
         assert status.state == pb.RUN_STATE_RUNNING
         assert [entry.progress.step for entry in status.members] == [0, 0]
