@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from allreduce.early import EARLY_BYTES
 from allreduce.operations import AnyOperation, Operations
 from allreduce.parts.mesh import PartsOperation, Transfer
 from allreduce.parts.messages import Receive
@@ -43,9 +44,9 @@ _LOOK_AGAIN_S = 0.1
 class Communicator:
     """Rank `identity.rank`'s end of all operations between `size` workers; a context manager.
 
-    `register` comes first, `connect` when all peers serve. All ranks start the same operations under the same keys;
-    frames of an operation that this rank has not started yet wait for it. Operations may be started by any thread.
-    `faults` are those of the frames that it sends.
+    `register` comes first, `admit` and `connect` when all peers serve. All ranks start the same operations under the
+    same keys; frames of an operation that this rank has not started yet wait for it. Operations may be started by any
+    thread. `faults` are those of the frames that it sends; `early_bytes` is how much of each peer's may wait.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Communicator:
         timeout_s: float | None = None,
         listener: DirectListener | None = None,
         faults: FrameFaults | None = None,
+        early_bytes: int = EARLY_BYTES,
     ) -> None:
         listener = listener or DirectListener()
         self._patience = listener.patience
@@ -67,7 +69,12 @@ class Communicator:
         self._awaits: Callable[[], str] | None = None
         self._links: dict[int, FrameLink] = {}
         self._operations = Operations(
-            identity, size, self._links, is_failed=lambda: self._failure is not None, on_end=self._ended
+            identity,
+            size,
+            self._links,
+            is_failed=lambda: self._failure is not None,
+            on_end=self._ended,
+            early_bytes=early_bytes,
         )
         self._servicer = PeerServicer(
             identity,
@@ -104,6 +111,16 @@ class Communicator:
     def register(self, server: grpc.Server) -> None:
         """Add the service that peers send to; the server is started afterwards."""
         self._servicer.register(server)
+
+    def admit(self, incarnations: Sequence[int], *, mesh: bool = False) -> None:
+        """Take frames of the left neighbour, with `mesh` of all others, in these lives of all workers by rank.
+
+        Comes before `connect`. Who is not let in by that is told so, and changes nothing.
+        """
+        left = (self.rank - 1) % self.size
+        lives = {rank: incarnation for rank, incarnation in enumerate(incarnations) if mesh or rank == left}
+        lives.pop(self.rank, None)
+        self._servicer.admit(lives)
 
     def connect(self, addresses: Sequence[str], *, mesh: bool = False, carrier: Carrier = "tcp") -> None:
         """Open the way to the right neighbour; `addresses` are those of all workers by rank.
@@ -342,6 +359,7 @@ class Communicator:
 
     def close(self) -> None:
         """Leave in good order; nothing may be under way."""
+        self._operations.close()
         if self._operations.same_host is not None:
             self._operations.same_host.close()
         for link in self._links.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from allreduce.ring.operation import OperationKey
 from taihu.errors import FrameError, StaleError
 from taihu.wire.headers import FrameHeader
+from taihu.wire.kinds import RingSegment
 
 __all__ = ["Fence"]
 
@@ -16,10 +17,11 @@ class Fence:
     back, what was sent of later steps is undone too, and only a number that stays high tells it from what comes
     again. Such frames are dropped, for their senders had not heard of it. Frames of a higher attempt wait, as those
     of operations that have not begun do. A plan changes while nothing is under way, so that an earlier one's frames
-    are a mistake.
+    are a mistake, as segments are that come from another rank than the `left` neighbour.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, left: int) -> None:
+        self._left = left
         self.attempt = 0
         """The number of times that the run has gone back, as far as this rank knows."""
         self._plan = 0
@@ -45,9 +47,12 @@ class Fence:
         """Whether a frame is to be taken in, now or when its operation begins; False for one to drop.
 
         Raises:
-            FrameError: it is of an earlier plan; frames without a plan (0) are of none.
+            FrameError: it is of an earlier plan; frames without a plan (0) are of none. Or a segment comes from
+                somebody else than the left neighbour.
         """
         at, group, *_ = header.address
+        if isinstance(header.kind, RingSegment) and header.sender.rank != self._left:
+            raise FrameError(f"{header.sender.label} sent {header.label}: segments come from worker {self._left}")
         if at.attempt < self.attempt:
             return False
         if at.attempt == self.attempt and 0 < at.plan < self._plan:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allreduce.early import EARLY_BYTES, EarlyFrames
 from allreduce.fence import Fence
 from allreduce.parts.mesh import PartsMesh, PartsOperation
 from allreduce.parts.messages import MESSAGES, MessagesMesh, Receive
@@ -39,6 +40,8 @@ class Operations:
         links: the ways to others by rank, the right neighbour's among them; filled before anything is started.
         is_failed: whether all operations have ended by a failure: nothing is taken in then.
         on_end: called with every operation that is finished.
+        early_bytes: the most bytes of one sender that wait for operations that have not begun here. Nothing more is
+            read of its frames then, until these begin.
 
     Attributes:
         same_host: sums what lies in shared memory, once there is such.
@@ -52,6 +55,7 @@ class Operations:
         *,
         is_failed: Callable[[], bool],
         on_end: Callable[[AnyOperation], None],
+        early_bytes: int = EARLY_BYTES,
     ) -> None:
         self._identity = identity
         self._left_neighbour, self._right_neighbour = (identity.rank - 1) % size, (identity.rank + 1) % size
@@ -63,12 +67,14 @@ class Operations:
         self._messages = MessagesMesh(identity, self._send_to, self._after_taken_by)
         # Guards the operations and their buffers, but not `finished`.
         self._lock = threading.RLock()
-        self._fence = Fence()
+        self._fence = Fence(self._left_neighbour)
         # Frames that are being received into buffers, and operations whose end is being told.
         self._writing = 0
         self._quiet = threading.Condition(self._lock)
         self._running: dict[OperationKey, Operation] = {}
-        self._early: dict[OperationKey, list[tuple[FrameHeader, NDArray[Any]]]] = {}
+        self._early: EarlyFrames[tuple[FrameHeader, NDArray[Any]]] = EarlyFrames()
+        self._early_bytes = early_bytes
+        self._closed = False
         self._incomplete = False
         # Those who have said their last word, and those who take nothing any more.
         self._gone: set[int] = set()
@@ -108,6 +114,7 @@ class Operations:
         with self._lock:
             self._admit(operation.key)
             done = self._sparse.begin(operation, exchange)
+            self._quiet.notify_all()
         if done:
             self.finish(operation)
 
@@ -115,6 +122,7 @@ class Operations:
         """Begin, in the present attempt; raises as `start` does."""
         with self._lock:
             self._parts.begin(operation, self._parts_sent)
+            self._quiet.notify_all()
             sends = operation.transfer.sends
             is_needed = any(operation.expected.get(rank) for rank in self._gone) or any(
                 any(map(len, sends[rank])) for rank in self._gone | self._deaf
@@ -138,6 +146,7 @@ class Operations:
         """
         with self._lock:
             done = self._messages.post(receive)
+            self._quiet.notify_all()
             if not done:
                 self._expect(receive.sender)
         if done:
@@ -179,17 +188,24 @@ class Operations:
         with self._lock:
             self._fence.abort(attempt)
             self._running.clear()
-            self._early = {key: frames for key, frames in self._early.items() if key.at.attempt >= attempt}
+            self._early.abort(attempt)
             self._sparse.abort(attempt)
             self._parts.abort(attempt)
+            self._quiet.notify_all()
 
     def wait_until_quiet(self) -> None:
         """Return when nothing is being received into buffers, and no end told, or all has failed."""
         with self._quiet:
             self._quiet.wait_for(lambda: not self._writing or self._is_failed())
 
+    def close(self) -> None:
+        """Nothing begins any more: what is early is for nobody."""
+        with self._quiet:
+            self._closed = True
+            self._quiet.notify_all()
+
     def wake(self) -> None:
-        """All has failed: let `wait_until_quiet` see it."""
+        """All has failed: let those see it who wait for something."""
         with self._quiet:
             self._quiet.notify_all()
 
@@ -233,8 +249,9 @@ class Operations:
             for segment in segments:
                 self._send(self._right, operation, segment)
         self._end_if_arrived(operation)
-        for header, values in self._early.pop(operation.key, ()):
+        for header, values in self._early.pop(operation.key):
             self._advance(operation, header, values, in_place=False)
+        self._quiet.notify_all()
 
     @property
     def _right(self) -> FrameLink | None:
@@ -257,6 +274,8 @@ class Operations:
         with self._lock:
             if in_place:
                 self._written()
+            else:
+                self._await_room(header)
             if self._is_failed() or not self._fence.admits(header):
                 return
             if isinstance(header.kind, Part):
@@ -267,11 +286,33 @@ class Operations:
         if receive is not None:
             receive.on_finished()
 
+    def _await_room(self, header: FrameHeader) -> None:
+        """Return when a frame is taken in, or may be kept until it is: its sender is not read before."""
+        sender = header.sender.rank
+        if not self._has_room(sender):
+            self._quiet.wait_for(
+                lambda: self._has_room(sender) or self._has_begun(header) or self._closed or self._is_failed()
+            )
+
+    def _has_room(self, sender: int | None) -> bool:
+        early = self._early.held(sender) + self._sparse.early_bytes(sender)
+        return early + self._parts.early_bytes(sender) + self._messages.early_bytes(sender) < self._early_bytes
+
+    def _has_begun(self, header: FrameHeader) -> bool:
+        match header.kind:
+            case Part():
+                mesh = self._messages if header.address.group == MESSAGES else self._parts
+                return mesh.has_begun(header)
+            case SparseMessage():
+                return self._sparse.has_begun(OperationKey.of(header))
+            case _:
+                return OperationKey.of(header) in self._running
+
     def _take_segment(self, header: FrameHeader, values: NDArray[Any], *, in_place: bool) -> None:
         key = OperationKey.of(header)
         operation = self._running.get(key)
         if operation is None:
-            self._early.setdefault(key, []).append((header, values.copy()))
+            self._early.put(key, header.sender.rank, values.nbytes, (header, values.copy()))
         else:
             self._advance(operation, header, values, in_place=in_place)
 
@@ -286,6 +327,7 @@ class Operations:
 
     def _take_frame(self, frame: Frame) -> None:
         with self._lock:
+            self._await_room(frame.header)
             taken = not self._is_failed() and self._fence.admits(frame.header)
             operation = self._sparse.take(frame) if taken else None
         if operation is not None:

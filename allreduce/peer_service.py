@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,8 @@ from taihu.wire.kinds import Farewell
 from taihu.wire.sink import Origin, Sink
 from taihu.wire.status import abort
 from taihu.wire.stream import StreamReader, StreamSender
+
+Roster = Mapping[int, int]
 
 __all__ = ["PEER_SERVICE", "PeerEvents", "PeerServicer"]
 
@@ -56,6 +58,8 @@ class PeerServicer:
         self._sink = sink
         self._events = events
         self._lock = threading.Lock()
+        self._roster: Roster | None = None
+        self._roster_known = threading.Condition(self._lock)
         self._outboxes: dict[int, StreamSender] = {}
         self._connections: dict[int, FrameConnection] = {}
         self._listener = listener
@@ -79,10 +83,17 @@ class PeerServicer:
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PEER_SERVICE, handlers),))
 
+    def admit(self, roster: Roster) -> None:
+        """Let in those who send to this worker, by rank with the lives that the coordinator told; others never."""
+        with self._lock:
+            self._roster = roster
+            self._roster_known.notify_all()
+
     def end(self, error: TaihuError | None) -> None:
         """End every stream, and every later one: with `error`, or well."""
         with self._lock:
             self._end.append(error)
+            self._roster_known.notify_all()
             outboxes = list(self._outboxes.values())
         for outbox in outboxes:
             outbox.end(error)
@@ -126,6 +137,15 @@ class PeerServicer:
             raise StaleError(f"worker {peer.rank} belongs to job {peer.job!r}, this is {self._identity.job!r}")
         if not 0 <= peer.rank < self._size or peer.rank == self._identity.rank:
             raise StaleError(f"worker {peer.rank} is no peer of worker {self._identity.rank} of {self._size}")
+        with self._lock:
+            # A peer may have heard that all are there before this worker has.
+            self._roster_known.wait_for(
+                lambda: self._roster is not None or self._end, self._listener.patience.answer_s
+            )
+            if self._end:
+                return
+            if self._roster is None or self._roster.get(peer.rank) != peer.incarnation:
+                raise StaleError(f"worker {peer.rank} sends nothing to {self._name}, or has another incarnation")
 
     def _open_connection(
         self, request: pb.OpenConnectionRequest, context: grpc.ServicerContext

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from allreduce.communicator import Communicator
+from allreduce.early import EARLY_BYTES
 from allreduce.peer_service import PEER_SERVICE
 from taihu.coordination.client import (
     CoordinatorClient,
@@ -26,10 +28,14 @@ from taihu.layout import Layout
 from taihu.planner.carriage import carrier_in, first_carriage
 from taihu.run_length import RunLength
 from taihu.wire.address import is_loopback
+from taihu.wire.codec import BYTES_PER_VALUE
 from taihu.wire.frame_faults import FrameFaults
 from taihu.wire.identity import WorkerIdentity
 
 __all__ = ["Meeting", "listen_for_peers", "meet"]
+
+
+_LEAST_EARLY_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ def meet(
         timeout_s=job.exchange.timeout_s,
         listener=listener.direct,
         faults=faults,
+        early_bytes=_early_bytes(layout),
     )
     with ExitStack() as stack:
         rpc, address = listener.rpc, listener.address
@@ -113,5 +120,11 @@ def meet(
             mesh = (job.compression.method != "none" and not job.servers) or job.exchange.fc != "data"
             one_host = all(map(is_loopback, addresses))
             carriage = first_carriage(job.exchange.transport, one_host=one_host, waits_for_groups=True)
+            communicator.admit(client.worker_incarnations, mesh=mesh)
             communicator.connect(addresses[job.servers :], mesh=mesh, carrier=carrier_in(carriage, 0))
             yield meeting
+
+
+def _early_bytes(layout: Layout | None) -> int:
+    """A peer may be a step ahead: it has sent its part of what is summed and gathered in two steps at most."""
+    return EARLY_BYTES if layout is None else max(_LEAST_EARLY_BYTES, 4 * BYTES_PER_VALUE * layout.elements)

@@ -299,6 +299,7 @@ class JoinResponse(_message.Message):
 
     SERVER_ADDRESSES_FIELD_NUMBER: _builtins.int
     WORKER_ADDRESSES_FIELD_NUMBER: _builtins.int
+    WORKER_INCARNATIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def server_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Address of every server, by index."""
@@ -307,19 +308,68 @@ class JoinResponse(_message.Message):
     def worker_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Where workers exchange with each other: address of every worker, by rank."""
 
+    @_builtins.property
+    def worker_incarnations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where workers exchange with each other: the life of every worker, by rank."""
+
     def __init__(
         self,
         *,
         server_addresses: _abc.Iterable[_builtins.str] | None = ...,
         worker_addresses: _abc.Iterable[_builtins.str] | None = ...,
+        worker_incarnations: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["server_addresses", b"server_addresses", "worker_addresses", b"worker_addresses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["server_addresses", b"server_addresses", "worker_addresses", b"worker_addresses", "worker_incarnations", b"worker_incarnations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JoinResponse: _TypeAlias = JoinResponse  # noqa: Y015
+
+@_typing.final
+class VouchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def member(self) -> Global___Member: ...
+    @_builtins.property
+    def caller(self) -> Global___Member:
+        """Who calls this member."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        member: Global___Member | None = ...,
+        caller: Global___Member | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "job", b"job", "member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VouchRequest: _TypeAlias = VouchRequest  # noqa: Y015
+
+@_typing.final
+class VouchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VouchResponse: _TypeAlias = VouchResponse  # noqa: Y015
 
 @_typing.final
 class BringLayoutRequest(_message.Message):
@@ -636,15 +686,19 @@ class GetPlanRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    @_builtins.property
+    def member(self) -> Global___Member: ...
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
+        member: Global___Member | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1023,7 +1077,9 @@ class MemberStatus(_message.Message):
     seconds_since_heartbeat: _builtins.float
     finished: _builtins.bool
     @_builtins.property
-    def member(self) -> Global___Member: ...
+    def member(self) -> Global___Member:
+        """Without its incarnation: who knows that may speak as the member."""
+
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     def __init__(

@@ -45,6 +45,11 @@ class CoordinatorServiceStub:
                 request_serializer=protos_dot_coordinator__pb2.JoinRequest.SerializeToString,
                 response_deserializer=protos_dot_coordinator__pb2.JoinResponse.FromString,
                 _registered_method=True)
+        self.Vouch = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/Vouch',
+                request_serializer=protos_dot_coordinator__pb2.VouchRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.VouchResponse.FromString,
+                _registered_method=True)
         self.BringLayout = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/BringLayout',
                 request_serializer=protos_dot_coordinator__pb2.BringLayoutRequest.SerializeToString,
@@ -122,6 +127,13 @@ class CoordinatorServiceServicer:
     def Join(self, request, context):
         """Announces a process. Workers are answered once everybody has joined whom they exchange with: every server, and where
         workers exchange with each other every worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Vouch(self, request, context):
+        """A member asks whether somebody who calls it is one, too; fails where not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -223,6 +235,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Join,
                     request_deserializer=protos_dot_coordinator__pb2.JoinRequest.FromString,
                     response_serializer=protos_dot_coordinator__pb2.JoinResponse.SerializeToString,
+            ),
+            'Vouch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Vouch,
+                    request_deserializer=protos_dot_coordinator__pb2.VouchRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.VouchResponse.SerializeToString,
             ),
             'BringLayout': grpc.unary_unary_rpc_method_handler(
                     servicer.BringLayout,
@@ -340,6 +357,33 @@ class CoordinatorService:
             '/taihu.v1.CoordinatorService/Join',
             protos_dot_coordinator__pb2.JoinRequest.SerializeToString,
             protos_dot_coordinator__pb2.JoinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Vouch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/Vouch',
+            protos_dot_coordinator__pb2.VouchRequest.SerializeToString,
+            protos_dot_coordinator__pb2.VouchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class CoordinatorServiceStub:
     """Announces a process. Workers are answered once everybody has joined whom they exchange with: every server, and where
     workers exchange with each other every worker.
     """
+    Vouch: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.VouchRequest, _coordinator_pb2.VouchResponse]
+    """A member asks whether somebody who calls it is one, too; fails where not."""
     BringLayout: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.BringLayoutRequest, _coordinator_pb2.BringLayoutResponse]
     """Brings the layers that a worker exchanges, where these are known only once workers have met."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.HeartbeatRequest, _coordinator_pb2.HeartbeatResponse]
@@ -79,6 +81,8 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """Announces a process. Workers are answered once everybody has joined whom they exchange with: every server, and where
     workers exchange with each other every worker.
     """
+    Vouch: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.VouchRequest, _coordinator_pb2.VouchResponse]  # type: ignore[assignment]
+    """A member asks whether somebody who calls it is one, too; fails where not."""
     BringLayout: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.BringLayoutRequest, _coordinator_pb2.BringLayoutResponse]  # type: ignore[assignment]
     """Brings the layers that a worker exchanges, where these are known only once workers have met."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.HeartbeatRequest, _coordinator_pb2.HeartbeatResponse]  # type: ignore[assignment]
@@ -126,6 +130,14 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Announces a process. Workers are answered once everybody has joined whom they exchange with: every server, and where
         workers exchange with each other every worker.
         """
+
+    @_abc_1.abstractmethod
+    def Vouch(
+        self,
+        request: _coordinator_pb2.VouchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.VouchResponse, _abc.Awaitable[_coordinator_pb2.VouchResponse]]:
+        """A member asks whether somebody who calls it is one, too; fails where not."""
 
     @_abc_1.abstractmethod
     def BringLayout(

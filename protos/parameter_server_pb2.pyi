@@ -202,12 +202,14 @@ class FetchRequest(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     LAYOUT_DIGEST_FIELD_NUMBER: _builtins.int
     WITHOUT_VALUES_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     rank: _builtins.int
     layout_digest: _builtins.str
     """Digest of the layout that the worker has."""
     without_values: _builtins.bool
     """The worker only waits until there are parameters; it asks for them when it needs them."""
+    incarnation: _builtins.int
     def __init__(
         self,
         *,
@@ -215,10 +217,11 @@ class FetchRequest(_message.Message):
         rank: _builtins.int = ...,
         layout_digest: _builtins.str = ...,
         without_values: _builtins.bool = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "layout_digest", b"layout_digest", "rank", b"rank", "without_values", b"without_values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job", b"job", "layout_digest", b"layout_digest", "rank", b"rank", "without_values", b"without_values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,7 +82,8 @@ class ParameterServerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Initialize(self, request_iterator, context):
-        """Worker 0 sets the initial parameters. The first request carries the layout, every further one a frame.
+        """Worker 0, as it says in the call's metadata, sets the initial parameters. The first request carries the layout,
+        every further one a frame.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,9 @@ class ParameterServerServiceStub:
     frames of all workers for that range and step have arrived; answers come in the order of completion.
     """
     Initialize: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.InitializeRequest, _parameter_server_pb2.InitializeResponse]
-    """Worker 0 sets the initial parameters. The first request carries the layout, every further one a frame."""
+    """Worker 0, as it says in the call's metadata, sets the initial parameters. The first request carries the layout,
+    every further one a frame.
+    """
     Share: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ShareRequest, _parameter_server_pb2.ShareResponse]
     """Offers the memory that the worker's gradients lie in to a server that may run on the same machine, and asks for that
     of the server's parameters. Comes before Exchange, after the parameters have been initialized.
@@ -66,7 +68,9 @@ class ParameterServerServiceAsyncStub(ParameterServerServiceStub):
     frames of all workers for that range and step have arrived; answers come in the order of completion.
     """
     Initialize: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.InitializeRequest, _parameter_server_pb2.InitializeResponse]  # type: ignore[assignment]
-    """Worker 0 sets the initial parameters. The first request carries the layout, every further one a frame."""
+    """Worker 0, as it says in the call's metadata, sets the initial parameters. The first request carries the layout,
+    every further one a frame.
+    """
     Share: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ShareRequest, _parameter_server_pb2.ShareResponse]  # type: ignore[assignment]
     """Offers the memory that the worker's gradients lie in to a server that may run on the same machine, and asks for that
     of the server's parameters. Comes before Exchange, after the parameters have been initialized.
@@ -101,7 +105,9 @@ class ParameterServerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_parameter_server_pb2.InitializeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.InitializeResponse, _abc.Awaitable[_parameter_server_pb2.InitializeResponse]]:
-        """Worker 0 sets the initial parameters. The first request carries the layout, every further one a frame."""
+        """Worker 0, as it says in the call's metadata, sets the initial parameters. The first request carries the layout,
+        every further one a frame.
+        """
 
     @_abc_1.abstractmethod
     def Share(

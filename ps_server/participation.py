@@ -27,6 +27,7 @@ from taihu.coordination.members import MemberId, Progress, Role, RunState, error
 from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice
+from taihu.coordination.vouching import vouched_once
 from taihu.coordination.waiting import telling_who_is_awaited
 from taihu.errors import RecoveringError, RunError, TaihuError
 from taihu.history.recording import Recorder, recorded_history
@@ -134,8 +135,12 @@ class Participation:
             def lost(rank: int, how: str) -> None:
                 _report_lost(coordinator, rank, how)
 
+            def check(member: MemberId, incarnation: int) -> None:
+                with coordinator.changing() as (members, _):
+                    members.check(member, incarnation, job=self._job.name)
+
             with (
-                self._serving(holder, lost, (stored, left_out), COORDINATOR_SERVICE),
+                self._serving(holder, lost, (stored, left_out), check, COORDINATOR_SERVICE),
                 _failing(coordinator, self._member),
             ):
                 with coordinator.changing() as (members, now):
@@ -188,7 +193,8 @@ class Participation:
                 heartbeats.hurry()
 
             # An interrupt may come when the coordinator knows of this server, but not yet this server of that.
-            with self._serving(holder, gone, (client.stored, client.left_out)), failure_reported(client):
+            parts = (client.stored, client.left_out)
+            with self._serving(holder, gone, parts, client.vouch), failure_reported(client):
                 client.join(address=self._listener.address, generation=self._generation.number)
                 self._chaos.passes(Point.JOIN)
                 with heartbeats, self._stopping_in_order():
@@ -201,7 +207,12 @@ class Participation:
 
     @contextmanager
     def _serving(
-        self, holder: ShardHolder, on_lost: LostCallback, parts: tuple[Stored, LeftOut], *services: str
+        self,
+        holder: ShardHolder,
+        on_lost: LostCallback,
+        parts: tuple[Stored, LeftOut],
+        is_member: Callable[[MemberId, int], None],
+        *services: str,
     ) -> Iterator[None]:
         """Serve; when the block fails, whoever waits for this server is told why. `parts` tell of its own."""
         rpc = self._listener.rpc
@@ -213,6 +224,7 @@ class Participation:
                 on_lost=on_lost,
                 tracer=self._tracer,
                 listener=self._listener.direct,
+                vouch=vouched_once(is_member),
                 writer=writer,
                 chaos=self._chaos,
             )

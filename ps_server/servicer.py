@@ -20,6 +20,7 @@ from ps_server.shard_holder import ShardHolder
 from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.checkpoint.part import Part
 from taihu.checkpoint.writer import PartWriter
+from taihu.coordination.vouching import Vouch
 from taihu.errors import (
     DamagedFrameError,
     FrameError,
@@ -46,8 +47,8 @@ class ParameterServerServicer:
     """The service's methods.
 
     `on_lost(rank, how)` is called when a worker's exchange ends, also when it has finished. `listener`
-    accepts connections of workers, and is closed with this; `writer` takes the server's parts of checkpoints;
-    `chaos` is asked at each point.
+    accepts connections of workers, and is closed with this; `vouch` is asked before anybody is let in who calls
+    itself a worker; `writer` takes the server's parts of checkpoints; `chaos` is asked at each point.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ParameterServerServicer:
         on_lost: Callable[[int, str], None],
         tracer: Tracer,
         listener: DirectListener,
+        vouch: Vouch,
         writer: PartWriter | None = None,
         chaos: Chaos | None = None,
     ) -> None:
@@ -71,6 +73,7 @@ class ParameterServerServicer:
         self._metrics = metrics
         self._log = structlog.get_logger().bind(role="server")
         self._listener = listener
+        self._vouch = vouch
         self._exchanges = Exchanges(
             self._workers,
             holder,
@@ -170,16 +173,21 @@ class ParameterServerServicer:
         return pb.KeepResponse()
 
     def _check_worker(self, identity: WorkerIdentity) -> None:
-        self._check_job(identity.rank, identity.job)
+        """Raise StaleError unless a member of the run calls, in the life that the coordinator knows."""
+        if identity.job != self._job:
+            raise StaleError(f"worker {identity.rank} belongs to job {identity.job!r}, this is job {self._job!r}")
         if not 0 <= identity.rank < self._workers:
             raise StaleError(f"worker {identity.rank}: outside the world of {self._workers} workers")
+        self._vouch(identity)
 
-    def _check_job(self, rank: int, job: str) -> None:
-        if job != self._job:
-            raise StaleError(f"worker {rank} belongs to job {job!r}, this is job {self._job!r}")
+    def _check_first_worker(self, identity: WorkerIdentity) -> None:
+        self._check_worker(identity)
+        if identity.rank:
+            raise StaleError(f"worker {identity.rank} brings parameters; only worker 0 does so, once")
 
     def _initialize(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> pb.InitializeResponse:
         try:
+            self._check_first_worker(identity_from_metadata(context.invocation_metadata()))
             initial = self._receive(requests)
             self._chaos.passes(Point.INITIALIZE)
             shard = self._holder.adopt(initial)
@@ -205,7 +213,7 @@ class ParameterServerServicer:
 
     def _fetch(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            self._check_job(request.rank, request.job)
+            self._check_worker(WorkerIdentity(request.job, request.rank, request.incarnation))
             shard = self._holder.wait(remaining_s(context))
             shard.check_layout(request.layout_digest)
         except TaihuError as error:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["aligned", "counted", "listed", "one_line", "parse_bytes", "parse_rate", "said_by"]
+__all__ = ["aligned", "counted", "listed", "one_line", "parse_bytes", "parse_rate", "said_by", "told"]
 
 _UNITS: Final = MappingProxyType({"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12})
+_MOST_TOLD: Final = 2000
 _RATES: Final = MappingProxyType({"k": 1e3, "m": 1e6, "g": 1e9})
 
 
@@ -36,8 +37,22 @@ def parse_rate(text: str) -> float | None:
 
 
 def one_line(text: str) -> str:
-    """`text` with a single space for every break or run of white space."""
-    return " ".join(text.split())
+    """`text` with a single space for every break or run of white space, and escapes for what does not print.
+
+    So no terminal is told anything by it but letters: no colours, titles, moves, or another direction of writing.
+    """
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(map(_printable, line))
+
+
+def told(text: str) -> str:
+    """Text of another process: one line of a bounded length."""
+    cut = text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}..."
+    return one_line(cut)
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]
 
 
 def said_by(member: str, failure: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from allreduce.early import EarlyFrames
 from allreduce.ring.operation import OperationKey
 from taihu.errors import FrameError
 from taihu.planner.partition import slice_bounds
@@ -108,7 +109,7 @@ class PartsMesh:
         self._attempt = 0
         self._begun = 0
         self._running: dict[OperationKey, PartsOperation] = {}
-        self._early: dict[OperationKey, list[tuple[FrameHeader, Values]]] = {}
+        self._early: EarlyFrames[tuple[FrameHeader, Values]] = EarlyFrames()
 
     def next_key(self) -> OperationKey:
         """The key of the next operation, the same on all ranks."""
@@ -120,7 +121,15 @@ class PartsMesh:
         self._attempt = attempt
         self._begun = 0
         self._running.clear()
-        self._early = {key: frames for key, frames in self._early.items() if key.at.attempt >= attempt}
+        self._early.abort(attempt)
+
+    def has_begun(self, header: FrameHeader) -> bool:
+        """Whether a frame's transfer has begun here."""
+        return OperationKey.of(header) in self._running
+
+    def early_bytes(self, rank: int | None) -> int:
+        """Bytes of what `rank` has sent that wait for their transfers."""
+        return self._early.held(rank)
 
     def awaits(self, rank: int) -> bool:
         """Whether an operation needs something of `rank`."""
@@ -147,7 +156,7 @@ class PartsMesh:
                 for part in parts:
                     self._send(to, self._header(operation, part), part.pieces, urgent=operation.urgent)
                 self._after(to, lambda: sent(operation), urgent=operation.urgent)
-        for header, values in self._early.pop(operation.key, ()):
+        for header, values in self._early.pop(operation.key):
             self._arrive(operation, header, values)
 
     def places(self, header: FrameHeader) -> Sequence[Values] | None:
@@ -171,7 +180,7 @@ class PartsMesh:
                     f"expected one of the {_MOST_AHEAD} after {self._begun}"
                 )
             if values is not None:
-                self._early.setdefault(key, []).append((header, values.copy()))
+                self._early.put(key, header.sender.rank, values.nbytes, (header, values.copy()))
             return None
         self._arrive(operation, header, values)
         return operation

@@ -6,6 +6,7 @@ receive. A receive takes the first message with its tag of its sender, or of who
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -13,6 +14,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from allreduce.early import waiting_bytes
 from taihu.errors import FrameError
 from taihu.planner.partition import slice_bounds
 from taihu.wire.headers import Address, At, FrameHeader, ValueType
@@ -75,6 +77,7 @@ class _Message:
     parts: list[Values] = field(default_factory=list)
     arrived: int = 0
     frames: int = 0
+    waiting: int = 0
     complete: bool = False
 
     @property
@@ -130,6 +133,7 @@ class MessagesMesh:
         # The message of each sender of which frames are to come, and all that have no receive, as they came.
         self._arriving: dict[int, _Message] = {}
         self._early: list[_Message] = []
+        self._waiting: Counter[int] = Counter()
 
     def send(self, rank: int, tag: int, values: NDArray[np.uint16], on_sent: Callable[[], None]) -> None:
         """Send `values` (shape (n,), contiguous); `on_sent` is called when they may be written to again."""
@@ -150,6 +154,7 @@ class MessagesMesh:
         for message in self._early:
             if receive.takes(message.sender, message.tag):
                 self._early.remove(message)
+                self._waiting[message.sender] -= message.waiting
                 message.bind(receive)
                 return message.complete
         self._posted.append(receive)
@@ -159,6 +164,18 @@ class MessagesMesh:
         """Whether a receive needs something of `rank`."""
         bound = self._arriving.get(rank)
         return bound is not None or any(receive.sender == rank for receive in self._posted)
+
+    def has_begun(self, header: FrameHeader) -> bool:
+        """Whether somebody has asked for a frame's message."""
+        sender = _rank_of(header)
+        message = self._arriving.get(sender)
+        if message is not None:
+            return message.receive is not None
+        return any(receive.takes(sender, header.address.at.step) for receive in self._posted)
+
+    def early_bytes(self, rank: int | None) -> int:
+        """Bytes of what `rank` has sent that nobody has asked for."""
+        return 0 if rank is None else self._waiting[rank]
 
     def places(self, header: FrameHeader) -> Sequence[Values] | None:
         """The place of a frame's values, once somebody has asked for its message; raises FrameError as `take`."""
@@ -179,6 +196,7 @@ class MessagesMesh:
         if values is not None:
             if place is None:
                 message.parts.append(values.copy())
+                self._wait(message, values.nbytes)
             else:
                 place[:] = values
         message.arrive(header)
@@ -189,7 +207,7 @@ class MessagesMesh:
 
     def _message_of(self, header: FrameHeader) -> _Message:
         """The message that a frame belongs to; with its first frame it finds its receive, or waits for one."""
-        sender, tag = -1 if header.sender.rank is None else header.sender.rank, header.address.at.step
+        sender, tag = _rank_of(header), header.address.at.step
         message = self._arriving.get(sender)
         if message is not None:
             if message.tag != tag:
@@ -202,4 +220,13 @@ class MessagesMesh:
                 message.bind(receive)
                 return message
         self._early.append(message)
+        self._wait(message, 0)
         return message
+
+    def _wait(self, message: _Message, size: int) -> None:
+        message.waiting += waiting_bytes(size)
+        self._waiting[message.sender] += waiting_bytes(size)
+
+
+def _rank_of(header: FrameHeader) -> int:
+    return -1 if header.sender.rank is None else header.sender.rank

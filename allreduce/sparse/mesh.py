@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allreduce.early import EarlyFrames
 from allreduce.ring.operation import OperationKey
 from allreduce.sparse.exchange import Message, SparseExchange
 from kernels.pack import pack, packed_bound, unpack
@@ -51,16 +52,24 @@ class SparseMesh:
         self._identity = identity
         self._send = send
         self._running: dict[OperationKey, SparseOperation] = {}
-        self._early: dict[OperationKey, list[Frame]] = {}
+        self._early: EarlyFrames[Frame] = EarlyFrames()
 
     def awaits(self, rank: int) -> bool:
         """Whether an operation needs a message of `rank`."""
         return any(rank in operation.exchange.awaited for operation in self._running.values() if operation.exchange)
 
+    def has_begun(self, key: OperationKey) -> bool:
+        """Whether frames of an operation are taken in."""
+        return key in self._running
+
+    def early_bytes(self, rank: int | None) -> int:
+        """Bytes of what `rank` has sent that wait for their operations."""
+        return self._early.held(rank)
+
     def abort(self, attempt: int) -> None:
         """Forget what is under way or early of attempts before `attempt`."""
         self._running.clear()
-        self._early = {key: frames for key, frames in self._early.items() if key.at.attempt >= attempt}
+        self._early.abort(attempt)
 
     def begin(self, operation: SparseOperation, exchange: SparseExchange) -> bool:
         """Take part; returns whether the operation is done already.
@@ -71,7 +80,7 @@ class SparseMesh:
         operation.exchange = exchange
         self._running[operation.key] = operation
         self._send_all(operation, exchange.begin())
-        for frame in self._early.pop(operation.key, ()):
+        for frame in self._early.pop(operation.key):
             self._arrive(operation, exchange, frame)
         return self._end_if_done(operation, exchange)
 
@@ -84,7 +93,7 @@ class SparseMesh:
         key = OperationKey.of(frame.header)
         operation = self._running.get(key)
         if operation is None or operation.exchange is None:
-            self._early.setdefault(key, []).append(frame)
+            self._early.put(key, frame.header.sender.rank, frame.size_bytes, frame)
             return None
         self._arrive(operation, operation.exchange, frame)
         return operation if self._end_if_done(operation, operation.exchange) else None

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from taihu.checkpoint.files import PartFile
 from taihu.errors import CheckpointError
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.words import told
 
 __all__ = ["MANIFEST", "Manifest", "parse_manifest"]
 
@@ -98,4 +99,4 @@ def parse_manifest(text: str | bytes) -> Manifest:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise CheckpointError(f"damaged manifest: {place}: {first['msg']}") from None
+        raise CheckpointError(told(f"damaged manifest: {place}: {first['msg']}")) from None

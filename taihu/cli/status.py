@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from protos import coordinator_pb2 as pb
 from taihu.coordination.awaited import awaited_in_words, missing_of
@@ -80,7 +81,7 @@ def _rows(answer: pb.GetStatusResponse) -> list[tuple[str, ...]]:
 def _table(answer: pb.GetStatusResponse) -> Table:
     table = Table(*_COLUMNS)
     for row in _rows(answer):
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -210,7 +210,7 @@ def _servers(view: Overview) -> Table:
     table = Table("server", "address", "ms/frame", "heard of", box=None, pad_edge=False, header_style="bold")
     for member in view.servers:
         update = f"{member.progress.update_seconds * 1e3:.2f}"
-        table.add_row(str(member.rank), member.address, update, _heard_of(member))
+        table.add_row(str(member.rank), Text(member.address), update, _heard_of(member))
     return table
 
 

@@ -83,6 +83,8 @@ class CoordinatorClient:
         self.coordinator_clock = ClockOffset()
         self._channel = open_channel(address, self._patience)
         self._stub = CoordinatorServiceStub(self._channel)
+        self.worker_incarnations: tuple[int, ...] = ()
+        """The life of every worker by rank, where workers exchange with each other: `join` brings it."""
 
     def __enter__(self) -> Self:
         return self
@@ -165,12 +167,26 @@ class CoordinatorClient:
             with suppress(TaihuError):
                 self.finish(failure=str(interrupt) or "interrupted", has_lost=isinstance(interrupt, LeavingError))
             raise
+        self.worker_incarnations = tuple(response.worker_incarnations)
         return (*response.server_addresses, *response.worker_addresses)
+
+    def vouch(self, caller: MemberId, incarnation: int) -> None:
+        """Ask whether somebody who calls this member is one, too.
+
+        Raises:
+            StaleError: it is none, or not in this life.
+        """
+        said = messages.member_to_message(caller, incarnation)
+        request = pb.VouchRequest(job=self._job.name, member=self._member(), caller=said)
+        try:
+            self._stub.Vouch(request, timeout=self._patience.lost_after_s)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self._host) from None
 
     def awaited(self) -> str:
         """Words for the coordinator while it does not answer, then for the members that have not joined."""
         try:
-            status = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_LOOK_S)
+            status = messages.plain(self._stub.GetStatus(pb.GetStatusRequest(), timeout=_LOOK_S))
         except grpc.RpcError:
             host = split_address(self._address)[0]
             return f"the {self.peer}" if is_known(host) else f"the name {host} of the {self.peer} to be known"
@@ -190,7 +206,7 @@ class CoordinatorClient:
 
     def get_plan(self, timeout_s: float) -> Plan:
         """The run's plan; waits until the first worker has brought the layout."""
-        request = pb.GetPlanRequest(job=self._job.name)
+        request = pb.GetPlanRequest(job=self._job.name, member=self._member())
         try:
             return plan_from_message(self._stub.GetPlan(request, timeout=timeout_s))
         except grpc.RpcError as error:
@@ -284,7 +300,7 @@ class CoordinatorClient:
         )
         sent_s = self._clock.now()
         try:
-            response = self._stub.Heartbeat(request, timeout=self._patience.answer_s)
+            response = messages.plain(self._stub.Heartbeat(request, timeout=self._patience.answer_s))
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
         self.coordinator_clock.add(sent_s, response.clock_s, self._clock.now())
@@ -328,7 +344,7 @@ class CoordinatorClient:
         if progress is not None:
             said.progress.CopyFrom(messages.progress_to_message(progress))
         try:
-            return self._stub.Finish(said, timeout=timeout_s)
+            return messages.plain(self._stub.Finish(said, timeout=timeout_s))
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
 

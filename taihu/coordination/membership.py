@@ -25,6 +25,8 @@ TICK_S: Final = 0.2
 _DIFFERENCE: Final = "memory, a link or a processor is at fault, or taihu: please report it"
 # Who has not been heard of for so many heartbeats leaves its place to another process that asks for it.
 _REPLACED_AFTER: Final = 4
+# Processes that ask for a place; who asks once and never again is forgotten.
+_MOST_ASKING: Final = 1024
 
 
 class Membership:
@@ -114,6 +116,8 @@ class Membership:
         record = self.members.get(member)
         if record is None or record.incarnation == incarnation:
             return True
+        if len(self._asked_s) >= _MOST_ASKING and (member, incarnation) not in self._asked_s:
+            del self._asked_s[next(iter(self._asked_s))]
         asked_s = self._asked_s.setdefault((member, incarnation), now)
         if record.last_seen_s > asked_s + self._replaced_after_s:
             raise _taken(member, job)
@@ -215,6 +219,7 @@ class Membership:
         Raises:
             StaleError: no such member with this incarnation has joined.
         """
+        self._check(member, job)
         if failure and (member, incarnation) in self._withdrawn:
             self.fail(f"{member}: {failure}")  # it was faster to hang up than to say why
             return
@@ -314,6 +319,11 @@ class Membership:
         if not all(peer in self.members for peer in peers):
             return None
         return tuple(self.members[peer].address for peer in peers)
+
+    def worker_incarnations(self) -> tuple[int, ...]:
+        """The life of every worker that has joined, by rank."""
+        workers = (MemberId(Role.WORKER, rank) for rank in range(self.sizes[Role.WORKER]))
+        return tuple(self.members[worker].incarnation for worker in workers if worker in self.members)
 
     def over(self) -> bool:
         """Whether the run has ended and every other peer knows (or is itself gone).

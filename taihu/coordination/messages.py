@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, fields
+from typing import TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from protos import coordinator_pb2 as pb
 from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.errors import FrameError
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.run_length import RunLength
+from taihu.words import told
 
 __all__ = [
     "length_from_message",
     "length_to_message",
     "member_from_message",
     "member_to_message",
+    "plain",
     "progress_from_message",
     "progress_to_message",
     "state_from_message",
@@ -23,6 +29,21 @@ __all__ = [
     "step_from_message",
     "step_to_message",
 ]
+
+M = TypeVar("M", bound=Message)
+
+
+def plain(message: M) -> M:
+    """`message` itself, with every text in it as one line that prints, see `taihu.words.told`; not for layouts."""
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_STRING and isinstance(value, str):
+            setattr(message, field.name, told(value))
+        elif isinstance(value, Message):
+            plain(value)
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            for each in value:
+                plain(each)
+    return message
 
 
 def member_to_message(member: MemberId, incarnation: int) -> pb.Member:

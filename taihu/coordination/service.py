@@ -31,6 +31,7 @@ from taihu.wire.clock import Clock
 from taihu.wire.codec import layout_from_message
 from taihu.wire.server import remaining_s
 from taihu.wire.status import abort
+from taihu.words import told
 
 __all__ = ["COORDINATOR_SERVICE", "Coordinator", "CoordinatorServicer", "new_incarnation"]
 
@@ -184,7 +185,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     job=request.job,
                     digest=request.settings_digest,
                     now=now,
-                    address=request.address or host_of_peer(context.peer()),
+                    address=told(request.address) or host_of_peer(context.peer()),
                     layout=layout,
                     settings=request.settings,
                     length=length,
@@ -197,7 +198,20 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         with self._coordinator.changing() as (membership, _):
             addresses = membership.peer_addresses() or ()
             servers = membership.sizes[Role.SERVER]
-            return pb.JoinResponse(server_addresses=addresses[:servers], worker_addresses=addresses[servers:])
+            return pb.JoinResponse(
+                server_addresses=addresses[:servers],
+                worker_addresses=addresses[servers:],
+                worker_incarnations=membership.worker_incarnations() if addresses[servers:] else (),
+            )
+
+    def Vouch(self, request: pb.VouchRequest, context: grpc.ServicerContext) -> pb.VouchResponse:  # noqa: N802
+        """Say to a member whether its caller is one."""
+        with _errors_as_status(context):
+            self._check(request)
+            caller, incarnation = messages.member_from_message(request.caller)
+            with self._coordinator.changing() as (membership, _):
+                membership.check(caller, incarnation, job=request.job)
+        return pb.VouchResponse()
 
     def BringLayout(self, request: pb.BringLayoutRequest, context: grpc.ServicerContext) -> pb.BringLayoutResponse:  # noqa: N802
         """Note the layers of a worker that has joined."""
@@ -212,7 +226,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Note the progress; answer with the state of the run."""
         with _errors_as_status(context), self._coordinator.changing() as (membership, now):
             member, incarnation = messages.member_from_message(request.member)
-            progress = messages.progress_from_message(request.progress)
+            progress = messages.progress_from_message(messages.plain(request).progress)
             membership.heartbeat(member, incarnation, progress, job=request.job, now=now)
             if member.role is Role.WORKER:
                 membership.stop.learnt(member.rank, request.known_last_step)
@@ -232,7 +246,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         with _errors_as_status(context), self._coordinator.changing() as (membership, _):
             if request.job != membership.job:
                 raise StaleError(f"this is job {membership.job!r}, not {request.job!r}; check the address")
-            membership.ask_to_stop(request.reason)
+            membership.ask_to_stop(messages.plain(request).reason)
             return pb.StopResponse(state=messages.state_to_message(membership.state))
 
     def FixLastStep(self, request: pb.FixLastStepRequest, context: grpc.ServicerContext) -> pb.FixLastStepResponse:  # noqa: N802
@@ -247,6 +261,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
         """Wait for the plan within the caller's deadline."""
         with _errors_as_status(context):
+            self._check(request)
             return plan_to_message(self._coordinator.plan(remaining_s(context)))
 
     def ReportSteps(self, request: pb.ReportStepsRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
@@ -271,7 +286,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def Stored(self, request: pb.StoredRequest, context: grpc.ServicerContext) -> pb.StoredResponse:  # noqa: N802
         """Note that a member's part of a checkpoint is durable."""
         with _errors_as_status(context):
-            member = self._check(request)
+            member = self._check(messages.plain(request))
             if request.left_out:
                 self._coordinator.checkpointing.left_out(str(member), request.step, request.left_out)
                 return pb.StoredResponse()
@@ -287,7 +302,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Note the hash of a worker's parameters."""
         with _errors_as_status(context), self._coordinator.changing() as (membership, _):
             member, incarnation = messages.member_from_message(request.member)
-            membership.compare(member, incarnation, request.step, request.parameters_sha256, job=request.job)
+            membership.compare(member, incarnation, request.step, told(request.parameters_sha256), job=request.job)
         return pb.CompareResponse()
 
     def GetProfile(self, request: pb.GetProfileRequest, context: grpc.ServicerContext) -> pb.GetProfileResponse:  # noqa: N802
@@ -308,7 +323,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 reason=membership.reason,
                 members=[
                     pb.MemberStatus(
-                        member=messages.member_to_message(member, record.incarnation),
+                        member=messages.member_to_message(member, 0),
                         address=record.address,
                         progress=messages.progress_to_message(record.progress),
                         seconds_since_heartbeat=now - record.last_seen_s,
@@ -326,7 +341,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def Finish(self, request: pb.FinishRequest, context: grpc.ServicerContext) -> pb.FinishResponse:  # noqa: N802
         """Note the end of a member; hold it until that of the run, where it asks for that."""
         with _errors_as_status(context):
-            member, incarnation = messages.member_from_message(request.member)
+            member, incarnation = messages.member_from_message(messages.plain(request).member)
             with self._coordinator.changing() as (membership, now):
                 membership.finish(
                     member,
@@ -345,7 +360,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             with self._coordinator.changing() as (membership, _):
                 return pb.FinishResponse(state=messages.state_to_message(membership.state), reason=membership.reason)
 
-    def _check(self, request: pb.DecideCheckpointRequest | pb.StoredRequest) -> MemberId:
+    def _check(
+        self, request: pb.DecideCheckpointRequest | pb.StoredRequest | pb.GetPlanRequest | pb.VouchRequest
+    ) -> MemberId:
         """The member that calls; raises StaleError unless it has joined."""
         member, incarnation = messages.member_from_message(request.member)
         with self._coordinator.changing() as (membership, _):

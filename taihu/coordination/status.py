@@ -5,7 +5,7 @@ from __future__ import annotations
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.coordination.members import RunState
-from taihu.coordination.messages import state_from_message
+from taihu.coordination.messages import plain, state_from_message
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import SystemClock
 from taihu.wire.retry import call_until_reachable
@@ -22,7 +22,7 @@ def fetch_status(address: str, timeout_s: float) -> pb.GetStatusResponse:
     with open_channel(address) as channel:
         stub = CoordinatorServiceStub(channel)
         return call_until_reachable(
-            lambda remaining_s: stub.GetStatus(pb.GetStatusRequest(), timeout=remaining_s),
+            lambda remaining_s: plain(stub.GetStatus(pb.GetStatusRequest(), timeout=remaining_s)),
             peer=f"coordinator at {address}",
             timeout_s=timeout_s,
             clock=SystemClock(),

@@ -18,6 +18,7 @@ from typing import NoReturn
 import typer
 
 from taihu.errors import RunError, TaihuError
+from taihu.words import one_line
 
 __all__ = [
     "EXIT_INTERRUPTED",
@@ -149,5 +150,5 @@ def _usage_message(error: typer.TyperException) -> str:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"error: {one_line(message)}", file=sys.stderr, flush=True)  # noqa: T201
     return code

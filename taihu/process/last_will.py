@@ -8,6 +8,7 @@ import sys
 from threading import Lock, Timer
 
 from taihu.errors import RecoveringError, TaihuError
+from taihu.words import one_line
 
 __all__ = ["LastWill"]
 
@@ -41,7 +42,7 @@ class LastWill:
                 self._timer.cancel()
 
     def _end(self, error: TaihuError) -> None:
-        line = " ".join(str(error).split())
+        line = one_line(str(error))
         print(  # noqa: T201
             f"error: this process has been stuck for {self._after_s:g} s: {line}", file=sys.stderr, flush=True
         )

@@ -4,18 +4,20 @@ OpenBLAS chooses its kernels by the processor's name and takes AVX2 for names th
 processor has AVX-512; a product then takes 1.3 to 1.6 times as long. gRPC's core writes log lines of its own to
 stderr, beside the one line that taihu says about the same thing. glibc gives buffers of a frame's size back to the
 system as soon as they are freed, so that each new frame is paid for in page faults; and it has heaps for single
-threads, which never shrink then.
+threads, which never shrink then. Shells let a process open few files.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = [
+    "allow_open_files",
     "give_back_freed_memory",
     "importing_much",
     "keep_freed_memory",
@@ -39,6 +41,18 @@ def prepare_process(environment: MutableMapping[str, str]) -> None:
     environment.setdefault("GRPC_VERBOSITY", "NONE")
     prefer_widest_vectors(environment)
     keep_freed_memory()
+    allow_open_files()
+
+
+def allow_open_files(most: int = 1 << 16) -> None:
+    """Raise the limit of open files as far as the system lets a process, or to `most`.
+
+    Shells set 1024, which as many strangers can take up who connect and say nothing.
+    """
+    now, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if highest == resource.RLIM_INFINITY else min(most, highest)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, highest))
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from taihu.wire.kinds import (
     Summed,
     Taken,
 )
+from taihu.words import told
 
 __all__ = [
     "BYTES_PER_VALUE",
@@ -284,7 +285,7 @@ _KINDS: Final[Mapping[str, Callable[[tensor_pb2.Frame.Header], Kind]]] = {
     "ring_segment": lambda message: RingSegment(message.ring_segment.hop, message.ring_segment.gather),
     "part": lambda message: Part(message.part.frames),
     "sparse_message": lambda message: SparseMessage(message.sparse_message.round, message.sparse_message.part),
-    "farewell": lambda message: Farewell(message.farewell.failure),
+    "farewell": lambda message: Farewell(told(message.farewell.failure)),
     "again": lambda message: Again(message.again.number),
     "repetition": lambda message: Repetition(message.repetition.number),
     "mark": lambda message: Mark(message.mark.number),

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from hmac import compare_digest
 from typing import Final
 
@@ -27,6 +28,7 @@ from taihu.wire.address import is_every_host, join_address, split_address
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.limits import MOST_UNSENT_BYTES
 from taihu.wire.patience import Patience
+from taihu.wire.room import SILENT_PLACES, Room
 from taihu.wire.sink import Origin
 
 __all__ = [
@@ -69,6 +71,7 @@ class DirectListener:
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
+        self._strangers = Room(SILENT_PLACES, self.patience.answer_s)
         if port:
             self._listen(port)
 
@@ -98,6 +101,7 @@ class DirectListener:
 
     def close(self) -> None:
         """Stop listening; connections that were handed on stay."""
+        self._strangers.close()
         with self._lock:
             self._closed.set()
         if self._socket is not None:
@@ -124,7 +128,7 @@ class DirectListener:
 
     def _greet(self, connection: socket.socket) -> None:
         on_connection = None
-        with suppress(OSError):
+        with suppress(OSError), self._strangers.place(partial(connection.shutdown, socket.SHUT_RDWR)):
             on_connection = self._claim(_hear_token(connection, self.patience.answer_s))
         if on_connection is None:
             connection.close()

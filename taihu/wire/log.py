@@ -9,6 +9,7 @@ from typing import Literal, TextIO
 import structlog
 
 from taihu.wire.clock import WallClock
+from taihu.words import one_line
 
 __all__ = ["LogFormat", "configure_logs"]
 
@@ -44,9 +45,18 @@ def configure_logs(
             structlog.processors.add_log_level,
             stamped,
             structlog.processors.format_exc_info,
+            _printable,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(stream),
     )
     structlog.contextvars.bind_contextvars(**context)
+
+
+def _printable(_: object, __: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Texts of others stand in logs too; tracebacks have lines of their own."""
+    for key, value in line.items():
+        if isinstance(value, str) and key != "exception" and not value.isprintable():
+            line[key] = one_line(value)
+    return line

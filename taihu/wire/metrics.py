@@ -15,7 +15,7 @@ from statistics import fmean
 from types import TracebackType
 from typing import Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -25,6 +25,7 @@ from taihu.errors import ConfigError
 from taihu.process.entry import InterruptedRunError
 from taihu.process.memory_limit import memory_limit_bytes
 from taihu.scores import ACCURACY
+from taihu.wire.page_server import serve_page
 from taihu.wire.repetition import DAMAGED
 
 __all__ = ["Exported", "MetricsPage", "ServerMetrics", "WorkerMetrics", "modelled_layers"]
@@ -202,7 +203,7 @@ class MetricsPage:
             raise ConfigError(f"metrics port {port}: expected a number from 0 to 65535")
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
         try:
-            self._server, self._thread = start_http_server(port, addr=host or everywhere, registry=registry)
+            self._server, self._thread = serve_page(registry, host or everywhere, port)
         except OSError as error:
             raise ConfigError(
                 f"metrics port {port}: {error.strerror or error}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,11 +15,29 @@ from taihu.errors import ConfigError
 from taihu.wire.address import split_address
 from taihu.wire.channel import shared_options
 from taihu.wire.patience import Patience
+from taihu.wire.room import SILENT_PLACES, Room
+from taihu.wire.silence import SilenceInterceptor
 
 __all__ = ["RpcServer", "remaining_s"]
 
 _LONGEST_CALL_S = 3600.0
+_IDLE_S = 300.0
 _WAY_BACK_S = 0.2
+_WATCHES = 4
+
+
+def _limits(patience: Patience) -> tuple[tuple[str, int], ...]:
+    """The options that bound what one connection may hold."""
+    return (
+        # of a connection that says nothing of HTTP/2
+        ("grpc.server_handshake_timeout_ms", math.ceil(1000.0 * patience.answer_s)),
+        # of one on which there is no call
+        ("grpc.max_connection_idle_ms", math.ceil(1000.0 * _IDLE_S)),
+        ("grpc.max_concurrent_streams", 100),
+        # bytes of one call's metadata: who has more is refused
+        ("grpc.max_metadata_size", 8 << 10),
+        ("grpc.absolute_max_metadata_size", 16 << 10),
+    )
 
 
 @dataclass
@@ -27,17 +46,28 @@ class RpcServer:
 
     grpc_server: grpc.Server
     _health: health.HealthServicer
-    _threads: ThreadPoolExecutor
+    _threads: tuple[ThreadPoolExecutor, ...]
+    _room: Room
     _services: tuple[str, ...] = ()
 
     @classmethod
     def create(cls, *, threads: int, patience: Patience | None = None) -> RpcServer:
-        """A server that answers at most `threads` calls at a time; every open stream occupies one."""
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        """A server that answers at most `threads` calls at a time, and has as many open streams beside them.
+
+        Calls and streams that have said nothing yet have room of their own.
+        """
+        patience = patience or Patience()
+        room = Room(SILENT_PLACES, patience.answer_s)
+        streams = ThreadPoolExecutor(threads + SILENT_PLACES, thread_name_prefix="rpc")
+        calls = ThreadPoolExecutor(threads + SILENT_PLACES, thread_name_prefix="rpc-call")
+        watches = ThreadPoolExecutor(_WATCHES, thread_name_prefix="rpc-health")
         server = grpc.server(
-            pool,
+            streams,
+            interceptors=[SilenceInterceptor(room, calls, watches)],
+            maximum_concurrent_rpcs=4 * (threads + SILENT_PLACES),
             options=(
-                *shared_options(patience or Patience()),
+                *shared_options(patience),
+                *_limits(patience),
                 # a port that is taken is an error, not a shared one
                 ("grpc.so_reuseport", 0),
                 # an idle stream is no reason to cut a client that pings, however often
@@ -46,7 +76,7 @@ class RpcServer:
         )
         servicer = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        return cls(server, servicer, pool)
+        return cls(server, servicer, (streams, calls, watches), room)
 
     def listen(self, address: str) -> int:
         """Bind `host:port` (port 0 takes a free one) and return the port.
@@ -87,7 +117,9 @@ class RpcServer:
         self._health.enter_graceful_shutdown()
         self.grpc_server.stop(grace_s).wait()
         # gRPC leaves them to the end of the process, which may outlive many servers.
-        self._threads.shutdown(wait=False)
+        for threads in self._threads:
+            threads.shutdown(wait=False)
+        self._room.close()
 
 
 def remaining_s(context: grpc.ServicerContext) -> float:

@@ -12,6 +12,7 @@ import grpc
 
 from taihu import errors
 from taihu.errors import TaihuError
+from taihu.words import told
 
 __all__ = ["abort", "error_class", "error_from_rpc"]
 
@@ -43,7 +44,7 @@ def abort(context: grpc.ServicerContext, error: TaihuError) -> NoReturn:
     """End the call with the status of `error`."""
     code = next((_CODES[cls] for cls in type(error).__mro__ if cls in _CODES), grpc.StatusCode.INTERNAL)
     context.set_trailing_metadata(((_METADATA_KEY, type(error).__name__),))
-    context.abort(code, str(error))
+    context.abort(code, told(str(error)))
     raise AssertionError("context.abort returned")
 
 
@@ -51,14 +52,14 @@ def error_from_rpc(error: grpc.RpcError, peer: str) -> TaihuError:
     """The error that `peer` (a description such as `server 1 at 10.0.0.2:7070`) meant."""
     if not isinstance(error, grpc.Call):
         return errors.RunError(f"{peer}: {error}")
-    details = str(error.details())
+    details = told(str(error.details()))
     meant = error_class(error)
     if meant is not None:
         return meant(details)
-    told = f"{peer}: {error.code().name}: {details}"
+    shown = f"{peer}: {error.code().name}: {details}"
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return errors.ConfigError(f"{told}; what listens there is something else: check the address")
-    return _BY_CODE.get(error.code(), errors.RunError)(told)
+        return errors.ConfigError(f"{shown}; what listens there is something else: check the address")
+    return _BY_CODE.get(error.code(), errors.RunError)(shown)
 
 
 def error_class(error: grpc.RpcError) -> type[TaihuError] | None:

@@ -37,7 +37,7 @@ def frame(*, plan: int = 2, step: int = 5, attempt: int = 1) -> FrameHeader:
 
 
 def test_a_fence_drops_what_was_undone_and_refuses_an_earlier_plan() -> None:
-    fence = Fence()
+    fence = Fence(1)
     fence.begin(OperationKey(At(2, 7, 0), 0))
     assert fence.admits(frame(step=7, attempt=0))
     fence.abort(1)
@@ -60,7 +60,7 @@ def test_a_fence_drops_what_was_undone_and_refuses_an_earlier_plan() -> None:
 
 
 def test_operations_belong_to_the_present_attempt_which_never_falls() -> None:
-    fence = Fence()
+    fence = Fence(1)
     fence.abort(2)
     for attempt in (1, 2):
         with pytest.raises(StaleError, match=f"attempt {attempt} after attempt 2: expected a higher one"):

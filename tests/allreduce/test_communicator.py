@@ -25,10 +25,12 @@ from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, slice_bounds
 from taihu.settings import Transport
 from taihu.wire.codec import encode_frame
-from taihu.wire.headers import At, ValueType
+from taihu.wire.direct_connection import open_connection
+from taihu.wire.headers import At, Sender, ValueType
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.kinds import Encoding, RingSegment, SparseMessage
 from taihu.wire.shared_memory import SharedBuffer
+from taihu.wire.sink import Origin
 
 SIZES = (0, 1, 2, 7, 1000, 100_003)
 Float = NDArray[np.floating]
@@ -327,7 +329,8 @@ def test_an_operation_that_nobody_joins_ends_with_its_timeout() -> None:
         ),
         (WorkerIdentity("job", 2, 1), grpc.StatusCode.FAILED_PRECONDITION, "worker 2 is no peer of worker 0 of 2"),
         (WorkerIdentity("job", 0, 1), grpc.StatusCode.FAILED_PRECONDITION, "worker 0 is no peer of worker 0 of 2"),
-        (WorkerIdentity("job", 1, 1), grpc.StatusCode.FAILED_PRECONDITION, "worker 1 has an open stream already"),
+        (WorkerIdentity("job", 1, 1), grpc.StatusCode.FAILED_PRECONDITION, "or has another incarnation"),
+        (WorkerIdentity("job", 1, 1001), grpc.StatusCode.FAILED_PRECONDITION, "worker 1 has an open stream already"),
         (None, grpc.StatusCode.INVALID_ARGUMENT, "exchange without the metadata"),
     ],
 )
@@ -347,13 +350,38 @@ def test_strangers_are_refused_and_disturb_nobody(
         assert peers.run(lambda communicator: outcome(communicator, 10)) == ["done", "done"]
 
 
+@pytest.mark.parametrize("identity", [WorkerIdentity("job", 1, 1001), WorkerIdentity("job", 2, 7)])
+def test_sums_of_who_is_not_the_left_neighbour_are_not_added(identity: WorkerIdentity) -> None:
+    """A member that is no neighbour got a connection, as a stranger did, and what it sent was added."""
+    ones = [np.ones(2, dtype=np.float32)]
+    header = header_of("job", identity.incarnation, 0, 0, 1, 0, 2, identity.rank, kind=RingSegment(0))
+    with Peers(3, silent=2) as peers, grpc.insecure_channel(peers.addresses[0]) as channel:
+        origin = Origin("worker 0", Sender("job", 1000, 0))
+        assert open_connection(channel, PEER_SERVICE, peers.addresses[0], identity, origin) is None
+        metadata = identity_to_metadata(identity)
+        call = exchange(channel)(iter((encode_frame(header, ones),)), metadata=metadata, timeout=30)
+        with pytest.raises(grpc.RpcError, match=f"worker {identity.rank} sends nothing to worker 0"):
+            list(call)
+        peers.communicators[2].connect(peers.addresses)
+        sums = [np.arange(10, dtype=np.float32) for _ in range(3)]
+        peers.run(lambda communicator: communicator.allreduce(sums[communicator.rank]))
+        assert [each.tolist() for each in sums] == [[3.0 * value for value in range(10)]] * 3
+
+
+def test_segments_of_a_mesh_come_from_the_left_neighbour_alone() -> None:
+    header = header_of("job", 1001, 0, 0, 1, 0, 2, 1, kind=RingSegment(0))
+    with Peers(3, mesh=True) as peers:
+        peers.communicators[1]._links[0].send(header, [np.ones(2, dtype=np.float32)])
+        told = outcome(peers.communicators[0], 10)
+        assert told == f"FrameError: worker 1 sent {header.label}: segments come from worker 2"
+
+
 def test_what_is_no_frame_fails_its_receiver_when_nobody_repeats_it() -> None:
-    # Rank 1 sends to rank 2 only, so that its stream to rank 0 is free for a frame of ours.
-    with Peers(3) as peers, grpc.insecure_channel(peers.addresses[0]) as channel:
-        metadata = identity_to_metadata(WorkerIdentity("job", 1, 1001))
+    with Peers(3, silent=2) as peers, grpc.insecure_channel(peers.addresses[0]) as channel:
+        metadata = identity_to_metadata(WorkerIdentity("job", 2, 1002))
         call = exchange(channel)(iter((b"nonsense",)), metadata=metadata, timeout=30)
         told = outcome(peers.communicators[0], 10)
-        assert told.startswith("DamagedFrameError: the link from worker 1 to worker 0: it ended before frame 0")
+        assert told.startswith("DamagedFrameError: the link from worker 2 to worker 0: it ended before frame 0")
         with pytest.raises(grpc.RpcError):
             list(call)
 
@@ -362,24 +390,23 @@ def test_what_is_no_frame_fails_its_receiver_when_nobody_repeats_it() -> None:
     "message",
     [
         encode_frame(header_of("job", 7, 0, 0, 1, 0, 2, 0, kind=RingSegment(0)), [np.zeros(2, dtype=np.float32)]),
-        encode_frame(header_of("job", 1001, 0, 0, 1, 0, 2, 1, kind=RingSegment(9)), [np.zeros(2, dtype=np.float32)]),
+        encode_frame(header_of("job", 1002, 0, 0, 1, 0, 2, 2, kind=RingSegment(9)), [np.zeros(2, dtype=np.float32)]),
         encode_frame(
-            header_of("job", 1001, 0, 0, 1, 5, 5, 1, kind=RingSegment(0), value_type=ValueType.FP16),
+            header_of("job", 1002, 0, 0, 1, 5, 5, 2, kind=RingSegment(0), value_type=ValueType.FP16),
             [np.zeros(5, dtype=np.uint16)],
         ),
         # Gradients are for servers, and no array is so large.
-        encode_frame(header_of("job", 1001, 0, 0, 1, 0, 2, 1), [np.zeros(2, dtype=np.float32)]),
+        encode_frame(header_of("job", 1002, 0, 0, 1, 0, 2, 2), [np.zeros(2, dtype=np.float32)]),
         encode_frame(
-            header_of("job", 1001, 0, 0, 1, 2**63, 2, 1, kind=SparseMessage(0), encoding=Encoding.SPARSE), ()
+            header_of("job", 1002, 0, 0, 1, 2**63, 2, 2, kind=SparseMessage(0), encoding=Encoding.SPARSE), ()
         ),
     ],
 )
 def test_a_frame_that_does_not_belong_fails_its_receiver(message: bytes) -> None:
-    with Peers(3) as peers:
+    with Peers(3, silent=2) as peers:
         receiver = peers.communicators[0]
-        # Rank 1 sends to rank 2 only, so that its stream to rank 0 is free for a frame of ours.
         with grpc.insecure_channel(peers.addresses[0]) as channel:
-            metadata = identity_to_metadata(WorkerIdentity("job", 1, 1001))
+            metadata = identity_to_metadata(WorkerIdentity("job", 2, 1002))
             refused = threading.Event()
             call = exchange(channel)(held(message, refused), metadata=metadata, timeout=30)
             assert outcome(receiver, 10).startswith("FrameError")

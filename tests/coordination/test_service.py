@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support.checkpoints import with_checkpoints
 from support.cluster import Cluster, layout_of, make_job, measured_step
 
+from protos import coordinator_pb2 as pb
 from taihu.checkpoint.files import PartFile
 from taihu.coordination.client import CoordinatorClient, coordinator_address
 from taihu.coordination.members import MemberId, Progress, Role
 from taihu.coordination.membership import Membership
 from taihu.coordination.planning import Planning, first_plan
 from taihu.coordination.service import Coordinator
-from taihu.errors import FrameError, StaleError, TaihuError
+from taihu.coordination.status import fetch_status
+from taihu.coordination.stopping import StopNotice
+from taihu.coordination.vouching import vouched_once
+from taihu.errors import ConfigError, FrameError, StaleError, TaihuError
 from taihu.planner.measurement import StepMeasurement
 from taihu.wire.clock import SystemClock
+from taihu.wire.identity import WorkerIdentity
 
 
 def test_a_stranger_neither_plans_nor_stops_the_run() -> None:
@@ -41,6 +47,55 @@ def test_a_stranger_neither_plans_nor_stops_the_run() -> None:
         assert member.client.get_plan(10) == member.exchange.plan
         # Nobody's reports had been taken in: those of step 8 are the first.
         assert member.client.report_steps(8, reports, 10).version == 2
+
+
+def test_what_everybody_may_ask_lets_nobody_speak_as_a_member() -> None:
+    """Status told the lives of members, and with one of them a forged farewell ended the run."""
+    with Cluster(make_job(1, 1)) as cluster, cluster.member(0, layout_of(100)) as member:
+        address, worker = coordinator_address(cluster.job), MemberId(Role.WORKER, 0)
+        told = [entry.member.incarnation for entry in fetch_status(address, 10).members]
+        assert told == [0, 0]
+        for incarnation in told:
+            with CoordinatorClient(address, cluster.job, worker, incarnation) as forger:
+                asked: list[Callable[[], object]] = [
+                    partial(forger.finish, failure="gone"),
+                    partial(forger.heartbeat, Progress(step=9), StopNotice()),
+                    partial(forger.get_plan, 10),
+                    partial(forger.vouch, worker, member.identity.incarnation),
+                    partial(forger.compare, 1, "0" * 64),
+                ]
+                for ask in asked:
+                    with pytest.raises(StaleError, match="has not joined job"):
+                        ask()
+        status = fetch_status(address, 10)
+        assert status.state == pb.RUN_STATE_RUNNING
+        assert [entry.progress.step for entry in status.members] == [0, 0]
+
+
+def test_members_ask_whether_who_calls_them_is_one() -> None:
+    with Cluster(make_job(1, 1)) as cluster, cluster.member(0, layout_of(100)) as member:
+        member.client.vouch(MemberId(Role.WORKER, 0), member.identity.incarnation)
+        with pytest.raises(StaleError, match="worker 0 with incarnation 5 has not joined"):
+            member.client.vouch(MemberId(Role.WORKER, 0), 5)
+        with pytest.raises(ConfigError, match="worker 77: outside the world"):
+            member.client.vouch(MemberId(Role.WORKER, 77), member.identity.incarnation)
+
+
+def test_who_was_vouched_for_is_not_asked_about_again_and_strangers_are() -> None:
+    asked: list[tuple[MemberId, int]] = []
+
+    def ask(member: MemberId, incarnation: int) -> None:
+        asked.append((member, incarnation))
+        if incarnation != 7:
+            raise StaleError("nobody")
+
+    check = vouched_once(ask)
+    for _ in range(2):
+        check(WorkerIdentity("job", 1, 7))
+        with pytest.raises(StaleError, match="nobody"):
+            check(WorkerIdentity("job", 1, 8))
+    worker = MemberId(Role.WORKER, 1)
+    assert asked == [(worker, 7), (worker, 8), (worker, 8)]
 
 
 class _SlowPlanning(Planning):

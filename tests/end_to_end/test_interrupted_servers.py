@@ -88,7 +88,10 @@ def test_a_worker_that_waits_for_initial_parameters_is_told(start: Start, tmp_pa
         fetch: grpc.UnaryStreamMultiCallable[pb.FetchRequest, bytes] = channel.unary_stream(
             "/taihu.v1.ParameterServerService/Fetch", pb.FetchRequest.SerializeToString
         )
-        call = fetch(pb.FetchRequest(job=job.name, rank=1, layout_digest=LAYOUT.digest), timeout=600)
+        life = waiting.identity.incarnation
+        call = fetch(
+            pb.FetchRequest(job=job.name, rank=1, incarnation=life, layout_digest=LAYOUT.digest), timeout=600
+        )
         # Calls of one channel arrive in order: when this one has been answered, the other is there.
         CoordinatorServiceStub(channel).GetStatus(coordinator_pb2.GetStatusRequest(), timeout=10)
         server.terminate()

@@ -45,6 +45,7 @@ class Served:
     def __init__(self, job: Job | None = None) -> None:
         self.job = job or shard_job({"exchange": {"transport": "grpc"}})
         self.lost: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        self.strangers: set[WorkerIdentity] = set()
         self.metrics = ServerMetrics(0)
         self._holder = ShardHolder(self.job, 0, 7, make_plan)
         self.servicer = ParameterServerServicer(
@@ -54,6 +55,7 @@ class Served:
             on_lost=lambda rank, how: self.lost.put((rank, how)),
             tracer=Tracer.off(),
             listener=DirectListener("127.0.0.1"),
+            vouch=self._vouch,
         )
         self.frames = Shard(LAYOUT, 1, 0).frames(make_plan().groups, 40)
         self._stack = ExitStack()
@@ -72,20 +74,25 @@ class Served:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    def _vouch(self, identity: WorkerIdentity) -> None:
+        if identity in self.strangers:
+            raise StaleError(f"worker {identity.rank} has not joined")
+
     def end(self, error: TaihuError) -> None:
         """As a daemon whose run has failed."""
         self.servicer.fail(error)
         self._holder.stop_sharing()
 
-    def initialize(self, *requests: pb.InitializeRequest) -> int:
+    def initialize(self, *requests: pb.InitializeRequest, identity: WorkerIdentity | None = None) -> int:
         """The number of values that the server says it holds; without requests all that it needs is brought."""
+        metadata = identity_to_metadata(identity or worker(0))
         call: grpc.StreamUnaryMultiCallable[pb.InitializeRequest, pb.InitializeResponse] = self.channel.stream_unary(
             f"/{PARAMETER_SERVER_SERVICE}/Initialize",
             pb.InitializeRequest.SerializeToString,
             pb.InitializeResponse.FromString,
         )
         try:
-            return call(iter(requests or list(initial_requests())), timeout=TIMEOUT_S).elements
+            return call(iter(requests or list(initial_requests())), timeout=TIMEOUT_S, metadata=metadata).elements
         except grpc.RpcError as error:
             raise error_from_rpc(error, "server 0") from None
 
@@ -93,7 +100,7 @@ class Served:
         call: grpc.UnaryStreamMultiCallable[pb.FetchRequest, bytes] = self.channel.unary_stream(
             f"/{PARAMETER_SERVER_SERVICE}/Fetch", pb.FetchRequest.SerializeToString
         )
-        known: dict[str, Any] = {"job": "taihu", "rank": 1, "layout_digest": LAYOUT.digest}
+        known: dict[str, Any] = {"job": "taihu", "rank": 1, "incarnation": 71, "layout_digest": LAYOUT.digest}
         try:
             return [read_frame(message) for message in call(pb.FetchRequest(**known | request), timeout=TIMEOUT_S)]
         except grpc.RpcError as error:
@@ -108,6 +115,16 @@ class Served:
         request.gradients.CopyFrom(buffer_to_message(buffer.descriptor))
         try:
             return call(request, timeout=TIMEOUT_S).HasField("parameters")
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, "server 0") from None
+
+    def keep(self, identity: WorkerIdentity) -> None:
+        call: grpc.UnaryUnaryMultiCallable[pb.KeepRequest, pb.KeepResponse] = self.channel.unary_unary(
+            f"/{PARAMETER_SERVER_SERVICE}/Keep", pb.KeepRequest.SerializeToString, pb.KeepResponse.FromString
+        )
+        request = pb.KeepRequest(job=identity.job, rank=identity.rank, incarnation=identity.incarnation)
+        try:
+            call(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             raise error_from_rpc(error, "server 0") from None
 
@@ -241,7 +258,7 @@ def test_an_initialization_is_the_layout_and_then_its_frames() -> None:
             f"/{PARAMETER_SERVER_SERVICE}/Initialize"
         )
         with pytest.raises(grpc.RpcError, match="expected the layout first, got nothing"):
-            call(iter(()), timeout=TIMEOUT_S)
+            call(iter(()), timeout=TIMEOUT_S, metadata=identity_to_metadata(worker(0)))
         with pytest.raises(StaleError, match="no parameters yet"):
             served.exchange(worker(0)).answer()
         served.initialize()
@@ -279,6 +296,35 @@ def test_strangers_are_not_let_in() -> None:
                 assert served.connect(stranger) is None
         with pytest.raises(FrameError, match="exchange without the metadata"):
             served.exchange(None).answer()
+
+
+def test_who_has_not_joined_reads_and_changes_nothing() -> None:
+    """Worker 77 fetched a shard, and whoever knew the job's name could bring parameters."""
+    unjoined, outside = worker(1, 5), worker(77)
+    with Served() as served, SharedBuffer.create(4 * LAYOUT.elements) as buffer:
+        served.strangers.add(unjoined)
+        served.strangers.add(worker(0, 5))
+        for identity, words in (
+            (worker(0, 5), "worker 0 has not joined"),
+            (worker(1), "worker 1 brings parameters"),
+            (outside, "worker 77: outside the world"),
+        ):
+            with pytest.raises(StaleError, match=words):
+                served.initialize(identity=identity)
+        served.initialize()
+        exchanges = [served.exchange(worker(rank)) for rank in range(2)]
+        for identity, words in ((unjoined, "worker 1 has not joined"), (outside, "worker 77: outside the world")):
+            with pytest.raises(StaleError, match=words):
+                served.fetch(rank=identity.rank, incarnation=identity.incarnation)
+            with pytest.raises(StaleError, match=words):
+                served.share(identity, buffer)
+            with pytest.raises(StaleError, match=words):
+                served.keep(identity)
+            with pytest.raises(StaleError, match=words):
+                served.exchange(identity).answer()
+            assert served.connect(identity) is None
+        push_all(exchanges, 0)
+        assert [exchange.answer().address.at.step for exchange in exchanges] == [1, 1]
 
 
 def test_a_rank_has_one_exchange() -> None:

@@ -58,7 +58,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         for index in range(self.job.cluster.servers):
-            server = self._stack.enter_context(ServerDaemon(self.job, ServerOptions(index, bind="127.0.0.1:0")))
+            server = self._stack.enter_context(ServerDaemon(self.job, self.options(index)))
             self.servers.append(server)
             if index == 0:
                 cluster = self.job.cluster.model_copy(update={"coordinator": server.address})
@@ -67,6 +67,10 @@ class Cluster:
             thread.start()
             self._threads.append(thread)
         return self
+
+    def options(self, index: int) -> ServerOptions:
+        """Those of a server."""
+        return ServerOptions(index, bind="127.0.0.1:0")
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from allreduce.communicator import Communicator
+from allreduce.early import EARLY_BYTES
 from allreduce.peer_service import PEER_SERVICE
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.identity import WorkerIdentity
@@ -18,10 +19,23 @@ T = TypeVar("T")
 
 
 class Peers:
-    """The communicators of `size` workers, connected to a ring or to a `mesh`; a context manager."""
+    """The communicators of `size` workers, connected to a ring or to a `mesh`; a context manager.
 
-    def __init__(self, size: int, *, timeout_s: float | None = 30.0, direct: bool = True, mesh: bool = False) -> None:
+    Rank `silent` connects to nobody: its way to others is free for a test.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        timeout_s: float | None = 30.0,
+        direct: bool = True,
+        mesh: bool = False,
+        silent: int | None = None,
+        early_bytes: int = EARLY_BYTES,
+    ) -> None:
         self._mesh = mesh
+        self._silent = silent
         self._direct = direct
         self.communicators = [
             Communicator(
@@ -29,6 +43,7 @@ class Peers:
                 size,
                 timeout_s=timeout_s,
                 listener=DirectListener("127.0.0.1"),
+                early_bytes=early_bytes,
             )
             for rank in range(size)
         ]
@@ -45,7 +60,10 @@ class Peers:
             self._stack.callback(server.stop, 0.0)
             self.servers.append(server)
         for communicator in self.communicators:
-            communicator.connect(self.addresses, mesh=self._mesh, carrier="tcp" if self._direct else "grpc")
+            communicator.admit([1000 + rank for rank in range(len(self.communicators))], mesh=self._mesh)
+        for communicator in self.communicators:
+            if communicator.rank != self._silent:
+                communicator.connect(self.addresses, mesh=self._mesh, carrier="tcp" if self._direct else "grpc")
         return self
 
     def __exit__(

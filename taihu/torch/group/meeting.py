@@ -74,14 +74,17 @@ def meet(store: Any, place: Place) -> Meeting:
 
 def _connect(store: Any, place: Place, listener: Listener, deadline: float) -> Communicator:
     job = _get(store, "job", "rank 0", place, deadline)
-    identity = WorkerIdentity(job, place.rank, secrets.randbits(31))
+    identity = WorkerIdentity(job, place.rank, secrets.randbits(62))
     communicator = Communicator(identity, place.size, timeout_s=place.timeout_s, listener=listener.direct)
     communicator.register(listener.rpc.grpc_server)
     listener.rpc.start([PEER_SERVICE])
+    store.set(f"incarnation/{place.rank}", str(identity.incarnation))
     store.set(f"address/{place.rank}", listener.address)
     ranks = range(place.size)
     addresses = [_get(store, f"address/{rank}", f"rank {rank}", place, deadline) for rank in ranks]
     _check_reach(addresses, place)
+    lives = [int(_get(store, f"incarnation/{rank}", f"rank {rank}", place, deadline)) for rank in ranks]
+    communicator.admit(lives, mesh=True)
     communicator.connect(addresses, mesh=True)
     # Nobody may leave, however little it has to do, while others are about to connect to it.
     store.set(f"connected/{place.rank}", "")

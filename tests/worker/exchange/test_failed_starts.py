@@ -20,7 +20,7 @@ from taihu.errors import FrameError, MemberLostError, RunError, TaihuError
 from taihu.wire import direct_connection
 from taihu.wire.codec import encode_frame, layout_to_message
 from taihu.wire.headers import Sender
-from taihu.wire.identity import WorkerIdentity
+from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.sink import Origin
 from worker.exchange.making import Beside, between_workers, through_servers
 from worker.memory.arenas import arenas_of
@@ -45,7 +45,9 @@ def test_a_call_for_initial_parameters_ends_with_the_run() -> None:
             fetch: grpc.UnaryStreamMultiCallable[pb.FetchRequest, bytes] = channel.unary_stream(
                 f"{SERVICE}/Fetch", pb.FetchRequest.SerializeToString
             )
-            call = fetch(pb.FetchRequest(job="taihu", rank=1, layout_digest=LAYOUT.digest), timeout=600)
+            life = waiting.identity.incarnation
+            request = pb.FetchRequest(job="taihu", rank=1, incarnation=life, layout_digest=LAYOUT.digest)
+            call = fetch(request, timeout=600)
             waiting.client.finish(failure="out of paper")
             with pytest.raises(grpc.RpcError, match="out of paper"):
                 list(call)
@@ -82,7 +84,7 @@ def test_initial_parameters_of_another_job_or_plan_are_refused(job: str, plan: i
                 f"{SERVICE}/Initialize", pb.InitializeRequest.SerializeToString
             )
             with pytest.raises(grpc.RpcError) as caught:
-                initialize(iter(requests), timeout=20)
+                initialize(iter(requests), timeout=20, metadata=identity_to_metadata(member.identity))
         assert isinstance(caught.value, grpc.Call)
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         member.exchange.start()

@@ -19,7 +19,7 @@ from taihu.planner.partition import FrameSpec
 from taihu.wire.clock import SystemClock
 from taihu.wire.codec import decode_frame, encode_frame, layout_to_message
 from taihu.wire.headers import At, FrameHeader
-from taihu.wire.identity import WorkerIdentity
+from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.kinds import Parameters
 from taihu.wire.repetition import once_more_if_damaged
 from taihu.wire.retry import call_until_reachable
@@ -110,7 +110,8 @@ class ServerCalls:
             nonlocal calls
             with reading:
                 calls += 1
-            under_way = initialize.future(requests(calls), timeout=timeout_s)
+            metadata = identity_to_metadata(self._identity)
+            under_way = initialize.future(requests(calls), timeout=timeout_s, metadata=metadata)
             self._track(under_way)
             try:
                 under_way.result()
@@ -148,8 +149,13 @@ class ServerCalls:
         fetch: grpc.UnaryStreamMultiCallable[pb.FetchRequest, bytes] = self._channel.unary_stream(
             f"{_PATH}/Fetch", pb.FetchRequest.SerializeToString
         )
-        request = pb.FetchRequest(job=self._job.name, rank=self._identity.rank, layout_digest=layout_digest)
-        request.without_values = not frames
+        request = pb.FetchRequest(
+            job=self._job.name,
+            rank=self._identity.rank,
+            incarnation=self._identity.incarnation,
+            layout_digest=layout_digest,
+            without_values=not frames,
+        )
         missing = {frame.offset: frame for frame in frames}
         call = fetch(request, timeout=self._job.exchange.timeout_s)
         self._track(call)

@@ -1,0 +1,75 @@
+"""The HTTP server of the metrics page: a bounded number of connections, each for a bounded time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from functools import partial
+from socketserver import ThreadingMixIn
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from typing_extensions import override
+
+from taihu.wire.room import Room
+
+__all__ = ["PageServer", "serve_page"]
+
+_PLACES: Final = 16
+_LONGEST_S: Final = 10.0
+
+
+class PageServer(ThreadingMixIn, WSGIServer):
+    """Answers each connection in a thread of its own; one more than there is room for ends the oldest one."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: Any, handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._room = Room(_PLACES, _LONGEST_S)
+        super().__init__(address, handler)
+
+    @override
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6 and hasattr(socket, "IPV6_V6ONLY"):
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        # WSGIServer asks for the host's name, which may take seconds, and needs it for nothing here.
+        with suppress(OSError):
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    @override
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        with self._room.place(partial(request.shutdown, socket.SHUT_RDWR)):
+            super().process_request_thread(request, client_address)
+
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever asked has gone, or was sent away: that is its own affair."""
+
+    @override
+    def server_close(self) -> None:
+        self._room.close()
+        super().server_close()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _LONGEST_S
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+def serve_page(registry: CollectorRegistry, host: str, port: int) -> tuple[PageServer, threading.Thread]:
+    """Serve `registry` at `host`, an address, from now on; raises OSError where it cannot listen."""
+    server: PageServer = make_server(host, port, make_wsgi_app(registry), PageServer, handler_class=_Handler)
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    return server, thread

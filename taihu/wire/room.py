@@ -1,0 +1,97 @@
+"""Room for callers of which nothing is known yet: so many of them, for so long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from taihu.wire.clock import Clock, SystemClock
+
+__all__ = ["SILENT_PLACES", "Room"]
+
+SILENT_PLACES: Final = 64
+"""The most callers of one process that have said nothing yet."""
+
+
+class Room:
+    """So many `places` for callers that have said nothing yet, each for `within_s`. Any thread may call.
+
+    One more caller takes the place of the one that has waited longest: those who mean to say something do so at once,
+    and however many others come, there is room. Its thread, which sends away who waits too long, begins with the
+    first caller.
+    """
+
+    def __init__(self, places: int, within_s: float, clock: Clock | None = None) -> None:
+        self._places = places
+        self._within_s = within_s
+        self._clock = clock or SystemClock()
+        self._changed = threading.Condition()
+        # By number, the oldest one first: when it came, and what sends it away.
+        self._waiting: dict[int, tuple[float, Callable[[], object]]] = {}
+        self._number = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @contextmanager
+    def place(self, send_away: Callable[[], object]) -> Iterator[None]:
+        """A place during the block; `send_away` is called, by any thread and once at most, to end it early."""
+        number = self._enter(send_away)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiting.pop(number, None)
+
+    def close(self) -> None:
+        """Watch over nobody any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def _enter(self, send_away: Callable[[], object]) -> int:
+        oldest = None
+        with self._changed:
+            if len(self._waiting) >= self._places:
+                _, oldest = self._waiting.pop(next(iter(self._waiting)))
+            self._number += 1
+            number = self._number
+            self._waiting[number] = (self._clock.now(), send_away)
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._watch, name="silence", daemon=True)
+                self._thread.start()
+            if len(self._waiting) == 1:
+                self._changed.notify()
+        if oldest is not None:
+            _call(oldest)
+        return number
+
+    def _watch(self) -> None:
+        while (late := self._next_late()) is not None:
+            _call(late)
+
+    def _next_late(self) -> Callable[[], object] | None:
+        """What sends away the caller that waits too long, when there is one; None when the room is closed."""
+        with self._changed:
+            while not self._closed:
+                left_s = self._left_s()
+                if left_s is not None and left_s <= 0.0:
+                    return self._waiting.pop(next(iter(self._waiting)))[1]
+                self._changed.wait(left_s)
+        return None
+
+    def _left_s(self) -> float | None:
+        """The time that the oldest caller has left; None where there is nobody."""
+        for came_s, _ in self._waiting.values():
+            return came_s + self._within_s - self._clock.now()
+        return None
+
+
+def _call(send_away: Callable[[], object]) -> None:
+    # Whom it concerns may be gone, or its socket closed.
+    with suppress(OSError, ValueError, RuntimeError):
+        send_away()

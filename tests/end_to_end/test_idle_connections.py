@@ -1,0 +1,61 @@
+"""A run beside connections that say nothing: it ends as it would without them."""
+
+from __future__ import annotations
+
+import numpy as np
+from support.cluster import Cluster, Member, layout_of, make_job
+from support.worker import Values
+
+from benchmarks.idle_connections import Strangers
+from ps_server.daemon import ServerOptions
+from taihu.job import Job
+from taihu.wire.address import free_port, split_address
+
+LAYOUT = layout_of(3000, 500)
+STEPS = 5
+CONNECTIONS = 100
+
+
+def gradients(rank: int, step: int) -> Values:
+    return np.random.default_rng([rank, step]).standard_normal(LAYOUT.elements, dtype=np.float32)
+
+
+def ends(cluster: Cluster) -> list[bytes]:
+    """The parameters of both workers after all steps."""
+    found = {}
+
+    def work(member: Member) -> None:
+        for step in range(1, STEPS + 1):
+            found[member.rank] = member.step(step, gradients(member.rank, step)).tobytes()
+
+    cluster.run(LAYOUT, work)
+    return [found[rank] for rank in range(2)]
+
+
+class WithPage(Cluster):
+    """A cluster whose server listens for direct connections at a known port, and serves its metrics."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.direct_port = free_port("127.0.0.1")
+
+    def options(self, index: int) -> ServerOptions:
+        return ServerOptions(index, bind="127.0.0.1:0", direct_port=self.direct_port, metrics_port=0)
+
+    @property
+    def ports(self) -> list[int]:
+        metrics = self.servers[0].metrics_port
+        assert metrics is not None
+        return [split_address(self.servers[0].address)[1], self.direct_port, metrics]
+
+
+def test_a_run_beside_connections_that_say_nothing_ends_as_without_them() -> None:
+    job = make_job(1, 2)
+    with Cluster(job) as alone:
+        expected = ends(alone)
+        alone.join()
+    with WithPage(job) as cluster, Strangers(cluster.ports, CONNECTIONS) as strangers:
+        assert strangers.connected == CONNECTIONS
+        assert ends(cluster) == expected
+        cluster.join()
+    assert expected[0] == expected[1]

@@ -1,0 +1,87 @@
+"""Texts of others before people see them."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+import pytest
+import structlog
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.strategies import CHARACTERS
+
+from protos import coordinator_pb2 as pb
+from taihu.coordination.messages import plain
+from taihu.errors import RunError
+from taihu.process.entry import run_app
+from taihu.wire.codec import encode_frame, read_frame
+from taihu.wire.headers import Address, At, FrameHeader, Sender
+from taihu.wire.kinds import Encoding, Farewell
+from taihu.wire.log import configure_logs
+from taihu.words import one_line, told
+
+HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\r\nerror: all is well\x9b2J\ud800"
+
+
+def is_harmless(line: str) -> bool:
+    """By Unicode's categories: nothing that controls, formats, breaks lines, or is half a character."""
+    return all(unicodedata.category(each)[0] != "C" and each not in "\u2028\u2029" for each in line)
+
+
+@given(st.text(CHARACTERS))
+@example(HOSTILE)
+def test_a_line_tells_a_terminal_letters_alone(text: str) -> None:
+    line = one_line(text)
+    assert is_harmless(line)
+    assert one_line(line) == line
+    if is_harmless(text) and " ".join(text.split()) == text:
+        assert line == text
+
+
+@given(st.text(CHARACTERS, max_size=30), st.integers(1, 300))
+def test_what_others_tell_is_bounded(text: str, times: int) -> None:
+    assert len(told(text * times)) <= 2000 * 10 + 3
+    assert is_harmless(told(text * times))
+
+
+def test_a_farewell_says_one_line() -> None:
+    header = FrameHeader(Sender("job", 7, 1), Address(At(0, 0), 0, 0, 0), Farewell(HOSTILE[:-1]), Encoding.NONE)
+    kind = read_frame(encode_frame(header, ())).header.kind
+    assert isinstance(kind, Farewell)
+    assert kind.failure == one_line(HOSTILE[:-1])
+    assert is_harmless(kind.failure)
+
+
+def test_all_texts_of_a_message_are_lines_that_print() -> None:
+    hostile = HOSTILE[:-1]
+    message = pb.GetStatusResponse(job=hostile, reason=hostile, stall=hostile, servers=3)
+    message.members.add(address=hostile, member=pb.Member(rank=1)).progress.test_metric = hostile
+    assert plain(message) is message
+    line = one_line(hostile)
+    texts = (message.job, message.reason, message.stall, message.members[0].address)
+    assert {*texts, message.members[0].progress.test_metric} == {line}
+    assert (message.servers, message.members[0].member.rank) == (3, 1)
+
+
+def test_an_error_on_a_terminal_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(**_: object) -> None:
+        raise RunError(HOSTILE)
+
+    with pytest.raises(SystemExit):
+        run_app(fail)
+    assert capsys.readouterr().err == f"error: {one_line(HOSTILE)}\n"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_logs_hold_letters_alone(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        configure_logs(form)  # type: ignore[arg-type]
+        structlog.get_logger().warning(HOSTILE, peer=HOSTILE)
+    finally:
+        structlog.reset_defaults()
+        structlog.contextvars.clear_contextvars()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert is_harmless(line)
+    if form == "json":
+        assert json.loads(line)["peer"] == one_line(HOSTILE)
