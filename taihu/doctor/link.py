@@ -104,7 +104,7 @@ class _Measurement:
 
     def _phases(self) -> None:
         rounds = [self._round(_SMALL) for _ in range(_WARM_UP + _ROUNDS)][_WARM_UP:]
-        self._facts = replace(self._facts, alpha_s=median(rounds) / 2)
+        self._facts = replace(self._facts, alpha_s=median(rounds) / 2, small_passed=True)
         size = self._frame_bytes()
         self._facts = replace(self._facts, up=self._rate(self._push, size))
         self._facts = replace(self._facts, down=self._rate(self._ask, size))
