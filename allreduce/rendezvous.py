@@ -85,6 +85,7 @@ def meet(
         timeout_s=job.exchange.timeout_s,
         listener=listener.direct,
         faults=faults,
+        security=listener.options.security,
     )
     with ExitStack() as stack:
         rpc, address = listener.rpc, listener.address
@@ -112,6 +113,11 @@ def meet(
         with communicator, heartbeats, failure_reported(client):
             mesh = job.compression.method != "none" or job.exchange.fc != "data"
             one_host = all(map(is_loopback, addresses))
-            carriage = first_carriage(job.exchange.transport, one_host=one_host, waits_for_groups=True)
+            carriage = first_carriage(
+                job.exchange.transport,
+                one_host=one_host,
+                waits_for_groups=True,
+                is_encrypted=job.is_encrypted,
+            )
             communicator.connect(addresses[job.servers :], mesh=mesh, carrier=carrier_in(carriage, 0))
             yield meeting

@@ -18,7 +18,8 @@ from taihu.errors import ConfigError, RecoveringError
 from taihu.job import Job
 from taihu.job.machine import check_threads
 from taihu.process.entry import LeavingError
-from taihu.wire.metrics import MetricsPage, WorkerMetrics
+from taihu.wire.address import host_of
+from taihu.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
 from taihu.words import counted
 from worker.data.load import load_dataset
 from worker.participation import Participation, WorkerOptions, threads_of
@@ -86,4 +87,6 @@ class WorkerDaemon:
             raise
 
     def _metrics_page(self, port: int) -> MetricsPage:
-        return MetricsPage(self._metrics.registry, port, linger_s=self._options.linger_s)
+        listen = self._options.listen
+        self._metrics.exported.put(RefusedCalls("worker", self._options.rank, listen.security.refusals))
+        return MetricsPage(self._metrics.registry, port, host_of(listen.bind), linger_s=self._options.linger_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,8 @@ from typing import Final
 
 from taihu.errors import ConfigError
 from taihu.job import Job, job_to_toml, revised
-from taihu.job.environment import without_settings
 from taihu.job.machine import share_of_threads
+from taihu.local.own_token import kept_for_commands, security_of_run
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.wire.address import free_port
@@ -60,10 +59,14 @@ class ScriptRun:
             raise ConfigError(
                 "PyTorch is not installed for this Python: pip install torch, or taihu with the extra 'torch'"
             )
-        with tempfile.TemporaryDirectory(prefix="taihu-") as name, LocalProcesses(self.logs) as processes:
-            self._start(processes, Path(name))
-            with self.interrupts.offered_to(lambda reason: True):
-                self._watch(processes)
+        security = security_of_run(self.job)
+        with (
+            tempfile.TemporaryDirectory(prefix="taihu-") as name,
+            LocalProcesses(self.logs, token=security.token) as processes,
+            kept_for_commands(security, self._start(processes, Path(name))),
+            self.interrupts.offered_to(lambda reason: True),
+        ):
+            self._watch(processes)
 
     def _watch(self, processes: LocalProcesses) -> None:
         try:
@@ -77,7 +80,8 @@ class ScriptRun:
             processes.check()
             raise
 
-    def _start(self, processes: LocalProcesses, folder: Path) -> None:
+    def _start(self, processes: LocalProcesses, folder: Path) -> str:
+        """Start everything; returns the coordinator's address."""
         job_file = folder / "job.toml"
         cluster = self.job.cluster.model_copy(update={"coordinator": None})
         job_file.write_text(job_to_toml(self.job.model_copy(update={"cluster": cluster}), given=True))
@@ -90,13 +94,14 @@ class ScriptRun:
                 coordinator = processes.start_listening(f"server {index}", "ps_server", own)
         coordinator = coordinator or f"127.0.0.1:{free_port('127.0.0.1')}"
         for rank in range(self.job.cluster.workers):
-            environment = self._environment(rank, job_file, coordinator)
+            environment = self._environment(processes.environment(), rank, job_file, coordinator)
             command = [_SCRIPT, str(self.script), *self.arguments]
             processes.run(f"worker {rank}", command, environment, is_shown=rank == 0)
+        return coordinator
 
-    def _environment(self, rank: int, job_file: Path, coordinator: str) -> Mapping[str, str]:
-        environment = without_settings(os.environ)
-        environment |= {
+    def _environment(self, own: Mapping[str, str], rank: int, job_file: Path, coordinator: str) -> Mapping[str, str]:
+        environment = {
+            **own,
             "TAIHU_JOB": str(job_file),
             "TAIHU_RANK": str(rank),
             "TAIHU_CLUSTER__COORDINATOR": coordinator,

@@ -6,7 +6,7 @@ import importlib
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from taihu.errors import ConfigError, RunError
 from taihu.job import Job, job_to_toml
 from taihu.job.machine import share_of_threads
 from taihu.local.display import Display
+from taihu.local.own_token import kept_for_commands, security_of_run
 from taihu.local.processes import LocalProcesses
 from taihu.local.results import results_of
 from taihu.local.successors import Successors
@@ -57,10 +58,17 @@ class LocalTraining:
             folder = Path(name)
             try:
                 lost_after_s = self.job.cluster.lost_after_s
-                with LocalProcesses(logs, fork=self.forks, lost_after_s=lost_after_s) as processes:
+                security = security_of_run(self.job)
+                with (
+                    LocalProcesses(
+                        logs, fork=self.forks, lost_after_s=lost_after_s, token=security.token
+                    ) as processes,
+                    ExitStack() as kept,
+                ):
                     job = self.job.model_copy(update={"checkpoint": self._checkpoint_settings()})
                     successors = Successors(job, processes, display, self.files.folder)
                     coordinator = self._start(processes, successors, folder)
+                    kept.enter_context(kept_for_commands(security, coordinator))
                     supervision = Supervision(
                         job,
                         processes,
@@ -68,6 +76,7 @@ class LocalTraining:
                         has_told=lambda name: _result_of(folder, name).exists(),
                         display=display,
                         interrupts=self.interrupts,
+                        security=security,
                     )
                     supervision.watch(coordinator)
                     if not all(path.exists() for path in self._result_files(folder)):

@@ -11,7 +11,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from taihu.errors import ConfigError
-from taihu.wire.address import split_address
+from taihu.security.files import RenewedCertificates
+from taihu.security.security import Security
+from taihu.wire.access import AccessInterceptor
+from taihu.wire.address import is_loopback, split_address
 from taihu.wire.channel import shared_options
 from taihu.wire.patience import Patience
 
@@ -28,14 +31,17 @@ class RpcServer:
     grpc_server: grpc.Server
     _health: health.HealthServicer
     _threads: ThreadPoolExecutor
+    _security: Security
     _services: tuple[str, ...] = ()
 
     @classmethod
-    def create(cls, *, threads: int, patience: Patience | None = None) -> RpcServer:
+    def create(cls, *, threads: int, patience: Patience | None = None, security: Security | None = None) -> RpcServer:
         """A server that answers at most `threads` calls at a time; every open stream occupies one."""
+        security = security or Security()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         server = grpc.server(
             pool,
+            interceptors=([AccessInterceptor(security.access, security.refusals)] if security.authenticates else []),
             options=(
                 *shared_options(patience or Patience()),
                 # a port that is taken is an error, not a shared one
@@ -46,18 +52,20 @@ class RpcServer:
         )
         servicer = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        return cls(server, servicer, pool)
+        return cls(server, servicer, pool, security)
 
     def listen(self, address: str) -> int:
         """Bind `host:port` (port 0 takes a free one) and return the port.
 
         Raises:
-            ConfigError: the address is not `host:port`, the port is in use, or the host is not this machine's.
+            ConfigError: the address is not `host:port`, the port is in use, the host is not this machine's, or
+                certificates are of no use.
         """
+        self._security.check_reach(address, is_local=is_loopback(address))
         # gRPC itself takes a port modulo 65536
         split_address(address)
         try:
-            port = self.grpc_server.add_insecure_port(address)
+            port = self._add_port(address)
         except RuntimeError:
             port = 0
         if not port:
@@ -66,6 +74,14 @@ class RpcServer:
                 "choose another with --bind, port 0 takes a free one"
             )
         return port
+
+    def _add_port(self, address: str) -> int:
+        security = self._security
+        if security.files is None:
+            return self.grpc_server.add_insecure_port(address)
+        certificates = RenewedCertificates(security.files, security.refusals.handshake)
+        credentials = certificates.credentials(ask_clients=security.asks_clients)
+        return self.grpc_server.add_secure_port(address, credentials)
 
     def start(self, services: Iterable[str], *, with_reflection: bool = False) -> None:
         """Serve; `services` are the full names that health reports as SERVING."""

@@ -1,0 +1,162 @@
+"""Both ends of authentication in gRPC: a server lets calls in or refuses them, a client says the run's token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import grpc
+import structlog
+from typing_extensions import override
+
+from protos import coordinator_pb2 as pb
+from taihu.errors import FrameError, RefusedError
+from taihu.security.access import Access, Claim
+from taihu.security.identity import Identity
+from taihu.security.roles import Speaks
+from taihu.security.security import Refusals
+from taihu.security.token import Token
+from taihu.wire.identity import identity_from_metadata
+from taihu.wire.status import abort
+
+__all__ = ["AccessInterceptor", "saying_token"]
+
+_TOKEN: Final = "taihu-token"  # noqa: S105 - a name
+_UNKNOWN: Final = "other"
+
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    UnaryUnary = grpc.UnaryUnaryClientInterceptor[Any, Any]
+    UnaryStream = grpc.UnaryStreamClientInterceptor[Any, Any]
+    StreamUnary = grpc.StreamUnaryClientInterceptor[Any, Any]
+    StreamStream = grpc.StreamStreamClientInterceptor[Any, Any]
+else:  # they have no parameters but in their stubs
+    UnaryUnary, UnaryStream = grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
+    StreamUnary, StreamStream = grpc.StreamUnaryClientInterceptor, grpc.StreamStreamClientInterceptor
+
+
+@dataclass(frozen=True)
+class AccessInterceptor(grpc.ServerInterceptor):
+    """Lets each call in or refuses it, before its first message is looked at; refusals are logged and counted."""
+
+    access: Access
+    refusals: Refusals
+
+    @override
+    def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Handler | None], details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        method = details.method
+        try:
+            rule = self.access.rule(method)
+        except RefusedError:
+            return grpc.stream_stream_rpc_method_handler(
+                lambda _, context: self._let_in(method, "nobody", _, context)
+            )
+        handler = continuation(details)
+        if handler is None or rule.open_to_all:
+            return handler
+        return _before(handler, lambda request, context: self._let_in(method, rule.speaks, request, context))
+
+    def _let_in(self, method: str, speaks: Speaks, request: Any, context: grpc.ServicerContext) -> Any:
+        """Return if the call may go on; `request` is the message, or the iterator of a stream's messages."""
+        identity: Identity | None = None
+        try:
+            metadata = {str(key): value for key, value in context.invocation_metadata()}
+            identity = self.access.identify(_uris(context), _text(metadata.get(_TOKEN)))
+            claim = _claim(speaks, request, context) if identity is not None else None
+            self.access.allow(method, identity, claim)
+        except RefusedError as error:
+            self._refuse(method, identity, error, context)
+        except FrameError as error:
+            self._refuse(method, identity, RefusedError(str(error), "rank"), context)
+
+    def _refuse(
+        self, method: str, identity: Identity | None, error: RefusedError, context: grpc.ServicerContext
+    ) -> None:
+        self.refusals.add(method if method in self.access.rules else _UNKNOWN, error.reason)
+        structlog.get_logger().warning(
+            "call refused",
+            method=method,
+            caller="unknown" if identity is None else identity.uri,
+            peer=context.peer(),
+            reason=str(error),
+        )
+        abort(context, error)
+
+
+def _before(handler: Handler, check: Callable[[Any, grpc.ServicerContext], Any]) -> Handler:
+    """`handler` with `check` before it, which raises where the call is not to be answered."""
+    behaviours = {
+        (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
+        (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
+        (True, False): (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
+        (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
+    }
+    behaviour, make = behaviours[handler.request_streaming, handler.response_streaming]
+    answer: Callable[[Any, grpc.ServicerContext], Any] = behaviour
+
+    def checked(request: Any, context: grpc.ServicerContext) -> Any:
+        check(request, context)
+        return answer(request, context)
+
+    made: Handler = make(checked, handler.request_deserializer, handler.response_serializer)
+    return made
+
+
+def _uris(context: grpc.ServicerContext) -> tuple[str, ...]:
+    shown: Mapping[str, Any] = context.auth_context()
+    return tuple(uri.decode(errors="replace") for uri in shown.get("peer_uri", ()))
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _claim(speaks: Speaks, request: Any, context: grpc.ServicerContext) -> Claim | None:
+    """Who a call says that it is made by; raises FrameError where it should say so and does not."""
+    if speaks == "nobody":
+        return None
+    if speaks == "member":
+        return ("server" if request.member.role == pb.ROLE_SERVER else "worker", request.member.rank)
+    rank = request.rank if speaks == "rank" else identity_from_metadata(context.invocation_metadata()).rank
+    return ("worker", rank)
+
+
+class _Details(NamedTuple):
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+class _SayingToken(UnaryUnary, UnaryStream, StreamUnary, StreamStream):
+    """Adds the token to the metadata of every call."""
+
+    def __init__(self, token: Token) -> None:
+        self._token = token
+
+    def _say(self, continuation: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
+        metadata = (*(details.metadata or ()), (_TOKEN, self._token.reveal()))
+        own = _Details(
+            details.method,
+            details.timeout,
+            metadata,
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
+        )
+        return continuation(own, request)
+
+    intercept_unary_unary = _say
+    intercept_unary_stream = _say
+    intercept_stream_unary = _say
+    intercept_stream_stream = _say
+
+
+def saying_token(channel: grpc.Channel, token: Token) -> grpc.Channel:
+    """`channel`, with the token in the metadata of every call."""
+    return grpc.intercept_channel(channel, _SayingToken(token))
