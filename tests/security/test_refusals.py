@@ -27,6 +27,7 @@ from support.cluster import Cluster, Member, Values, layout_of, make_job
 from protos import connection_pb2
 from protos import coordinator_pb2 as pb
 from protos import parameter_server_pb2 as ps
+from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.coordination.status import fetch_status
 from taihu.errors import ConfigError, RefusedError
 from taihu.security.certificates import Validity
@@ -305,3 +306,12 @@ def test_what_is_required_and_missing_is_said() -> None:
     ):
         pass
     assert caught.value.exit_code == 2
+
+
+def test_metrics_listen_where_the_daemon_does() -> None:
+    options = ServerOptions(0, bind="127.0.0.2:0", metrics_port=0)
+    with ServerDaemon(make_job(1, 1), options) as daemon:
+        assert daemon.metrics_port is not None
+        socket.create_connection(("127.0.0.2", daemon.metrics_port), timeout=20).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", daemon.metrics_port), timeout=20)
