@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -172,7 +172,7 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _alternatives(certificate: x509.Certificate, kind: type) -> list:
+def _alternatives(certificate: x509.Certificate, kind: type[Any]) -> list[Any]:
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):

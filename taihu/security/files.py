@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import grpc
 import structlog
@@ -90,7 +91,9 @@ class RenewedCertificates:
 
     def credentials(self, *, ask_clients: bool) -> grpc.ServerCredentials:
         """For a port; who connects has to show a certificate where it is to `ask_clients`."""
-        return grpc.dynamic_ssl_server_credentials(self._first, self._renewed, ask_clients)
+        # The library takes None for what it has; its types do not say so.
+        fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._renewed)
+        return grpc.dynamic_ssl_server_credentials(self._first, fetch, ask_clients)
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
         """What the files hold, if that is another thing than at the last handshake."""

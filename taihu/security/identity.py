@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal, cast, get_args
 
 from taihu.errors import ConfigError
 
@@ -65,7 +65,7 @@ def parse_identity(uri: str) -> Identity:
             "rank, or observer or operator and a name"
         )
     parts = match.groupdict()
-    role: Role = parts["member"] or parts["other"]
+    role = cast("Role", parts["member"] or parts["other"])
     return Identity(parts["job"], role, parts["rank"] or parts["name"], parts["domain"])
 
 

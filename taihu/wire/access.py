@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import grpc
 import structlog
@@ -27,13 +27,6 @@ _UNKNOWN: Final = "other"
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
-    UnaryUnary = grpc.UnaryUnaryClientInterceptor[Any, Any]
-    UnaryStream = grpc.UnaryStreamClientInterceptor[Any, Any]
-    StreamUnary = grpc.StreamUnaryClientInterceptor[Any, Any]
-    StreamStream = grpc.StreamStreamClientInterceptor[Any, Any]
-else:  # they have no parameters but in their stubs
-    UnaryUnary, UnaryStream = grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
-    StreamUnary, StreamStream = grpc.StreamUnaryClientInterceptor, grpc.StreamStreamClientInterceptor
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,7 @@ def _before(handler: Handler, check: Callable[[Any, grpc.ServicerContext], Any])
         (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
     }
     behaviour, make = behaviours[handler.request_streaming, handler.response_streaming]
-    answer: Callable[[Any, grpc.ServicerContext], Any] = behaviour
+    answer = cast("Callable[[Any, grpc.ServicerContext], Any]", behaviour)
 
     def checked(request: Any, context: grpc.ServicerContext) -> Any:
         check(request, context)
@@ -133,28 +126,47 @@ class _Details(NamedTuple):
     compression: grpc.Compression | None
 
 
-class _SayingToken(UnaryUnary, UnaryStream, StreamUnary, StreamStream):
+class _SayingToken(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
     """Adds the token to the metadata of every call."""
 
     def __init__(self, token: Token) -> None:
         self._token = token
 
-    def _say(self, continuation: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
-        metadata = (*(details.metadata or ()), (_TOKEN, self._token.reveal()))
-        own = _Details(
-            details.method,
-            details.timeout,
-            metadata,
-            details.credentials,
-            details.wait_for_ready,
-            details.compression,
+    def _saying(self, details: grpc.ClientCallDetails) -> Any:
+        given = cast("Any", details)
+        metadata = (*(given.metadata or ()), (_TOKEN, self._token.reveal()))
+        return _Details(
+            given.method, given.timeout, metadata, given.credentials, given.wait_for_ready, given.compression
         )
-        return continuation(own, request)
 
-    intercept_unary_unary = _say
-    intercept_unary_stream = _say
-    intercept_stream_unary = _say
-    intercept_stream_stream = _say
+    @override
+    def intercept_unary_unary(
+        self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request: Any
+    ) -> Any:
+        return continuation(self._saying(client_call_details), request)
+
+    @override
+    def intercept_unary_stream(
+        self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request: Any
+    ) -> Any:
+        return continuation(self._saying(client_call_details), request)
+
+    @override
+    def intercept_stream_unary(
+        self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request_iterator: Any
+    ) -> Any:
+        return continuation(self._saying(client_call_details), request_iterator)
+
+    @override
+    def intercept_stream_stream(
+        self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request_iterator: Any
+    ) -> Any:
+        return continuation(self._saying(client_call_details), request_iterator)
 
 
 def saying_token(channel: grpc.Channel, token: Token) -> grpc.Channel:

@@ -1,6 +1,6 @@
 """Attempts against a job that runs: each is refused, told and counted, and no bit of the job is another one for it.
 
-`pytest -s tests/security/test_refusals.py` prints the table.
+`pytest -s tests/security/test_strangers.py` prints the table.
 """
 
 from __future__ import annotations
@@ -221,7 +221,8 @@ def test_nobody_poses_as_a_server(ours: TestAuthority) -> None:
                 with pytest.raises(grpc.RpcError, match="Hostname Verification"):
                     ask(b"", timeout=20)
         with open_channel(address, security=ours.security("worker/0"), peer="worker-1") as channel:
-            assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20)
+            ask = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert ask(b"", timeout=20)
     finally:
         rpc.stop(0)
 
