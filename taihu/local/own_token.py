@@ -14,7 +14,7 @@ __all__ = ["kept_for_commands", "security_of_run"]
 
 
 def security_of_run(job: Job) -> Security:
-    """What whoever starts all processes of `job` shows them; with a new token, unless one was given."""
+    """The means of whoever starts all processes of `job`: with a new token, unless one was given."""
     own = security_of(job, "operator", 0)
     return own if own.token is not None else own.with_token(new_token())
 

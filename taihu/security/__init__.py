@@ -1,1 +1,1 @@
-"""Who talks to whom: identities, run tokens, certificates, and what each role may ask for."""
+"""Security of the wire: identities, run tokens, certificates, and what each role may ask for."""

@@ -46,7 +46,7 @@ class Access:
         return self.rules[method]
 
     def identify(self, uris: Iterable[str], said: str | None) -> Identity | None:
-        """Who calls with the `uris` of a certificate and a token that was `said`; None by the token alone.
+        """The caller with the `uris` of a certificate and a token that was `said`; None by the token alone.
 
         Raises:
             RefusedError: it has not shown what it has to.

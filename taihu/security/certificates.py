@@ -29,14 +29,14 @@ _OLD: Final = 1 / 3
 
 @dataclass(frozen=True)
 class Validity:
-    """From when, and until when, a certificate is good; times are in UTC."""
+    """The time in which a certificate is good, in UTC."""
 
     start: datetime
     end: datetime
 
     @classmethod
     def of_days(cls, days: float) -> Self:
-        """From now on, or a little before."""
+        """Days that begin now, or a little before."""
         now = datetime.now(UTC)
         return cls(now - _SLACK, now + timedelta(days=days))
 

@@ -27,13 +27,13 @@ class CertificateFiles:
     key: Path | None = None
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """What a new channel shows, as the files are now; raises ConfigError where they are of no use."""
+        """The files of a new channel, as the files are now; raises ConfigError where they are of no use."""
         self.check()
         ca, key, certificate = self._read()
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
     def server_configuration(self) -> grpc.ServerCertificateConfiguration:
-        """What a server shows, as the files are now; raises ConfigError where they are of no use."""
+        """The files of a server, as the files are now; raises ConfigError where they are of no use."""
         self.check()
         ca, key, certificate = self._read()
         if key is None or certificate is None:
@@ -96,7 +96,7 @@ class RenewedCertificates:
         return grpc.dynamic_ssl_server_credentials(self._first, fetch, ask_clients)
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """What the files hold, if that is another thing than at the last handshake."""
+        """The contents of the files, if that is another thing than at the last handshake."""
         self._on_handshake()
         with self._lock:
             stamp = _stamp_of(self._files)

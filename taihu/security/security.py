@@ -1,4 +1,4 @@
-"""What a process shows others, and demands of those that call it."""
+"""The means by which a process shows who it is, and what it demands of callers."""
 
 from __future__ import annotations
 

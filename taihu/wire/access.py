@@ -108,7 +108,7 @@ def _text(value: str | bytes | None) -> str | None:
 
 
 def _claim(speaks: Speaks, request: Any, context: grpc.ServicerContext) -> Claim | None:
-    """Who a call says that it is made by; raises FrameError where it should say so and does not."""
+    """The member that a call says it is made by; raises FrameError where it should say so and does not."""
     if speaks == "nobody":
         return None
     if speaks == "member":

@@ -1,4 +1,4 @@
-"""Who may call what: against a table in words, and every method that there is has its line in it."""
+"""The right to call each method: against a table in words, and every method that there is has its line in it."""
 
 from __future__ import annotations
 

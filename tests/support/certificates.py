@@ -55,5 +55,5 @@ class TestAuthority:
     def security(
         self, place: str, token: Token | None = None, *, job: str = "taihu", ca: Path | None = None
     ) -> Security:
-        """What `place` shows."""
+        """The means by which `place` shows who it is."""
         return Security(job, self.files(place, ca), token=token)
