@@ -25,6 +25,8 @@ from allreduce.sparse.exchange import SparseExchange
 from allreduce.sparse.mesh import SparseOperation
 from taihu.errors import ConfigError, ExchangeError, MemberLostError, StaleError, TaihuError
 from taihu.planner.groups import Group
+from taihu.security.identity import member_name
+from taihu.security.security import Security
 from taihu.settings import Transport
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.frame_faults import FrameFaults
@@ -46,7 +48,8 @@ class Communicator:
 
     `register` comes first, `admit` and `connect` when all peers serve. All ranks start the same operations under the
     same keys; frames of an operation that this rank has not started yet wait for it. Operations may be started by any
-    thread. `faults` are those of the frames that it sends; `early_bytes` is how much of each peer's may wait.
+    thread. `faults` are those of the frames that it sends; `early_bytes` is how much of each peer's may wait;
+    `security` is what this worker shows the others.
     """
 
     def __init__(
@@ -58,7 +61,9 @@ class Communicator:
         listener: DirectListener | None = None,
         faults: FrameFaults | None = None,
         early_bytes: int = EARLY_BYTES,
+        security: Security | None = None,
     ) -> None:
+        self._security = security or Security()
         listener = listener or DirectListener()
         self._patience = listener.patience
         self._faults = faults
@@ -139,7 +144,7 @@ class Communicator:
         peer = Sender(self._identity.job, 0, rank)
         origin = Origin(f"worker {rank} at {address}", peer, f"worker {self.rank}", self._patience)
         events = LinkEvents(self.fail, partial(self._ended_by, rank))
-        end = LinkEnd(PEER_SERVICE, address, origin)
+        end = LinkEnd(PEER_SERVICE, address, origin, member_name("worker", rank), self._security)
         link = FrameLink(end, self._identity, _NOTHING, events, faults=self._faults)
         link.open()
         return link

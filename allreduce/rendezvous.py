@@ -92,6 +92,7 @@ def meet(
         listener=listener.direct,
         faults=faults,
         early_bytes=_early_bytes(layout),
+        security=listener.options.security,
     )
     with ExitStack() as stack:
         rpc, address = listener.rpc, listener.address
@@ -119,7 +120,12 @@ def meet(
         with communicator, heartbeats, failure_reported(client):
             mesh = (job.compression.method != "none" and not job.servers) or job.exchange.fc != "data"
             one_host = all(map(is_loopback, addresses))
-            carriage = first_carriage(job.exchange.transport, one_host=one_host, waits_for_groups=True)
+            carriage = first_carriage(
+                job.exchange.transport,
+                one_host=one_host,
+                waits_for_groups=True,
+                is_encrypted=job.is_encrypted,
+            )
             communicator.admit(client.worker_incarnations, mesh=mesh)
             communicator.connect(addresses[job.servers :], mesh=mesh, carrier=carrier_in(carriage, 0))
             yield meeting

@@ -12,7 +12,7 @@ import structlog
 from ps_server.participation import Participation
 from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.coordination.generations import ONLY, Generation, in_generations
-from taihu.coordination.listener import ListenOptions, open_listener
+from taihu.coordination.listener import listen_options, open_listener
 from taihu.coordination.members import MemberId, Role, RunState
 from taihu.errors import ConfigError, RecoveringError
 from taihu.job import Job
@@ -20,7 +20,8 @@ from taihu.process.entry import Interrupts, wait_for_termination
 from taihu.process.memory_use import MemoryGrowth
 from taihu.results import RESULTS_FORMAT
 from taihu.trace import Tracer
-from taihu.wire.metrics import MetricsPage, ServerMetrics
+from taihu.wire.address import host_of
+from taihu.wire.metrics import MetricsPage, RefusedCalls, ServerMetrics
 from taihu.words import counted
 
 __all__ = ["ServerDaemon", "ServerOptions"]
@@ -74,15 +75,25 @@ class ServerDaemon:
         self._log = structlog.get_logger().bind(role="server", rank=options.index)
         self.metrics = ServerMetrics(options.index)
         self._page: MetricsPage | None = None
+        listening = listen_options(
+            job,
+            "server",
+            options.index,
+            bind=options.bind,
+            advertise=options.advertise,
+            direct_port=options.direct_port,
+        )
+        self.metrics.exported.put(RefusedCalls("server", options.index, listening.security.refusals))
         self._listener = open_listener(
-            ListenOptions(options.bind, options.advertise, options.direct_port, job.patience),
+            listening,
             job.cluster.coordinator,
             threads=4 * job.cluster.workers + servers + 8,
             hosts=options.index == 0,
         )
         self._part = self._participation(job, ONLY)
         if options.metrics_port is not None:
-            self._page = MetricsPage(self.metrics.registry, options.metrics_port, linger_s=options.linger_s)
+            host = host_of(options.bind)
+            self._page = MetricsPage(self.metrics.registry, options.metrics_port, host, linger_s=options.linger_s)
 
     def __enter__(self) -> Self:
         return self

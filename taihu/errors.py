@@ -12,6 +12,7 @@ __all__ = [
     "ModelError",
     "PeerUnreachableError",
     "RecoveringError",
+    "RefusedError",
     "RunError",
     "SharedMemoryError",
     "StaleError",
@@ -45,6 +46,18 @@ class CheckpointError(ConfigError):
 
 class PeerUnreachableError(ConfigError):
     """An address did not answer within its deadline."""
+
+
+class RefusedError(ConfigError):
+    """A call is not let in: its caller has not shown who it is (not `is_known`), or may not make it.
+
+    `reason` is one of few words, for a metric.
+    """
+
+    def __init__(self, message: str, reason: str = "", *, is_known: bool = True) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.is_known = is_known
 
 
 class RunError(TaihuError):

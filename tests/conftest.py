@@ -197,6 +197,14 @@ def run_plan(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 @pytest.fixture
+def run_certs(capsys: pytest.CaptureFixture[str]) -> Command:
+    """`taihu certs`, in this process."""
+    from taihu.cli.certs import certs
+
+    return _command(certs, capsys)
+
+
+@pytest.fixture
 def run_simulate(capsys: pytest.CaptureFixture[str]) -> Command:
     """`taihu simulate` in this process."""
     from taihu.cli.simulation.command import simulate

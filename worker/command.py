@@ -85,7 +85,7 @@ def worker(
     """  # noqa: D301
     with importing_much():
         from taihu.checkpoint.keepers import recovers
-        from taihu.coordination.listener import ListenOptions
+        from taihu.coordination.listener import listen_options
         from taihu.job.chaos import chaos_of
         from taihu.launch.discovery import find_coordinator, find_rank
         from taihu.run_folder import RunFiles, prepare_run
@@ -113,7 +113,8 @@ def worker(
     configure_logs(log_format, verbose=verbose, wall=wall, role="worker", rank=place)
     if stop_with_parent:
         stop_with_stdin(interrupts)
-    listener, health = _listening(job, place, ListenOptions(bind, advertise, direct_port, job.patience))
+    listen = listen_options(job, "worker", place, bind=bind, advertise=advertise, direct_port=direct_port)
+    listener, health = _listening(job, place, listen)
 
     def tell(results: dict[str, Any]) -> None:
         for path in dict.fromkeys((*files.results, *([] if json_file is None else [json_file]))):
@@ -124,6 +125,7 @@ def worker(
         metrics_port=metrics_port,
         linger_s=linger,
         health=health,
+        listen=listen,
         listener=listener,
         files=files,
         trace=trace,
@@ -148,6 +150,6 @@ def _listening(job: Job, rank: int, options: ListenOptions) -> tuple[Listener | 
         return listener, None
     if not options.bind:
         return None, None
-    health = RpcServer.create(threads=_HEALTH_THREADS, patience=job.patience)
+    health = RpcServer.create(threads=_HEALTH_THREADS, patience=job.patience, security=options.security)
     health.listen(options.bind)
     return None, health

@@ -18,7 +18,8 @@ from taihu.errors import ConfigError, RecoveringError
 from taihu.job import Job
 from taihu.job.machine import check_threads
 from taihu.process.entry import LeavingError
-from taihu.wire.metrics import MetricsPage, WorkerMetrics
+from taihu.wire.address import host_of, is_loopback, split_address
+from taihu.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
 from taihu.words import counted
 from worker.data.load import load_dataset
 from worker.participation import Participation, WorkerOptions, threads_of
@@ -86,4 +87,14 @@ class WorkerDaemon:
             raise
 
     def _metrics_page(self, port: int) -> MetricsPage:
-        return MetricsPage(self._metrics.registry, port, linger_s=self._options.linger_s)
+        listen = self._options.listen
+        self._metrics.exported.put(RefusedCalls("worker", self._options.rank, listen.security.refusals))
+        return MetricsPage(self._metrics.registry, port, self._metrics_host, linger_s=self._options.linger_s)
+
+    @property
+    def _metrics_host(self) -> str:
+        """That of `--bind`; without it this machine alone in a run of this machine, and every interface elsewhere."""
+        bind, coordinator = self._options.listen.bind, self._job.cluster.coordinator
+        if not bind and coordinator is not None and is_loopback(coordinator):
+            return split_address(coordinator)[0]
+        return host_of(bind)

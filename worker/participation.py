@@ -18,7 +18,7 @@ from taihu.checkpoint.files import PartFile
 from taihu.checkpoint.keepers import resumed_from
 from taihu.checkpoint.writer import maybe_writing
 from taihu.coordination.generations import Generation
-from taihu.coordination.listener import Listener
+from taihu.coordination.listener import Listener, ListenOptions
 from taihu.coordination.members import MemberId, Role
 from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import Coordinator
@@ -76,16 +76,17 @@ __all__ = ["Participation", "WorkerOptions", "threads_of"]
 class WorkerOptions:
     """Options that differ between the workers of a job, and what SIGTERM and SIGINT lead to.
 
-    `listener` is where peers reach a worker without servers, `health` where others may ask whether it lives; the page
-    of metrics stays for `linger_s` after the end; `files` are those that worker 0 writes; `trace` is where this
-    process's part of the trace is written at the end; `tell` gets the results, before the others may leave. After its
-    first step the worker takes the first of the `interrupts` as a wish that the run ends in order. `chaos` is asked
-    at each point; what is written for people has the time of `wall`.
+    `listen` says where this process listens, `listener` is where peers reach a worker without servers, `health` where
+    others may ask whether it lives; the page of metrics stays for `linger_s` after the end; `files` are those that
+    worker 0 writes; `trace` is where this process's part of the trace is written at the end; `tell` gets the results,
+    before the others may leave. After its first step the worker takes the first of the `interrupts` as a wish that
+    the run ends in order. `chaos` is asked at each point; what is written for people has the time of `wall`.
     """
 
     rank: int
     metrics_port: int | None = None
     linger_s: float = 0.0
+    listen: ListenOptions = field(default_factory=ListenOptions)
     listener: Listener | None = None
     health: RpcServer | None = None
     files: RunFiles = field(default_factory=RunFiles)

@@ -17,7 +17,7 @@ from taihu.coordination.client import (
     failure_reported,
 )
 from taihu.coordination.generations import ONLY, Generation
-from taihu.coordination.listener import Listener, ListenOptions
+from taihu.coordination.listener import Listener, listen_options
 from taihu.coordination.members import MemberId, Progress, Role, RunState, error_of
 from taihu.coordination.plan import Plan
 from taihu.coordination.service import Coordinator, new_incarnation
@@ -109,7 +109,7 @@ def take_part(
         if job.servers:
             yield ending.enter_context(_through_servers(job, rank, exchanged, reporting, length, generation))
             return
-        listener = listener or listen_for_peers(job, rank, ListenOptions(patience=job.patience))
+        listener = listener or listen_for_peers(job, rank, listen_options(job, "worker", rank))
         met = _meet(job, rank, exchanged.layout, reporting, listener=listener, length=length, generation=generation)
         meeting = ending.enter_context(met)
         reporting.chaos.passes(Point.JOIN)
@@ -129,7 +129,7 @@ def take_part_after_meeting(
     generation: Generation = ONLY,
 ) -> Iterator[Session]:
     """Like `take_part`, where what is exchanged is known only once the workers have met, and `prepare`."""
-    listener = listener or listen_for_peers(job, rank, ListenOptions(patience=job.patience))
+    listener = listener or listen_for_peers(job, rank, listen_options(job, "worker", rank))
     met = _meet(job, rank, None, reporting, listener=listener, length=length, generation=generation)
     with met as meeting, ExitStack() as ending:
         reporting.chaos.passes(Point.JOIN)

@@ -49,9 +49,18 @@ def doctor(
         str | None,
         typer.Option(metavar="RATE", help="The rate that links should have, where interfaces claim none: 1gbit."),
     ] = None,
-    ca: Annotated[Path | None, typer.Option(metavar="FILE.pem", help="Certificate of the authority.")] = None,
-    certificate: Annotated[Path | None, typer.Option(metavar="FILE.pem", help="Certificate of this process.")] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE.pem", help="Key of the certificate.")] = None,
+    ca: Annotated[
+        Path | None, typer.Option(metavar="FILE.pem", help="Certificate of the authority; else security.ca.")
+    ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.pem", help="Certificate of this process; else those of security.certificate that lie here."
+        ),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE.pem", help="Key of the certificate; else security.key.")
+    ] = None,
     certificate_name: Annotated[
         str | None, typer.Option("--certificate-name", metavar="NAME", help="A name that it must be for.")
     ] = None,
@@ -88,7 +97,7 @@ def doctor(
         raise ConfigError(f"--bind {bind}: is where to listen; give --listen as well, or leave it out")
     check_writable(json_file)
     from taihu.cli.planning.link_rate import parse_rate
-    from taihu.doctor.certificates import CertificateFiles
+    from taihu.doctor.certificates import NamedFiles, named_files
     from taihu.doctor.examination import Subject
 
     job = flags.resolve(job_file, {"cluster": {"coordinator": coordinator}})
@@ -99,8 +108,7 @@ def doctor(
             _memory(job),
             addresses,
             None if rate is None else parse_rate(rate),
-            CertificateFiles(ca, certificate, key),
-            certificate_name,
+            named_files(job, NamedFiles(ca, certificate, key, certificate_name)),
         )
         found = _examined(subject, tell)
     _show(found)

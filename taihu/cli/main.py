@@ -89,6 +89,11 @@ _COMMANDS: Final = (
         "Write a saved model for another library; both take raw inputs, as the data had them, channels last.",
     ),
     (
+        "certs",
+        "taihu.cli.certs:certs",
+        "Make an authority for development, and a certificate for each process of a job.",
+    ),
+    (
         "manifest",
         "taihu.cli.manifest:manifest_command",
         "Write a job as Kubernetes objects: ConfigMaps, Service, volume, StatefulSet, Jobs or a JobSet, PodMonitor.",

@@ -128,18 +128,20 @@ def _shown(job: Job, meeting: Meeting, json_file: Path | None, role: NodeRole) -
     from rich.console import Console
 
     from taihu.cli.train import opening, summarise
+    from taihu.job.security import security_of
     from taihu.local.display import PlainDisplay
     from taihu.local.results import results_of
     from taihu.local.watching import watching
     from taihu.results import is_stdout, read_json, write_json
 
+    security = security_of(job, "worker", role.place)
     start = time.monotonic()
     # mpirun gives terminals to the processes, but their lines are mixed in one log.
     console = Console(file=sys.stdout, force_terminal=False)
     with tempfile.TemporaryDirectory(prefix="taihu-") as folder, PlainDisplay(console) as display:
         display.say(opening(job))
         file = Path(folder) / "results.json" if json_file is None or is_stdout(json_file) else json_file
-        with _silent_stdout(), watching(meeting.address, display) as watched:
+        with _silent_stdout(), watching(meeting.address, display, security) as watched:
             yield file
         written = read_json(file)
         results = results_of(job, [written])

@@ -15,7 +15,9 @@ from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.messages import member_from_message, progress_from_message, state_from_message
 from taihu.coordination.overview import member_as_json
 from taihu.coordination.status import fetch_status
-from taihu.process.options import JsonOption
+from taihu.job.environment import resolve_job
+from taihu.job.security import security_of_onlooker
+from taihu.process.options import JobOption, JsonOption, SetOption
 from taihu.results import write_json
 from taihu.wire.host_names import check_host
 from taihu.words import aligned
@@ -27,15 +29,19 @@ def status(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where server 0, in a ring worker 0, listens.")],
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to try.")] = 5.0,
     json_file: JsonOption = None,
+    job_file: JobOption = None,
+    assignments: SetOption = None,
 ) -> None:
     """Show the members of a running job and where each of them is.
 
     \b
-    Example:
+    Examples:
       taihu status 10.0.0.1:7070
+      taihu status 10.0.0.1:7070 --job job.toml                # under TLS, with the certificate of observer-0
     """  # noqa: D301
     check_host(address)
-    answer = fetch_status(address, timeout)
+    security = security_of_onlooker(resolve_job(job_file, assignments or (), {}), "observer", address)
+    answer = fetch_status(address, timeout, security)
     state = state_from_message(answer.state).value
     console = Console()
     console.print(f"job {answer.job}: {state}{' - ' + answer.reason if answer.reason else ''}", markup=False)

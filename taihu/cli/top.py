@@ -19,9 +19,13 @@ from taihu.coordination.messages import state_from_message
 from taihu.coordination.overview import COLUMNS, MemberView, Overview, overview_of
 from taihu.coordination.status import fetch_status
 from taihu.errors import PeerUnreachableError
+from taihu.job.environment import resolve_job
+from taihu.job.security import security_of_onlooker
 from taihu.local.display import human_bytes
 from taihu.process.entry import raise_on_terminate
+from taihu.process.options import JobOption, SetOption
 from taihu.results import check_writable, json_lines
+from taihu.security.security import Security
 from taihu.wire.host_names import check_host
 
 __all__ = ["render", "top"]
@@ -43,6 +47,8 @@ def top(
         Path | None,
         typer.Option("--json", metavar="FILE|-", help="Write every look as a line of JSON; - is standard output."),
     ] = None,
+    job_file: JobOption = None,
+    assignments: SetOption = None,
 ) -> None:
     """Show a run while it goes on: where its time goes, its traffic, loss, and who holds up whom.
 
@@ -53,13 +59,15 @@ def top(
       taihu top 10.0.0.1:7070
       taihu top 10.0.0.1:7070 --every 10 >> run.log
       taihu top 10.0.0.1:7070 -n 1 --json -
+      taihu top 10.0.0.1:7070 --job job.toml                   # under TLS, with the certificate of observer-0
     """  # noqa: D301
     check_host(address)
     check_writable(json_file)
     raise_on_terminate()
     console = Console()
     losses: deque[float] = deque(maxlen=_HISTORY)
-    view: Overview | None = _look(address, timeout)
+    security = security_of_onlooker(resolve_job(job_file, assignments or (), {}), "observer", address)
+    view: Overview | None = _look(address, timeout, security)
     display = Live(console=console, auto_refresh=False) if console.is_terminal else _Lines(console)
     with display as shown, json_lines(json_file) as write:
         number = 0
@@ -75,19 +83,19 @@ def top(
             if number == looks or view.state.is_final:
                 return
             time.sleep(every)
-            view = _look_again(address, timeout)
+            view = _look_again(address, timeout, security)
     console.print("the run has ended, its coordinator is gone", markup=False)
 
 
-def _look(address: str, timeout_s: float) -> Overview:
-    answer = fetch_status(address, timeout_s)
+def _look(address: str, timeout_s: float, security: Security) -> Overview:
+    answer = fetch_status(address, timeout_s, security)
     return overview_of(answer, state_from_message(answer.state))
 
 
-def _look_again(address: str, timeout_s: float) -> Overview | None:
+def _look_again(address: str, timeout_s: float, security: Security) -> Overview | None:
     """None when nobody answers any longer."""
     try:
-        return _look(address, timeout_s)
+        return _look(address, timeout_s, security)
     except PeerUnreachableError:
         return None
 

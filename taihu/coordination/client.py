@@ -35,11 +35,13 @@ from taihu.errors import (
     TaihuError,
 )
 from taihu.job import Job
+from taihu.job.security import security_of
 from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.profile import Profile
 from taihu.process.entry import InterruptedRunError, LeavingError
 from taihu.run_length import RunLength
+from taihu.security.identity import member_name
 from taihu.trace.clock_offset import ClockOffset
 from taihu.wire.address import split_address
 from taihu.wire.channel import open_channel
@@ -81,7 +83,7 @@ class CoordinatorClient:
         self._clock = clock or SystemClock()
         self.recovers = recovers(job)
         self.coordinator_clock = ClockOffset()
-        self._channel = open_channel(address, self._patience)
+        self._channel = self._open_channel()
         self._stub = CoordinatorServiceStub(self._channel)
         self.worker_incarnations: tuple[int, ...] = ()
         """The life of every worker by rank, where workers exchange with each other: `join` brings it."""
@@ -93,6 +95,11 @@ class CoordinatorClient:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._channel.close()
+
+    def _open_channel(self) -> grpc.Channel:
+        own = security_of(self._job, self.member.role.value, self.member.rank)
+        host = member_name("server" if self._job.servers else "worker", 0)
+        return open_channel(self._address, self._patience, own, host)
 
     def begin(self) -> tuple[int, int]:
         """Ask until this member may join; the generation to be joined and the step that it goes on from.
@@ -123,7 +130,7 @@ class CoordinatorClient:
             # Whoever takes the coordinator's place may have its name alone, and a channel to a name that is not known
             # for a while asks for it more and more rarely.
             self._channel.close()
-            self._channel = open_channel(self._address, self._patience)
+            self._channel = self._open_channel()
             self._stub = CoordinatorServiceStub(self._channel)
             raise
 

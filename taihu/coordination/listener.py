@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from taihu.wire.address import advertised_host, host_of, join_address, split_address
+import structlog
+
+from taihu.job import Job
+from taihu.job.security import check_own_certificate, security_of
+from taihu.security.identity import Role
+from taihu.security.security import Security
+from taihu.wire.address import advertised_host, host_of, is_loopback, join_address, split_address
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.patience import Patience
 from taihu.wire.server import RpcServer
 
-__all__ = ["ListenOptions", "Listener", "open_listener"]
+__all__ = ["ListenOptions", "Listener", "listen_options", "open_listener"]
 
 
 @dataclass(frozen=True)
@@ -18,13 +24,27 @@ class ListenOptions:
 
     `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for its host, a
     free one for the others), `advertise` the host that others are told, `direct_port` that of connections beside gRPC
-    (0: a free one). `patience` is that with those who connect.
+    (0: a free one). `patience` is that with those who connect, `security` what is demanded of them.
     """
 
     bind: str = ""
     advertise: str = ""
     direct_port: int = 0
     patience: Patience = field(default_factory=Patience)
+    security: Security = field(default_factory=Security)
+
+
+def listen_options(
+    job: Job, role: Role, rank: int, *, bind: str = "", advertise: str = "", direct_port: int = 0
+) -> ListenOptions:
+    """The options of server or worker `rank` of `job`, with the certificate and the token that it has.
+
+    Raises:
+        ConfigError: the certificate is another one's, not good now, or cannot be read; or the token is none.
+    """
+    security = security_of(job, role, rank)
+    check_own_certificate(security, role, rank)
+    return ListenOptions(bind, advertise, direct_port, job.patience, security)
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,7 @@ class Listener:
             self.options.advertise or host,
             self.options.direct_port,
             self.options.patience,
+            self.options.security,
         )
         return open_listener(options, None, threads=self.threads)
 
@@ -66,16 +87,24 @@ def open_listener(options: ListenOptions, coordinator: str | None, *, threads: i
     Raises:
         ConfigError: the address cannot be listened on.
     """
-    rpc = RpcServer.create(threads=threads, patience=options.patience)
-    address = _listen(rpc, options.bind, options.advertise, coordinator, hosts=hosts)
-    direct = DirectListener(host_of(options.bind), options.direct_port, options.patience)
+    security = options.security
+    rpc = RpcServer.create(threads=threads, patience=options.patience, security=security)
+    address = _listen(rpc, options, coordinator, hosts=hosts)
+    host = host_of(options.bind)
+    direct = DirectListener(host, options.direct_port, options.patience, is_closed=security.encrypts)
     return Listener(rpc, address, direct, threads, options)
 
 
-def _listen(rpc: RpcServer, bind: str, advertise: str, coordinator: str | None, *, hosts: bool) -> str:
+def _listen(rpc: RpcServer, options: ListenOptions, coordinator: str | None, *, hosts: bool) -> str:
     """Listen on `bind` and return the address that others are told: by default that which reaches the coordinator."""
+    bind, security = options.bind, options.security
     if not bind and hosts and coordinator is not None:
         bind = join_address("0.0.0.0", split_address(coordinator)[1])  # noqa: S104
     host, port = split_address(bind or "0.0.0.0:0")
     bound = rpc.listen(join_address(host, port))
-    return join_address(advertise or advertised_host(host, coordinator), bound)
+    if not security.authenticates and not is_loopback(join_address(host, port)):
+        structlog.get_logger().warning(
+            "anybody who reaches this port can join, read and change the run; set security.ca, certificate and key",
+            address=join_address(host, bound),
+        )
+    return join_address(options.advertise or advertised_host(host, coordinator), bound)

@@ -45,7 +45,12 @@ def first_plan(job: Job, layout: Layout, *, one_host: bool) -> Plan:
     """
     groups = _capped(job, layout, plan_groups(layout, _first_strategy(job)))
     routes = sparse_routes(job, layout, groups, LinkCost(0.0, 1.0, 0.0))
-    carriage = first_carriage(job.exchange.transport, one_host=one_host, waits_for_groups=_computes(job))
+    carriage = first_carriage(
+        job.exchange.transport,
+        one_host=one_host,
+        waits_for_groups=_computes(job),
+        is_encrypted=job.is_encrypted,
+    )
     frame_elements = _frame_elements(job, one_host=one_host)
     return Plan(1, 1, groups, layout, frame_elements, routes, carriage=carriage)
 
@@ -122,7 +127,7 @@ class Planning:
         self.plan = replace(first, length=length, from_step=begun_after + 1)
         self.profile: Profile | None = None
         self._one_host = one_host
-        self._is_auto = job.exchange.transport == "auto"
+        self._is_auto = job.exchange.transport == "auto" and not job.is_encrypted
         self._decided_after = 0
         self._reports: dict[int, Sequence[StepMeasurement]] = {}
         self._reported_step = 0

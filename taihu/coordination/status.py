@@ -6,6 +6,7 @@ from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.coordination.members import RunState
 from taihu.coordination.messages import plain, state_from_message
+from taihu.security.security import Security
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import SystemClock
 from taihu.wire.retry import call_until_reachable
@@ -13,13 +14,14 @@ from taihu.wire.retry import call_until_reachable
 __all__ = ["fetch_status", "stop_run"]
 
 
-def fetch_status(address: str, timeout_s: float) -> pb.GetStatusResponse:
-    """Ask any run's coordinator for its status.
+def fetch_status(address: str, timeout_s: float, security: Security | None = None) -> pb.GetStatusResponse:
+    """Ask any run's coordinator for its status, as whoever `security` says.
 
     Raises:
         PeerUnreachableError: nothing answers at `address` within `timeout_s`.
+        RefusedError: it does not let this process look.
     """
-    with open_channel(address) as channel:
+    with open_channel(address, security=security) as channel:
         stub = CoordinatorServiceStub(channel)
         return call_until_reachable(
             lambda remaining_s: plain(stub.GetStatus(pb.GetStatusRequest(), timeout=remaining_s)),
@@ -29,15 +31,16 @@ def fetch_status(address: str, timeout_s: float) -> pb.GetStatusResponse:
         )
 
 
-def stop_run(address: str, job: str, reason: str, timeout_s: float) -> RunState:
+def stop_run(address: str, job: str, reason: str, timeout_s: float, security: Security | None = None) -> RunState:
     """Ask the coordinator of `job` at `address` to end it in order, because of `reason`; returns the run's state.
 
     Raises:
         PeerUnreachableError: nothing answers within `timeout_s`.
         StaleError: it coordinates another job.
+        RefusedError: it does not let this process stop it.
     """
     request = pb.StopRequest(job=job, reason=reason)
-    with open_channel(address) as channel:
+    with open_channel(address, security=security) as channel:
         stub = CoordinatorServiceStub(channel)
         response = call_until_reachable(
             lambda remaining_s: stub.Stop(request, timeout=remaining_s),

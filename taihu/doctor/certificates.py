@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -13,20 +13,26 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
 from taihu.doctor.findings import Finding, fails, notes
+from taihu.job import Job
+from taihu.security.identity import dns_name, member_name
 
-__all__ = ["CertificateFacts", "CertificateFiles", "certificate_facts", "check_certificates"]
+__all__ = ["CertificateFacts", "NamedFiles", "certificate_facts", "check_certificates", "named_files"]
 
 _SOON: Final = timedelta(days=7)
 _ASK = "renew it with whoever issued it"
 
 
 @dataclass(frozen=True)
-class CertificateFiles:
-    """The files of a process: its authority's certificate, and its own with its key where it has one."""
+class NamedFiles:
+    """The files of a process, by name: its authority's certificate, and its own with its key where it has one.
+
+    Its own has to be for `name`, where there is one.
+    """
 
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class CertificateFacts:
         names: hosts, addresses and URIs that it is for.
         fits_key: whether the key beside it is its own; None where there is no key.
         fits_authority: whether the authority beside it has issued it; None where there is no authority.
+        name: a name that it has to be for; None where none is demanded.
     """
 
     path: Path
@@ -50,10 +57,43 @@ class CertificateFacts:
     names: tuple[str, ...] = ()
     fits_key: bool | None = None
     fits_authority: bool | None = None
+    name: str | None = None
 
 
-def certificate_facts(files: CertificateFiles) -> tuple[CertificateFacts, ...]:
-    """The facts of the files that there are, the authority's first."""
+def named_files(job: Job, given: NamedFiles) -> tuple[NamedFiles, ...]:
+    """The files to be looked at: the `given` ones, and in the place of those that are not what `job` names.
+
+    Where it names those of each member, they are all that lie here.
+    """
+    own, ca = job.security, given.ca or job.security.ca
+    if given.certificate is not None or given.key is not None or own.certificate is None:
+        return (replace(given, ca=ca),)
+    members = {member_name(role, rank): dns_name(member_name(role, rank), job.name) for role, rank in _members(job)}
+    files = [
+        NamedFiles(ca, _of_member(own.certificate, member), _of_member(own.key, member), given.name or name)
+        for member, name in members.items()
+    ]
+    here = tuple(each for each in files if each.certificate is not None and each.certificate.exists())
+    if _of_member(own.certificate, "") == own.certificate or not here:
+        return (NamedFiles(ca, own.certificate, own.key, given.name),)
+    return here
+
+
+def _members(job: Job) -> Iterator[tuple[str, int]]:
+    yield from (("server", index) for index in range(job.servers))
+    yield from (("worker", rank) for rank in range(job.cluster.workers))
+
+
+def _of_member(path: Path | None, member: str) -> Path | None:
+    return None if path is None else Path(str(path).replace("{member}", member))
+
+
+def certificate_facts(files: Iterable[NamedFiles]) -> tuple[CertificateFacts, ...]:
+    """The facts of the files that there are, each once, an authority's before what it has issued."""
+    return tuple(dict.fromkeys(facts for each in files for facts in _facts(each)))
+
+
+def _facts(files: NamedFiles) -> list[CertificateFacts]:
     found = []
     authority: x509.Certificate | None = None
     if files.ca is not None:
@@ -69,15 +109,14 @@ def certificate_facts(files: CertificateFiles) -> tuple[CertificateFacts, ...]:
                 names=_names(own),
                 fits_key=None if files.key is None else _fits_key(own, files.key),
                 fits_authority=None if authority is None else _is_issued(own, authority),
+                name=files.name,
             )
         found.append(facts)
-    return tuple(found)
+    return found
 
 
-def check_certificates(
-    found: tuple[CertificateFacts, ...], now: datetime, name: str | None = None, where: str = "here"
-) -> Iterator[Finding]:
-    """Findings about dates, keys, authorities, and whether the last one is for `name`, where one is demanded."""
+def check_certificates(found: Iterable[CertificateFacts], now: datetime, where: str = "here") -> Iterator[Finding]:
+    """Findings about dates, keys, authorities, and whether they are for the names that are demanded."""
     for facts in found:
         if facts.failure or facts.start is None or facts.end is None:
             yield fails("certificates", where, f"{facts.path}: {facts.failure}", "check the path and the file")
@@ -89,12 +128,9 @@ def check_certificates(
         if facts.fits_authority is False:
             text = f"{facts.path}: the authority beside it has not issued it"
             yield fails("certificates", where, text, "name the authority's certificate that has")
-    last = found[-1] if found else None
-    if name is not None and last is not None and not last.failure and name not in last.names:
-        has = ", ".join(last.names) or "none"
-        yield fails(
-            "certificates", where, f"{last.path}: is for {has}, not for {name}", "have one made for this name"
-        )
+        if facts.name is not None and facts.name not in facts.names:
+            text = f"{facts.path}: is for {', '.join(facts.names) or 'none'}, not for {facts.name}"
+            yield fails("certificates", where, text, "have one made for this name")
 
 
 def _check_dates(

@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
-from taihu.doctor.certificates import CertificateFacts, CertificateFiles, certificate_facts, check_certificates
+from taihu.doctor.certificates import CertificateFacts, NamedFiles, certificate_facts, check_certificates
 from taihu.doctor.collecting import free_disk_bytes, machine_facts, resolved
 from taihu.doctor.facts import ClockFacts, LinkFacts, MachineFacts, Port, PortFacts
 from taihu.doctor.findings import Finding, fails, worst_first
@@ -52,16 +52,14 @@ class Subject:
         memory: what its memory depends on; None where that is not known.
         peers: addresses of other machines, where doctors listen.
         promised_bits: rate of the links in bits per second, where somebody knows it.
-        certificates: files of this process.
-        certificate_name: a name that its certificate must be for.
+        certificates: files of the processes of this machine.
     """
 
     job: Job
     memory: MemoryJob | None = None
     peers: tuple[str, ...] = ()
     promised_bits: float | None = None
-    certificates: CertificateFiles = field(default_factory=CertificateFiles)
-    certificate_name: str | None = None
+    certificates: tuple[NamedFiles, ...] = ()
 
     @property
     def alone(self) -> bool:
@@ -235,7 +233,7 @@ def _of_job(subject: Subject, found: Examination, needs: Needs, now: datetime) -
     folder = subject.job.checkpoint.dir
     if isinstance(folder, Path) and folder != Path("none"):
         yield from check_disk(HERE, str(folder), free_disk_bytes(folder), needs)
-    yield from check_certificates(found.certificates, now.astimezone(UTC), subject.certificate_name, HERE)
+    yield from check_certificates(found.certificates, now.astimezone(UTC), HERE)
 
 
 def _of_network(subject: Subject, found: Examination) -> Iterator[Finding]:

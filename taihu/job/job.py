@@ -23,6 +23,7 @@ from taihu.settings import (
     OptimizerSettings,
     RunSettings,
     Section,
+    SecuritySettings,
     TrainSettings,
 )
 from taihu.settings.base import Form
@@ -55,6 +56,7 @@ class Job(Section):
     run: RunSettings = RunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     chaos: ChaosSettings = ChaosSettings()
+    security: SecuritySettings = SecuritySettings()
 
     @property
     def patience(self) -> Patience:
@@ -177,6 +179,20 @@ class Job(Section):
         if self.checkpoint.resume is not None and self.model.init_from is not None:
             raise ValueError("a run goes on from checkpoint.resume or begins from model.init_from: leave one out")
         return self
+
+    @model_validator(mode="after")
+    def _security_fits(self) -> Job:
+        if self.is_encrypted and self.exchange.transport == "tcp":
+            raise ValueError(
+                "exchange.transport 'tcp' is of connections in plain text: beside security.ca set "
+                "exchange.transport = 'auto' or 'grpc'"
+            )
+        return self
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether what is exchanged travels under TLS, and so in gRPC's streams, or in shared memory."""
+        return self.security.ca is not None
 
     @property
     def models_compute(self) -> bool:
@@ -323,7 +339,9 @@ class Job(Section):
             own["train"] |= {"recompute", "recompute_segments"}
         data = self.data.model_copy(update={"name": shared_data_name(self.data.name)})
         shared = self.model_copy(update={"data": data})
-        tables = shared.model_dump(mode="json", exclude={**own, "name": True, "run": True, "chaos": True})
+        tables = shared.model_dump(
+            mode="json", exclude={**own, "name": True, "run": True, "chaos": True, "security": True}
+        )
         values = {f"{table}.{key}": json.dumps(value) for table, of in tables.items() for key, value in of.items()}
         return {"name": json.dumps(self.name), **values}
 

@@ -34,6 +34,7 @@ OPTIONS: Final = (
     "RUN_DIR_IS_MADE",
 )
 _DEPLOYMENT: Final = ("IMAGE", "JOB", "SERVERS", "WORKERS", "THREADS", "RUN", "LOOK_AFTER")
+_SECRETS: Final = ("TOKEN",)
 _TESTS: Final = ("REWRITE",)
 # Kubernetes and Docker tell every container of the services around it, whose names are their owners'.
 _SERVICE_LINK: Final = re.compile(
@@ -49,7 +50,7 @@ def variable_of(key: str) -> str:
 
 def known_variables() -> Iterator[str]:
     """All names that mean something."""
-    yield from (PREFIX + name for name in (*OPTIONS, *_DEPLOYMENT, *_TESTS))
+    yield from (PREFIX + name for name in (*OPTIONS, *_SECRETS, *_DEPLOYMENT, *_TESTS))
     yield from (variable_of(key) for key in ("name", *setting_keys()))
 
 

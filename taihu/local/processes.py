@@ -25,6 +25,7 @@ from taihu.process.entry import EXIT_INTERRUPTED
 from taihu.process.forking import ForkedProcess, can_fork
 from taihu.process.preparation import importing_much
 from taihu.process.spare import SpareProcess
+from taihu.security.token import TOKEN_VARIABLE, Token
 
 __all__ = ["DaemonFailedError", "LocalProcesses", "prepare_to_fork"]
 
@@ -119,10 +120,19 @@ class LocalProcesses:
         fork: the processes from this one, where that is possible, which imports first what they need: daemons, or
             these modules.
         lost_after_s: the time after which a daemon that a signal has stopped is ended.
+        token: the run's, which daemons find in their environment.
     """
 
-    def __init__(self, log_dir: Path, *, fork: bool | Sequence[str] = False, lost_after_s: float = math.inf) -> None:
+    def __init__(
+        self,
+        log_dir: Path,
+        *,
+        fork: bool | Sequence[str] = False,
+        lost_after_s: float = math.inf,
+        token: Token | None = None,
+    ) -> None:
         self.log_dir = log_dir
+        self._token = token
         self._stopped = LastingNames(lost_after_s)
         self._imported = _DAEMONS if isinstance(fork, bool) else fork
         self._forks = bool(fork)
@@ -213,13 +223,18 @@ class LocalProcesses:
         self._daemons.append(_Daemon(name, module, arguments, process, log, log_file))
         return process
 
+    def environment(self) -> dict[str, str]:
+        """This process's environment without settings, and with the run's token."""
+        secret = {} if self._token is None else {TOKEN_VARIABLE: self._token.reveal()}
+        return {**without_settings(os.environ), **secret}
+
     @property
     def forks(self) -> bool:
         """Whether the next process would be a fork of this one."""
         return self._forks and can_fork()
 
     def _launch(self, module: str, arguments: Sequence[str], log_file: IO[bytes]) -> Process:
-        environment = without_settings(os.environ)
+        environment = self.environment()
         if self._spare is not None:
             with contextlib.suppress(OSError):  # it has been killed: it takes longer then
                 return self._spare.start(module, arguments, log_file.fileno(), environment)

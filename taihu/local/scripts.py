@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -15,10 +14,10 @@ from typing import Any, Final
 
 from taihu.errors import ConfigError
 from taihu.job import Job, job_to_toml
-from taihu.job.environment import without_settings
 from taihu.job.machine import share_of_threads
 from taihu.job.variables import variable_of
 from taihu.local.display import Display
+from taihu.local.own_token import kept_for_commands, security_of_run
 from taihu.local.process_files import ProcessFiles, log_folder
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.local.results import results_of
@@ -95,13 +94,15 @@ class ScriptRun:
         """
         # PyTorch is imported once for all of them; a single one imports it as Python does.
         imported = (_SCRIPT, *(_SERVER if self.job.servers else ())) if self._is_forked else ()
+        security = security_of_run(self.job)
         with log_folder(self.logs, self.files) as logs, _passing_folder() as folder:
             files = ProcessFiles(folder, self.trace, self.trace_steps)
             try:
-                with LocalProcesses(logs, fork=imported) as processes:
+                with LocalProcesses(logs, fork=imported, token=security.token) as processes:
                     coordinator = self._start(processes, files)
-                    with self.interrupts.offered_to(lambda reason: True):
-                        self._watch(processes, StatusWatch(coordinator, display), files)
+                    status = StatusWatch(coordinator, display, security)
+                    with kept_for_commands(security, coordinator), self.interrupts.offered_to(lambda reason: True):
+                        self._watch(processes, status, files)
             finally:
                 files.merge_trace([*self._servers, *self._workers])
             return self._results(files), bool(self._used_by(files))
@@ -156,7 +157,7 @@ class ScriptRun:
                 **self._options(rank, files),
                 **({} if rank else {"LOG": str(processes.log_dir.absolute() / "worker-0.log")}),
             }
-            environment = without_settings(os.environ) | {variable_of(key): value for key, value in variables.items()}
+            environment = processes.environment() | {variable_of(key): value for key, value in variables.items()}
             # Libraries take all cores otherwise.
             environment.setdefault("OMP_NUM_THREADS", str(share_of_threads(self.job)))
             processes.run(name, [_SCRIPT, str(self.script), *self.arguments], environment, is_shown=rank == 0)

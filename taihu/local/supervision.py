@@ -20,6 +20,7 @@ from taihu.local.successors import Successors
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.run_length import RunLength
+from taihu.security.security import Security
 
 __all__ = ["Supervision"]
 
@@ -43,6 +44,7 @@ class Supervision:
         has_told: says whether the worker of that name has told its results.
         display: shows how the run goes.
         interrupts: the first one stops the run in order.
+        security: what the coordinator is shown.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class Supervision:
         has_told: Callable[[str], bool],
         display: Display,
         interrupts: Interrupts,
+        security: Security | None = None,
     ) -> None:
+        self._security = security
         self._job = job
         self._processes = processes
         self._successors = successors
@@ -80,7 +84,7 @@ class Supervision:
             DaemonFailedError: one ended before its time; if it was killed, no other one may take its place.
             InterruptedRunError: the run was stopped, and had nothing to save or did not end.
         """
-        status = StatusWatch(coordinator, self._display)
+        status = StatusWatch(coordinator, self._display, self._security)
         start = looked = time.monotonic()
         try:
             with self._interrupts.offered_to(lambda reason: True):
@@ -178,7 +182,7 @@ class Supervision:
         reason = self._interrupts.reason
         state = RunState.RUNNING
         with suppress(PeerUnreachableError):  # who does not answer is about to end, or is waited for in vain
-            state = stop_run(coordinator, self._job.name, reason, _STOP_S)
+            state = stop_run(coordinator, self._job.name, reason, _STOP_S, self._security)
         if state is RunState.FAILED:
             raise InterruptedRunError(f"{reason} before the first step: there is nothing to save")
         self._display.say("stopping after the next steps and saving; press Ctrl-C again to end at once")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from taihu.job import Job, job_to_toml
 from taihu.job.machine import share_of_threads
 from taihu.local.display import Display
+from taihu.local.own_token import kept_for_commands, security_of_run
 from taihu.local.process_files import ProcessFiles, log_folder
 from taihu.local.processes import LocalProcesses
 from taihu.local.results import results_of
@@ -54,10 +56,17 @@ class LocalTraining:
             files = ProcessFiles(Path(name), self.trace, self.trace_steps)
             try:
                 lost_after_s = self.job.cluster.lost_after_s
-                with LocalProcesses(logs, fork=self.forks, lost_after_s=lost_after_s) as processes:
+                security = security_of_run(self.job)
+                with (
+                    LocalProcesses(
+                        logs, fork=self.forks, lost_after_s=lost_after_s, token=security.token
+                    ) as processes,
+                    ExitStack() as kept,
+                ):
                     job = self.job.model_copy(update={"checkpoint": self._checkpoint_settings()})
                     successors = Successors(job, processes, display, self.files.folder)
                     coordinator = self._start(processes, successors, files)
+                    kept.enter_context(kept_for_commands(security, coordinator))
                     supervision = Supervision(
                         job,
                         processes,
@@ -65,6 +74,7 @@ class LocalTraining:
                         has_told=lambda name: files.results(name).exists(),
                         display=display,
                         interrupts=self.interrupts,
+                        security=security,
                     )
                     supervision.watch(coordinator)
                     if not all(files.results(name).exists() for name in self._workers):

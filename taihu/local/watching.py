@@ -16,6 +16,7 @@ from taihu.coordination.status import fetch_status
 from taihu.errors import PeerUnreachableError, TaihuError
 from taihu.local.display import Display, RunView, view_of
 from taihu.process.background import in_background
+from taihu.security.security import Security
 
 __all__ = ["StatusWatch", "Watched", "watching"]
 
@@ -23,12 +24,13 @@ _STATUS_S = 0.5
 
 
 class StatusWatch:
-    """Shows the status that a run's coordinator tells; what is wrong with it is said once.
+    """Shows the status that a run's coordinator tells whoever `security` says; what is wrong with it is said once.
 
     `missing` are the members that had not joined then; None where the coordinator did not answer.
     """
 
-    def __init__(self, coordinator: str, display: Display) -> None:
+    def __init__(self, coordinator: str, display: Display, security: Security | None = None) -> None:
+        self._security = security
         self._coordinator = coordinator
         self._display = display
         self._told = False
@@ -42,7 +44,7 @@ class StatusWatch:
         """
         self.missing = None
         try:
-            status = fetch_status(self._coordinator, timeout_s=_STATUS_S)
+            status = fetch_status(self._coordinator, _STATUS_S, self._security)
         except PeerUnreachableError:
             return None
         except TaihuError as error:
@@ -84,9 +86,9 @@ class Watched:
 
 
 @contextmanager
-def watching(coordinator: str, display: Display) -> Iterator[Watched]:
-    """Show the run's status twice a second during the block, from a thread."""
-    start, watched, status = time.monotonic(), Watched(), StatusWatch(coordinator, display)
+def watching(coordinator: str, display: Display, security: Security | None = None) -> Iterator[Watched]:
+    """Show the run's status twice a second during the block, from a thread; ask for it as `security` says."""
+    start, watched, status = time.monotonic(), Watched(), StatusWatch(coordinator, display, security)
 
     def watch(over: threading.Event) -> None:
         while not over.wait(_STATUS_S):

@@ -22,6 +22,7 @@ __all__ = [
     "CoordinatorOption",
     "DirectPortOption",
     "JobArgument",
+    "JobOption",
     "JsonOption",
     "LingerOption",
     "LogFormatOption",
@@ -57,6 +58,12 @@ JobArgument = Annotated[Path | None, typer.Argument(metavar="JOB.toml", help="Jo
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set any key of the job file; may be repeated."),
+]
+JobOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--job", metavar="JOB.toml", help="Job whose [security] says how to reach it; see docs/security.md."
+    ),
 ]
 CoordinatorOption = Annotated[
     str | None,

@@ -10,6 +10,7 @@ from taihu.settings.exchange import ExchangeSettings, Transport
 from taihu.settings.model import ModelSettings
 from taihu.settings.optimizer import OptimizerSettings
 from taihu.settings.run import RunSettings
+from taihu.settings.security import SecuritySettings
 from taihu.settings.train import TrainSettings
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "OptimizerSettings",
     "RunSettings",
     "Section",
+    "SecuritySettings",
     "TrainSettings",
     "Transport",
     "Url",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from taihu.coordination.listener import ListenOptions
+from taihu.coordination.listener import ListenOptions, listen_options
 from taihu.errors import ConfigError
 from taihu.job import Job, revised
 from taihu.job.environment import (
@@ -121,4 +121,5 @@ def _listening(job: Job, rank: int, usual: str = "") -> ListenOptions:
         hosts = rank == 0 and not job.servers
         given = join_address(host, port if hosts else 0)
     direct = number_from_environment(os.environ, "DIRECT_PORT") or 0
-    return ListenOptions(given or usual, os.environ.get("TAIHU_ADVERTISE", ""), direct, job.patience)
+    advertise = os.environ.get("TAIHU_ADVERTISE", "")
+    return listen_options(job, "worker", rank, bind=given or usual, advertise=advertise, direct_port=direct)

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import structlog
 
+from taihu.coordination.listener import ListenOptions
 from taihu.coordination.members import MemberId, Role
 from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.plan import Plan
@@ -24,7 +25,8 @@ from taihu.process.memory_use import MemoryGrowth
 from taihu.process.options import make_tracer
 from taihu.results import RESULTS_FORMAT, write_json
 from taihu.run_folder import RunFiles, describe_run, prepare_run
-from taihu.wire.metrics import MetricsPage, WorkerMetrics
+from taihu.wire.address import host_of
+from taihu.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
 from taihu.words import one_line
 from worker.reporting.activity import Activity
 from worker.reporting.observer import Observer
@@ -86,13 +88,17 @@ class Reports:
         rank: of this worker.
         options: of this process.
         activity: of this worker.
+        listen: where others reach it, if they do; the page of metrics is on the same host.
 
     Raises:
         ConfigError: a file cannot be written, or the page of metrics has no port.
     """
 
-    def __init__(self, job: Job, rank: int, options: ReportOptions, activity: Activity) -> None:
+    def __init__(
+        self, job: Job, rank: int, options: ReportOptions, activity: Activity, listen: ListenOptions | None = None
+    ) -> None:
         self._job, self._rank, self._options = job, rank, options
+        self._listen = listen or ListenOptions()
         self._files = _files_of(job, options) if rank == 0 else RunFiles()
         self._memory = MemoryGrowth()
         self._metrics = WorkerMetrics(rank)
@@ -109,7 +115,9 @@ class Reports:
     def __enter__(self) -> Self:
         begin_results(self._options.results, self._rank)
         if self._options.metrics_port is not None:
-            page = MetricsPage(self._metrics.registry, self._options.metrics_port, linger_s=self._options.linger_s)
+            self._metrics.exported.put(RefusedCalls("worker", self._rank, self._listen.security.refusals))
+            host, port = host_of(self._listen.bind), self._options.metrics_port
+            page = MetricsPage(self._metrics.registry, port, host, linger_s=self._options.linger_s)
             self._stack.enter_context(page)
             structlog.get_logger().info("metrics", port=page.port, role="worker", rank=self._rank)
         self._stack.enter_context(self._run_log)

@@ -47,7 +47,7 @@ class World:
         self._has_left = False
         self._activity = Activity(SystemClock())
         self._last_will = LastWill(place.job.patience.still_after_s)
-        reports = Reports(place.job, place.rank, options_of(os.environ), self._activity)
+        reports = Reports(place.job, place.rank, options_of(os.environ), self._activity, place.listen)
         self._reports = self._stack.enter_context(reports)
         self._process = os.getpid()
         self._listener = None if place.is_alone else listen_for_peers(place.job, place.rank, place.listen)

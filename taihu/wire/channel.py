@@ -7,6 +7,9 @@ from typing import Final
 
 import grpc
 
+from taihu.security.security import Security
+from taihu.wire.access import saying_token
+from taihu.wire.address import is_loopback
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 from taihu.wire.patience import Patience
 
@@ -39,9 +42,19 @@ def shared_options(patience: Patience) -> tuple[tuple[str, int], ...]:
     )
 
 
-def open_channel(address: str, patience: Patience | None = None) -> grpc.Channel:
-    """A channel to `host:port` with a connection of its own; connects on first use."""
-    patience = patience or Patience()
+def open_channel(
+    address: str, patience: Patience | None = None, security: Security | None = None, peer: str = ""
+) -> grpc.Channel:
+    """A channel to `host:port` with a connection of its own; connects on first use.
+
+    With certificates, which are read now, the other side has to be `peer` of the same job: `server-0`, or whoever
+    hosts the coordinator.
+
+    Raises:
+        ConfigError: a certificate is of no use, or the run's token would travel in plain text.
+    """
+    patience, security = patience or Patience(), security or Security()
+    security.check_reach(address, is_local=is_loopback(address))
     answer_ms = math.ceil(1000.0 * patience.answer_s)
     options = (
         *shared_options(patience),
@@ -59,4 +72,9 @@ def open_channel(address: str, patience: Patience | None = None) -> grpc.Channel
         # names of the environment's proxy do not apply inside a cluster
         ("grpc.enable_http_proxy", 0),
     )
-    return grpc.insecure_channel(address, options=options)
+    if security.files is None:
+        channel = grpc.insecure_channel(address, options=options)
+    else:
+        named = (*options, ("grpc.ssl_target_name_override", security.name_of(peer)))
+        channel = grpc.secure_channel(address, security.files.channel_credentials(), options=named)
+    return channel if security.token is None else saying_token(channel, security.token)

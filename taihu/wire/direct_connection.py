@@ -58,12 +58,15 @@ class DirectListener:
         host: to listen on; "" and the wildcard addresses mean every interface.
         port: 0 takes a free one when the first token is given out; another one is taken at once.
         patience: with those who connect.
+        is_closed: nobody may connect, because everything has to travel under TLS, which these connections do not.
 
     Raises:
         ConfigError: the port is in use, or the host is not this machine's.
     """
 
-    def __init__(self, host: str = "", port: int = 0, patience: Patience | None = None) -> None:
+    def __init__(
+        self, host: str = "", port: int = 0, patience: Patience | None = None, *, is_closed: bool = False
+    ) -> None:
         self._host = host
         self.patience = patience or Patience()
         self._lock = threading.Lock()
@@ -72,7 +75,9 @@ class DirectListener:
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
         self._strangers = Room(SILENT_PLACES, self.patience.answer_s)
-        if port:
+        if is_closed:
+            self._closed.set()
+        elif port:
             self._listen(port)
 
     def _listen(self, port: int) -> socket.socket:

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -14,6 +14,7 @@ import grpc
 from numpy.typing import NDArray
 
 from taihu.errors import MemberLostError, RunError, TaihuError
+from taihu.security.security import Security
 from taihu.wire.channel import open_channel
 from taihu.wire.direct_connection import open_connection
 from taihu.wire.direct_frames import DirectReceiver, DirectSender
@@ -46,11 +47,16 @@ class _Call(Protocol):
 
 @dataclass(frozen=True)
 class LinkEnd:
-    """The other side: `service` at `address`; `origin` says who it is."""
+    """The other side: `service` at `address`; `origin` says who it is.
+
+    Under the `security` of this process it has to be `member`, such as `server-0`.
+    """
 
     service: str
     address: str
     origin: Origin
+    member: str = ""
+    security: Security = field(default_factory=Security)
 
 
 @dataclass(frozen=True)
@@ -176,7 +182,7 @@ class FrameLink:
         faults: FrameFaults | None = None,
     ) -> None:
         self._patience = end.origin.patience
-        self.channel = open_channel(end.address, self._patience)
+        self.channel = open_channel(end.address, self._patience, end.security, end.member)
         self._end = end
         self._identity = identity
         self._sink = sink
@@ -240,10 +246,10 @@ class FrameLink:
     def prepare(self, carrier: Carrier) -> None:
         """Begin to open the connection that `carrier` needs; until it is there, or where none can be, gRPC goes on.
 
-        A firewall that drops what it does not let through keeps an attempt waiting for seconds: nobody else waits,
-        but in `settle`. It may be called before `open`.
+        Under TLS there is none. A firewall that drops what it does not let through keeps an attempt waiting for
+        seconds: nobody else waits, but in `settle`. It may be called before `open`.
         """
-        if carrier == "grpc" or self._opening is not None or self._closed:
+        if carrier == "grpc" or self._end.security.encrypts or self._opening is not None or self._closed:
             return
         self._opening = threading.Thread(target=self._connect, name="link-connect", daemon=True)
         self._opening.start()

@@ -25,10 +25,11 @@ from taihu.errors import ConfigError
 from taihu.process.entry import InterruptedRunError
 from taihu.process.memory_limit import memory_limit_bytes
 from taihu.scores import ACCURACY
+from taihu.security.security import Refusals
 from taihu.wire.page_server import serve_page
 from taihu.wire.repetition import DAMAGED
 
-__all__ = ["Exported", "MetricsPage", "ServerMetrics", "WorkerMetrics", "modelled_layers"]
+__all__ = ["Exported", "MetricsPage", "RefusedCalls", "ServerMetrics", "WorkerMetrics", "modelled_layers"]
 
 _RECENT_UPDATES = 100
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -152,6 +153,25 @@ class _DamagedFrames(Collector):
         family = CounterMetricFamily("taihu_damaged_frames", text, labels=tuple(self._labels))
         family.add_metric(tuple(self._labels.values()), DAMAGED.count)
         return [family]
+
+
+class RefusedCalls(Collector):
+    """Calls that `refusals` has counted, and handshakes that were begun, looked up when somebody reads."""
+
+    def __init__(self, role: str, rank: int, refusals: Refusals) -> None:
+        self._labels = (role, str(rank))
+        self._refusals = refusals
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        names = ("role", "rank", "method", "reason")
+        refused = CounterMetricFamily("taihu_refused_calls", "Calls that were not let in.", labels=names)
+        for (method, reason), count in sorted(self._refusals.calls.items()):
+            refused.add_metric((*self._labels, method, reason), count)
+        text = "Handshakes of TLS that were begun; those that fail are in the log."
+        begun = CounterMetricFamily("taihu_tls_handshakes", text, labels=names[:2])
+        begun.add_metric(self._labels, self._refusals.handshakes)
+        return [refused, begun]
 
 
 class ServerMetrics:

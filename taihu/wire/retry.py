@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
+# gRPC's words for a name or a certificate that is not believed, and for a side that speaks no TLS.
+_CUT = ("Verification Check failed", "andshake", "Socket closed")
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -44,7 +46,7 @@ def call_until_reachable(
             given up.
         TaihuError: the peer answered with an error.
     """
-    start = clock.now()
+    start, told = clock.now(), ""
     for delay in backoff_seconds():
         remaining = timeout_s - (clock.now() - start)
         if remaining <= 0:
@@ -59,8 +61,16 @@ def call_until_reachable(
                 break
             if code not in _AWAY or error_class(error):
                 raise error_from_rpc(error, peer) from None
+            told = str(error.details()) if isinstance(error, grpc.Call) else ""
         clock.sleep(min(delay, max(0.0, timeout_s - (clock.now() - start))))
     raise PeerUnreachableError(
         f"{peer}: no answer within {timeout_s:g} s; check the address and that it has been started, "
-        "or raise cluster.connect_timeout_s"
+        f"or raise cluster.connect_timeout_s{_of_tls(told)}"
     )
+
+
+def _of_tls(told: str) -> str:
+    """The other cause that there may be, where gRPC `told` of a connection that was cut before it was there."""
+    if not any(words in told for words in _CUT):
+        return ""
+    return "; somebody listens, but TLS may have failed: check [security] and the times of certificates on both sides"

@@ -12,7 +12,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from taihu.errors import ConfigError
-from taihu.wire.address import split_address
+from taihu.security.files import RenewedCertificates
+from taihu.security.security import Security
+from taihu.wire.access import AccessInterceptor, CallerCheck, ClaimInterceptor
+from taihu.wire.address import is_loopback, split_address
 from taihu.wire.channel import shared_options
 from taihu.wire.patience import Patience
 from taihu.wire.room import SILENT_PLACES, Room
@@ -40,6 +43,15 @@ def _limits(patience: Patience) -> tuple[tuple[str, int], ...]:
     )
 
 
+def _interceptors(security: Security, silence: SilenceInterceptor) -> tuple[grpc.ServerInterceptor, ...]:
+    """Who calls is asked before a call has a place to wait in, and what it tells of itself when that is there."""
+    if not security.authenticates:
+        return (silence,)
+    check = CallerCheck(security.access, security.refusals)
+    claims = (ClaimInterceptor(check),) if check.access.by_certificate else ()
+    return (AccessInterceptor(check), silence, *claims)
+
+
 @dataclass
 class RpcServer:
     """A gRPC server with health; call `listen`, register services on `grpc_server`, then `start`."""
@@ -48,22 +60,24 @@ class RpcServer:
     _health: health.HealthServicer
     _threads: tuple[ThreadPoolExecutor, ...]
     _room: Room
+    _security: Security
     _services: tuple[str, ...] = ()
 
     @classmethod
-    def create(cls, *, threads: int, patience: Patience | None = None) -> RpcServer:
+    def create(cls, *, threads: int, patience: Patience | None = None, security: Security | None = None) -> RpcServer:
         """A server that answers at most `threads` calls at a time, and has as many open streams beside them.
 
-        Calls and streams that have said nothing yet have room of their own.
+        Calls and streams that have said nothing yet have room of their own, and none where they have not shown what
+        `security` demands.
         """
-        patience = patience or Patience()
+        patience, security = patience or Patience(), security or Security()
         room = Room(SILENT_PLACES, patience.answer_s)
         streams = ThreadPoolExecutor(threads + SILENT_PLACES, thread_name_prefix="rpc")
         calls = ThreadPoolExecutor(threads + SILENT_PLACES, thread_name_prefix="rpc-call")
         watches = ThreadPoolExecutor(_WATCHES, thread_name_prefix="rpc-health")
         server = grpc.server(
             streams,
-            interceptors=[SilenceInterceptor(room, calls, watches)],
+            interceptors=_interceptors(security, SilenceInterceptor(room, calls, watches)),
             maximum_concurrent_rpcs=4 * (threads + SILENT_PLACES),
             options=(
                 *shared_options(patience),
@@ -76,18 +90,20 @@ class RpcServer:
         )
         servicer = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        return cls(server, servicer, (streams, calls, watches), room)
+        return cls(server, servicer, (streams, calls, watches), room, security)
 
     def listen(self, address: str) -> int:
         """Bind `host:port` (port 0 takes a free one) and return the port.
 
         Raises:
-            ConfigError: the address is not `host:port`, the port is in use, or the host is not this machine's.
+            ConfigError: the address is not `host:port`, the port is in use, the host is not this machine's, or
+                certificates are of no use.
         """
+        self._security.check_reach(address, is_local=is_loopback(address))
         # gRPC itself takes a port modulo 65536
         split_address(address)
         try:
-            port = self.grpc_server.add_insecure_port(address)
+            port = self._add_port(address)
         except RuntimeError:
             port = 0
         if not port:
@@ -96,6 +112,14 @@ class RpcServer:
                 "choose another with --bind, port 0 takes a free one"
             )
         return port
+
+    def _add_port(self, address: str) -> int:
+        security = self._security
+        if security.files is None:
+            return self.grpc_server.add_insecure_port(address)
+        certificates = RenewedCertificates(security.files, security.refusals.handshake)
+        credentials = certificates.credentials(ask_clients=security.asks_clients)
+        return self.grpc_server.add_secure_port(address, credentials)
 
     def start(self, services: Iterable[str], *, with_reflection: bool = False) -> None:
         """Serve; `services` are the full names that health reports as SERVING."""

@@ -27,6 +27,7 @@ _CODES: dict[type[TaihuError], grpc.StatusCode] = {
     errors.MemberLostError: grpc.StatusCode.ABORTED,
     errors.RunError: grpc.StatusCode.ABORTED,
     errors.PeerUnreachableError: grpc.StatusCode.UNAVAILABLE,
+    errors.RefusedError: grpc.StatusCode.PERMISSION_DENIED,
 }
 _CLASSES: dict[str, type[TaihuError]] = {name: getattr(errors, name) for name in errors.__all__}
 _BY_CODE: dict[grpc.StatusCode, type[TaihuError]] = {
@@ -37,12 +38,16 @@ _BY_CODE: dict[grpc.StatusCode, type[TaihuError]] = {
     # What a process that ends does to calls that it has not answered in time.
     grpc.StatusCode.CANCELLED: errors.MemberLostError,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.PeerUnreachableError,
+    grpc.StatusCode.UNAUTHENTICATED: errors.RefusedError,
+    grpc.StatusCode.PERMISSION_DENIED: errors.RefusedError,
 }
 
 
 def abort(context: grpc.ServicerContext, error: TaihuError) -> NoReturn:
     """End the call with the status of `error`."""
     code = next((_CODES[cls] for cls in type(error).__mro__ if cls in _CODES), grpc.StatusCode.INTERNAL)
+    if isinstance(error, errors.RefusedError) and not error.is_known:
+        code = grpc.StatusCode.UNAUTHENTICATED
     context.set_trailing_metadata(((_METADATA_KEY, type(error).__name__),))
     context.abort(code, told(str(error)))
     raise AssertionError("context.abort returned")

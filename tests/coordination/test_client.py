@@ -63,7 +63,7 @@ def begun(request: pb.BeginRequest, context: grpc.ServicerContext) -> pb.BeginRe
 def test_a_coordinator_that_has_its_name_alone_of_the_former_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[str] = []
 
-    def resolved(name: str, patience: Patience) -> grpc.Channel:
+    def resolved(name: str, patience: Patience, *_: object) -> grpc.Channel:
         """As gRPC does: the address that the name has when the channel is opened."""
         assert name == "server:7070"
         known.append(former if len(known) < 3 else successor)

@@ -26,6 +26,7 @@ from taihu.settings import (
     ModelSettings,
     OptimizerSettings,
     RunSettings,
+    SecuritySettings,
     TrainSettings,
 )
 
@@ -44,6 +45,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "run": RunSettings,
     "checkpoint": CheckpointSettings,
     "chaos": ChaosSettings,
+    "security": SecuritySettings,
 }
 KEYS = [(section, key) for section, model in SECTIONS.items() for key in model.model_fields]
 
@@ -178,8 +180,19 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "seed": st.integers(0, 2**63 - 1),
         "dir": TEXT,
     },
+    "security": {
+        "ca": TEXT,
+        "certificate": TEXT.filter(lambda text: not {"{", "}"} & set(text)) | st.just("certs/{member}.pem"),
+        "key": TEXT.filter(lambda text: not {"{", "}"} & set(text)) | st.just("certs/{member}-key.pem"),
+        "clients": st.sampled_from(["certificate", "token"]),
+        "token_file": TEXT,
+        "required": st.booleans(),
+    },
 }
-PATHS = {"path", "dir", "save", "results", "history", "init_from", "resume"}
+PATHS = {
+    *("path", "dir", "save", "results", "history", "init_from", "resume"),
+    *("ca", "certificate", "key", "token_file"),
+}
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", alphabet=CHARACTERS, fullmatch=True)
 
 
@@ -192,6 +205,14 @@ def is_consistent(optimizer: Tables) -> bool:
     return bool(complete) and once and (not of["nesterov"] or (of["name"] == "sgd" and of["momentum"] > 0))
 
 
+def secures(of: dict[str, Any]) -> bool:
+    """Whether what belongs together for TLS is there, or nothing of it."""
+    ca, pair = of["security.ca"] is not None, {of[f"security.{key}"] is not None for key in ("certificate", "key")}
+    if pair == {True, False} or (pair == {True} and not ca) or (ca and of["exchange.transport"] == "tcp"):
+        return False
+    return not ca or pair == {True} or of["security.clients"] == "token"
+
+
 def fits(job: Tables) -> bool:
     """Whether the settings belong together, by the words of the error messages."""
     of = {
@@ -201,7 +222,7 @@ def fits(job: Tables) -> bool:
     whole = of["exchange.fc"] == "data" and of["train.recompute"] == "none"
     if of["exchange.returns"] == "gradients" and not returns_gradients(of):
         return False
-    if of["cluster.lost_after_s"] <= of["cluster.heartbeat_s"] or not checkpoints_fit(of):
+    if of["cluster.lost_after_s"] <= of["cluster.heartbeat_s"] or not (checkpoints_fit(of) and secures(of)):
         return False
     if of["train.label_smoothing"] and of["train.loss"] in {"mse", "bce"}:
         return False
@@ -281,6 +302,7 @@ RULED = {
     "compression": {"downlink", "method", "momentum_at", "value_type"},
     "cluster": {"compute", "heartbeat_s", "lost_after_s"},
     "checkpoint": {"dir", "resume"},
+    "security": {"ca", "certificate", "clients", "key"},
 }
 
 
@@ -686,6 +708,14 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "seed": 7,
         "dir": "elsewhere",
     },
+    "security": {
+        "ca": "elsewhere/ca.pem",
+        "certificate": "elsewhere/{member}.pem",
+        "key": "elsewhere/{member}-key.pem",
+        "clients": "token",
+        "token_file": "elsewhere/token",
+        "required": True,
+    },
 }
 LOCAL = {
     ("model", "init_from"),
@@ -705,6 +735,7 @@ LOCAL = {
     ("run", "events"),
     ("run", "history"),
     *(("chaos", key) for key in ChaosSettings.model_fields),
+    *(("security", key) for key in SecuritySettings.model_fields),
 }
 
 
@@ -719,6 +750,8 @@ def test_the_digest_covers_what_members_share_and_nothing_local(section: str) ->
         base: dict[str, dict[str, object]] = {} if "milestone" in key else {"optimizer": {"milestones": [800]}}
         if section == "compression":
             base["compression"] = {"method": "dlgs"}
+        if section == "security":
+            base["security"] = {"ca": "ca.pem", "certificate": "{member}.pem", "key": "{member}-key.pem"}
         changed = load_job(None, base, {section: {key: OTHER_VALUES[section][key]}})
         assert changed != load_job(None, base)
         assert (changed.digest == load_job(None, base).digest) == ((section, key) in LOCAL), key

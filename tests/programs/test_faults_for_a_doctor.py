@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.certificates import make_certificate
+from support.certificates import TestAuthority
 
 from benchmarks.network import ShapedNetwork
 from taihu.job.environment import without_settings
+from taihu.security.certificates import Validity
 
 PORT = 7070
 RATE = "200mbit"
@@ -205,9 +206,10 @@ def test_a_machine_with_too_little(
 
 def test_an_expired_certificate(hosts: Hosts, tmp_path: Path) -> None:
     now, day = datetime.now(UTC), timedelta(days=1)
-    authority = make_certificate(tmp_path, "ca", now - 30 * day, now + 30 * day)
-    old = make_certificate(tmp_path, "old", now - 9 * day, now - day, issuer=authority)
-    files = ("--ca", authority.certificate, "--certificate", old.certificate, "--key", old.key)
+    authority = TestAuthority(tmp_path, Validity(now - 30 * day, now + 30 * day))
+    authority.sign("worker/0", validity=Validity(now - 9 * day, now - day))
+    old = authority.files("worker/0")
+    files = ("--ca", old.ca, "--certificate", old.certificate, "--key", old.key)
     code, found = hosts.examine(*map(str, files))
     assert (code, kinds(found)) == (1, {("fails", "certificates")})
     assert "expired" in found[0]["text"]

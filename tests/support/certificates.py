@@ -1,47 +1,59 @@
-"""Certificates and keys in files, made for a test."""
+"""Certificates for tests: an authority, and members of a job with files in a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from taihu.security.certificates import Authority, Validity, write_pair
+from taihu.security.files import CertificateFiles
+from taihu.security.identity import COORDINATOR, Identity, dns_name
+from taihu.security.security import Security
+from taihu.security.token import Token
 
-__all__ = ["Made", "make_certificate"]
+__all__ = ["DAY", "MEMBERS", "TestAuthority"]
 
-
-@dataclass(frozen=True)
-class Made:
-    """The files of a certificate and its key."""
-
-    certificate: Path
-    key: Path
+MEMBERS = ("server/0", "worker/0", "worker/1", "observer/0", "operator/0")
+_NOW = datetime.now(UTC)
+DAY = Validity(_NOW - timedelta(hours=1), _NOW + timedelta(days=1))
 
 
-def make_certificate(
-    folder: Path, name: str, start: datetime, end: datetime, *, names: Sequence[str] = (), issuer: Made | None = None
-) -> Made:
-    """A certificate and its key in `folder`: an authority's own, or one for `names` that `issuer` signs."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    signer, signed_by = key, subject
-    if issuer is not None:
-        signed_by = x509.load_pem_x509_certificate(issuer.certificate.read_bytes()).subject
-        loaded = serialization.load_pem_private_key(issuer.key.read_bytes(), None)
-        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
-        signer = loaded
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(signed_by).public_key(key.public_key())
-    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(start).not_valid_after(end)
-    builder = builder.add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-    if names:
-        builder = builder.add_extension(x509.SubjectAlternativeName(list(map(x509.DNSName, names))), critical=False)
-    made = Made(folder / f"{name}.pem", folder / f"{name}.key")
-    made.certificate.write_bytes(builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    made.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
-    return made
+class TestAuthority:
+    """An authority, good for `validity`, whose files, and those of whom it signs, lie in `folder`."""
+
+    __test__ = False
+
+    def __init__(self, folder: Path, validity: Validity = DAY) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self._authority = Authority.make("test", validity)
+        write_pair(self._authority.issued, folder / "ca.pem", folder / "ca-key.pem")
+
+    def sign(self, place: str, job: str = "taihu", validity: Validity = DAY) -> None:
+        """Make the files of `place`, as `worker/1`."""
+        role, name = place.split("/")
+        identity = Identity(job, role, name)  # type: ignore[arg-type]
+        names = [dns_name(each, job) for each in (identity.member, COORDINATOR)[: 2 if role == "server" else 1]]
+        files = self.files(place)
+        assert files.certificate is not None
+        assert files.key is not None
+        write_pair(self._authority.issue(identity, names, validity), files.certificate, files.key)
+
+    def files(self, place: str, ca: Path | None = None) -> CertificateFiles:
+        """The files of `place`, and those that it believes in."""
+        member = place.replace("/", "-")
+        return CertificateFiles(
+            ca or self.folder / "ca.pem", self.folder / f"{member}.pem", self.folder / f"{member}-key.pem"
+        )
+
+    def settings(self) -> Mapping[str, object]:
+        """The table `[security]` of all members."""
+        own = {"certificate": "{member}.pem", "key": "{member}-key.pem", "ca": "ca.pem"}
+        return {key: str(self.folder / name) for key, name in own.items()}
+
+    def security(
+        self, place: str, token: Token | None = None, *, job: str = "taihu", ca: Path | None = None
+    ) -> Security:
+        """The means by which `place` shows who it is."""
+        return Security(job, self.files(place, ca), token=token)

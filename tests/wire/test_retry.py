@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.loopback import Loopback, loopback_method
 
-from taihu.errors import ConfigError, FrameError, ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
+from taihu.errors import (
+    ConfigError,
+    FrameError,
+    ModelError,
+    PeerUnreachableError,
+    RefusedError,
+    RunError,
+    StaleError,
+    TaihuError,
+)
 from taihu.wire.channel import open_channel
 from taihu.wire.retry import backoff_seconds, call_until_reachable
 from taihu.wire.status import abort
@@ -133,7 +142,13 @@ def test_without_time_nothing_is_called(loopback: Loopback, clock: MovedClock, t
 @pytest.mark.parametrize("code", OTHERS, ids=lambda code: code.name)
 def test_another_status_is_not_tried_again(loopback: Loopback, clock: MovedClock, code: grpc.StatusCode) -> None:
     peer = Peer(loopback, clock, failures=1, code=code)
-    expected = {"INVALID_ARGUMENT": FrameError, "FAILED_PRECONDITION": StaleError, "UNIMPLEMENTED": ConfigError}
+    expected = {
+        "INVALID_ARGUMENT": FrameError,
+        "FAILED_PRECONDITION": StaleError,
+        "UNIMPLEMENTED": ConfigError,
+        "UNAUTHENTICATED": RefusedError,
+        "PERMISSION_DENIED": RefusedError,
+    }
     with pytest.raises(TaihuError) as caught:
         reach(peer.call, clock, 60)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

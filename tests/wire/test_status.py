@@ -30,6 +30,7 @@ EXPECTED_CODES = {
     "ModelError": "FAILED_PRECONDITION",
     "PeerUnreachableError": "UNAVAILABLE",
     "RecoveringError": "ABORTED",
+    "RefusedError": "PERMISSION_DENIED",
     "RunError": "ABORTED",
     "SharedMemoryError": "FAILED_PRECONDITION",
     "StaleError": "FAILED_PRECONDITION",
@@ -43,6 +44,8 @@ FOREIGN_CLASSES = {
     "CANCELLED": "MemberLostError",
     "DEADLINE_EXCEEDED": "PeerUnreachableError",
     "UNIMPLEMENTED": "ConfigError",
+    "UNAUTHENTICATED": "RefusedError",
+    "PERMISSION_DENIED": "RefusedError",
 }
 
 

@@ -17,7 +17,7 @@ from allreduce.bench import Allreduce, as_rows, elements_of, faster_way, time_al
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import listen_for_peers, meet
 from taihu.cli.bench.ranks import check_used, measure_here
-from taihu.coordination.listener import ListenOptions
+from taihu.coordination.listener import listen_options
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.job.environment import rank_from_environment, resolve_job
@@ -109,7 +109,8 @@ def allreduce(
         arguments += [f"--set={item}" for item in assignments or ()]
         rows = measure_here("allreduce", ranks, arguments)["rows"]
     else:
-        listener = listen_for_peers(job, rank, ListenOptions(bind, advertise, direct_port, job.patience))
+        listen = listen_options(job, "worker", rank, bind=bind, advertise=advertise, direct_port=direct_port)
+        listener = listen_for_peers(job, rank, listen)
         typer.echo(f"listening on {listener.address}")
         layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
         with meet(job, rank, layout, listener) as meeting:

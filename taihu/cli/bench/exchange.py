@@ -14,7 +14,7 @@ from allreduce.rendezvous import listen_for_peers
 from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.cli.bench.ranks import assignments_of, check_used, wait_for_all
 from taihu.cli.planning.link_rate import floor_seconds, parse_rate
-from taihu.coordination.listener import ListenOptions
+from taihu.coordination.listener import listen_options
 from taihu.coordination.planning import is_computed
 from taihu.errors import ConfigError
 from taihu.job import Job
@@ -117,7 +117,8 @@ def exchange(
     if role == "worker":
         listener = None
         if job.workers_meet:
-            listener = listen_for_peers(job, rank, ListenOptions(bind, advertise, direct_port, job.patience))
+            listen = listen_options(job, "worker", rank, bind=bind, advertise=advertise, direct_port=direct_port)
+            listener = listen_for_peers(job, rank, listen)
             typer.echo(f"listening on {listener.address}")
         measured = exchange_rounds(job, rank, layout, wanted, listener)
     elif role == "all":

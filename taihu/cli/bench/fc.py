@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from allreduce.rendezvous import listen_for_peers, meet
 from taihu.cli.bench.ranks import measure_here
-from taihu.coordination.listener import ListenOptions
+from taihu.coordination.listener import listen_options
 from taihu.errors import ConfigError
 from taihu.job.environment import rank_from_environment, resolve_job
 from taihu.job.machine import share_of_threads
@@ -98,7 +98,7 @@ def fc(
         arguments += [f"--set={item}" for item in assignments or ()]
         rows = measure_here("fc", ranks, arguments, trace=trace)["rows"]
     else:
-        listener = listen_for_peers(job, rank, ListenOptions(bind, advertise, patience=job.patience))
+        listener = listen_for_peers(job, rank, listen_options(job, "worker", rank, bind=bind, advertise=advertise))
         typer.echo(f"listening on {listener.address}")
         layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
         tracer = Tracer() if trace is not None else Tracer.off()

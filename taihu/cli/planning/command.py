@@ -179,7 +179,12 @@ def plan(
         plan_memory(job, free_worker, free_server, json_file)
     else:
         from taihu.cli.planning.time import AskedCompression, Costs, plan_time
+        from taihu.job.environment import resolve_job
+        from taihu.job.security import security_of_onlooker
 
         asked = AskedCompression(flags.compression, flags.density, refresh_every, downlink, threshold)
-        costs = Costs(profile_file, coordinator, flags.workers, rate)
+        # Options are of what is predicted: the environment alone says how to reach the run.
+        reached = None if coordinator is None else resolve_job(None, (), {})
+        security = None if reached is None else security_of_onlooker(reached, "observer", str(coordinator))
+        costs = Costs(profile_file, coordinator, flags.workers, rate, security)
         plan_time(costs, asked, flags.plan or "auto", timeline, json_file)

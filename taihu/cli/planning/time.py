@@ -22,6 +22,7 @@ from taihu.planner.fc_mode import FcChoice
 from taihu.planner.profile import Compression, Downlink, Method, Profile, Threshold
 from taihu.planner.timeline import Schedule
 from taihu.results import check_writable, write_json
+from taihu.security.security import Security
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import SystemClock
 from taihu.wire.host_names import check_host
@@ -42,13 +43,14 @@ _SCHEDULES: Final = {
 class Costs:
     """The source of a step's costs, and what is asked for instead of what was measured.
 
-    Either `profile_file` or the `coordinator` of a running job has them.
+    Either `profile_file` or the `coordinator` of a running job has them, which is asked as `security` says.
     """
 
     profile_file: Path | None
     coordinator: str | None
     workers: int | None
     rate: str | None
+    security: Security | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def plan_time(
     """
     link_rate = None if costs.rate is None else parse_rate(costs.rate)
     check_writable(json_file)
-    measured, ran = _measured(costs.profile_file, costs.coordinator)
+    measured, ran = _measured(costs)
     settings = asked.over(ran)
     profile = _at(measured, costs.workers, link_rate)
     decision = decide(profile, settings, strategy, schedule)
@@ -144,15 +146,15 @@ def _recompute_of(results: Mapping[str, Any]) -> tuple[str, int | None] | None:
     return way, segments
 
 
-def profile_of_running_job(address: str, timeout_s: float = _ANSWER_S) -> Profile:
-    """The costs that the plan of the job at `address` (of server 0) was made from.
+def profile_of_running_job(address: str, timeout_s: float = _ANSWER_S, security: Security | None = None) -> Profile:
+    """The costs that the plan of the job at `address` (of server 0) was made from, as `security` is told.
 
     Raises:
         PeerUnreachableError: nothing answers there within `timeout_s`.
         ConfigError: the job has not measured its costs yet.
     """
     check_host(address)
-    with open_channel(address) as channel:
+    with open_channel(address, security=security) as channel:
         stub = CoordinatorServiceStub(channel)
         answer = call_until_reachable(
             lambda remaining_s: stub.GetProfile(pb.GetProfileRequest(), timeout=remaining_s),
@@ -165,14 +167,15 @@ def profile_of_running_job(address: str, timeout_s: float = _ANSWER_S) -> Profil
     return Profile.from_json(json.loads(answer.profile_json))
 
 
-def _measured(profile_file: Path | None, coordinator: str | None) -> tuple[Profile, Compression]:
+def _measured(costs: Costs) -> tuple[Profile, Compression]:
+    profile_file, coordinator = costs.profile_file, costs.coordinator
     if (profile_file is None) == (coordinator is None):
         seen = "neither" if profile_file is None else "both"
         raise ConfigError(f"costs to plan with: got {seen}; give either PROFILE.json or --coordinator HOST:PORT")
     if profile_file is not None:
         measured = load_measured(profile_file)
         return measured.profile, measured.compression
-    return profile_of_running_job(str(coordinator)), Compression("none")
+    return profile_of_running_job(str(coordinator), security=costs.security), Compression("none")
 
 
 def _at(profile: Profile, workers: int | None, link_rate: float | None) -> Profile:

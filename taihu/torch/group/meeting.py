@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from allreduce.communicator import Communicator
 from allreduce.peer_service import PEER_SERVICE
 from taihu.coordination.listener import Listener, ListenOptions, open_listener
 from taihu.errors import ConfigError, PeerUnreachableError
+from taihu.security.security import Security
+from taihu.security.token import find_token
 from taihu.wire.address import advertised_host, is_loopback, join_address
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.patience import Patience
@@ -75,7 +78,13 @@ def meet(store: Any, place: Place) -> Meeting:
 def _connect(store: Any, place: Place, listener: Listener, deadline: float) -> Communicator:
     job = _get(store, "job", "rank 0", place, deadline)
     identity = WorkerIdentity(job, place.rank, secrets.randbits(62))
-    communicator = Communicator(identity, place.size, timeout_s=place.timeout_s, listener=listener.direct)
+    communicator = Communicator(
+        identity,
+        place.size,
+        timeout_s=place.timeout_s,
+        listener=listener.direct,
+        security=listener.options.security,
+    )
     communicator.register(listener.rpc.grpc_server)
     listener.rpc.start([PEER_SERVICE])
     store.set(f"incarnation/{place.rank}", str(identity.incarnation))
@@ -96,7 +105,10 @@ def _connect(store: Any, place: Place, listener: Listener, deadline: float) -> C
 def _listen(store: Any, place: Place, patience: Patience) -> Listener:
     host = _own_host(store)
     threads = 3 * place.size + _SPARE_THREADS
-    return open_listener(ListenOptions(join_address(host, 0), patience=patience), None, threads=threads)
+    # Groups have no job, and no identities: where `taihu run` has given this process a token, that holds here, too.
+    security = Security(token=find_token(os.environ, None))
+    options = ListenOptions(join_address(host, 0), patience=patience, security=security)
+    return open_listener(options, None, threads=threads)
 
 
 def _own_host(store: Any) -> str:

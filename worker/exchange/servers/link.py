@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from taihu.coordination.plan import Plan
 from taihu.errors import ExchangeError, TaihuError
 from taihu.job import Job
+from taihu.job.security import security_of
 from taihu.planner.carriage import carrier_in
 from taihu.planner.partition import FrameSpec, Framing, Shard
+from taihu.security.identity import member_name
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from taihu.wire.direct_frames import HEADER_BYTES
@@ -98,7 +100,13 @@ class ServerLink:
         self._is_writing = self._abandoned = False
         origin = Origin(self.peer, Sender(job.name, 0), f"worker {identity.rank}", job.patience)
         self._link = FrameLink(
-            LinkEnd(PARAMETER_SERVER_SERVICE, address, origin),
+            LinkEnd(
+                PARAMETER_SERVER_SERVICE,
+                address,
+                origin,
+                member_name("server", index),
+                security_of(job, "worker", identity.rank),
+            ),
             identity,
             Sink((Summed, Parameters), places=self._places, take=self._take_values, take_frame=self._take_frame),
             WireEvents(events.failed, self._ended),

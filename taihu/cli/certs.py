@@ -1,0 +1,116 @@
+"""`taihu certs`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from taihu.errors import ConfigError
+from taihu.job import Job
+from taihu.job.flags import JobFlags, takes_job_flags
+from taihu.process.options import JobArgument
+from taihu.security.certificates import Authority, Validity, is_good, load_authority, write_pair
+from taihu.security.identity import COORDINATOR, Identity, dns_name, parse_identity
+
+__all__ = ["certs"]
+
+_CA_DAYS = 3650.0
+
+
+@takes_job_flags
+def certs(
+    job_file: JobArgument = None,
+    *,
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where the files are, or shall be.")],
+    hosts: Annotated[
+        str,
+        typer.Option("--hosts", metavar="NAME,ADDRESS", help="Names and addresses for other tools, in every one."),
+    ] = "",
+    also: Annotated[
+        list[str] | None,
+        typer.Option("--also", metavar="ROLE/NAME", help="One more, as observer/grafana; may be repeated."),
+    ] = None,
+    days: Annotated[
+        float, typer.Option("--days", metavar="DAYS", min=0.001, max=3650, help="How long certificates are good.")
+    ] = 365.0,
+    domain: Annotated[str, typer.Option("--domain", metavar="NAME", help="Domain of the identities.")] = "taihu",
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Make all certificates anew, by the same authority; runs take them in.")
+    ] = False,
+    flags: JobFlags,
+) -> None:
+    """Make an authority for development, and a certificate for each process of a job.
+
+    There is one for every server and worker, for an observer (taihu status, top, plan) and an operator, who may stop
+    the run. What is there and good stays: the authority always, a certificate until a third of its time is left.
+    Give each host the files of its own processes and ca.pem; keep ca-key.pem to yourself.
+
+    \b
+    Examples:
+      taihu certs job.toml --dir certs
+      taihu certs --servers 1 --workers 2 --dir certs --also observer/grafana
+      taihu certs job.toml --dir certs --renew --days 30      # while a run goes on, too
+      taihu certs job.toml --dir certs --hosts node1,10.0.0.1
+    """  # noqa: D301
+    job = flags.resolve(job_file)
+    names = tuple(filter(None, re.split(r"[,\s]+", hosts)))
+    members = tuple(_members(job, domain, also or ()))
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        authority, is_new = _authority(folder, job)
+        made = [each for each in members if _issue(authority, folder, each, names, days=days, renew=renew)]
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}") from None
+    typer.echo(f"authority: {folder / 'ca.pem'} ({'made' if is_new else 'kept'})")
+    for member in members:
+        state = "made" if member in made else "kept"
+        typer.echo(f"{member.identity.uri}: {folder / member.identity.member}.pem ({state})")
+    typer.echo(
+        f'\n[security]\nca = "{folder / "ca.pem"}"\ncertificate = "{folder / "{member}.pem"}"\n'
+        f'key = "{folder / "{member}-key.pem"}"'
+    )
+
+
+@dataclass(frozen=True)
+class _Member:
+    """An identity, and the names that others know it by."""
+
+    identity: Identity
+    names: tuple[str, ...]
+
+
+def _members(job: Job, domain: str, also: tuple[str, ...] | list[str]) -> Iterator[_Member]:
+    host = "server-0" if job.servers else "worker-0"
+    counts = (("server", job.servers), ("worker", job.cluster.workers))
+    wanted = [f"{role}/{rank}" for role, count in counts for rank in range(count)]
+    for place in dict.fromkeys((*wanted, "observer/0", "operator/0", *also)):
+        identity = parse_identity(f"spiffe://{domain}/taihu/{job.name}/{place}")
+        names = [identity.member, *([COORDINATOR] if identity.member == host else [])]
+        yield _Member(identity, tuple(dns_name(name, job.name) for name in names if identity.rank is not None))
+
+
+def _authority(folder: Path, job: Job) -> tuple[Authority, bool]:
+    """The one in the folder, or a new one."""
+    certificate, key = folder / "ca.pem", folder / "ca-key.pem"
+    if certificate.exists() or key.exists():
+        return load_authority(certificate, key), False
+    authority = Authority.make(f"taihu development authority of {job.name}"[:64], Validity.of_days(_CA_DAYS))
+    write_pair(authority.issued, certificate, key)
+    return authority, True
+
+
+def _issue(
+    authority: Authority, folder: Path, member: _Member, hosts: tuple[str, ...], *, days: float, renew: bool
+) -> bool:
+    """Make a certificate, unless there is a good one; whether it was made."""
+    certificate, key = (folder / f"{member.identity.member}{end}" for end in (".pem", "-key.pem"))
+    names = tuple(dict.fromkeys((*member.names, *hosts)))
+    if not renew and key.exists() and is_good(certificate, authority, member.identity, names):
+        return False
+    write_pair(authority.issue(member.identity, names, Validity.of_days(days)), certificate, key)
+    return True

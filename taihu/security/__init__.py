@@ -1,0 +1,1 @@
+"""Security of the wire: identities, run tokens, certificates, and what each role may ask for."""
