@@ -77,9 +77,7 @@ class AccessInterceptor(grpc.ServerInterceptor):
         try:
             rule = self.check.access.rule(method)
         except RefusedError:
-            return grpc.stream_stream_rpc_method_handler(
-                lambda _, context: let_in(method, lambda: None, context)  # type: ignore[arg-type,return-value]
-            )
+            return grpc.stream_stream_rpc_method_handler(lambda _, context: let_in(method, lambda: None, context))
         handler = continuation(details)
         if handler is None or rule.open_to_all:
             return handler

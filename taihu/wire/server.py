@@ -43,13 +43,13 @@ def _limits(patience: Patience) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _interceptors(security: Security, silence: SilenceInterceptor) -> tuple[grpc.ServerInterceptor, ...]:
+def _interceptors(security: Security, silence: SilenceInterceptor) -> list[grpc.ServerInterceptor]:
     """Who calls is asked before a call has a place to wait in, and what it tells of itself when that is there."""
     if not security.authenticates:
-        return (silence,)
+        return [silence]
     check = CallerCheck(security.access, security.refusals)
-    claims = (ClaimInterceptor(check),) if check.access.by_certificate else ()
-    return (AccessInterceptor(check), silence, *claims)
+    claims = [ClaimInterceptor(check)] if check.access.by_certificate else []
+    return [AccessInterceptor(check), silence, *claims]
 
 
 @dataclass

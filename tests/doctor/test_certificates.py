@@ -95,5 +95,6 @@ def test_the_files_are_those_of_the_job_where_no_others_are_given(made: Made, tm
     assert named_files(job, given) == (replace(given, ca=made.files().ca),)
     assert named_files(Job(), given) == (given,)
     elsewhere = {**made.ours.settings(), "certificate": str(tmp_path / "{member}.pem")}
-    (finding,) = found(*named_files(Job.model_validate({"security": elsewhere}), NamedFiles()))
+    (files,) = named_files(Job.model_validate({"security": elsewhere}), NamedFiles())
+    (finding,) = found(files)
     assert re.match(r"fails: here: .*{member}\.pem: No such file", finding)

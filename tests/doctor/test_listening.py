@@ -20,6 +20,8 @@ from taihu.doctor.messages import facts_from_message, facts_to_message
 from taihu.doctor.remote import RemoteDoctor, look_at_port
 from taihu.doctor.service import ListeningDoctor
 from taihu.errors import ConfigError, FrameError, StaleError
+from taihu.security.security import Security
+from taihu.security.token import Token
 from taihu.wire.address import free_port
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import WallClock
@@ -155,10 +157,11 @@ def test_no_connection_without_an_exchange(address: str) -> None:
     assert isinstance(error_from_rpc(refused.value, "the doctor"), StaleError)
 
 
-def test_ports(address: str) -> None:
+@pytest.mark.parametrize("token", [None, Token("of-this-run-0123456789abcdef")])
+def test_ports(address: str, token: Token | None) -> None:
     assert look_at_port(address, "here").port is Port.OPEN
     assert look_at_port(f"127.0.0.1:{free_port('127.0.0.1')}", "here").port is Port.REFUSED
-    daemon = RpcServer.create(threads=2)
+    daemon = RpcServer.create(threads=2, security=Security(token=token))
     port = daemon.listen("127.0.0.1:0")
     daemon.start(())
     try:

@@ -9,6 +9,7 @@ import hashlib
 import socket
 import ssl
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +28,11 @@ from support.cluster import Cluster, Member, Values, layout_of, make_job
 from protos import connection_pb2
 from protos import coordinator_pb2 as pb
 from protos import parameter_server_pb2 as ps
+from protos.coordinator_pb2_grpc import (
+    CoordinatorServiceServicer,
+    CoordinatorServiceStub,
+    add_CoordinatorServiceServicer_to_server,
+)
 from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.coordination.status import fetch_status
 from taihu.errors import ConfigError, RefusedError
@@ -280,6 +286,41 @@ def test_a_token_alone_is_for_loopback() -> None:
         RpcServer.create(threads=1, security=security).listen("0.0.0.0:0")
     with pytest.raises(ConfigError, match="plain text"):
         open_channel("192.0.2.1:7070", security=security)
+
+
+def test_strangers_are_refused_before_they_have_said_anything() -> None:
+    """They take no place among those who mean to say something."""
+    over = threading.Event()
+    security = Security("taihu", token=TOKEN)
+    rpc = RpcServer.create(threads=2, security=security)
+    address = f"127.0.0.1:{rpc.listen('127.0.0.1:0')}"
+    add_CoordinatorServiceServicer_to_server(CoordinatorServiceServicer(), rpc.grpc_server)
+    rpc.start(())
+
+    def silent() -> Iterator[bytes]:
+        over.wait(60)
+        yield from ()
+
+    with open_channel(address) as stranger, open_channel(address, security=security) as member:
+        try:
+            for method in ("GetStatus", "Join", "Nothing"):
+                mute: grpc.StreamUnaryMultiCallable[bytes, bytes] = stranger.stream_unary(f"{COORDINATOR}/{method}")
+                with pytest.raises(grpc.RpcError) as caught:
+                    mute(silent(), timeout=20)
+                assert isinstance(caught.value, grpc.Call)
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            with pytest.raises(grpc.RpcError) as unanswered:
+                CoordinatorServiceStub(member).GetStatus(pb.GetStatusRequest(), timeout=20)
+            assert isinstance(unanswered.value, grpc.Call)
+            assert unanswered.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        finally:
+            over.set()
+            rpc.stop(0)
+    assert security.refusals.calls == {
+        (f"{COORDINATOR}/GetStatus", "no_token"): 1,
+        (f"{COORDINATOR}/Join", "no_token"): 1,
+        ("other", "no_token"): 1,
+    }
 
 
 def test_a_run_with_a_token_is_closed_to_who_has_another_one(
