@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from queue import SimpleQueue
+from typing import Any
 
 import grpc
 import pytest
@@ -15,6 +16,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 from support.daemons import wait_for
 from support.loopback import Loopback, loopback_method
 
+from allreduce.peer_service import PEER_SERVICE
+from taihu.security.security import Security
+from taihu.security.token import Token
 from taihu.wire.channel import open_channel
 from taihu.wire.direct_connection import DirectListener, connect_directly
 from taihu.wire.metrics import MetricsPage, ServerMetrics
@@ -126,6 +130,37 @@ def test_a_stream_of_reflection_lasts_for_the_time_of_an_answer() -> None:
             server.stop(0.0)
     assert isinstance(caught.value, grpc.Call)
     assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
+@pytest.mark.parametrize("token", [None, Token("of-this-run-0123456789abcdef")])
+def test_open_streams_keep_no_thread_from_calls(token: Token | None) -> None:
+    """Calls have threads of their own, also where callers are asked who they are."""
+    over, begun = threading.Event(), threading.Semaphore(0)
+    security = Security(token=token)
+    server = RpcServer.create(threads=2, security=security)
+    address = f"127.0.0.1:{server.listen('127.0.0.1:0')}"
+
+    def wait(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        begun.release()
+        over.wait(60)
+        yield b""
+
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Exchange": grpc.stream_stream_rpc_method_handler(wait),
+        "OpenConnection": grpc.unary_unary_rpc_method_handler(lambda request, context: request),
+    }
+    server.grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PEER_SERVICE, handlers),))
+    server.start(())
+    with open_channel(address, security=security) as channel:
+        stream: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{PEER_SERVICE}/Exchange")
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{PEER_SERVICE}/OpenConnection")
+        streams = [stream(silent(over), timeout=60) for _ in range(2 + SILENT_PLACES)]
+        try:
+            assert all(begun.acquire(timeout=TIMEOUT_S) for _ in streams)
+            assert call(b"hello", timeout=TIMEOUT_S) == b"hello"
+        finally:
+            over.set()
+            server.stop(0.0)
 
 
 def connected(stack: ExitStack, port: int, count: int) -> list[socket.socket]:
