@@ -70,7 +70,7 @@ KINDS: dict[type[Kind], st.SearchStrategy[Kind]] = {
     RingSegment: st.builds(RingSegment, UINT32, UINT32),
     Part: st.builds(Part, UINT32),
     SparseMessage: st.builds(SparseMessage, UINT32, UINT32),
-    # What is told comes as one line, whatever is said.
+    # Text of others is one line.
     Farewell: st.builds(Farewell, st.text(CHARACTERS, max_size=20).map(told)),
 }
 
