@@ -31,8 +31,8 @@ from taihu.settings import Transport
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.frame_faults import FrameFaults
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
-from taihu.wire.headers import Address, At, FrameHeader, Sender, ValueType
-from taihu.wire.identity import WorkerIdentity
+from taihu.wire.headers import Address, At, FrameHeader, ValueType
+from taihu.wire.identity import Sender, WorkerIdentity
 from taihu.wire.kinds import Encoding, Farewell
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.sink import Origin, Sink

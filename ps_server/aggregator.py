@@ -19,7 +19,8 @@ from typing import Generic, TypeVar
 
 from taihu.errors import FrameError, GivenUpError, MemberLostError, StaleError
 from taihu.planner.partition import FrameSpec
-from taihu.wire.headers import At, FrameHeader, Sender
+from taihu.wire.headers import At, FrameHeader
+from taihu.wire.identity import Sender
 
 __all__ = ["Aggregator", "Complete", "Outcome"]
 

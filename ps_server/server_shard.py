@@ -40,7 +40,8 @@ from taihu.optimization import OptimizerShard, SumShard, in_steps
 from taihu.planner.partition import FrameSpec, Shard
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE, encode_frame
-from taihu.wire.headers import At, Frame, FrameHeader, Sender, ValueType
+from taihu.wire.headers import At, Frame, FrameHeader, ValueType
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, Gradients, Parameters, Summed
 from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 

@@ -16,7 +16,8 @@ from taihu.coordination.messages import plain
 from taihu.errors import RunError
 from taihu.process.entry import run_app
 from taihu.wire.codec import encode_frame, read_frame
-from taihu.wire.headers import Address, At, FrameHeader, Sender
+from taihu.wire.headers import Address, At, FrameHeader
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, Farewell
 from taihu.wire.log import configure_logs
 from taihu.words import one_line, told

@@ -28,7 +28,8 @@ from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.planner.partition import Shard
 from taihu.wire.codec import encode_frame, frame_from_message
-from taihu.wire.headers import At, FrameHeader, Sender
+from taihu.wire.headers import At, FrameHeader
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, Gradients, Parameters, Question
 
 __all__ = ["TARGETS"]

@@ -25,8 +25,8 @@ from taihu.wire.checksum import checksum_of
 from taihu.wire.codec import encode_frame, layout_from_message, read_frame
 from taihu.wire.direct_frames import HEADER_BYTES, DirectReceiver
 from taihu.wire.direct_header import check_header, pack_header, unpack_header
-from taihu.wire.headers import Address, At, Frame, FrameHeader, Sender, ValueType
-from taihu.wire.identity import WorkerIdentity, identity_from_metadata
+from taihu.wire.headers import Address, At, Frame, FrameHeader, ValueType
+from taihu.wire.identity import Sender, WorkerIdentity, identity_from_metadata
 from taihu.wire.kinds import Encoding, Farewell, Gradients, Kind, Part, RingSegment, SparseMessage
 from taihu.wire.patience import Patience
 from taihu.wire.shared_memory import SharedDescriptor, buffer_from_message, buffer_to_message, open_shared

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from taihu.doctor.link import MOST_BYTES
 from taihu.errors import FrameError, TaihuError
 from taihu.wire.frame_link import FrameConnection
-from taihu.wire.headers import Frame, FrameHeader, Sender
-from taihu.wire.identity import WorkerIdentity
+from taihu.wire.headers import Frame, FrameHeader
+from taihu.wire.identity import Sender, WorkerIdentity
 from taihu.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Summed
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 from taihu.wire.patience import Patience

@@ -17,7 +17,8 @@ from taihu.simulation.sizes import Sizes
 from taihu.simulation.worker import Route, SimulatedWorker
 from taihu.trace import Tracer
 from taihu.wire.direct_frames import HEADER_BYTES
-from taihu.wire.headers import At, FrameHeader, Sender
+from taihu.wire.headers import At, FrameHeader
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, Gradients, Question
 from worker.exchange.servers.answers import FramesUnderWay
 

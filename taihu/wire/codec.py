@@ -22,7 +22,8 @@ from protos import tensor_pb2
 from taihu.errors import DamagedFrameError, FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.wire.checksum import checksum_of, checksum_of_all
-from taihu.wire.headers import Address, At, Frame, FrameHeader, Sender, ValueType, dense_values, frame_of
+from taihu.wire.headers import Address, At, Frame, FrameHeader, ValueType, dense_values, frame_of
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import (
     Again,
     Encoding,

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from taihu.errors import DamagedFrameError, FrameError
 from taihu.wire.checksum import checksum_of
-from taihu.wire.headers import Address, At, FrameHeader, Sender, ValueType
+from taihu.wire.headers import Address, At, FrameHeader, ValueType
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import (
     Again,
     Encoding,

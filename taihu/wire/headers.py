@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kernels.half import HalfKind
 from taihu.errors import FrameError
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, K, Kind
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 
@@ -23,7 +24,6 @@ __all__ = [
     "At",
     "Frame",
     "FrameHeader",
-    "Sender",
     "ValueType",
     "dense_values",
     "frame_of",
@@ -77,19 +77,6 @@ class ValueType(Enum):
                 return "bf16"
             case _:
                 return None
-
-
-class Sender(NamedTuple):
-    """One life of one process of a job: a worker, or a server, which has no rank here."""
-
-    job: str
-    incarnation: int
-    rank: int | None = None
-
-    @property
-    def label(self) -> str:
-        """Its name in messages."""
-        return "a server" if self.rank is None else f"worker {self.rank}"
 
 
 class Range(Protocol):

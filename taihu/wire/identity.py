@@ -1,19 +1,32 @@
-"""The identity of the worker that opens a stream: carried as metadata, so that it is known before the first frame."""
+"""Who sends frames; of the worker that opens a stream it is metadata, so that it is known before the first frame."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from taihu.errors import FrameError
-from taihu.wire.headers import Sender
 
-__all__ = ["WorkerIdentity", "identity_from_metadata", "identity_to_metadata"]
+__all__ = ["Sender", "WorkerIdentity", "identity_from_metadata", "identity_to_metadata"]
 
 _JOB = "taihu-job"
 _RANK = "taihu-rank"
 _INCARNATION = "taihu-incarnation"
+
+
+class Sender(NamedTuple):
+    """One life of one process of a job: a worker, or a server, which has no rank here."""
+
+    job: str
+    incarnation: int
+    rank: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return "a server" if self.rank is None else f"worker {self.rank}"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from taihu.errors import DamagedFrameError, FrameError, TaihuError
 from taihu.wire.checksum import checksum_of_all
-from taihu.wire.headers import Address, At, FrameHeader, Sender
+from taihu.wire.headers import Address, At, FrameHeader
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Again, Encoding, Mark, Repetition, Taken, Word
 from taihu.wire.sink import Origin
 

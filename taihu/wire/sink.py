@@ -8,7 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from taihu.wire.headers import Frame, FrameHeader, Sender
+from taihu.wire.headers import Frame, FrameHeader
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Kind
 from taihu.wire.patience import Patience
 

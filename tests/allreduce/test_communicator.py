@@ -26,8 +26,8 @@ from taihu.planner.partition import FrameSpec, slice_bounds
 from taihu.settings import Transport
 from taihu.wire.codec import encode_frame
 from taihu.wire.direct_connection import open_connection
-from taihu.wire.headers import At, Sender, ValueType
-from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.headers import At, ValueType
+from taihu.wire.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.wire.kinds import Encoding, RingSegment, SparseMessage
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.sink import Origin

@@ -17,7 +17,8 @@ from allreduce.communicator import Communicator
 from allreduce.early import EarlyFrames, Held, waiting_bytes
 from allreduce.parts.messages import Receive
 from allreduce.ring.operation import OperationKey
-from taihu.wire.headers import Address, At, FrameHeader, Sender, ValueType
+from taihu.wire.headers import Address, At, FrameHeader, ValueType
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Part, RingSegment
 
 FRAME = 1 << 20

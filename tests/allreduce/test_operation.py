@@ -30,7 +30,8 @@ from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, Shard, slice_bounds
-from taihu.wire.headers import At, FrameHeader, Sender, ValueType
+from taihu.wire.headers import At, FrameHeader, ValueType
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Parameters, RingSegment
 
 Values = NDArray[Any]

@@ -12,8 +12,8 @@ from support.frames import header_of
 from ps_server.answering import Answer
 from ps_server.exchanges import WorkerExchange
 from taihu.wire.direct_frames import DirectReceiver
-from taihu.wire.headers import FrameHeader, Sender
-from taihu.wire.identity import WorkerIdentity
+from taihu.wire.headers import FrameHeader
+from taihu.wire.identity import Sender, WorkerIdentity
 from taihu.wire.kinds import Encoding, Summed
 from taihu.wire.sink import Origin, Sink
 

@@ -15,7 +15,8 @@ from kernels.pack import packed_bound
 from ps_server.aggregator import Outcome
 from taihu.errors import FrameError, MemberLostError, ModelError, SharedMemoryError, StaleError
 from taihu.wire.codec import read_frame
-from taihu.wire.headers import At, Frame, FrameHeader, Sender, ValueType
+from taihu.wire.headers import At, Frame, FrameHeader, ValueType
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, Parameters, Summed
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.stream import message_of

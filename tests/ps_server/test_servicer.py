@@ -26,8 +26,8 @@ from taihu.trace import Tracer
 from taihu.wire.codec import encode_frame, layout_to_message, read_frame
 from taihu.wire.direct_connection import DirectListener, open_connection
 from taihu.wire.frame_link import FrameLink, LinkEnd, LinkEvents
-from taihu.wire.headers import Frame, FrameHeader, Sender
-from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.headers import Frame, FrameHeader
+from taihu.wire.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.wire.kinds import Encoding, Question, RingSegment, Summed
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.server import RpcServer

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from taihu.wire.headers import Address, At, FrameHeader, Sender, ValueType
+from taihu.wire.headers import Address, At, FrameHeader, ValueType
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, Gradients, Kind, Parameters, Question
 
 __all__ = ["changed", "header_of", "initial_header", "question"]

@@ -19,7 +19,8 @@ from taihu.coordination.plan import Plan
 from taihu.job import Job
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, Shard
-from taihu.wire.headers import At, Frame, FrameHeader, Sender, ValueType
+from taihu.wire.headers import At, Frame, FrameHeader, ValueType
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, Question
 from taihu.wire.shared_memory import SharedBuffer
 

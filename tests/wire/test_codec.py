@@ -27,7 +27,8 @@ from taihu.wire.codec import (
     layout_to_message,
     read_frame,
 )
-from taihu.wire.headers import Address, At, FrameHeader, Sender, ValueType
+from taihu.wire.headers import Address, At, FrameHeader, ValueType
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import (
     Encoding,
     Farewell,

@@ -24,7 +24,8 @@ from taihu.wire.codec import decode_frame, encode_frame, frame_from_message, rea
 from taihu.wire.direct_frames import DirectSender
 from taihu.wire.direct_header import HEADER_BYTES, pack_header
 from taihu.wire.frame_link import FrameConnection
-from taihu.wire.headers import Frame, FrameHeader, Sender
+from taihu.wire.headers import Frame, FrameHeader
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, Gradients, Question, Repetition
 from taihu.wire.repetition import control_header
 from taihu.wire.sink import Origin, Sink

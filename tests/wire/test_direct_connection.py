@@ -15,8 +15,7 @@ from protos import connection_pb2 as pb
 from taihu.errors import ConfigError, ExchangeError
 from taihu.wire.channel import open_channel
 from taihu.wire.direct_connection import TOKEN_BYTES, DirectListener, connect_directly, is_open, open_connection
-from taihu.wire.headers import Sender
-from taihu.wire.identity import WorkerIdentity
+from taihu.wire.identity import Sender, WorkerIdentity
 from taihu.wire.server import RpcServer
 from taihu.wire.sink import Origin
 

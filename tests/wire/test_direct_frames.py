@@ -22,7 +22,8 @@ from support.checksums import crc32c_by_table
 from taihu.errors import FrameError, MemberLostError, TaihuError
 from taihu.wire.direct_frames import DirectReceiver, DirectSender
 from taihu.wire.direct_header import HEADER_BYTES, check_header, pack_header, unpack_header
-from taihu.wire.headers import Address, At, Frame, FrameHeader, Sender, ValueType
+from taihu.wire.headers import Address, At, Frame, FrameHeader, ValueType
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, Gradients, Parameters, Part, Question, RingSegment, SparseMessage, Summed
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 from taihu.wire.sink import Origin, Sink

@@ -22,7 +22,8 @@ from taihu.wire.codec import encode_frame, read_frame
 from taihu.wire.direct_header import HEADER_BYTES, check_header, pack_header
 from taihu.wire.frame_faults import FrameFault, turned
 from taihu.wire.frame_link import FrameConnection
-from taihu.wire.headers import Frame, FrameHeader, Sender
+from taihu.wire.headers import Frame, FrameHeader
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, Gradients, Question
 from taihu.wire.repetition import DAMAGED, ArrivingFrames
 from taihu.wire.sink import Origin, Sink

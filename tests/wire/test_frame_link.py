@@ -14,8 +14,8 @@ import numpy as np
 
 from taihu.errors import TaihuError
 from taihu.wire.frame_link import FrameConnection, FrameLink, LinkEnd, LinkEvents
-from taihu.wire.headers import Address, At, FrameHeader, Sender
-from taihu.wire.identity import WorkerIdentity
+from taihu.wire.headers import Address, At, FrameHeader
+from taihu.wire.identity import Sender, WorkerIdentity
 from taihu.wire.kinds import RingSegment
 from taihu.wire.sink import Origin, Sink
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.frames import header_of
 
 from taihu.errors import DamagedFrameError, FrameError, TaihuError
-from taihu.wire.headers import Sender
+from taihu.wire.identity import Sender
 from taihu.wire.kinds import Again, Repetition, Word
 from taihu.wire.patience import Patience
 from taihu.wire.repetition import DAMAGED, ArrivingFrames, OutgoingFrame, SentFrames

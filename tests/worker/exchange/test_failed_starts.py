@@ -19,8 +19,7 @@ from taihu.coordination.planning import first_plan
 from taihu.errors import FrameError, MemberLostError, RunError, TaihuError
 from taihu.wire import direct_connection
 from taihu.wire.codec import encode_frame, layout_to_message
-from taihu.wire.headers import Sender
-from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.wire.sink import Origin
 from worker.exchange.making import Beside, between_workers, through_servers
 from worker.memory.arenas import arenas_of

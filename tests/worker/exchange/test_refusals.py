@@ -21,8 +21,8 @@ from taihu.errors import ModelError, RunError, StaleError, TaihuError
 from taihu.wire.codec import encode_frame
 from taihu.wire.direct_connection import open_connection
 from taihu.wire.direct_frames import DirectSender
-from taihu.wire.headers import FrameHeader, Sender, ValueType
-from taihu.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.wire.headers import FrameHeader, ValueType
+from taihu.wire.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.wire.kinds import Encoding, Gradients, RingSegment, Summed
 from taihu.wire.sink import Origin
 from taihu.wire.stream import StreamSender

@@ -25,8 +25,8 @@ from taihu.wire.direct_frames import HEADER_BYTES
 from taihu.wire.frame_faults import FrameFaults
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd
 from taihu.wire.frame_link import LinkEvents as WireEvents
-from taihu.wire.headers import Address, At, Frame, FrameHeader, Sender, ValueType, frame_of
-from taihu.wire.identity import WorkerIdentity
+from taihu.wire.headers import Address, At, Frame, FrameHeader, ValueType, frame_of
+from taihu.wire.identity import Sender, WorkerIdentity
 from taihu.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Summed
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.sink import Origin, Sink
