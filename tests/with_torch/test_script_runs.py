@@ -57,6 +57,11 @@ def test_what_stays_of_a_script_and_what_is_seen_of_it(flags: tuple[str, ...], t
     for rank in range(2):
         metrics = (tmp_path / f"metrics.{rank}").read_text()
         assert f'taihu_step{{rank="{rank}",role="worker"}} {STEPS:.1f}' in metrics
+    assert "the run's token is missing" in (tmp_path / "refused").read_text()
+    assert (tmp_path / "members").read_text() == ("3" if "--servers" in flags else "2")
+    if "--servers" not in flags:  # worker 0 hosts the coordinator then
+        refused = 'method="/taihu.v1.CoordinatorService/GetStatus",rank="0",reason="no_token",role="worker"'
+        assert f"taihu_refused_calls_total{{{refused}}} 1.0" in (tmp_path / "metrics.0").read_text()
 
 
 def test_forked_workers_draw_numbers_of_their_own_and_keep_to_their_threads(tmp_path: Path) -> None:

@@ -1,5 +1,9 @@
-"""Steps of a small model; with a port as argument, worker R leaves what its page of metrics at port + R says."""
+"""Steps of a small model; with a port as argument, worker R leaves what its page of metrics at port + R says.
 
+Worker 0 looks at the run before that as a stranger, without the run's token, and as one who has it.
+"""
+
+import os
 import random
 import sys
 import urllib.request
@@ -9,6 +13,10 @@ import numpy as np
 import torch
 
 import taihu.torch
+from taihu.coordination.status import fetch_status
+from taihu.errors import RefusedError
+from taihu.security.security import Security
+from taihu.security.token import find_token
 
 rank = taihu.torch.rank()
 sys.stdout.write(f"rank {rank} begins\n")
@@ -20,6 +28,14 @@ for step in range(12):
     model(torch.full((8, 64), 0.01 * step + rank)).square().mean().backward()
     optimizer.step()
 if len(sys.argv) > 1:
+    if rank == 0:
+        coordinator = os.environ["TAIHU_CLUSTER__COORDINATOR"]
+        try:
+            fetch_status(coordinator, 20)
+        except RefusedError as error:
+            Path("refused").write_text(str(error))
+        status = fetch_status(coordinator, 20, Security(token=find_token(os.environ, None)))
+        Path("members").write_text(str(len(status.members)))
     with urllib.request.urlopen(f"http://127.0.0.1:{int(sys.argv[1]) + rank}/metrics", timeout=20) as page:
         Path(f"metrics.{rank}").write_bytes(page.read())
 sys.stdout.write(f"rank {rank} ends\n")
