@@ -1,4 +1,4 @@
-"""Who sends frames; of the worker that opens a stream it is metadata, so that it is known before the first frame."""
+"""Senders of frames. That of a stream is told in its metadata, so that it is known before the first frame."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def _limits(patience: Patience) -> tuple[tuple[str, int], ...]:
 
 
 def _interceptors(security: Security, silence: SilenceInterceptor) -> list[grpc.ServerInterceptor]:
-    """Who calls is asked before a call has a place to wait in, and what it tells of itself when that is there."""
+    """The checks of a call: of its caller, of its silence, and of what its request tells of the caller."""
     if not security.authenticates:
         return [silence]
     check = CallerCheck(security.access, security.refusals)
