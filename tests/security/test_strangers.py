@@ -289,7 +289,9 @@ def test_strangers_are_refused_before_they_have_said_anything() -> None:
     security = Security("taihu", token=TOKEN)
     rpc = RpcServer.create(threads=2, security=security)
     address = f"127.0.0.1:{rpc.listen('127.0.0.1:0')}"
-    echo = {"GetStatus": grpc.unary_unary_rpc_method_handler(lambda request, context: request)}
+    echo: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "GetStatus": grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+    }
     rpc.grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(COORDINATOR[1:], echo),))
     rpc.start(())
 
