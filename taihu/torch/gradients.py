@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from taihu.errors import ConfigError
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.torch.spread import is_spread, was_spread
 
 __all__ = ["GradientArena", "layout_of", "trained"]
 
@@ -18,10 +19,17 @@ __all__ = ["GradientArena", "layout_of", "trained"]
 def trained(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> list[tuple[str, torch.nn.Parameter]]:
     """The parameters that the optimizer updates and backward reaches, with their names, in the model's order.
 
+    Columns of spread layers are this worker's own: they are left out.
+
     Raises:
         ConfigError: the optimizer has one that the model does not have, or no parameter needs a gradient.
     """
-    own = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    everything = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(map(was_spread, everything)):
+        raise ConfigError(
+            "the optimizer was made before shard_linear, of parameters that the model has no more; make it afterwards"
+        )
+    own = [p for p in everything if p.requires_grad and not is_spread(p)]
     if model is None:
         named = [(f"parameter {index}", parameter) for index, parameter in enumerate(own)]
     else:
@@ -32,6 +40,11 @@ def trained(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> 
                 f"the optimizer has {len(wanted)} parameters that need gradients, and the model has {len(named)} of "
                 "them: give the model that the optimizer was made for, or none"
             )
+    if not named and any(map(is_spread, everything)):
+        raise ConfigError(
+            "every parameter of the optimizer is spread, and there is nothing to exchange: leave a layer out of "
+            "shard_linear"
+        )
     if not named:
         raise ConfigError("no parameter of the optimizer needs a gradient: there is nothing to exchange")
     return named
