@@ -125,6 +125,7 @@ class World:
         )
         self._activity.takes_part(session)
         gradients = GradientArena(layout, parameters, arenas.gradients)
+        self._stack.callback(gradients.close)
         return BackwardSteps(self.job, layout, gradients, session, self._observer, waits=self._waits)
 
     def bring(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
