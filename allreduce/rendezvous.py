@@ -112,8 +112,8 @@ def meet(
         # The failure is reported while the streams are open: a stream that breaks first would become the reason.
         heartbeats = HeartbeatThread(client, job, progress, on_end, stop=stop)
         with communicator, heartbeats, failure_reported(client):
-            is_mesh = mesh or job.compression.method != "none" or job.exchange.fc != "data"
+            mesh = mesh or job.compression.method != "none" or job.exchange.fc != "data"
             one_host = all(map(is_loopback, addresses))
             carriage = first_carriage(job.exchange.transport, one_host=one_host, waits_for_groups=True)
-            communicator.connect(addresses[job.servers :], mesh=is_mesh, carrier=carrier_in(carriage, 0))
+            communicator.connect(addresses[job.servers :], mesh=mesh, carrier=carrier_in(carriage, 0))
             yield meeting

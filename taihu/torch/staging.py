@@ -36,11 +36,11 @@ class Streams(Protocol):
     """The stream that computes and one for copies; every call returns at once."""
 
     def side_waits(self) -> None:
-        """What is copied from now on comes behind what is computed so far."""
+        """Have later copies come behind what is computed so far."""
         ...
 
     def compute_waits(self) -> None:
-        """What is computed from now on comes behind what is copied so far."""
+        """Have later computation come behind what is copied so far."""
         ...
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -114,11 +114,11 @@ class CudaStreams:
         self._side = torch.cuda.Stream(device)
 
     def side_waits(self) -> None:
-        """The side stream waits for the present one."""
+        """Have the side stream wait for the present one."""
         self._side.wait_stream(torch.cuda.current_stream(self._device))
 
     def compute_waits(self) -> None:
-        """The present stream waits for the side stream."""
+        """Have the present stream wait for the side stream."""
         torch.cuda.current_stream(self._device).wait_stream(self._side)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:

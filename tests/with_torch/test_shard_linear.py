@@ -121,7 +121,7 @@ def test_workers_are_one_process_with_all_their_samples(counts: tuple[int, ...],
 def on_ranks_in_memory(
     rows: Sequence[int], columns: tuple[int, ...], inputs: int, *, bias: bool, needs_x: bool, seed: int
 ) -> tuple[MemoryNetwork, list[tuple[torch.Tensor, ...]], list[torch.Tensor], nn.Linear]:
-    """What each rank gets of a forward and backward in fp64, the inputs, and the whole layer with its gradients."""
+    """Outputs and gradients of each rank in fp64, the inputs, and the whole layer with its gradients."""
     rng = torch.Generator().manual_seed(seed)
     whole = nn.Linear(inputs, columns[-1], bias=bias, dtype=torch.float64)
     xs = [torch.randn(count, inputs, generator=rng, dtype=torch.float64, requires_grad=needs_x) for count in rows]

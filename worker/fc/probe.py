@@ -51,7 +51,7 @@ def agree_on_fc(
 
 
 def agree_on_links(communicator: Communicator, servers: int, clock: Clock) -> FcLinks:
-    """What rank 0 measured, on every rank; they all call this."""
+    """The links as rank 0 measured them, on every rank; they all call this."""
     links = probe_links(communicator, servers, clock)
     agreed = np.array([links.transfer_seconds, links.exchange_seconds, links.seconds_per_byte])
     communicator.broadcast(agreed, ValueType.FP64)
