@@ -34,7 +34,15 @@ from worker.exchange.shell import Exchange
 from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
 
-__all__ = ["Exchanged", "Reporting", "Session", "take_part", "take_part_after_meeting"]
+__all__ = [
+    "Exchanged",
+    "Reporting",
+    "Session",
+    "exchange_after_meeting",
+    "meet_workers",
+    "take_part",
+    "take_part_after_meeting",
+]
 
 
 @dataclass(frozen=True)
@@ -129,11 +137,42 @@ def take_part_after_meeting(
     generation: Generation = ONLY,
 ) -> Iterator[Session]:
     """Like `take_part`, where what is exchanged is known only once the workers have met, and `prepare`."""
+    met = meet_workers(job, rank, reporting, listener=listener, length=length, generation=generation)
+    with (
+        met as meeting,
+        exchange_after_meeting(job, meeting, prepare(meeting.communicator), reporting) as session,
+    ):
+        yield session
+
+
+@contextmanager
+def meet_workers(
+    job: Job,
+    rank: int,
+    reporting: Reporting,
+    *,
+    listener: Listener | None = None,
+    length: RunLength | None = None,
+    generation: Generation = ONLY,
+    mesh: bool = False,
+) -> Iterator[Meeting]:
+    """The first half of `take_part_after_meeting`: the workers are connected, and nothing is exchanged yet.
+
+    With `mesh` they move parts, whatever the job says; all of them ask for it alike.
+    """
     listener = listener or listen_for_peers(job, rank, ListenOptions(patience=job.patience))
-    met = _meet(job, rank, None, reporting, listener=listener, length=length, generation=generation)
-    with met as meeting, ExitStack() as ending:
+    met = _meet(job, rank, None, reporting, listener=listener, length=length, generation=generation, mesh=mesh)
+    with met as meeting:
         reporting.chaos.passes(Point.JOIN)
-        exchanged = prepare(meeting.communicator)
+        yield meeting
+
+
+@contextmanager
+def exchange_after_meeting(
+    job: Job, meeting: Meeting, exchanged: Exchanged, reporting: Reporting
+) -> Iterator[Session]:
+    """The second half of `take_part_after_meeting`: what is exchanged is known to all, and the exchange is open."""
+    with ExitStack() as ending:
         ending.callback(exchanged.arenas.forget_name)
         meeting.client.bring_layout(exchanged.layout)
         plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
@@ -165,6 +204,7 @@ def _meet(
     listener: Listener,
     length: RunLength | None,
     generation: Generation,
+    mesh: bool = False,
 ) -> AbstractContextManager[Meeting]:
     return meet(
         job,
@@ -178,6 +218,7 @@ def _meet(
         stop=reporting.stop,
         generation=generation,
         faults=reporting.chaos.frames,
+        mesh=mesh,
     )
 
 

@@ -109,10 +109,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Who has done its own takes part in those of the others, with gradients of zeros, and makes their updates. At
         the end of the block all have the parameters of the last of them. Means are those of all workers all the same.
+
+        Raises:
+            ConfigError: layers are spread over the workers.
         """
         if self._steps is None:
             yield
             return
+        if self._world.spreads is not None:
+            raise ConfigError(
+                "join(): a forward of layers that shard_linear has spread needs all workers; give each as many "
+                "batches, of any sizes"
+            )
         self._steps.is_joined = True
         try:
             yield

@@ -118,8 +118,7 @@ class BackwardSteps:
             raise RunError(f"step {self.step}: {name} has brought its gradient twice in one backward")
         self._is_ready[index] = True
         self._gradients.take(index)
-        self._ready_s[index] = self._clock.now() - record.waited_in_backward_s
-        self._push_in_order()
+        self._push_in_order(record)
 
     def _begin_in_backward(self) -> StepRecord:
         if self.is_joined:
@@ -141,9 +140,17 @@ class BackwardSteps:
         self._driver.begin(self.step, one_by_one=serial)
         return record
 
-    def _push_in_order(self) -> None:
-        """Tell the driver of layers in the plan's order, as far as their gradients are there."""
+    def _push_in_order(self, record: StepRecord, *, waits: bool = False) -> None:
+        """Tell the driver of layers in the plan's order, as far as their gradients are there, or with `waits` of all.
+
+        A device may still compute what this thread has been told of: it is ready when it has arrived.
+        """
         while self._next < len(self._is_ready) and self._is_ready[self._next]:
+            if not self._gradients.is_there(self._next):
+                if not waits:
+                    return
+                self._gradients.wait(self._next)
+            self._ready_s[self._next] = self._clock.now() - record.waited_in_backward_s
             self._driver.ready(self._next)
             self._next += 1
 
@@ -151,18 +158,16 @@ class BackwardSteps:
         """Backward is over: return when all gradients are the means of all workers."""
         record = self._record
         assert record is not None  # noqa: S101
-        now = self._clock.now() - record.waited_in_backward_s
         for index, is_ready in enumerate(self._is_ready):
             if not is_ready:
                 # It took no part in this forward, here at least.
                 self._gradients.take(index)
-                self._is_ready[index], self._ready_s[index] = True, now
-        self._push_in_order()
+                self._is_ready[index] = True
+        self._push_in_order(record, waits=True)
         record.backward_end_s = self._clock.now()
         self._driver.end_backward()
         self._wait(lambda _: self._driver.finish(), 0)
-        for index in range(len(self._is_ready)):
-            self._gradients.give(index)
+        self._gradients.give()
         self._close(record)
 
     def _close(self, record: StepRecord) -> None:

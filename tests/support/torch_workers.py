@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TypeVar
 
+import torch
 from support.cluster import Cluster
 from taihu.coordination.listener import ListenOptions
 from taihu.job import Job, revised
@@ -29,13 +30,16 @@ def on_workers(size: int, work: Callable[[World], T], *, servers: int = 0, **tab
     cluster = {"servers": max(servers, 1), "workers": size, "connect_timeout_s": 20.0, **tables.pop("cluster", {})}
     job = Job.model_validate({"exchange": exchange, "cluster": cluster, **tables})
     with ExitStack() as stack:
+        # All workers of this process share its processors.
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
         if servers:
             job = stack.enter_context(Cluster(job)).job
-        else:
+        elif size > 1:
             job = revised(job, "cluster", coordinator=f"127.0.0.1:{free_port()}")
         pool = stack.enter_context(ThreadPoolExecutor(size))
         lives = [pool.submit(_live, job, rank, work) for rank in range(size)]
-        return [life.result(timeout=60) for life in lives]
+        return [life.result(timeout=100) for life in lives]
 
 
 def _live(job: Job, rank: int, work: Callable[[World], T]) -> T:

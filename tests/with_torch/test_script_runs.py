@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.daemons import free_port
-from test_training_loops import taihu_run
+from support.torch_scripts import taihu_run
 
 from taihu.report.page import page_of
 from taihu.report.reading import read_run
