@@ -107,7 +107,8 @@ class ScriptRun:
 
 
 def job_of_script(job: Job, *, has_servers: bool) -> Job:
-    """`job` for a script: gradients come back, around a ring unless servers were asked for."""
-    own = {"returns": "gradients", "kind": "server" if has_servers else "ring"}
+    """`job` for a script: around a ring, unless servers were asked for, which do what the script says."""
     given = job.exchange.model_fields_set
+    kind = job.exchange.kind if "kind" in given else "server" if has_servers else "ring"
+    own = {"kind": kind, "returns": "script" if kind == "server" else "gradients"}
     return revised(job, "exchange", **{key: value for key, value in own.items() if key not in given})

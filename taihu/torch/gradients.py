@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from taihu.errors import ConfigError
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.torch.sealed import SealedGradient, sealed_like
 
-__all__ = ["GradientArena", "layout_of", "trained"]
+__all__ = ["GradientArena", "layout_of", "trained", "views_of"]
 
 
 def trained(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> list[tuple[str, torch.nn.Parameter]]:
@@ -47,6 +48,17 @@ def layout_of(named: Iterable[tuple[str, torch.nn.Parameter]]) -> Layout:
     )
 
 
+def views_of(
+    layout: Layout, parameters: Sequence[torch.nn.Parameter], arena: NDArray[np.float32]
+) -> list[torch.Tensor]:
+    """The part of each parameter in an arena, shape (layout.elements,), in its own shape."""
+    values = torch.from_numpy(arena)
+    return [
+        values[start:stop].view(parameter.shape)
+        for start, stop, parameter in zip(layout.offsets, layout.offsets[1:], parameters, strict=False)
+    ]
+
+
 class GradientArena:
     """The gradients of parameters in one array, shape (elements,), fp32.
 
@@ -56,44 +68,60 @@ class GradientArena:
         layout: of the parameters.
         parameters: in the layout's order.
         arena: shape (layout.elements,), fp32, writable; kept.
+        keeps: whether the arena has memory between steps; if not, all gradients are copied there.
+        seals: whether nothing comes back, so that a gradient is sealed when it is in the arena.
     """
 
-    def __init__(self, layout: Layout, parameters: Sequence[torch.nn.Parameter], arena: NDArray[np.float32]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        parameters: Sequence[torch.nn.Parameter],
+        arena: NDArray[np.float32],
+        *,
+        keeps: bool = True,
+        seals: bool = False,
+    ) -> None:
         self.parameters = list(parameters)
-        self._arena = torch.from_numpy(arena)
-        self._views = [
-            self._arena[start:stop].view(parameter.shape)
-            for start, stop, parameter in zip(layout.offsets, layout.offsets[1:], parameters, strict=False)
-        ]
-        self._is_bound = [p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters]
+        self._views = views_of(layout, parameters, arena)
+        self._is_bound = [keeps and p.dtype == torch.float32 and p.device.type == "cpu" for p in parameters]
+        self._sealed = [sealed_like(parameter) for parameter in parameters] if seals else []
 
     def bind(self) -> None:
         """Have backward add to the arena wherever a parameter has no gradient, as after `zero_grad`."""
-        for index, parameter in enumerate(self.parameters):
-            if parameter.grad is None and self._is_bound[index]:
-                self._views[index].zero_()
-                parameter.grad = self._views[index]
+        for index in range(len(self.parameters)):
+            self.bind_one(index)
+
+    def bind_one(self, index: int) -> None:
+        """Have backward add to the arena, or to memory of its own, unless parameter `index` has a gradient."""
+        parameter = self.parameters[index]
+        if isinstance(parameter.grad, SealedGradient):
+            parameter.grad = None
+        if parameter.grad is None and self._is_bound[index]:
+            self._views[index].zero_()
+            parameter.grad = self._views[index]
 
     def take(self, index: int) -> None:
         """The gradient of parameter `index` is complete: have it in the arena."""
         parameter, view = self.parameters[index], self._views[index]
         gradient = parameter.grad
-        if gradient is None:
+        if gradient is None or isinstance(gradient, SealedGradient):
             view.zero_()
         elif not _is(gradient, view):
             view.copy_(gradient.detach())
-        if self._is_bound[index]:
+        if self._sealed:
+            parameter.grad = self._sealed[index]
+        elif self._is_bound[index]:
             parameter.grad = view
 
-    def clear(self, index: int) -> None:
-        """Have zeros in place of the gradient of parameter `index`."""
-        self._views[index].zero_()
-        self.parameters[index].grad = self._views[index] if self._is_bound[index] else None
+    def forget(self) -> None:
+        """No parameter has a gradient; `take` puts zeros in their places."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def give(self, index: int) -> None:
         """The arena has what came back for parameter `index`: have it in its gradient."""
         parameter = self.parameters[index]
-        if self._is_bound[index]:
+        if self._sealed or self._is_bound[index]:
             return
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)

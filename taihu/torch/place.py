@@ -62,7 +62,7 @@ def find_place(job: str | Path | Mapping[str, object] | None, settings: Tables) 
         resolved = revised(resolved, "cluster", workers=1)
         resolved = revised(resolved, "exchange", kind="ring")
     if "returns" not in resolved.exchange.model_fields_set:
-        resolved = revised(resolved, "exchange", returns="gradients")
+        resolved = revised(resolved, "exchange", returns="script" if resolved.servers else "gradients")
     if rank is None:
         raise ConfigError("rank unknown: start the script by `taihu run`, torchrun or mpirun, or set TAIHU_RANK")
     if not 0 <= rank < resolved.cluster.workers:

@@ -13,11 +13,13 @@ import torch
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import listen_for_peers
 from taihu.coordination.members import Progress
-from taihu.errors import RunError, TaihuError
+from taihu.errors import ConfigError, RunError, TaihuError
+from taihu.job import settled
 from taihu.layout import Layout
 from taihu.process.last_will import LastWill
-from taihu.torch.gradients import GradientArena
+from taihu.torch.gradients import GradientArena, views_of
 from taihu.torch.place import Place
+from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.steps import BackwardSteps
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import WorkerMetrics
@@ -44,6 +46,7 @@ class World:
         self.size = place.job.cluster.workers
         self._stack = ExitStack()
         self._session: Session | None = None
+        self._steps: BackwardSteps | None = None
         self._is_waiting = False
         self._has_left = False
         self._activity = Activity(SystemClock())
@@ -64,7 +67,11 @@ class World:
         return self.size == 1
 
     def train(
-        self, layout: Layout, parameters: Sequence[torch.nn.Parameter], brings: Sequence[torch.Tensor]
+        self,
+        layout: Layout,
+        parameters: Sequence[torch.nn.Parameter],
+        brings: Sequence[torch.Tensor],
+        updates: ServerUpdates | None = None,
     ) -> BackwardSteps:
         """Join, take over worker 0's values, and exchange gradients from the next backward on.
 
@@ -72,8 +79,10 @@ class World:
             layout: a layer for each parameter.
             parameters: in the layout's order.
             brings: all tensors that are to be worker 0's everywhere.
+            updates: of the servers, where these update: they bring the parameters, which lie in the arena then.
 
         Raises:
+            ConfigError: the servers cannot.
             RunError: this process does so already.
             TaihuError: the others cannot be reached, or train something else.
         """
@@ -82,11 +91,24 @@ class World:
                 "this process has a DistributedOptimizer already: give one optimizer all parameters, in groups of "
                 "their own where they are updated differently"
             )
-        arenas = arenas_of(self.job, layout.elements)
+        rules = None if updates is None else updates.script.rules
+        job = settled(self.job, rules)
+        if rules is not None and job.zero == 3:
+            raise ConfigError(
+                'update="servers": parameters of a script stay on every worker; set exchange.zero to 1 or 2'
+            )
+        arenas = arenas_of(job, layout.elements)
+        places = views_of(layout, parameters, arenas.parameters)
+
+        def initialize(layer: int) -> None:
+            places[layer].copy_(parameters[layer].detach())
 
         def prepare(communicator: Communicator) -> Exchanged:
             bring(communicator, brings)
-            return Exchanged(layout, arenas)
+            if rules is not None and self.rank == 0 and arenas.parameter_pages is None:
+                for layer in range(len(places)):
+                    initialize(layer)
+            return Exchanged(layout, arenas, initialize, rules)
 
         reporting = Reporting(self._progress, self._observer.compressed, ended=self._last_will.begin)
         session = self._session = self._stack.enter_context(
@@ -94,8 +116,14 @@ class World:
         )
         self._stack.callback(self._last_will.cancel)
         self._activity.takes_part(session)
-        gradients = GradientArena(layout, parameters, arenas.gradients)
-        return BackwardSteps(self.job, layout, gradients, session, self._observer, waits=self._waits)
+        if rules is not None:
+            for parameter, place in zip(parameters, places, strict=True):
+                parameter.data = place
+        gradients = GradientArena(layout, parameters, arenas.gradients, keeps=job.zero < 2, seals=rules is not None)
+        self._steps = BackwardSteps(
+            job, layout, gradients, session, self._observer, waits=self._waits, updates=updates
+        )
+        return self._steps
 
     def bring(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Have the values of worker `root` in `tensors`, which all workers have alike; nothing may be under way."""
@@ -113,6 +141,8 @@ class World:
             kind, trace = type(error), error.__traceback__
         elif self._session is not None:
             try:
+                if self._steps is not None:
+                    self._steps.settle()
                 self._session.client.finish_with_all(progress=self._progress(), parameters_sha256="")
             except TaihuError as failure:
                 kind, error, trace = type(failure), failure, failure.__traceback__

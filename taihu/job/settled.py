@@ -1,0 +1,44 @@
+"""The job once a script has said who updates."""
+
+from __future__ import annotations
+
+from taihu.errors import ConfigError
+from taihu.job.job import Job
+from taihu.job.reading import revised
+from taihu.update_rules import CONSTANTS, UpdateRules
+
+__all__ = ["settled"]
+
+
+def settled(job: Job, updates: UpdateRules | None) -> Job:
+    """`job` where servers update by `updates`, the optimizer of a script, or with None the workers do.
+
+    Raises:
+        ConfigError: they cannot in this job.
+    """
+    returns, zero = job.exchange.returns, job.exchange.zero
+    if updates is None:
+        if returns != "script":
+            return job
+        if zero:
+            raise ConfigError(
+                f'exchange.zero {zero} divides what servers keep: give DistributedOptimizer update="servers", or set '
+                "exchange.zero = 0"
+            )
+        return revised(job, "exchange", returns="gradients")
+    if not job.servers:
+        raise ConfigError(
+            'update="servers": a ring has no servers; start it with --servers, or give update="workers"'
+        )
+    if returns != "script":
+        raise ConfigError(
+            f"update=\"servers\": exchange.returns is {returns!r}; set exchange.returns = 'script' for all "
+            'processes, or give update="workers"'
+        )
+    if zero == 0:
+        raise ConfigError(
+            'update="servers": in stage 0 of ZeRO servers keep nothing; set exchange.zero to 1, 2 or 3, or give '
+            'update="workers"'
+        )
+    own = {key: getattr(updates.settings, key) for key in CONSTANTS}
+    return revised(revised(job, "exchange", returns="parameters"), "optimizer", **own)
