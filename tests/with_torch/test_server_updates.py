@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,12 +15,16 @@ import torch
 from support.torch_workers import script_job, with_servers
 from torch import nn
 
+from taihu.coordination.listener import ListenOptions
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.torch.gradients import layout_of, trained
 from taihu.torch.modules import ModuleReads
 from taihu.torch.optimizer import DistributedOptimizer
+from taihu.torch.place import Place
 from taihu.torch.rules import ScriptOptimizer
 from taihu.torch.world import World
+from taihu.wire.headers import At
+from worker.exchange.shell import Exchange
 
 STEPS, MICRO, BATCH = 50, 2, 24
 
@@ -31,6 +36,15 @@ KINDS: dict[str, Make] = {
     "adam": lambda groups: torch.optim.Adam(groups, lr=0.01, betas=(0.8, 0.99), eps=1e-7),
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1),
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """All workers of this process share its processors."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Net(nn.Module):  # type: ignore[misc]
@@ -166,6 +180,60 @@ def test_a_module_waits_for_its_own_parameters_alone() -> None:
     model[0].register_forward_hook(computed)
     model(torch.zeros(1, 2))
     assert events == ["reads [3, 2]", "the first has computed", "reads [1, 0]"]
+
+
+def test_forward_computes_with_what_is_there_while_the_rest_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates of the second module are told of when the first has computed, and the second waits for them."""
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    events: list[str] = []
+    has_computed = [threading.Event(), threading.Event()]
+    watched: Exchange | None = None
+    updated = Exchange._updated
+
+    def late(exchange: Exchange, group: int, at: At, **told: Any) -> None:
+        if exchange is not watched or group >= 2:  # of the first module: the layout begins with the last one
+            updated(exchange, group, at, **told)
+            return
+
+        def tell() -> None:
+            assert has_computed[0].wait(10)
+            while not exchange.awaited and not has_computed[1].is_set():
+                pass
+            events.append("updates of the second have come")
+            updated(exchange, group, at, **told)
+
+        threading.Thread(target=tell).start()
+
+    def computed(number: int) -> Callable[..., None]:
+        def note(*_: Any) -> None:
+            events.append(("the first", "the second")[number] + " has computed")
+            has_computed[number].set()
+
+        return note
+
+    def work(world: World) -> None:
+        if world.rank:
+            other = copy.deepcopy(model)
+            optimizer = DistributedOptimizer(torch.optim.SGD(other.parameters()), other, world, update="servers")
+            other(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            return
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), model, world, update="servers")
+        assert optimizer._steps is not None
+        nonlocal watched
+        watched = optimizer._steps._exchange
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        for number, module in enumerate(model):
+            module.register_forward_hook(computed(number))
+        model(torch.ones(1, 3))
+
+    monkeypatch.setattr(Exchange, "_updated", late)
+    with_servers(script_job(2, 1, plan="per-layer", transport="tcp"), work)
+    first, *come, last = events
+    assert (first, last) == ("the first has computed", "the second has computed")
+    assert set(come) == {"updates of the second have come"}
 
 
 def test_the_state_of_a_model_is_that_of_the_last_step() -> None:
@@ -317,6 +385,31 @@ def test_rules_are_those_of_the_script() -> None:
     names = [layer.name for layer in layout_of(named).layers]
     in_first = {name for name, group in zip(names, script.rules.parameter_groups, strict=True) if group == 0}
     assert in_first == {"shared.weight", "shared.bias", "unused.weight", "unused.bias"}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "update", "message"),
+    [
+        ({"kind": "ring", "returns": "gradients"}, "servers", "a ring has no servers; start it with --servers"),
+        ({"returns": "gradients"}, "servers", "exchange.returns is 'gradients'; set exchange.returns = 'script'"),
+        ({"zero": 0}, "servers", "set exchange.zero to 1, 2 or 3"),
+        ({"zero": 3}, "servers", "set exchange.zero to 1 or 2"),
+        ({"zero": 2}, "workers", 'give DistributedOptimizer update="servers", or set exchange.zero = 0'),
+        ({}, "everybody", 'expected "workers" or "servers"'),
+    ],
+)
+def test_jobs_that_servers_cannot_update_in_are_refused(exchange: Any, update: Any, message: str) -> None:
+    job = script_job(2, 1, **exchange)
+    cluster = job.cluster.model_copy(update={"coordinator": "127.0.0.1:1"})
+    world = World(Place(job.model_copy(update={"cluster": cluster}), 1, ListenOptions("127.0.0.1:0")))
+    model = nn.Linear(2, 2)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            DistributedOptimizer(torch.optim.SGD(model.parameters()), model, world, update=update)
+    finally:
+        world.leave(RuntimeError("the test is over"))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_workers_with_other_optimizers_are_told_apart() -> None:
