@@ -133,6 +133,9 @@ def spread(make: Make, *, steps: int = STEPS, hashes_all: bool = False, **exchan
         share = slice(world.rank * BATCH // 3, (world.rank + 1) * BATCH // 3)
         losses = losses_of(model, optimizer, share, steps=steps, after=keep_hash if hashes_all else lambda: None)
         keep_hash()
+        # Steps were measured, and their plan holds, in an order that all workers have.
+        assert optimizer._steps is not None
+        assert steps < STEPS or optimizer._steps._exchange.plan.version > 1
         return losses, hashes
 
     seen = with_servers(script_job(**exchange), work)
