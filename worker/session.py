@@ -24,10 +24,11 @@ from taihu.coordination.service import Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice
 from taihu.errors import TaihuError
 from taihu.history.recording import Recorder
-from taihu.job import Job
+from taihu.job import Job, settled
 from taihu.layout import Layout
 from taihu.run_length import RunLength
 from taihu.trace import Tracer
+from taihu.update_rules import UpdateRules
 from taihu.wire.identity import WorkerIdentity
 from worker.exchange.making import Beside, between_workers, through_servers
 from worker.exchange.shell import Exchange
@@ -65,11 +66,13 @@ class Exchanged:
     """Arenas that a worker exchanges, which hold `layout.elements` values each.
 
     `initialize(i)` writes the initial parameters of layer i, where the arena cannot hold all layers at once.
+    `updates` is the optimizer of a script that servers update by.
     """
 
     layout: Layout
     arenas: Arenas
     initialize: Callable[[int], None] = lambda _: None
+    updates: UpdateRules | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,8 @@ def exchange_after_meeting(
     """The second half of `take_part_after_meeting`: what is exchanged is known to all, and the exchange is open."""
     with ExitStack() as ending:
         ending.callback(exchanged.arenas.forget_name)
-        meeting.client.bring_layout(exchanged.layout)
+        job = settled(job, exchanged.updates)
+        meeting.client.bring_layout(exchanged.layout, exchanged.updates)
         plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
         if not job.servers:
             with _between_workers(job, plan, meeting, exchanged, reporting) as session:

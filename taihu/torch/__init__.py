@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import structlog
 import torch
@@ -98,15 +99,21 @@ def world_size() -> int:
 
 
 def DistributedOptimizer(  # noqa: N802 - the name that such scripts know
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None = None,
+    *,
+    update: Literal["workers", "servers"] = "workers",
 ) -> _DistributedOptimizer:
     """`optimizer` with gradients that are the means of all workers, who begin with worker 0's parameters.
 
+    With `update` servers it is the servers that update by the mean gradients, as an SGD, Adam or AdamW of torch.optim
+    says, and its state is divided over them.
+
     Raises:
-        ConfigError: the model is not the one that the optimizer was made for.
+        ConfigError: the model is not the one that the optimizer was made for, or servers cannot update by that.
         TaihuError: the other workers cannot be reached, or train something else.
     """
-    return _DistributedOptimizer(optimizer, model, _present.get())
+    return _DistributedOptimizer(optimizer, model, _present.get(), update=update)
 
 
 def broadcast_parameters(parameters: torch.nn.Module | Mapping[str, torch.Tensor] | Iterable[torch.Tensor]) -> None:

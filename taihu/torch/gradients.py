@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from taihu.errors import ConfigError
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.torch.sealed import SealedGradient, sealed_like
 from taihu.torch.spread import is_spread, was_spread
 from taihu.torch.staging import Staging, pin, staging_of
 
-__all__ = ["GradientArena", "layout_of", "trained"]
+__all__ = ["GradientArena", "layout_of", "trained", "views_of"]
 
 _log = structlog.get_logger()
 
@@ -64,6 +65,17 @@ def layout_of(named: Iterable[tuple[str, torch.nn.Parameter]]) -> Layout:
     )
 
 
+def views_of(
+    layout: Layout, parameters: Sequence[torch.nn.Parameter], arena: NDArray[np.float32]
+) -> list[torch.Tensor]:
+    """The part of each parameter in an arena, shape (layout.elements,), in its own shape."""
+    values = torch.from_numpy(arena)
+    return [
+        values[start:stop].view(parameter.shape)
+        for start, stop, parameter in zip(layout.offsets, layout.offsets[1:], parameters, strict=False)
+    ]
+
+
 class GradientArena:
     """The gradients of parameters in one array, shape (elements,), fp32.
 
@@ -74,6 +86,8 @@ class GradientArena:
         layout: of the parameters.
         parameters: in the layout's order.
         arena: shape (layout.elements,), fp32, writable; kept, and pinned until `close` where a device copies.
+        keeps: whether the arena has memory between steps; if not, all gradients are copied there.
+        seals: whether nothing comes back, so that a gradient is sealed when it is in the arena.
         stage: what copies the gradients of a device, None where the thread that calls does.
     """
 
@@ -83,23 +97,22 @@ class GradientArena:
         parameters: Sequence[torch.nn.Parameter],
         arena: NDArray[np.float32],
         *,
+        keeps: bool = True,
+        seals: bool = False,
         stage: Callable[[torch.device], Staging | None] = staging_of,
     ) -> None:
         self.parameters = list(parameters)
-        self._arena = torch.from_numpy(arena)
-        self._views = [
-            self._arena[start:stop].view(parameter.shape)
-            for start, stop, parameter in zip(layout.offsets, layout.offsets[1:], parameters, strict=False)
-        ]
+        self._views = views_of(layout, parameters, arena)
+        self._sealed = [sealed_like(parameter) for parameter in parameters] if seals else []
         stagings = {device: stage(device) for device in {p.device for p in parameters}}
         self._staged = [stagings[p.device] for p in parameters]
         self._stagings = [each for each in stagings.values() if each is not None]
         self._is_bound = [
-            staging is None and p.dtype == torch.float32 and p.device.type == "cpu"
+            keeps and staging is None and p.dtype == torch.float32 and p.device.type == "cpu"
             for staging, p in zip(self._staged, parameters, strict=True)
         ]
         is_cuda = any(device.type == "cuda" for device in stagings)
-        self._unpin = pin(self._arena) if is_cuda else lambda: None
+        self._unpin = pin(torch.from_numpy(arena)) if is_cuda else lambda: None
         bound, staged = sum(self._is_bound), sum(staging is not None for staging in self._staged)
         _log.info("gradients", views=bound, staged=staged, copied=len(parameters) - bound - staged)
 
@@ -110,23 +123,32 @@ class GradientArena:
 
     def bind(self) -> None:
         """Have backward add to the arena wherever a parameter has no gradient, as after `zero_grad`."""
-        for index, parameter in enumerate(self.parameters):
-            if parameter.grad is None and self._is_bound[index]:
-                self._views[index].zero_()
-                parameter.grad = self._views[index]
+        for index in range(len(self.parameters)):
+            self.bind_one(index)
+
+    def bind_one(self, index: int) -> None:
+        """Have backward add to the arena, or to memory of its own, unless parameter `index` has a gradient."""
+        parameter = self.parameters[index]
+        if isinstance(parameter.grad, SealedGradient):
+            parameter.grad = None
+        if parameter.grad is None and self._is_bound[index]:
+            self._views[index].zero_()
+            parameter.grad = self._views[index]
 
     def take(self, index: int) -> None:
         """The gradient of parameter `index` is complete: bring it to the arena, where `is_there` tells of it."""
         parameter, view, staging = self.parameters[index], self._views[index], self._staged[index]
         gradient = parameter.grad
-        if gradient is None:
+        if gradient is None or isinstance(gradient, SealedGradient):
             self._settle()
             view.zero_()
         elif staging is not None:
             staging.take(index, view, gradient.detach())
         elif not _is(gradient, view):
             view.copy_(gradient.detach())
-        if self._is_bound[index]:
+        if self._sealed:
+            parameter.grad = self._sealed[index]
+        elif self._is_bound[index]:
             parameter.grad = view
 
     def is_there(self, index: int) -> bool:
@@ -140,11 +162,10 @@ class GradientArena:
         if staging is not None:
             staging.wait(index)
 
-    def clear(self, index: int) -> None:
-        """Have zeros in place of the gradient of parameter `index`."""
-        self._settle()
-        self._views[index].zero_()
-        self.parameters[index].grad = self._views[index] if self._is_bound[index] else None
+    def forget(self) -> None:
+        """No parameter has a gradient; `take` puts zeros in their places."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def give(self) -> None:
         """The arena has what came back for all parameters: have it in their gradients."""

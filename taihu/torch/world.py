@@ -15,11 +15,13 @@ from allreduce.communicator import Communicator
 from allreduce.rendezvous import Meeting, listen_for_peers
 from taihu.coordination.members import Progress
 from taihu.errors import RunError, TaihuError
+from taihu.job import settled
 from taihu.layout import Layout
 from taihu.process.last_will import LastWill
 from taihu.torch.gradients import GradientArena
 from taihu.torch.place import Place
 from taihu.torch.reports import Reports, options_of
+from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.spread import Spread, is_spread
 from taihu.torch.steps import BackwardSteps
 from taihu.wire.clock import SystemClock
@@ -47,6 +49,7 @@ class World:
         self._meeting: Meeting | None = None
         self._session: Session | None = None
         self._spread: Spread | None = None
+        self._steps: BackwardSteps | None = None
         self._is_waiting = False
         self._has_left = False
         self._activity = Activity(SystemClock())
@@ -93,7 +96,11 @@ class World:
         return self._spread
 
     def train(
-        self, layout: Layout, parameters: Sequence[torch.nn.Parameter], brings: Sequence[torch.Tensor]
+        self,
+        layout: Layout,
+        parameters: Sequence[torch.nn.Parameter],
+        brings: Sequence[torch.Tensor],
+        updates: ServerUpdates | None = None,
     ) -> BackwardSteps:
         """Join, take over worker 0's values, and exchange gradients from the next backward on.
 
@@ -101,8 +108,10 @@ class World:
             layout: a layer for each parameter.
             parameters: in the layout's order.
             brings: all tensors that are to be worker 0's everywhere.
+            updates: of the servers, where these update: they bring the parameters, which lie in the arena then.
 
         Raises:
+            ConfigError: the servers cannot.
             RunError: this process does so already.
             TaihuError: the others cannot be reached, or train something else.
         """
@@ -111,18 +120,27 @@ class World:
                 "this process has a DistributedOptimizer already: give one optimizer all parameters, in groups of "
                 "their own where they are updated differently"
             )
-        arenas = arenas_of(self.job, layout.elements)
+        rules = None if updates is None else updates.script.rules
+        job = settled(self.job, rules)
+        arenas = arenas_of(job, layout.elements)
         bring(self.meet(), brings)
+        if updates is not None and self.rank == 0:
+            updates.offer(arenas.parameters)
         assert self._meeting is not None  # noqa: S101
         session = self._session = self._stack.enter_context(
-            exchange_after_meeting(self.job, self._meeting, Exchanged(layout, arenas), self._reporting)
+            exchange_after_meeting(self.job, self._meeting, Exchanged(layout, arenas, updates=rules), self._reporting)
         )
         self._stack.callback(self._reports.tell_trace, session)
         self._activity.takes_part(session)
-        self._reports.joined()
-        gradients = GradientArena(layout, parameters, arenas.gradients)
+        if updates is not None:
+            updates.take_over(arenas.parameters)
+        self._reports.joined(job)
+        gradients = GradientArena(layout, parameters, arenas.gradients, keeps=job.zero < 2, seals=rules is not None)
         self._stack.callback(gradients.close)
-        return BackwardSteps(self.job, layout, gradients, session, self._reports, waits=self._waits)
+        self._steps = BackwardSteps(
+            job, layout, gradients, session, self._reports, waits=self._waits, updates=updates
+        )
+        return self._steps
 
     def bring(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Have the values of worker `root` in `tensors`, which all workers have alike; nothing may be under way."""
@@ -141,6 +159,8 @@ class World:
             kind, trace = type(error), error.__traceback__
         elif self._meeting is not None:
             try:
+                if self._steps is not None:
+                    self._steps.settle()
                 if self._session is not None:
                     self._reports.tell_results(self._session)
                 self._meeting.client.finish_with_all(progress=self._progress(), parameters_sha256="")

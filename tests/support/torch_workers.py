@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 import torch
+
 from support.cluster import Cluster
 from taihu.coordination.listener import ListenOptions
 from taihu.job import Job, revised
@@ -15,20 +16,28 @@ from taihu.torch.place import Place
 from taihu.torch.world import World
 from taihu.wire.address import free_port
 
-__all__ = ["on_workers"]
+__all__ = ["on_workers", "script_job"]
 
 T = TypeVar("T")
 
 
+def script_job(workers: int, servers: int = 0, **tables: Mapping[str, object]) -> Job:
+    """The job of a script with so many workers: around a ring, or through servers, which do what the script says."""
+    kind, returns = ("server", "script") if servers else ("ring", "gradients")
+    exchange = {"kind": kind, "returns": returns, **tables.pop("exchange", {})}
+    # Kernels may have to be compiled: nobody is lost meanwhile.
+    patient = {"heartbeat_s": 0.1, "lost_after_s": 60.0, "connect_timeout_s": 60.0}
+    cluster = {"servers": max(servers, 1), "workers": workers, **patient, **tables.pop("cluster", {})}
+    return Job.model_validate({"exchange": exchange, "cluster": cluster, **tables})
+
+
 def on_workers(size: int, work: Callable[[World], T], *, servers: int = 0, **tables: Mapping[str, object]) -> list[T]:
-    """The answers of `work(world)` of all workers, by rank; around a ring, or through `servers`.
+    """The answers of `work(world)` of all workers of a `script_job`, by rank.
 
     Raises:
         BaseException: what the first of them raised; the others have been told.
     """
-    exchange = {"kind": "server" if servers else "ring", "returns": "gradients", **tables.pop("exchange", {})}
-    cluster = {"servers": max(servers, 1), "workers": size, "connect_timeout_s": 20.0, **tables.pop("cluster", {})}
-    job = Job.model_validate({"exchange": exchange, "cluster": cluster, **tables})
+    job = script_job(size, servers, **tables)
     with ExitStack() as stack:
         # All workers of this process share its processors.
         stack.callback(torch.set_num_threads, torch.get_num_threads())

@@ -23,7 +23,17 @@ from taihu.errors import FrameError, MemberLostError, TaihuError
 from taihu.wire.direct_frames import DirectReceiver, DirectSender
 from taihu.wire.direct_header import HEADER_BYTES, check_header, pack_header, unpack_header
 from taihu.wire.headers import Address, At, Frame, FrameHeader, Sender, ValueType
-from taihu.wire.kinds import Encoding, Gradients, Parameters, Part, Question, RingSegment, SparseMessage, Summed
+from taihu.wire.kinds import (
+    Encoding,
+    Gradients,
+    Parameters,
+    Part,
+    Question,
+    Rates,
+    RingSegment,
+    SparseMessage,
+    Summed,
+)
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 from taihu.wire.sink import Origin, Sink
 
@@ -291,6 +301,7 @@ UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 KINDS = st.one_of(
     st.builds(Gradients, st.integers(0, 32).map(lambda power: 2.0**power), st.booleans()),
+    st.just(Rates()),
     st.just(Question()),
     st.builds(Summed, st.floats(allow_nan=False, allow_infinity=False), st.booleans()),
     st.just(Parameters()),

@@ -172,7 +172,8 @@ def test_a_loop_on_a_device_that_is_late_is_one_process_with_all_samples(monkeyp
         streams.compute_waits = lambda: streams.run(lambda: not streams.side.waiting)  # type: ignore[method-assign]
         return Staging(streams)
 
-    monkeypatch.setattr(gradients_module.GradientArena.__init__, "__kwdefaults__", {"stage": late})
+    usual = gradients_module.GradientArena.__init__.__kwdefaults__ or {}
+    monkeypatch.setattr(gradients_module.GradientArena.__init__, "__kwdefaults__", {**usual, "stage": late})
     rng = torch.Generator().manual_seed(1)
     images, labels = torch.randn(6, 4, 1, 8, 8, generator=rng), torch.randint(0, 10, (6, 4), generator=rng)
 
