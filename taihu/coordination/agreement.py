@@ -62,8 +62,14 @@ class Agreement:
                 "give every worker the same model and data"
             )
 
-    def check_updates(self, member: str, updates: UpdateRules | None) -> None:
-        """Note the optimizer of the first worker, before its layers; raise ConfigError where another's differs."""
+    def check_updates(self, member: str, updates: UpdateRules | None, layout: Layout) -> None:
+        """Note the optimizer of the first worker, before its layers; raise ConfigError where another's differs.
+
+        Raise ModelError where it is not one for `layout`, the layers that it comes with.
+        """
+        seen, expected = 0 if updates is None else len(updates.parameter_groups), len(layout.layers)
+        if updates is not None and seen != expected:
+            raise ModelError(f"{member} brings an optimizer for {seen} layers, expected one for its {expected}")
         if self.layout is None:
             self.updates = updates
         if (updates is None) != (self.updates is None):

@@ -194,7 +194,7 @@ class Membership:
             StaleError: no such member with this incarnation has joined.
         """
         self._record(member, incarnation, job)
-        self._alike.check_updates(str(member), updates)
+        self._alike.check_updates(str(member), updates, layout)
         self._alike.check_layout(str(member), layout)
 
     def check(self, member: MemberId, incarnation: int, *, job: str) -> None:
