@@ -24,9 +24,12 @@ def create_group(options: Any, _: Any = None) -> TaihuGroup:
         TaihuError: the group's processes do not find each other within its timeout.
     """
     name = options.group_id or "default"
-    begin_results(options_of(os.environ).results, options.global_ranks_in_group[options.group_rank])
+    # The group of all has no list of them.
+    members = options.global_ranks_in_group
+    rank = members[options.group_rank] if members else options.group_rank
+    begin_results(options_of(os.environ).results, rank)
     place = Place(name, options.group_rank, options.group_size, options.timeout.total_seconds())
-    return TaihuGroup(options.store, place, options.global_ranks_in_group)
+    return TaihuGroup(options.store, place, members)
 
 
 def register() -> None:
