@@ -20,40 +20,52 @@ from taihu.torch.sharded_linear import shard_linear
 from taihu.torch.world import World
 
 
+def ones(model: nn.Module) -> Any:
+    return model(torch.ones(1, 4)).sum()
+
+
+def halve(model: nn.Module, optimizer: DistributedOptimizer) -> None:
+    optimizer.synchronize()
+    with torch.no_grad():
+        next(iter(model.parameters())).mul_(0.5)
+
+
+def scale(_: nn.Module, optimizer: DistributedOptimizer) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.zeros(1))
+    scaler.step(optimizer)
+
+
+Act = Callable[[nn.Module, DistributedOptimizer], object]
+BEFORE_STEP: Mapping[str, Act] = {
+    "clipping": lambda model, _: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+    "scaled losses": scale,
+    "a rate after backward": lambda _, optimizer: optimizer.param_groups[0].update(lr=0.5),
+    "no step": lambda model, _: ones(model).backward(),
+}
+BEHIND_STEP: Mapping[str, Act] = {
+    "momentum": lambda _, optimizer: optimizer.param_groups[0].update(momentum=0.5),
+    "frozen": lambda model, _: next(iter(model.parameters())).requires_grad_(False),
+    "another group": lambda _, optimizer: optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]}),
+    "written": halve,
+    "load": lambda model, _: model.load_state_dict(model.state_dict()),
+    "state": lambda _, optimizer: optimizer.state_dict(),
+    "load state": lambda _, optimizer: optimizer.load_state_dict({}),
+    "no module": lambda model, _: nn.functional.linear(torch.ones(1, 4), *model.parameters()).sum().backward(),
+}
+
+
 def stop_at(what: str, rank: int, model: nn.Module, optimizer: DistributedOptimizer) -> None:
     """Two steps with something that cannot be."""
     if what == "another rate":
         optimizer.param_groups[0]["lr"] = 0.1 + rank
-    model(torch.ones(1, 4)).sum().backward()
-    if what == "clipping":
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    if what == "scaled losses":
-        scaler = torch.amp.GradScaler("cpu")
-        scaler.scale(torch.zeros(1))
-        scaler.step(optimizer)
-    if what == "a rate after backward":
-        optimizer.param_groups[0]["lr"] = 0.5
-    if what == "no step":
-        model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-    if what == "momentum":
-        optimizer.param_groups[0]["momentum"] = 0.5
-    if what == "frozen":
-        next(iter(model.parameters())).requires_grad_(False)
-    if what == "another group":
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-    if what == "written":
-        optimizer.synchronize()
-        with torch.no_grad():
-            next(iter(model.parameters())).mul_(0.5)
-    if what == "load":
-        model.load_state_dict(model.state_dict())
-    if what == "state":
-        optimizer.state_dict()
-    if what == "load state":
-        optimizer.load_state_dict({})
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
+    for before, behind in ((BEFORE_STEP, BEHIND_STEP), ({}, {})):
+        ones(model).backward()
+        if what in before:
+            before[what](model, optimizer)
+        optimizer.step()
+        if what in behind:
+            behind[what](model, optimizer)
 
 
 STOPS: Mapping[str, tuple[type[TaihuError], str]] = {
@@ -62,6 +74,7 @@ STOPS: Mapping[str, tuple[type[TaihuError], str]] = {
     "scaled losses": (ConfigError, r"clipping, GradScaler.*give update=\"workers\""),
     "a rate after backward": (ConfigError, "learning rate of parameter group 0 was 0.1 when backward began"),
     "no step": (RunError, r"backward began before the step\(\)"),
+    "no module": (RunError, "was read, but no module that reads it was called"),
     "momentum": (ConfigError, "momentum of parameter group 0 is 0.5, it began as 0.9"),
     "frozen": (ConfigError, "freeze layers before"),
     "another group": (ConfigError, "2 parameter groups, it began with 1"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -298,6 +300,19 @@ def test_rules_are_those_of_the_script() -> None:
     names = [layer.name for layer in layout_of(named).layers]
     in_first = {name for name, group in zip(names, script.rules.parameter_groups, strict=True) if group == 0}
     assert in_first == {"shared.weight", "shared.bias", "unused.weight", "unused.bias"}
+
+
+def test_the_last_step_is_told_of_where_the_script_ends_behind_it(tmp_path: Path) -> None:
+    def work(world: World) -> None:
+        model = models[world.rank]
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, world, update="servers")
+        for _ in range(3):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+
+    models = [nn.Linear(4, 3) for _ in range(2)]
+    on_workers(2, work, servers=1, run={"dir": tmp_path / "kept"})
+    assert json.loads((tmp_path / "kept" / "results.json").read_text())["total_steps"] == 3
 
 
 def test_workers_with_fewer_batches_go_by_the_rates_of_the_others() -> None:
