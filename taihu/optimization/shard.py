@@ -20,7 +20,7 @@ Values = NDArray[np.float32]
 
 
 class Constants(NamedTuple):
-    """What a range of parameters may have of its own in a step; `weight_decay` as the update rule takes it."""
+    """Constants of a range of parameters in a step; `weight_decay` as the update rule takes it."""
 
     learning_rate: float
     weight_decay: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -35,7 +35,7 @@ def on_workers(size: int, work: Callable[[World], T], *, servers: int = 0, **tab
     """The answers of `work(world)` of all workers of a `script_job`, by rank.
 
     Raises:
-        BaseException: what the first of them raised; the others have been told.
+        BaseException: what one of them raised before all others, who have been told.
     """
     job = script_job(size, servers, **tables)
     with ExitStack() as stack:
@@ -47,17 +47,22 @@ def on_workers(size: int, work: Callable[[World], T], *, servers: int = 0, **tab
         elif size > 1:
             job = revised(job, "cluster", coordinator=f"127.0.0.1:{free_port()}")
         pool = stack.enter_context(ThreadPoolExecutor(size))
-        lives = [pool.submit(_live, job, rank, work) for rank in range(size)]
-        return [life.result(timeout=100) for life in lives]
+        errors: list[BaseException] = []
+        lives = [pool.submit(_live, job, rank, work, errors) for rank in range(size)]
+        wait(lives, timeout=100)
+        if errors:
+            raise errors[0]
+        return [life.result(timeout=0) for life in lives]
 
 
-def _live(job: Job, rank: int, work: Callable[[World], T]) -> T:
+def _live(job: Job, rank: int, work: Callable[[World], T], errors: list[BaseException]) -> T:
     hosts = rank == 0 and not job.servers
     bind = str(job.cluster.coordinator) if hosts else "127.0.0.1:0"
     world = World(Place(job, rank, ListenOptions(bind, patience=job.patience)))
     try:
         answer = work(world)
     except BaseException as error:
+        errors.append(error)
         world.leave(error)
         raise
     world.leave()
