@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 from allreduce.ring.operation import OperationKey
 
-__all__ = ["EARLY_BYTES", "EarlyFrames", "waiting_bytes"]
+__all__ = ["EARLY_BYTES", "EarlyFrames", "Held", "waiting_bytes"]
 
 EARLY_BYTES: Final = 1 << 30
 """The most bytes of one sender that wait for operations, unless the job says how much that can be."""
@@ -15,6 +15,8 @@ EARLY_BYTES: Final = 1 << 30
 _BESIDE_BYTES: Final = 512
 
 F = TypeVar("F")
+Held = Counter[int | None]
+"""Bytes of each sender's frames that wait, of whatever kind."""
 
 
 def waiting_bytes(values: int) -> int:
@@ -23,11 +25,11 @@ def waiting_bytes(values: int) -> int:
 
 
 class EarlyFrames(Generic[F]):
-    """Early frames by operation, in the order in which they came. Not thread-safe."""
+    """Early frames by operation, in the order in which they came; `held` counts them, too. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: Held) -> None:
         self._frames: dict[OperationKey, list[tuple[int | None, int, F]]] = {}
-        self._held: Counter[int | None] = Counter()
+        self._held = held
 
     def put(self, key: OperationKey, sender: int | None, size: int, frame: F) -> None:
         """Keep a frame of rank `sender` with `size` bytes of values."""
@@ -45,7 +47,3 @@ class EarlyFrames(Generic[F]):
         """Forget those of attempts before `attempt`."""
         for key in [key for key in self._frames if key.at.attempt < attempt]:
             self.pop(key)
-
-    def held(self, sender: int | None) -> int:
-        """The bytes of a sender's frames that wait."""
-        return self._held[sender]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.early import EARLY_BYTES, EarlyFrames
+from allreduce.early import EARLY_BYTES, EarlyFrames, Held
 from allreduce.fence import Fence
 from allreduce.parts.mesh import PartsMesh, PartsOperation
 from allreduce.parts.messages import MESSAGES, MessagesMesh, Receive
@@ -62,9 +62,10 @@ class Operations:
         self._links = links
         self._is_failed = is_failed
         self._on_end = on_end
-        self._sparse = SparseMesh(identity, self._send_to)
-        self._parts = PartsMesh(identity, self._send_to, self._after_sent_to)
-        self._messages = MessagesMesh(identity, self._send_to, self._after_taken_by)
+        self._held = Held()
+        self._sparse = SparseMesh(identity, self._send_to, self._held)
+        self._parts = PartsMesh(identity, self._send_to, self._after_sent_to, self._held)
+        self._messages = MessagesMesh(identity, self._send_to, self._after_taken_by, self._held)
         # Guards the operations and their buffers, but not `finished`.
         self._lock = threading.RLock()
         self._fence = Fence(self._left_neighbour)
@@ -72,7 +73,7 @@ class Operations:
         self._writing = 0
         self._quiet = threading.Condition(self._lock)
         self._running: dict[OperationKey, Operation] = {}
-        self._early: EarlyFrames[tuple[FrameHeader, NDArray[Any]]] = EarlyFrames()
+        self._early: EarlyFrames[tuple[FrameHeader, NDArray[Any]]] = EarlyFrames(self._held)
         self._early_bytes = early_bytes
         self._closed = False
         self._incomplete = False
@@ -295,8 +296,7 @@ class Operations:
             )
 
     def _has_room(self, sender: int | None) -> bool:
-        early = self._early.held(sender) + self._sparse.early_bytes(sender)
-        return early + self._parts.early_bytes(sender) + self._messages.early_bytes(sender) < self._early_bytes
+        return self._held[sender] < self._early_bytes
 
     def _has_begun(self, header: FrameHeader) -> bool:
         match header.kind:

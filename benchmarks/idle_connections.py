@@ -41,7 +41,7 @@ _JOB: Final = ("--servers", "1", "--workers", "1", "--set", "cluster.threads=1",
 
 
 class Strangers:
-    """So many connections to some ports of 127.0.0.1, of which every second one says a byte a second.
+    """Connections to some ports of 127.0.0.1, of which every second one says a byte a second.
 
     A context manager: the first ones are there when it is entered. Whoever is cut comes again. `cuts` counts that.
     """
@@ -72,7 +72,7 @@ class Strangers:
 
     @property
     def connected(self) -> int:
-        """How many there are now."""
+        """The number of them now."""
         return len(self._selector.get_map())
 
     def _open(self) -> None:

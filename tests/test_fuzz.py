@@ -15,7 +15,7 @@ from benchmarks.fuzzing.table import CORPUS, TARGETS, corpus_of
 from benchmarks.fuzzing.target import Target
 
 MOST_BYTES = 48 << 20
-"""What an input may make a parser take: buffers of 4 MiB for frames of each kind, and what the first one compiles."""
+"""Bytes that an input may make a parser take: buffers of 4 MiB for frames of each kind, what is compiled first."""
 PLACES = st.integers(0, (1 << 16) - 1)
 EDITS = st.lists(st.builds(Edit, st.sampled_from(KINDS), PLACES, PLACES), min_size=1, max_size=6)
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.early import EarlyFrames
+from allreduce.early import EarlyFrames, Held
 from allreduce.ring.operation import OperationKey
 from taihu.errors import FrameError
 from taihu.planner.partition import slice_bounds
@@ -99,17 +99,17 @@ class PartsOperation:
 class PartsMesh:
     """The running transfers of one rank; frames of those that it has not begun yet wait for it. Not thread-safe.
 
-    Only its order among frames of one operation matters to a receiver.
+    Only its order among frames of one operation matters to a receiver. `held` counts what waits.
     """
 
-    def __init__(self, identity: WorkerIdentity, send: Send, after: After) -> None:
+    def __init__(self, identity: WorkerIdentity, send: Send, after: After, held: Held) -> None:
         self._identity = identity
         self._send = send
         self._after = after
         self._attempt = 0
         self._begun = 0
         self._running: dict[OperationKey, PartsOperation] = {}
-        self._early: EarlyFrames[tuple[FrameHeader, Values]] = EarlyFrames()
+        self._early: EarlyFrames[tuple[FrameHeader, Values]] = EarlyFrames(held)
 
     def next_key(self) -> OperationKey:
         """The key of the next operation, the same on all ranks."""
@@ -126,10 +126,6 @@ class PartsMesh:
     def has_begun(self, header: FrameHeader) -> bool:
         """Whether a frame's transfer has begun here."""
         return OperationKey.of(header) in self._running
-
-    def early_bytes(self, rank: int | None) -> int:
-        """Bytes of what `rank` has sent that wait for their transfers."""
-        return self._early.held(rank)
 
     def awaits(self, rank: int) -> bool:
         """Whether an operation needs something of `rank`."""

@@ -6,7 +6,6 @@ receive. A receive takes the first message with its tag of its sender, or of who
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -14,7 +13,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.early import waiting_bytes
+from allreduce.early import Held, waiting_bytes
 from taihu.errors import FrameError
 from taihu.planner.partition import slice_bounds
 from taihu.wire.headers import Address, At, FrameHeader, ValueType
@@ -123,9 +122,9 @@ class _Message:
 
 
 class MessagesMesh:
-    """The messages of one rank that are under way. Not thread-safe."""
+    """The messages of one rank that are under way; `held` counts what nobody has asked for. Not thread-safe."""
 
-    def __init__(self, identity: WorkerIdentity, send: Send, after: After) -> None:
+    def __init__(self, identity: WorkerIdentity, send: Send, after: After, held: Held) -> None:
         self._identity = identity
         self._send = send
         self._after = after
@@ -133,7 +132,7 @@ class MessagesMesh:
         # The message of each sender of which frames are to come, and all that have no receive, as they came.
         self._arriving: dict[int, _Message] = {}
         self._early: list[_Message] = []
-        self._waiting: Counter[int] = Counter()
+        self._held = held
 
     def send(self, rank: int, tag: int, values: NDArray[np.uint16], on_sent: Callable[[], None]) -> None:
         """Send `values` (shape (n,), contiguous); `on_sent` is called when they may be written to again."""
@@ -154,7 +153,7 @@ class MessagesMesh:
         for message in self._early:
             if receive.takes(message.sender, message.tag):
                 self._early.remove(message)
-                self._waiting[message.sender] -= message.waiting
+                self._held[message.sender] -= message.waiting
                 message.bind(receive)
                 return message.complete
         self._posted.append(receive)
@@ -172,10 +171,6 @@ class MessagesMesh:
         if message is not None:
             return message.receive is not None
         return any(receive.takes(sender, header.address.at.step) for receive in self._posted)
-
-    def early_bytes(self, rank: int | None) -> int:
-        """Bytes of what `rank` has sent that nobody has asked for."""
-        return 0 if rank is None else self._waiting[rank]
 
     def places(self, header: FrameHeader) -> Sequence[Values] | None:
         """The place of a frame's values, once somebody has asked for its message; raises FrameError as `take`."""
@@ -225,7 +220,7 @@ class MessagesMesh:
 
     def _wait(self, message: _Message, size: int) -> None:
         message.waiting += waiting_bytes(size)
-        self._waiting[message.sender] += waiting_bytes(size)
+        self._held[message.sender] += waiting_bytes(size)
 
 
 def _rank_of(header: FrameHeader) -> int:

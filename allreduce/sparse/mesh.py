@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.early import EarlyFrames
+from allreduce.early import EarlyFrames, Held
 from allreduce.ring.operation import OperationKey
 from allreduce.sparse.exchange import Message, SparseExchange
 from kernels.pack import pack, packed_bound, unpack
@@ -45,14 +45,15 @@ class SparseOperation:
 class SparseMesh:
     """The running operations; frames of those that this rank has not begun yet wait for it. Not thread-safe.
 
-    `send(rank, header, pieces)` hands a frame to a rank; frames to one rank keep their order.
+    `send(rank, header, pieces)` hands a frame to a rank; frames to one rank keep their order. `held` counts what
+    waits.
     """
 
-    def __init__(self, identity: WorkerIdentity, send: Send) -> None:
+    def __init__(self, identity: WorkerIdentity, send: Send, held: Held) -> None:
         self._identity = identity
         self._send = send
         self._running: dict[OperationKey, SparseOperation] = {}
-        self._early: EarlyFrames[Frame] = EarlyFrames()
+        self._early: EarlyFrames[Frame] = EarlyFrames(held)
 
     def awaits(self, rank: int) -> bool:
         """Whether an operation needs a message of `rank`."""
@@ -61,10 +62,6 @@ class SparseMesh:
     def has_begun(self, key: OperationKey) -> bool:
         """Whether frames of an operation are taken in."""
         return key in self._running
-
-    def early_bytes(self, rank: int | None) -> int:
-        """Bytes of what `rank` has sent that wait for their operations."""
-        return self._early.held(rank)
 
     def abort(self, attempt: int) -> None:
         """Forget what is under way or early of attempts before `attempt`."""

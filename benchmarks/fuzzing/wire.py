@@ -1,4 +1,4 @@
-"""What comes over the network: frames of every transport, and what they hold."""
+"""Targets that come over the network: frames of every transport, and what they hold."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def sealed(data: bytes) -> bytes:
 
 
 def unsealed(header: FrameHeader, *pieces: NDArray[Any]) -> bytes:
-    """What `sealed` makes the frame of."""
+    """The bytes that `sealed` makes the frame of."""
     frame = tensor_pb2.Frame.FromString(encode_frame(header, pieces))
     head = frame.header.SerializeToString()
     return _SIZES.pack(len(head)) + head + frame.payload

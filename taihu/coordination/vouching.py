@@ -1,4 +1,4 @@
-"""Whom a member lets in: those of whom the coordinator says that they are members, in the life that they tell."""
+"""Members let in those of whom the coordinator says that they are members, in the life that they tell."""
 
 from __future__ import annotations
 

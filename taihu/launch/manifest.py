@@ -276,7 +276,7 @@ class _Manifest:
 
     @property
     def restarts(self) -> int:
-        """How often a whole JobSet begins again."""
+        """The number of times that a whole JobSet begins again."""
         return self.job.checkpoint.restarts if self.recovers else 0
 
     def all_replicated(self, workers: Mapping[str, Object]) -> list[Object]:

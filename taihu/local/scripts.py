@@ -190,7 +190,7 @@ class ScriptRun:
         return {**results, "script": self.script.name, "trace": files.merged_trace}
 
     def _used_by(self, files: ProcessFiles) -> list[Path]:
-        """What workers that have used taihu.torch have left."""
+        """Results that workers which have used taihu.torch have left."""
         return [path for path in map(files.results, self._workers) if path.exists()]
 
     @property

@@ -27,7 +27,7 @@ def command_of(function: Callable[..., object], name: str | None = None) -> Any:
     command = get_command(app)
     command.params.append(version_option())
     # Behind a script all options are its own.
-    command.allow_interspersed_args = "script" not in inspect.signature(function).parameters
+    command.allow_interspersed_args = not {"script", "arguments"} <= inspect.signature(function).parameters.keys()
     return command
 
 

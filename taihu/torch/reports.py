@@ -1,4 +1,4 @@
-"""What a worker of a script tells of its steps: progress, metrics, the tables of the run, a trace, results."""
+"""Reports of a script's worker on its steps: progress, metrics, the tables of the run, a trace, results."""
 
 from __future__ import annotations
 

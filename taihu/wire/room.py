@@ -16,7 +16,7 @@ SILENT_PLACES: Final = 64
 
 
 class Room:
-    """So many `places` for callers that have said nothing yet, each for `within_s`. Any thread may call.
+    """`places` for callers that have said nothing yet, each for `within_s`. Any thread may call.
 
     One more caller takes the place of the one that has waited longest: those who mean to say something do so at once,
     and however many others come, there is room. Its thread, which sends away who waits too long, begins with the
@@ -75,7 +75,7 @@ class Room:
             _call(late)
 
     def _next_late(self) -> Callable[[], object] | None:
-        """What sends away the caller that waits too long, when there is one; None when the room is closed."""
+        """Wait for a caller that waits too long; returns what sends it away, or None when the room is closed."""
         with self._changed:
             while not self._closed:
                 left_s = self._left_s()

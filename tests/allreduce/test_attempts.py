@@ -13,6 +13,7 @@ from support.frames import header_of
 from support.peers import Peers
 
 from allreduce.communicator import Communicator
+from allreduce.early import Held
 from allreduce.fence import Fence
 from allreduce.parts.mesh import PartsMesh, PartsOperation, Transfer
 from allreduce.ring.operation import Operation, OperationKey
@@ -212,7 +213,7 @@ def test_early_parts_of_the_next_attempt_outlive_an_abort() -> None:
     def after(rank: int, callback: Any, *, urgent: bool) -> None:
         callback()
 
-    mesh = PartsMesh(WorkerIdentity("job", 0, 1), send, after)
+    mesh = PartsMesh(WorkerIdentity("job", 0, 1), send, after, Held())
     for attempt in (0, 1):
         header = header_of("job", 1, 0, 0, 1, 0, 2, 1, attempt=attempt, kind=Part(1))
         assert mesh.take(header, np.full(2, attempt, dtype=np.float32)) is None

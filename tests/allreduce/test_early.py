@@ -14,7 +14,7 @@ from support.daemons import wait_for
 from support.peers import Peers
 
 from allreduce.communicator import Communicator
-from allreduce.early import EarlyFrames, waiting_bytes
+from allreduce.early import EarlyFrames, Held, waiting_bytes
 from allreduce.parts.messages import Receive
 from allreduce.ring.operation import OperationKey
 from taihu.wire.headers import Address, At, FrameHeader, Sender, ValueType
@@ -27,7 +27,8 @@ KEYS = st.builds(lambda group, attempt: OperationKey(At(1, 1, attempt), group), 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "pop", "abort"]), KEYS, st.integers(0, 2), st.integers(0, 9))))
 def test_what_waits_is_counted_by_sender(acts: list[tuple[str, OperationKey, int, int]]) -> None:
-    early, kept = EarlyFrames[int](), list[tuple[OperationKey, int, int, int]]()
+    held = Held()
+    early, kept = EarlyFrames[int](held), list[tuple[OperationKey, int, int, int]]()
     for number, (act, key, sender, size) in enumerate(acts):
         if act == "put":
             early.put(key, sender, size, number)
@@ -39,13 +40,11 @@ def test_what_waits_is_counted_by_sender(acts: list[tuple[str, OperationKey, int
             early.abort(key.at.attempt)
             kept = [each for each in kept if each[0].at.attempt >= key.at.attempt]
         for rank in range(3):
-            assert early.held(rank) == sum(waiting_bytes(size) for _, of, size, _ in kept if of == rank)
+            assert held[rank] == sum(waiting_bytes(size) for _, of, size, _ in kept if of == rank)
 
 
 def held(communicator: Communicator, sender: int) -> int:
-    operations = communicator._operations
-    early = operations._early.held(sender) + operations._sparse.early_bytes(sender)
-    return early + operations._parts.early_bytes(sender) + operations._messages.early_bytes(sender)
+    return communicator._operations._held[sender]
 
 
 @pytest.mark.parametrize("direct", [True, False])

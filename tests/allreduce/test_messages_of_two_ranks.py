@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from allreduce.early import Held
 from allreduce.parts.messages import MessagesMesh, Receive
 from taihu.errors import FrameError
 from taihu.wire.headers import FrameHeader
@@ -40,7 +41,7 @@ class Network:
             assert rank == 0
             callback()
 
-        return MessagesMesh(WorkerIdentity("job", sender, 7), send, after)
+        return MessagesMesh(WorkerIdentity("job", sender, 7), send, after, Held())
 
     def send(self, rank: int, tag: int, values: NDArray[np.uint16]) -> None:
         sent: list[bool] = []

@@ -12,6 +12,7 @@ from support.frames import header_of
 from support.peers import Peers
 
 from allreduce.communicator import Communicator
+from allreduce.early import Held
 from allreduce.parts.mesh import PartsMesh, Transfer
 from taihu.errors import FrameError, TaihuError
 from taihu.wire.headers import ValueType
@@ -124,7 +125,7 @@ def test_a_rank_that_fails_is_told_to_those_that_wait_for_it() -> None:
 
 @pytest.mark.parametrize(("step", "ahead"), [(0, 0), (0, 5000), (1, 1)])
 def test_parts_of_transfers_that_nobody_will_begin_are_refused(step: int, ahead: int) -> None:
-    mesh = PartsMesh(WorkerIdentity("job", 0, 1), Unsent(), Unsent())
+    mesh = PartsMesh(WorkerIdentity("job", 0, 1), Unsent(), Unsent(), Held())
     mesh.next_key()
     header = header_of("job", 1, 0, step, 1 + ahead, 0, 2, 1, kind=Part(1))
     with pytest.raises(FrameError, match="worker 1 sent a part of transfer"):

@@ -26,15 +26,21 @@ class Thing:
     pass
 
 
+def say(text):
+    # One write: two threads speak.
+    sys.stdout.write(text + os.linesep)
+    sys.stdout.flush()
+
+
 def main():
     words = sys.argv[1:]
-    atexit.register(print, "exit handler", flush=True)
-    threading._register_atexit(print, "before threads end", flush=True)
+    atexit.register(say, "exit handler")
+    threading._register_atexit(say, "before threads end")
     thing = Thing()
-    weakref.finalize(thing, print, "finalizer", flush=True)
+    weakref.finalize(thing, say, "finalizer")
     globals()["kept"] = thing
-    threading.Thread(target=print, args=("thread",)).start()
-    print("hello", os.environ["WHO"], *words)
+    threading.Thread(target=say, args=("thread",)).start()
+    say(" ".join(["hello", os.environ["WHO"], *words]))
     print("aside", file=sys.stderr)
     if words == ["fails"]:
         raise ValueError("no paper left")

@@ -42,6 +42,7 @@ from taihu.wire.kinds import (
     Summed,
 )
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.words import told
 
 Values = NDArray[np.float32]
 
@@ -71,7 +72,8 @@ KINDS: dict[type[Kind], st.SearchStrategy[Kind]] = {
     RingSegment: st.builds(RingSegment, UINT32, UINT32),
     Part: st.builds(Part, UINT32),
     SparseMessage: st.builds(SparseMessage, UINT32, UINT32),
-    Farewell: st.builds(Farewell, st.text(CHARACTERS, max_size=20)),
+    # Text of others is one line.
+    Farewell: st.builds(Farewell, st.text(CHARACTERS, max_size=20).map(told)),
 }
 
 

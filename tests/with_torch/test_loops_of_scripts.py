@@ -40,9 +40,12 @@ class Net(nn.Module):  # type: ignore[misc]
 
 
 def made_model(seed: int) -> Net:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = Net()
+    model = Net()
+    # Workers are threads: the generator that layers draw from belongs to all of them.
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.4, 0.4, generator=generator)
         model.norm.running_mean += seed
     return model
 

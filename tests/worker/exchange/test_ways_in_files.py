@@ -32,6 +32,7 @@ BESIDE = (
     "taihu/wire/checksum.py",
     "taihu/wire/direct_header.py",
     "taihu/wire/repetition.py",
+    "allreduce/early.py",
     "taihu/planner/",
     "taihu/job/",
     "worker/exchange/step_actions.py",
