@@ -260,7 +260,7 @@ def scaled(scale: float, skipped: int = 0) -> bytes:
     [
         (raw_header(magic=1), FrameError, "worker 3: not the header of a frame"),
         (raw_header(kind=0), FrameError, "worker 3: not the header of a frame"),
-        (raw_header(kind=12), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(kind=13), FrameError, "worker 3: not the header of a frame"),
         (raw_header(value_type=0), FrameError, "worker 3: not the header of a frame"),
         (raw_header(value_type=99), FrameError, "worker 3: not the header of a frame"),
         (raw_header(encoding=4), FrameError, "worker 3: not the header of a frame"),
