@@ -72,13 +72,15 @@ def meet(
     stop: StopNotice | None = None,
     generation: Generation = ONLY,
     faults: FrameFaults | None = None,
+    mesh: bool = False,
 ) -> Iterator[Meeting]:
     """Take part in `job`'s run as worker `rank` during the block, which ends with `client.finish`.
 
     The listener is stopped at the end. `length` is the run's, where there are data. The worker that hosts the
     coordinator tells `hosting`; `ended` gets the error by which the run has ended elsewhere. Without a layout, the
     block brings it (`client.bring_layout`). `stop` is told of a stop of the run; `generation` is the one of members
-    that this worker joins, where there may be several; `faults` are those of the frames that it sends to others.
+    that this worker joins, where there may be several; `faults` are those of the frames that it sends to others. With
+    `mesh` workers move parts to each other, which the job does not tell of.
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
@@ -118,7 +120,8 @@ def meet(
         # The failure is reported while the streams are open: a stream that breaks first would become the reason.
         heartbeats = HeartbeatThread(client, job, progress, on_end, stop=stop)
         with communicator, heartbeats, failure_reported(client):
-            mesh = (job.compression.method != "none" and not job.servers) or job.exchange.fc != "data"
+            compresses = job.compression.method != "none" and not job.servers
+            mesh = mesh or compresses or job.exchange.fc != "data"
             one_host = all(map(is_loopback, addresses))
             carriage = first_carriage(
                 job.exchange.transport,

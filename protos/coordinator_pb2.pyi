@@ -372,27 +372,82 @@ class VouchResponse(_message.Message):
 Global___VouchResponse: _TypeAlias = VouchResponse  # noqa: Y015
 
 @_typing.final
+class UpdateRules(_message.Message):
+    """The optimizer of a script, as servers carry it out. Learning rates come with every step (Rates)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MOMENTUM_FIELD_NUMBER: _builtins.int
+    NESTEROV_FIELD_NUMBER: _builtins.int
+    BETA1_FIELD_NUMBER: _builtins.int
+    BETA2_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    WEIGHT_DECAYS_FIELD_NUMBER: _builtins.int
+    PARAMETER_GROUPS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """sgd, adam or adamw."""
+    momentum: _builtins.float
+    nesterov: _builtins.bool
+    beta1: _builtins.float
+    beta2: _builtins.float
+    epsilon: _builtins.float
+    @_builtins.property
+    def weight_decays(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of each parameter group."""
+
+    @_builtins.property
+    def parameter_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each layer the parameter group that it belongs to."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        momentum: _builtins.float = ...,
+        nesterov: _builtins.bool = ...,
+        beta1: _builtins.float = ...,
+        beta2: _builtins.float = ...,
+        epsilon: _builtins.float = ...,
+        weight_decays: _abc.Iterable[_builtins.float] | None = ...,
+        parameter_groups: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beta1", b"beta1", "beta2", b"beta2", "epsilon", b"epsilon", "momentum", b"momentum", "name", b"name", "nesterov", b"nesterov", "parameter_groups", b"parameter_groups", "weight_decays", b"weight_decays"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateRules: _TypeAlias = UpdateRules  # noqa: Y015
+
+@_typing.final
 class BringLayoutRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
     def layout(self) -> _tensor_pb2.Layout: ...
+    @_builtins.property
+    def updates(self) -> Global___UpdateRules:
+        """Absent where servers do not update by the optimizer of a script."""
+
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         member: Global___Member | None = ...,
         layout: _tensor_pb2.Layout | None = ...,
+        updates: Global___UpdateRules | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "member", b"member"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "member", b"member", "updates", b"updates"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "layout", b"layout", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "layout", b"layout", "member", b"member", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -740,6 +795,7 @@ class GetPlanResponse(_message.Message):
     ROUTES_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     CARRIAGE_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     from_step: _builtins.int
     """First step that uses this plan."""
@@ -760,6 +816,10 @@ class GetPlanResponse(_message.Message):
     def length(self) -> Global___RunLength:
         """What the workers brought."""
 
+    @_builtins.property
+    def updates(self) -> Global___UpdateRules:
+        """What the workers brought with the layout."""
+
     def __init__(
         self,
         *,
@@ -772,10 +832,11 @@ class GetPlanResponse(_message.Message):
         routes: _abc.Iterable[Global___Route.ValueType] | None = ...,
         length: Global___RunLength | None = ...,
         carriage: Global___Carriage.ValueType = ...,
+        updates: Global___UpdateRules | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "length", b"length"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "length", b"length", "updates", b"updates"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carriage", b"carriage", "frame_elements", b"frame_elements", "from_step", b"from_step", "groups", b"groups", "layout", b"layout", "length", b"length", "predicted_seconds", b"predicted_seconds", "routes", b"routes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carriage", b"carriage", "frame_elements", b"frame_elements", "from_step", b"from_step", "groups", b"groups", "layout", b"layout", "length", b"length", "predicted_seconds", b"predicted_seconds", "routes", b"routes", "updates", b"updates", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/tensor.proto\x12\x08taihu.v1\")\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\"@\n\tLayerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.taihu.v1.TensorSpec\"-\n\x06Layout\x12#\n\x06layers\x18\x01 \x03(\x0b\x32\x13.taihu.v1.LayerSpec\"F\n\x06Sender\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\x04rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rank\"d\n\x07\x41\x64\x64ress\x12\x0c\n\x04plan\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05group\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\r\n\x05\x63ount\x18\x06 \x01(\x04\"0\n\tGradients\x12\x12\n\nloss_scale\x18\x01 \x01(\x02\x12\x0f\n\x07skipped\x18\x02 \x01(\x08\"\n\n\x08Question\".\n\x06Summed\x12\x13\n\x0b\x63ompleted_s\x18\x01 \x01(\x01\x12\x0f\n\x07skipped\x18\x02 \x01(\x08\"\x0c\n\nParameters\"*\n\x0bRingSegment\x12\x0b\n\x03hop\x18\x01 \x01(\r\x12\x0e\n\x06gather\x18\x02 \x01(\r\"\x16\n\x04Part\x12\x0e\n\x06\x66rames\x18\x01 \x01(\r\",\n\rSparseMessage\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\"\x1b\n\x08\x46\x61rewell\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"\x17\n\x05\x41gain\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x1c\n\nRepetition\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x16\n\x04Mark\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x17\n\x05Taken\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\xa3\x06\n\x05\x46rame\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x16.taihu.v1.Frame.Header\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x1a\xe0\x05\n\x06Header\x12 \n\x06sender\x18\x01 \x01(\x0b\x32\x10.taihu.v1.Sender\x12\"\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0b\x32\x11.taihu.v1.Address\x12%\n\tdata_type\x18\x03 \x01(\x0e\x32\x12.taihu.v1.DataType\x12$\n\x08\x65ncoding\x18\x04 \x01(\x0e\x32\x12.taihu.v1.Encoding\x12\x10\n\x08selected\x18\x05 \x01(\x04\x12(\n\tgradients\x18\x06 \x01(\x0b\x32\x13.taihu.v1.GradientsH\x00\x12&\n\x08question\x18\x07 \x01(\x0b\x32\x12.taihu.v1.QuestionH\x00\x12\"\n\x06summed\x18\x08 \x01(\x0b\x32\x10.taihu.v1.SummedH\x00\x12*\n\nparameters\x18\t \x01(\x0b\x32\x14.taihu.v1.ParametersH\x00\x12-\n\x0cring_segment\x18\n \x01(\x0b\x32\x15.taihu.v1.RingSegmentH\x00\x12\x1e\n\x04part\x18\x0b \x01(\x0b\x32\x0e.taihu.v1.PartH\x00\x12\x31\n\x0esparse_message\x18\x0c \x01(\x0b\x32\x17.taihu.v1.SparseMessageH\x00\x12&\n\x08\x66\x61rewell\x18\r \x01(\x0b\x32\x12.taihu.v1.FarewellH\x00\x12 \n\x05\x61gain\x18\x11 \x01(\x0b\x32\x0f.taihu.v1.AgainH\x00\x12*\n\nrepetition\x18\x12 \x01(\x0b\x32\x14.taihu.v1.RepetitionH\x00\x12\x1e\n\x04mark\x18\x13 \x01(\x0b\x32\x0e.taihu.v1.MarkH\x00\x12 \n\x05taken\x18\x14 \x01(\x0b\x32\x0f.taihu.v1.TakenH\x00\x12\x18\n\x10payload_checksum\x18\x0e \x01(\x07\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\x12\x15\n\x08\x63hecksum\x18\x10 \x01(\x07H\x01\x88\x01\x01\x42\x06\n\x04kindB\x0b\n\t_checksum*\x82\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x02\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x03\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x04*[\n\x08\x45ncoding\x12\x12\n\x0e\x45NCODING_DENSE\x10\x00\x12\x13\n\x0f\x45NCODING_SPARSE\x10\x01\x12\x13\n\x0f\x45NCODING_SHARED\x10\x02\x12\x11\n\rENCODING_NONE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/tensor.proto\x12\x08taihu.v1\")\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\"@\n\tLayerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.taihu.v1.TensorSpec\"-\n\x06Layout\x12#\n\x06layers\x18\x01 \x03(\x0b\x32\x13.taihu.v1.LayerSpec\"F\n\x06Sender\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\x04rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rank\"d\n\x07\x41\x64\x64ress\x12\x0c\n\x04plan\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05group\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\r\n\x05\x63ount\x18\x06 \x01(\x04\"0\n\tGradients\x12\x12\n\nloss_scale\x18\x01 \x01(\x02\x12\x0f\n\x07skipped\x18\x02 \x01(\x08\"\x07\n\x05Rates\"\n\n\x08Question\".\n\x06Summed\x12\x13\n\x0b\x63ompleted_s\x18\x01 \x01(\x01\x12\x0f\n\x07skipped\x18\x02 \x01(\x08\"\x0c\n\nParameters\"*\n\x0bRingSegment\x12\x0b\n\x03hop\x18\x01 \x01(\r\x12\x0e\n\x06gather\x18\x02 \x01(\r\"\x16\n\x04Part\x12\x0e\n\x06\x66rames\x18\x01 \x01(\r\",\n\rSparseMessage\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\"\x1b\n\x08\x46\x61rewell\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"\x17\n\x05\x41gain\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x1c\n\nRepetition\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x16\n\x04Mark\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x17\n\x05Taken\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\xc5\x06\n\x05\x46rame\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x16.taihu.v1.Frame.Header\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x1a\x82\x06\n\x06Header\x12 \n\x06sender\x18\x01 \x01(\x0b\x32\x10.taihu.v1.Sender\x12\"\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0b\x32\x11.taihu.v1.Address\x12%\n\tdata_type\x18\x03 \x01(\x0e\x32\x12.taihu.v1.DataType\x12$\n\x08\x65ncoding\x18\x04 \x01(\x0e\x32\x12.taihu.v1.Encoding\x12\x10\n\x08selected\x18\x05 \x01(\x04\x12(\n\tgradients\x18\x06 \x01(\x0b\x32\x13.taihu.v1.GradientsH\x00\x12&\n\x08question\x18\x07 \x01(\x0b\x32\x12.taihu.v1.QuestionH\x00\x12\"\n\x06summed\x18\x08 \x01(\x0b\x32\x10.taihu.v1.SummedH\x00\x12*\n\nparameters\x18\t \x01(\x0b\x32\x14.taihu.v1.ParametersH\x00\x12-\n\x0cring_segment\x18\n \x01(\x0b\x32\x15.taihu.v1.RingSegmentH\x00\x12\x1e\n\x04part\x18\x0b \x01(\x0b\x32\x0e.taihu.v1.PartH\x00\x12\x31\n\x0esparse_message\x18\x0c \x01(\x0b\x32\x17.taihu.v1.SparseMessageH\x00\x12&\n\x08\x66\x61rewell\x18\r \x01(\x0b\x32\x12.taihu.v1.FarewellH\x00\x12 \n\x05\x61gain\x18\x11 \x01(\x0b\x32\x0f.taihu.v1.AgainH\x00\x12*\n\nrepetition\x18\x12 \x01(\x0b\x32\x14.taihu.v1.RepetitionH\x00\x12\x1e\n\x04mark\x18\x13 \x01(\x0b\x32\x0e.taihu.v1.MarkH\x00\x12 \n\x05taken\x18\x14 \x01(\x0b\x32\x0f.taihu.v1.TakenH\x00\x12 \n\x05rates\x18\x15 \x01(\x0b\x32\x0f.taihu.v1.RatesH\x00\x12\x18\n\x10payload_checksum\x18\x0e \x01(\x07\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\x12\x15\n\x08\x63hecksum\x18\x10 \x01(\x07H\x01\x88\x01\x01\x42\x06\n\x04kindB\x0b\n\t_checksum*\x82\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x02\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x03\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x04*[\n\x08\x45ncoding\x12\x12\n\x0e\x45NCODING_DENSE\x10\x00\x12\x13\n\x0f\x45NCODING_SPARSE\x10\x01\x12\x13\n\x0f\x45NCODING_SHARED\x10\x02\x12\x11\n\rENCODING_NONE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=1541
-  _globals['_DATATYPE']._serialized_end=1671
-  _globals['_ENCODING']._serialized_start=1673
-  _globals['_ENCODING']._serialized_end=1764
+  _globals['_DATATYPE']._serialized_start=1584
+  _globals['_DATATYPE']._serialized_end=1714
+  _globals['_ENCODING']._serialized_start=1716
+  _globals['_ENCODING']._serialized_end=1807
   _globals['_TENSORSPEC']._serialized_start=33
   _globals['_TENSORSPEC']._serialized_end=74
   _globals['_LAYERSPEC']._serialized_start=76
@@ -47,30 +47,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADDRESS']._serialized_end=361
   _globals['_GRADIENTS']._serialized_start=363
   _globals['_GRADIENTS']._serialized_end=411
-  _globals['_QUESTION']._serialized_start=413
-  _globals['_QUESTION']._serialized_end=423
-  _globals['_SUMMED']._serialized_start=425
-  _globals['_SUMMED']._serialized_end=471
-  _globals['_PARAMETERS']._serialized_start=473
-  _globals['_PARAMETERS']._serialized_end=485
-  _globals['_RINGSEGMENT']._serialized_start=487
-  _globals['_RINGSEGMENT']._serialized_end=529
-  _globals['_PART']._serialized_start=531
-  _globals['_PART']._serialized_end=553
-  _globals['_SPARSEMESSAGE']._serialized_start=555
-  _globals['_SPARSEMESSAGE']._serialized_end=599
-  _globals['_FAREWELL']._serialized_start=601
-  _globals['_FAREWELL']._serialized_end=628
-  _globals['_AGAIN']._serialized_start=630
-  _globals['_AGAIN']._serialized_end=653
-  _globals['_REPETITION']._serialized_start=655
-  _globals['_REPETITION']._serialized_end=683
-  _globals['_MARK']._serialized_start=685
-  _globals['_MARK']._serialized_end=707
-  _globals['_TAKEN']._serialized_start=709
-  _globals['_TAKEN']._serialized_end=732
-  _globals['_FRAME']._serialized_start=735
-  _globals['_FRAME']._serialized_end=1538
-  _globals['_FRAME_HEADER']._serialized_start=802
-  _globals['_FRAME_HEADER']._serialized_end=1538
+  _globals['_RATES']._serialized_start=413
+  _globals['_RATES']._serialized_end=420
+  _globals['_QUESTION']._serialized_start=422
+  _globals['_QUESTION']._serialized_end=432
+  _globals['_SUMMED']._serialized_start=434
+  _globals['_SUMMED']._serialized_end=480
+  _globals['_PARAMETERS']._serialized_start=482
+  _globals['_PARAMETERS']._serialized_end=494
+  _globals['_RINGSEGMENT']._serialized_start=496
+  _globals['_RINGSEGMENT']._serialized_end=538
+  _globals['_PART']._serialized_start=540
+  _globals['_PART']._serialized_end=562
+  _globals['_SPARSEMESSAGE']._serialized_start=564
+  _globals['_SPARSEMESSAGE']._serialized_end=608
+  _globals['_FAREWELL']._serialized_start=610
+  _globals['_FAREWELL']._serialized_end=637
+  _globals['_AGAIN']._serialized_start=639
+  _globals['_AGAIN']._serialized_end=662
+  _globals['_REPETITION']._serialized_start=664
+  _globals['_REPETITION']._serialized_end=692
+  _globals['_MARK']._serialized_start=694
+  _globals['_MARK']._serialized_end=716
+  _globals['_TAKEN']._serialized_start=718
+  _globals['_TAKEN']._serialized_end=741
+  _globals['_FRAME']._serialized_start=744
+  _globals['_FRAME']._serialized_end=1581
+  _globals['_FRAME_HEADER']._serialized_start=811
+  _globals['_FRAME_HEADER']._serialized_end=1581
 # @@protoc_insertion_point(module_scope)

@@ -244,6 +244,25 @@ class Gradients(_message.Message):
 Global___Gradients: _TypeAlias = Gradients  # noqa: Y015
 
 @_typing.final
+class Rates(_message.Message):
+    """A worker tells a server the learning rates of a step, before its gradients: a value of 64 bits for each parameter group
+    of its optimizer, or none where it goes by those of the others. Nothing answers it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rates: _TypeAlias = Rates  # noqa: Y015
+
+@_typing.final
 class Question(_message.Message):
     """A worker asks a server for the parameters as they are after the step."""
 
@@ -513,6 +532,7 @@ class Frame(_message.Message):
         REPETITION_FIELD_NUMBER: _builtins.int
         MARK_FIELD_NUMBER: _builtins.int
         TAKEN_FIELD_NUMBER: _builtins.int
+        RATES_FIELD_NUMBER: _builtins.int
         PAYLOAD_CHECKSUM_FIELD_NUMBER: _builtins.int
         PADDING_FIELD_NUMBER: _builtins.int
         CHECKSUM_FIELD_NUMBER: _builtins.int
@@ -554,6 +574,8 @@ class Frame(_message.Message):
         def mark(self) -> Global___Mark: ...
         @_builtins.property
         def taken(self) -> Global___Taken: ...
+        @_builtins.property
+        def rates(self) -> Global___Rates: ...
         def __init__(
             self,
             *,
@@ -574,17 +596,18 @@ class Frame(_message.Message):
             repetition: Global___Repetition | None = ...,
             mark: Global___Mark | None = ...,
             taken: Global___Taken | None = ...,
+            rates: Global___Rates | None = ...,
             payload_checksum: _builtins.int = ...,
             padding: _builtins.bytes = ...,
             checksum: _builtins.int | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "address", b"address", "again", b"again", "checksum", b"checksum", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "mark", b"mark", "parameters", b"parameters", "part", b"part", "question", b"question", "repetition", b"repetition", "ring_segment", b"ring_segment", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed", "taken", b"taken"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "address", b"address", "again", b"again", "checksum", b"checksum", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "mark", b"mark", "parameters", b"parameters", "part", b"part", "question", b"question", "rates", b"rates", "repetition", b"repetition", "ring_segment", b"ring_segment", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed", "taken", b"taken"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "address", b"address", "again", b"again", "checksum", b"checksum", "data_type", b"data_type", "encoding", b"encoding", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "mark", b"mark", "padding", b"padding", "parameters", b"parameters", "part", b"part", "payload_checksum", b"payload_checksum", "question", b"question", "repetition", b"repetition", "ring_segment", b"ring_segment", "selected", b"selected", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed", "taken", b"taken"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "address", b"address", "again", b"again", "checksum", b"checksum", "data_type", b"data_type", "encoding", b"encoding", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "mark", b"mark", "padding", b"padding", "parameters", b"parameters", "part", b"part", "payload_checksum", b"payload_checksum", "question", b"question", "rates", b"rates", "repetition", b"repetition", "ring_segment", b"ring_segment", "selected", b"selected", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed", "taken", b"taken"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
         _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
-        _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["gradients", "question", "summed", "parameters", "ring_segment", "part", "sparse_message", "farewell", "again", "repetition", "mark", "taken"]  # noqa: Y015
+        _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["gradients", "question", "summed", "parameters", "ring_segment", "part", "sparse_message", "farewell", "again", "repetition", "mark", "taken", "rates"]  # noqa: Y015
         _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
         @_typing.overload
         def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...

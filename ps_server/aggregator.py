@@ -103,7 +103,7 @@ class Aggregator(Generic[Payload]):
 
     def find(self, header: FrameHeader) -> FrameSpec:
         """The frame of the plan that `header` claims to be; raises what `offer` would."""
-        self._check_sender(header)
+        self.check_sender(header)
         return self._find(header).frame
 
     def check_asked(self, header: FrameHeader) -> FrameSpec:
@@ -112,7 +112,7 @@ class Aggregator(Generic[Payload]):
         Raises:
             FrameError, StaleError: as `offer`; the parameters are those of another step.
         """
-        self._check_sender(header)
+        self.check_sender(header)
         slot = self._find(header)
         at, group, offset, _ = header.address
         if at.step != slot.step or not slot.applied:
@@ -145,7 +145,7 @@ class Aggregator(Generic[Payload]):
             StaleError: another job, plan, incarnation, an unknown sender, a step that is not the next one, an attempt
                 that was given up, or a new attempt of a step of which a frame has been applied.
         """
-        sender = self._check_sender(header)
+        sender = self.check_sender(header)
         slot = self._find(header)
         self._check_step(header, slot)
         at = header.address.at
@@ -177,7 +177,7 @@ class Aggregator(Generic[Payload]):
         Raises:
             FrameError, StaleError: as `offer`; the last complete sum is of another step.
         """
-        self._check_sender(header)
+        self.check_sender(header)
         slot = self._find(header)
         step = header.address.at.step
         if not (step == slot.step > self._last_step and slot.applied):
@@ -218,7 +218,13 @@ class Aggregator(Generic[Payload]):
             slot.pending.clear()
         self._attempt = at.attempt
 
-    def _check_sender(self, header: FrameHeader) -> int:
+    def check_sender(self, header: FrameHeader) -> int:
+        """The rank of a worker whose frame may be taken.
+
+        Raises:
+            GivenUpError: it is of an attempt that was given up.
+            StaleError: another job, plan or incarnation, or an unknown sender.
+        """
         (job, incarnation, rank), at = header.sender, header.address.at
         if job != self._job:
             raise StaleError(f"frame of job {job!r}, this is job {self._job!r}")

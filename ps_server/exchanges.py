@@ -32,7 +32,7 @@ from taihu.wire.frame_faults import FrameFaults
 from taihu.wire.frame_link import FrameConnection
 from taihu.wire.headers import Frame, frame_of
 from taihu.wire.identity import WorkerIdentity
-from taihu.wire.kinds import Encoding, Farewell, Gradients, Question
+from taihu.wire.kinds import Encoding, Farewell, Gradients, Question, Rates
 from taihu.wire.metrics import ServerMetrics
 from taihu.wire.patience import Patience
 from taihu.wire.sink import Origin, Sink
@@ -72,7 +72,7 @@ class WorkerExchange:
         self._reader = StreamReader(origin, self._stream, partial(on_lost, self))
         self._take = take
         self._sink = Sink(
-            (Gradients, Question),
+            (Gradients, Rates, Question),
             places=lambda header: [lend(header.address.elements, header.value_type.dtype)],
             take=lambda header, values, _: self._take_directly(frame_of(header, values[0].view(np.uint8))),
             take_frame=self._take_directly,
@@ -314,6 +314,9 @@ class Exchanges:
         try:
             if isinstance(header.kind, Question):
                 self._answer(exchange, shard.ask(header))
+                return
+            if isinstance(header.kind, Rates):
+                shard.take_rates(frame)
                 return
             exchange.shares = header.encoding is Encoding.SHARED
             outcome = shard.push(frame, self._gradients.get(identity))

@@ -36,13 +36,13 @@ from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, ModelError, SharedMemoryError, StaleError
 from taihu.history.recording import Recorder
 from taihu.job import Job
-from taihu.optimization import OptimizerShard, SumShard, in_steps
+from taihu.optimization import OptimizerShard, RuledShard, StepRates, SumShard, in_steps
 from taihu.planner.partition import FrameSpec, Shard
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE, encode_frame
-from taihu.wire.headers import At, Frame, FrameHeader, ValueType
+from taihu.wire.headers import At, Frame, FrameHeader, ValueType, dense_values
 from taihu.wire.identity import Sender
-from taihu.wire.kinds import Encoding, Gradients, Parameters, Summed
+from taihu.wire.kinds import Encoding, Gradients, Parameters, Rates, Summed
 from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["ServerShard"]
@@ -104,11 +104,8 @@ class ServerShard:
         self._state_frames = partition.state_frames(plan.frame_elements)
         self._lock = threading.Lock()
         self._step = 0
-        self._optimizer = (
-            OptimizerShard(in_steps(job.server_optimizer, plan.length), parameters)
-            if job.zero
-            else SumShard(parameters)
-        )
+        self._rates = None if plan.updates is None else StepRates(len(plan.updates.weight_decays))
+        self._optimizer = _optimizer_of(job, plan, partition, parameters, self._rates)
         self._answering = make_answering(job, parameters)
         self._recording = Recording(
             recorder or Recorder.off(), parameters, self._value_type.half_kind, updates=job.zero > 0
@@ -214,8 +211,31 @@ class ServerShard:
         if self._job.refuses_non_finite:
             self._check_finite(header, contribution)
         with self._lock:
+            if self._rates is not None and header.sender.rank is not None:
+                at = header.address.at
+                self._rates.check(header.sender.rank, at.step, at.attempt)
             outcome = self._aggregator.offer(header, contribution)
         return self._apply(outcome) if isinstance(outcome, Complete) else outcome
+
+    def take_rates(self, frame: Frame) -> None:
+        """Take the learning rates that a worker brings for the step whose gradients follow.
+
+        Raises:
+            FrameError: the job has no use for them, or they differ from those of another worker.
+            GivenUpError, StaleError: see `Aggregator.offer`; the step before has not ended.
+        """
+        header = frame.header
+        header.expect(Rates)
+        if self._rates is None:
+            raise FrameError(f"{header.sender.label} brings learning rates: this job has its own")
+        rates = dense_values(frame, ValueType.FP64).tolist() if header.is_dense else []
+        self._follow_if_later(header)
+        at = header.address.at
+        with self._lock:
+            rank = self._aggregator.check_sender(header)
+            if not self._aggregator.has_ended(at.step - 1):
+                raise StaleError(f"{header.sender.label} brings learning rates of step {at.step} out of turn")
+            self._rates.bring(rank, at.step, at.attempt, rates)
 
     def answer_again(self, header: FrameHeader) -> Answer:
         """The answer to a worker's frame that `push` says had been answered before.
@@ -356,6 +376,8 @@ class ServerShard:
         self._scratches = ScratchPool(frames)
         self._answering = make_answering(self._job, self._parameters)
         self._aggregator.restart(plan.version, frames, last_step, attempt)
+        if self._rates is not None:
+            self._rates.forget()
         self.buffers.free_all()
         self._plan = plan
 
@@ -419,6 +441,16 @@ class ServerShard:
                 f"{layers[group.first_layer].name} to {layers[group.last_layer].name} at step {at.step}; "
                 "lower optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"
             )
+
+
+def _optimizer_of(
+    job: Job, plan: Plan, partition: Shard, parameters: Values, rates: StepRates | None
+) -> OptimizerShard | RuledShard | SumShard:
+    if not job.zero:
+        return SumShard(parameters)
+    if plan.updates is not None and rates is not None:
+        return RuledShard(plan.updates, partition.offsets, parameters, rates)
+    return OptimizerShard(in_steps(job.server_optimizer, plan.length), parameters)
 
 
 def _spread(frame: FrameSpec, total: SparseSum, scratch: Scratch) -> Values:

@@ -12,7 +12,7 @@ from taihu.checkpoint.keepers import resumed_from
 from taihu.coordination.plan import Plan
 from taihu.errors import ModelError, PeerUnreachableError, StaleError, TaihuError
 from taihu.history.recording import Recorder
-from taihu.job import Job
+from taihu.job import Job, settled
 from taihu.layout import Layout
 from taihu.planner.partition import Shard
 from taihu.wire.clock import Clock
@@ -69,7 +69,7 @@ class ShardHolder:
             raise ModelError(f"initial parameters are of another model: {difference}")
         self._check_empty()
         partition = Shard(layout, self._job.cluster.servers, self.index)
-        return Initialization(self._job.name, plan, partition, shared=self._job.shares_memory)
+        return Initialization(self._job.name, plan, partition, shared=settled(self._job, plan.updates).shares_memory)
 
     def adopt(self, initial: Initialization) -> ServerShard:
         """Make the shard of complete initial parameters, for whoever waits for it.
@@ -81,7 +81,7 @@ class ShardHolder:
         """
         initial.check_complete()
         shard = ServerShard(
-            self._job,
+            settled(self._job, initial.plan.updates),
             initial.partition,
             initial.plan,
             initial.parameters,

@@ -56,10 +56,10 @@ def check_trains(job: Job) -> None:
     Raises:
         ConfigError: gradients come back instead, for the optimizer of a PyTorch script.
     """
-    if job.exchange.returns == "gradients":
+    if job.exchange.returns != "parameters":
         raise ConfigError(
-            "exchange.returns 'gradients': nobody would update a built-in model, which would learn nothing; leave "
-            "exchange.returns out, or start a PyTorch script: taihu run SCRIPT.py"
+            f"exchange.returns {job.exchange.returns!r}: nobody would update a built-in model, which would learn "
+            "nothing; leave exchange.returns out, or start a PyTorch script: taihu run SCRIPT.py"
         )
 
 

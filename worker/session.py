@@ -24,17 +24,26 @@ from taihu.coordination.service import Coordinator, new_incarnation
 from taihu.coordination.stopping import StopNotice
 from taihu.errors import TaihuError
 from taihu.history.recording import Recorder
-from taihu.job import Job
+from taihu.job import Job, settled
 from taihu.layout import Layout
 from taihu.run_length import RunLength
 from taihu.trace import Tracer
+from taihu.update_rules import UpdateRules
 from taihu.wire.identity import WorkerIdentity
 from worker.exchange.making import Beside, between_workers, through_servers
 from worker.exchange.shell import Exchange
 from worker.memory.arenas import Arenas
 from worker.memory.initial_parameters import InitialParameters
 
-__all__ = ["Exchanged", "Reporting", "Session", "take_part", "take_part_after_meeting"]
+__all__ = [
+    "Exchanged",
+    "Reporting",
+    "Session",
+    "exchange_after_meeting",
+    "meet_workers",
+    "take_part",
+    "take_part_after_meeting",
+]
 
 
 @dataclass(frozen=True)
@@ -57,11 +66,13 @@ class Exchanged:
     """Arenas that a worker exchanges, which hold `layout.elements` values each.
 
     `initialize(i)` writes the initial parameters of layer i, where the arena cannot hold all layers at once.
+    `updates` is the optimizer of a script that servers update by.
     """
 
     layout: Layout
     arenas: Arenas
     initialize: Callable[[int], None] = lambda _: None
+    updates: UpdateRules | None = None
 
 
 @dataclass(frozen=True)
@@ -129,13 +140,45 @@ def take_part_after_meeting(
     generation: Generation = ONLY,
 ) -> Iterator[Session]:
     """Like `take_part`, where what is exchanged is known only once the workers have met, and `prepare`."""
+    met = meet_workers(job, rank, reporting, listener=listener, length=length, generation=generation)
+    with (
+        met as meeting,
+        exchange_after_meeting(job, meeting, prepare(meeting.communicator), reporting) as session,
+    ):
+        yield session
+
+
+@contextmanager
+def meet_workers(
+    job: Job,
+    rank: int,
+    reporting: Reporting,
+    *,
+    listener: Listener | None = None,
+    length: RunLength | None = None,
+    generation: Generation = ONLY,
+    mesh: bool = False,
+) -> Iterator[Meeting]:
+    """The first half of `take_part_after_meeting`: the workers are connected, and nothing is exchanged yet.
+
+    With `mesh` they move parts, whatever the job says; all of them ask for it alike.
+    """
     listener = listener or listen_for_peers(job, rank, listen_options(job, "worker", rank))
-    met = _meet(job, rank, None, reporting, listener=listener, length=length, generation=generation)
-    with met as meeting, ExitStack() as ending:
+    met = _meet(job, rank, None, reporting, listener=listener, length=length, generation=generation, mesh=mesh)
+    with met as meeting:
         reporting.chaos.passes(Point.JOIN)
-        exchanged = prepare(meeting.communicator)
+        yield meeting
+
+
+@contextmanager
+def exchange_after_meeting(
+    job: Job, meeting: Meeting, exchanged: Exchanged, reporting: Reporting
+) -> Iterator[Session]:
+    """The second half of `take_part_after_meeting`: what is exchanged is known to all, and the exchange is open."""
+    with ExitStack() as ending:
         ending.callback(exchanged.arenas.forget_name)
-        meeting.client.bring_layout(exchanged.layout)
+        job = settled(job, exchanged.updates)
+        meeting.client.bring_layout(exchanged.layout, exchanged.updates)
         plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
         if not job.servers:
             with _between_workers(job, plan, meeting, exchanged, reporting) as session:
@@ -165,6 +208,7 @@ def _meet(
     listener: Listener,
     length: RunLength | None,
     generation: Generation,
+    mesh: bool = False,
 ) -> AbstractContextManager[Meeting]:
     return meet(
         job,
@@ -178,6 +222,7 @@ def _meet(
         stop=reporting.stop,
         generation=generation,
         faults=reporting.chaos.frames,
+        mesh=mesh,
     )
 
 

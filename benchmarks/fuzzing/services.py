@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -19,6 +20,7 @@ from ps_server.initialization import Initialization
 from ps_server.server_shard import ServerShard
 from taihu.coordination.members import MemberId, Role
 from taihu.coordination.membership import Membership
+from taihu.coordination.messages import updates_from_message, updates_to_message
 from taihu.coordination.plan import Plan
 from taihu.coordination.planning import Planning
 from taihu.coordination.service import Coordinator, CoordinatorServicer
@@ -27,10 +29,12 @@ from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.planner.partition import Shard
+from taihu.settings import OptimizerSettings
+from taihu.update_rules import UpdateRules
 from taihu.wire.codec import encode_frame, frame_from_message
-from taihu.wire.headers import At, FrameHeader
+from taihu.wire.headers import Address, At, FrameHeader, ValueType, frame_of
 from taihu.wire.identity import Sender
-from taihu.wire.kinds import Encoding, Gradients, Parameters, Question
+from taihu.wire.kinds import Encoding, Gradients, Parameters, Question, Rates
 
 __all__ = ["TARGETS"]
 
@@ -47,6 +51,7 @@ _LIVES: Final = {
     MemberId(Role.WORKER, 0): 1 << 41,
     MemberId(Role.WORKER, 1): 1 << 42,
 }
+_FP64: Final[Mapping[str, Any]] = {"value_type": ValueType.FP64}
 _ROLES: Final = {Role.SERVER: pb.ROLE_SERVER, Role.WORKER: pb.ROLE_WORKER}
 
 
@@ -164,15 +169,15 @@ def _calls() -> list[bytes]:
     return seeds
 
 
-def _shard() -> ServerShard:
+def _shard(plan: Plan = _PLAN) -> ServerShard:
     job = Job.model_validate({"name": "job", "cluster": {"servers": 1, "workers": 3}})
     shard = ServerShard(
         job,
         Shard(_LAYOUT, 1, 0),
-        _PLAN,
+        plan,
         np.zeros(13, dtype=np.float32),
         incarnation=1,
-        get_plan=lambda: _PLAN,
+        get_plan=lambda: plan,
         clock=_Clock(),
     )
     for rank in range(3):
@@ -197,6 +202,36 @@ def _pushed(_: Path) -> Callable[[bytes], object]:
     return call
 
 
+def _rates(_: Path) -> Callable[[bytes], object]:
+    """Learning rates for a shard that updates by a script's optimizer; those that are refused are not kept."""
+    plan = replace(_PLAN, updates=UpdateRules(OptimizerSettings(), (0.0, 0.1), (0, 1)))
+
+    def call(data: bytes) -> object:
+        frame, shard = sealed_frame(data), _shard(plan)
+        try:
+            shard.take_rates(frame)
+            return frame
+        except TaihuError:
+            # The step's right ones are still taken of everybody.
+            for rank in range(3):
+                head = FrameHeader(Sender("job", 7, rank), Address(At(1, 1), 0, 0, 2), Rates(), **_FP64)
+                shard.take_rates(frame_of(head, np.array([0.1, 0.2]).view(np.uint8)))
+            raise
+
+    return call
+
+
+def _update_rules(_: Path) -> Callable[[bytes], object]:
+    def call(data: bytes) -> object:
+        try:
+            message = pb.UpdateRules.FromString(data)
+        except DecodeError as error:
+            raise DamagedFrameError(str(error)) from None
+        return updates_from_message(message)
+
+    return call
+
+
 def _initialized(_: Path) -> Callable[[bytes], object]:
     def call(data: bytes) -> object:
         try:
@@ -208,6 +243,11 @@ def _initialized(_: Path) -> Callable[[bytes], object]:
         return initial
 
     return call
+
+
+def _rules() -> bytes:
+    message = updates_to_message(UpdateRules(OptimizerSettings(name="adam"), (0.0, 0.1), (0, 1)))
+    return b"" if message is None else message.SerializeToString()
 
 
 def _initial() -> bytes:
@@ -229,5 +269,7 @@ TARGETS: Final = (
     Target("calls_of_members", _member_calls, (Aborted,), _calls()),
     Target("calls_of_strangers", _strangers_calls, (Aborted,), _calls()),
     Target("pushed", _pushed, (TaihuError,), list(_frames())),
+    Target("rates", _rates, (TaihuError,), [unsealed(header(Rates(), elements=2, **_FP64), np.array([0.1, 0.2]))]),
+    Target("update_rules", _update_rules, (FrameError,), [_rules()]),
     Target("initial", _initialized, (TaihuError,), [_initial()]),
 )

@@ -8,6 +8,7 @@ from typing import Final
 from taihu.errors import ConfigError, ModelError
 from taihu.layout import Layout
 from taihu.run_length import RunLength
+from taihu.update_rules import UpdateRules
 
 __all__ = ["Agreement"]
 
@@ -15,11 +16,12 @@ _MOST_SHOWN: Final = 3
 
 
 class Agreement:
-    """The settings of a run's `host`, behind `digest`, and the layers and length that its first worker brings."""
+    """The settings of a `host`, behind `digest`, and layers, length and updates, which the first worker brings."""
 
     def __init__(self, host: str, digest: str, settings: Mapping[str, str]) -> None:
         self.layout: Layout | None = None
         self.length: RunLength | None = None
+        self.updates: UpdateRules | None = None
         self._host = host
         self._digest = digest
         self._settings = settings
@@ -58,6 +60,27 @@ class Agreement:
             raise ModelError(
                 f"{member}'s model differs from the one the servers hold: {difference}; "
                 "give every worker the same model and data"
+            )
+
+    def check_updates(self, member: str, updates: UpdateRules | None, layout: Layout) -> None:
+        """Note the optimizer of the first worker, before its layers; raise ConfigError where another's differs.
+
+        Raise ModelError where it is not one for `layout`, the layers that it comes with.
+        """
+        seen, expected = 0 if updates is None else len(updates.parameter_groups), len(layout.layers)
+        if updates is not None and seen != expected:
+            raise ModelError(f"{member} brings an optimizer for {seen} layers, expected one for its {expected}")
+        if self.layout is None:
+            self.updates = updates
+        if (updates is None) != (self.updates is None):
+            here, there = ("workers", "servers") if updates is None else ("servers", "workers")
+            difference: str | None = f'it says update="{here}", expected "{there}"'
+        else:
+            difference = None if updates is None or self.updates is None else updates.difference(self.updates)
+        if difference:
+            raise ConfigError(
+                f"{member}'s optimizer differs from that of the others: {difference}; give every worker the same "
+                "script"
             )
 
 

@@ -43,6 +43,7 @@ from taihu.process.entry import InterruptedRunError, LeavingError
 from taihu.run_length import RunLength
 from taihu.security.identity import member_name
 from taihu.trace.clock_offset import ClockOffset
+from taihu.update_rules import UpdateRules
 from taihu.wire.address import split_address
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import Clock, SystemClock
@@ -199,13 +200,19 @@ class CoordinatorClient:
             return f"the {self.peer}" if is_known(host) else f"the name {host} of the {self.peer} to be known"
         return awaited_in_words(missing_of(status))
 
-    def bring_layout(self, layout: Layout) -> None:
-        """Say which layers this worker exchanges, which `join` did not.
+    def bring_layout(self, layout: Layout, updates: UpdateRules | None = None) -> None:
+        """Say which layers this worker exchanges, which `join` did not, and by which optimizer servers update.
 
         Raises:
+            ConfigError: other workers have another optimizer.
             ModelError: other workers exchange others.
         """
-        request = pb.BringLayoutRequest(job=self._job.name, member=self._member(), layout=layout_to_message(layout))
+        request = pb.BringLayoutRequest(
+            job=self._job.name,
+            member=self._member(),
+            layout=layout_to_message(layout),
+            updates=messages.updates_to_message(updates),
+        )
         try:
             self._stub.BringLayout(request, timeout=self._patience.lost_after_s)
         except grpc.RpcError as error:

@@ -17,7 +17,7 @@ from taihu.coordination.membership import TICK_S, Membership
 from taihu.coordination.planning import Planning
 from taihu.coordination.service import Coordinator, CoordinatorServicer
 from taihu.errors import ModelError
-from taihu.job import Job
+from taihu.job import Job, settled
 from taihu.layout import Layout
 from taihu.wire.address import is_loopback
 from taihu.wire.clock import SystemClock
@@ -63,6 +63,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
 
 
 def _planning(job: Job, layout: Layout, membership: Membership) -> Planning:
+    job = settled(job, membership.updates)
     begun = resumed_from(job)
     spreads = job.exchange.fc != "data"
     if begun is not None and (difference := begun.difference(layout, spreads=spreads)):
@@ -72,6 +73,7 @@ def _planning(job: Job, layout: Layout, membership: Membership) -> Planning:
         layout,
         one_host=_on_one_host(membership),
         length=membership.length,
+        updates=membership.updates,
         begun_after=0 if begun is None else begun.step,
     )
 

@@ -15,6 +15,7 @@ from taihu.coordination.stopping import StopAgreement
 from taihu.errors import ConfigError, RecoveringError, RunError, StaleError
 from taihu.layout import Layout
 from taihu.run_length import RunLength
+from taihu.update_rules import UpdateRules
 from taihu.words import counted
 
 __all__ = ["TICK_S", "Membership"]
@@ -86,6 +87,11 @@ class Membership:
     def layout(self) -> Layout | None:
         """The layers that workers exchange, as soon as one has brought them."""
         return self._alike.layout
+
+    @property
+    def updates(self) -> UpdateRules | None:
+        """The optimizer by which servers update, where a worker brought one with its layers."""
+        return self._alike.updates
 
     @property
     def length(self) -> RunLength | None:
@@ -175,14 +181,20 @@ class Membership:
         if self.state is RunState.WAITING and not self.missing():
             self.state = RunState.RUNNING
 
-    def bring_layout(self, member: MemberId, incarnation: int, layout: Layout, *, job: str) -> None:
+    def bring_layout(
+        self, member: MemberId, incarnation: int, layout: Layout, updates: UpdateRules | None = None, *, job: str
+    ) -> None:
         """A worker that has joined says which layers it exchanges; the first one's become the run's.
 
+        So do its `updates`, the optimizer of a script that servers carry out.
+
         Raises:
+            ConfigError: its optimizer differs from the run's.
             ModelError: they differ from the run's.
             StaleError: no such member with this incarnation has joined.
         """
         self._record(member, incarnation, job)
+        self._alike.check_updates(str(member), updates, layout)
         self._alike.check_layout(str(member), layout)
 
     def check(self, member: MemberId, incarnation: int, *, job: str) -> None:

@@ -8,12 +8,15 @@ from typing import TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from pydantic import ValidationError
 
 from protos import coordinator_pb2 as pb
 from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.errors import FrameError
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.run_length import RunLength
+from taihu.settings import OptimizerSettings
+from taihu.update_rules import CONSTANTS, UpdateRules
 from taihu.words import told
 
 __all__ = [
@@ -28,6 +31,8 @@ __all__ = [
     "state_to_message",
     "step_from_message",
     "step_to_message",
+    "updates_from_message",
+    "updates_to_message",
 ]
 
 M = TypeVar("M", bound=Message)
@@ -70,6 +75,31 @@ def length_from_message(message: pb.RunLength) -> RunLength:
     if min(asdict(length).values()) < 1:
         raise FrameError(f"{length}: expected at least one of each")
     return length
+
+
+def updates_to_message(updates: UpdateRules | None) -> pb.UpdateRules | None:
+    """Convert the optimizer by which servers update, if there is one."""
+    if updates is None:
+        return None
+    return pb.UpdateRules(
+        **{key: getattr(updates.settings, key) for key in CONSTANTS},
+        weight_decays=updates.weight_decays,
+        parameter_groups=updates.parameter_groups,
+    )
+
+
+def updates_from_message(message: pb.UpdateRules) -> UpdateRules:
+    """Convert the optimizer by which servers update; raises FrameError where it makes no sense."""
+    try:
+        settings = OptimizerSettings.model_validate({key: getattr(message, key) for key in CONSTANTS})
+    except ValidationError as error:
+        raise FrameError(f"update rules that make no sense: {error.errors()[0]['msg']}") from None
+    decays, groups = tuple(message.weight_decays), tuple(message.parameter_groups)
+    if not all(0 <= decay < math.inf for decay in decays) or any(group >= len(decays) for group in groups):
+        raise FrameError(
+            f"update rules of {len(decays)} parameter groups: expected weight decays, and layers of these"
+        )
+    return UpdateRules(settings, decays, groups)
 
 
 def progress_to_message(progress: Progress) -> pb.Progress:

@@ -10,6 +10,7 @@ from taihu.planner.carriage import Carriage
 from taihu.planner.groups import Group, check_groups
 from taihu.planner.sparse_route import Route
 from taihu.run_length import RunLength
+from taihu.update_rules import UpdateRules
 
 __all__ = ["Plan"]
 
@@ -21,7 +22,7 @@ class Plan:
     `routes` has the sparse allreduce of every group, where there are no servers and gradients are compressed. A frame
     covers at most `frame_elements` values. `predicted_seconds` is what a step should take, 0 as long as
     nothing has been measured. `length` is the run's, where its workers have data. `carriage` says what values between
-    machines take.
+    machines take. `updates` is the optimizer of a script that servers update by.
     """
 
     version: int
@@ -33,12 +34,18 @@ class Plan:
     predicted_seconds: float = 0.0
     length: RunLength | None = None
     carriage: Carriage = "grpc"
+    updates: UpdateRules | None = None
 
     def __post_init__(self) -> None:
         check_groups(self.layout, self.groups)
         if self.routes and len(self.routes) != len(self.groups):
             raise ConfigError(
                 f"a plan of {len(self.groups)} groups with {len(self.routes)} routes: expected one for each"
+            )
+        if self.updates is not None and len(self.updates.parameter_groups) != len(self.layout.layers):
+            raise ConfigError(
+                f"a plan of {len(self.layout.layers)} layers, of which {len(self.updates.parameter_groups)} have a "
+                "parameter group: expected one for each"
             )
         if self.frame_elements < 1:
             raise ConfigError(f"a plan of frames of {self.frame_elements} values: expected at least 1")

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from protos import coordinator_pb2 as pb
-from taihu.coordination.messages import length_from_message, length_to_message
+from taihu.coordination.messages import (
+    length_from_message,
+    length_to_message,
+    updates_from_message,
+    updates_to_message,
+)
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError
 from taihu.planner.carriage import CARRIAGES, Carriage
@@ -26,6 +31,7 @@ def plan_to_message(plan: Plan) -> pb.GetPlanResponse:
         predicted_seconds=plan.predicted_seconds,
         length=length_to_message(plan.length),
         carriage=pb.Carriage.Value(f"CARRIAGE_{plan.carriage.upper()}"),
+        updates=updates_to_message(plan.updates),
     )
 
 
@@ -41,6 +47,7 @@ def plan_from_message(message: pb.GetPlanResponse) -> Plan:
         predicted_seconds=message.predicted_seconds,
         length=length_from_message(message.length) if message.HasField("length") else None,
         carriage=_carriage_from_message(message.carriage),
+        updates=updates_from_message(message.updates) if message.HasField("updates") else None,
     )
 
 

@@ -22,6 +22,7 @@ from taihu.planner.partition import SPARSE_FRAME_ELEMENTS
 from taihu.planner.profile import Compression, LinkCost, Profile
 from taihu.planner.sparse_route import SPARSE_ROUTES, Route, SparseWorkload, choose
 from taihu.run_length import RunLength
+from taihu.update_rules import UpdateRules
 from taihu.wire.codec import BYTES_PER_VALUE
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 
@@ -120,11 +121,12 @@ class Planning:
         *,
         one_host: bool = False,
         length: RunLength | None = None,
+        updates: UpdateRules | None = None,
         begun_after: int = 0,
     ) -> None:
         self._job = job
         first = first_plan(job, layout, one_host=one_host)
-        self.plan = replace(first, length=length, from_step=begun_after + 1)
+        self.plan = replace(first, length=length, updates=updates, from_step=begun_after + 1)
         self.profile: Profile | None = None
         self._one_host = one_host
         self._is_auto = job.exchange.transport == "auto" and not job.is_encrypted

@@ -218,8 +218,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         with _errors_as_status(context):
             member, incarnation = messages.member_from_message(request.member)
             layout = layout_from_message(request.layout)
+            updates = messages.updates_from_message(request.updates) if request.HasField("updates") else None
             with self._coordinator.changing() as (membership, _):
-                membership.bring_layout(member, incarnation, layout, job=request.job)
+                membership.bring_layout(member, incarnation, layout, updates, job=request.job)
         return pb.BringLayoutResponse()
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatResponse:  # noqa: N802

@@ -7,6 +7,7 @@ section.key=value`; a flag.
 
 from taihu.job.job import Job, setting_keys, setting_tables
 from taihu.job.reading import Overrides, load_job, parse_assignments, revised
+from taihu.job.settled import settled
 from taihu.job.toml import job_to_toml, parse_value, toml_value
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "revised",
     "setting_keys",
     "setting_tables",
+    "settled",
     "toml_value",
 ]

@@ -130,18 +130,25 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _returns_fit(self) -> Job:
-        if self.exchange.returns == "parameters":
+        returns = self.exchange.returns
+        if returns == "parameters":
             return self
-        if self.zero:
+        if returns == "gradients" and self.zero:
             raise ValueError("exchange.returns 'gradients' leaves updates to all workers: set exchange.zero = 0")
+        if returns == "script" and not self.servers:
+            raise ValueError(
+                "exchange.returns 'script' is for servers that update: set exchange.returns = 'gradients'"
+            )
+        if returns == "script" and self.train.precision != "fp32":
+            raise ValueError("exchange.returns 'script' goes with 32-bit values: set train.precision = 'fp32'")
         if self.downlink == "doublesqueeze" or (self.downlink == "exact" and not self.servers):
             raise ValueError(
-                "exchange.returns 'gradients' brings sums of all that was selected: leave compression.downlink out"
+                f"exchange.returns '{returns}' brings sums of all that was selected: leave compression.downlink out"
             )
         clips = self.optimizer.clip_norm is not None or self.optimizer.clip_value is not None
         if self.exchange.fc != "data" or clips:
             raise ValueError(
-                "exchange.returns 'gradients' leaves layers and clipping to whoever updates: set exchange.fc = "
+                f"exchange.returns '{returns}' leaves layers and clipping to whoever updates: set exchange.fc = "
                 "'data' and leave optimizer.clip_norm and optimizer.clip_value out"
             )
         return self
@@ -276,7 +283,7 @@ class Job(Section):
     @property
     def layout_follows(self) -> bool:
         """Whether what is exchanged is known only when the workers have met."""
-        return self.exchange.fc != "data" or self.exchange.returns == "gradients"
+        return self.exchange.fc != "data" or self.exchange.returns != "parameters"
 
     @property
     def downlink(self) -> Literal["dense", "exact", "doublesqueeze"]:
@@ -285,7 +292,7 @@ class Job(Section):
             return self.compression.downlink
         if self.compression.method == "none":
             return "dense"
-        if self.exchange.returns == "gradients":
+        if self.exchange.returns != "parameters":
             # Servers answer with the sums of what was selected; in a ring it is spread over all elements.
             return "exact" if self.servers else "dense"
         exact = self.optimizer.name == "sgd" and self.compression.momentum_at != "servers"

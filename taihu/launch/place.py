@@ -137,9 +137,10 @@ def fit_to_size(job: Job, launch: Launch) -> Job:
 
 
 def script_job(job: Job, *, has_servers: bool) -> Job:
-    """`job` for a PyTorch script: gradients come back, around a ring unless there are servers."""
-    own = {"returns": "gradients", "kind": "server" if has_servers else "ring"}
+    """`job` for a PyTorch script: around a ring, unless there are servers, which do what the script says."""
     given = job.exchange.model_fields_set
+    kind = job.exchange.kind if "kind" in given else "server" if has_servers else "ring"
+    own = {"kind": kind, "returns": "script" if kind == "server" else "gradients"}
     return revised(job, "exchange", **{key: value for key, value in own.items() if key not in given})
 
 

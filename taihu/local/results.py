@@ -45,7 +45,7 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[di
         "density": 1.0 if job.compression.method == "none" else job.compression.density,
         "refresh_every": job.compression.refresh_every,
         "threshold": job.compression.threshold,
-        "downlink": job.downlink,
+        "downlink": first.get("downlink", job.downlink),
         "precision": job.train.precision,
         "recompute": job.train.recompute,
         "recompute_segments": job.train.recompute_segments,

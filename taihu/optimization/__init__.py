@@ -2,6 +2,7 @@
 
 from taihu.optimization.loss_scale import LossScale
 from taihu.optimization.means import MeanGradients
+from taihu.optimization.ruled import RuledShard, StepRates
 from taihu.optimization.shard import OptimizerShard, OptimizerState
 from taihu.optimization.sums import SumShard
 from taihu.optimization.whole_norm import WholeNorm
@@ -12,6 +13,8 @@ __all__ = [
     "MeanGradients",
     "OptimizerShard",
     "OptimizerState",
+    "RuledShard",
+    "StepRates",
     "SumShard",
     "WholeNorm",
     "in_steps",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,16 @@ from taihu.errors import ConfigError, FrameError, ModelError
 from taihu.schedule import learning_rate
 from taihu.settings import OptimizerSettings
 
-__all__ = ["OptimizerShard", "OptimizerState"]
+__all__ = ["Constants", "OptimizerShard", "OptimizerState"]
 
 Values = NDArray[np.float32]
+
+
+class Constants(NamedTuple):
+    """Constants of a range of parameters in a step; `weight_decay` as the update rule takes it."""
+
+    learning_rate: float
+    weight_decay: float
 
 
 class OptimizerState:
@@ -39,7 +47,15 @@ class OptimizerState:
         clipped = 0 if self._clipped is None else self._clipped.nbytes
         return sum(array.nbytes for array in self.arrays.values()) + clipped
 
-    def update(self, start: int, parameters: Values, gradient: Values, step: int, scale: float = 1.0) -> None:
+    def update(  # noqa: PLR0917 - what one update takes
+        self,
+        start: int,
+        parameters: Values,
+        gradient: Values,
+        step: int,
+        scale: float = 1.0,
+        constants: Constants | None = None,
+    ) -> None:
         """Update `parameters`, shape (k,), fp32, in place; elements [start, start + k) of the state belong to them.
 
         Args:
@@ -48,24 +64,34 @@ class OptimizerState:
             gradient: shape (k,), fp32.
             step: number of this step, counted from 1; it sets learning rate and bias correction.
             scale: multiplies the gradient first.
+            constants: of these parameters, by default those of the settings.
         """
+        if constants is None:
+            constants = _constants(self._settings, step)
         if self._clipped is not None and self._settings.clip_value is not None:
             clipped = self._clipped[start : start + len(parameters)]
             clip_values(gradient, float(scale), self._settings.clip_value, clipped)
             gradient, scale = clipped, 1.0
         own = {name: array[start : start + len(parameters)] for name, array in self.arrays.items()}
         if self._settings.name != "sgd":
-            adam(parameters, gradient, own["exp_avg"], own["exp_avg_sq"], _adam_rule(self._settings, step, scale))
+            adam(
+                parameters,
+                gradient,
+                own["exp_avg"],
+                own["exp_avg_sq"],
+                _adam_rule(self._settings, step, scale, constants),
+            )
         elif self._settings.momentum:
-            sgd_momentum(parameters, gradient, own["momentum"], _sgd_rule(self._settings, step, scale))
+            sgd_momentum(parameters, gradient, own["momentum"], _sgd_rule(self._settings, scale, constants))
         else:
-            sgd(parameters, gradient, _sgd_rule(self._settings, step, scale))
+            sgd(parameters, gradient, _sgd_rule(self._settings, scale, constants))
 
     def update_sparse(
         self, parameters: Values, indices: NDArray[np.int32], gradient: Values, step: int, scale: float
     ) -> None:
         """Update `parameters[indices]` by plain SGD; `indices`, shape (k,), are ascending and unique."""
-        sgd_sparse(parameters, indices, gradient, _sgd_rule(self._settings, step, scale))
+        constants = _constants(self._settings, step)
+        sgd_sparse(parameters, indices, gradient, _sgd_rule(self._settings, scale, constants))
 
     def warm_up(self) -> None:
         """Compile the kernels that updates will use, or load them from the disk cache; changes nothing."""
@@ -197,23 +223,27 @@ def _state_names(settings: OptimizerSettings) -> tuple[str, ...]:
     return ("momentum",) if settings.momentum else ()
 
 
-def _sgd_rule(settings: OptimizerSettings, step: int, scale: float) -> SgdRule:
+def _constants(settings: OptimizerSettings, step: int) -> Constants:
+    return Constants(learning_rate(settings, step), settings.weight_decay)
+
+
+def _sgd_rule(settings: OptimizerSettings, scale: float, constants: Constants) -> SgdRule:
     return SgdRule(
         scale=float(scale),
-        learning_rate=learning_rate(settings, step),
-        weight_decay=settings.weight_decay,
+        learning_rate=constants.learning_rate,
+        weight_decay=constants.weight_decay,
         momentum=settings.momentum,
         nesterov=settings.nesterov,
     )
 
 
-def _adam_rule(settings: OptimizerSettings, step: int, scale: float) -> AdamRule:
+def _adam_rule(settings: OptimizerSettings, step: int, scale: float, constants: Constants) -> AdamRule:
     decoupled = settings.name == "adamw"
     return AdamRule(
         scale=float(scale),
-        learning_rate=learning_rate(settings, step),
-        l2_decay=0.0 if decoupled else settings.weight_decay,
-        decoupled_decay=settings.weight_decay if decoupled else 0.0,
+        learning_rate=constants.learning_rate,
+        l2_decay=0.0 if decoupled else constants.weight_decay,
+        decoupled_decay=constants.weight_decay if decoupled else 0.0,
         beta1=settings.beta1,
         beta2=settings.beta2,
         epsilon=settings.epsilon,

@@ -56,8 +56,10 @@ class ExchangeSettings(Section):
     back as soon as a group has been summed. In stage 3 they fetch the parameters of a group when they need them,
     twice in a step. With `returns` gradients nobody updates: the mean gradient of all workers comes back, for an
     optimizer of the user's own (`taihu.torch`), in stage 0; infinities are passed on then, since a loop that scales
-    its losses skips such a step by itself. The default is 1 with servers, 0 in a ring, and 2 with
-    16-bit parameters, which need at least that. From stage 2 on no merged group exceeds `bucket_bytes` of fp32
+    its losses skips such a step by itself. With `returns` script it is the script that says so, or that servers
+    update by its optimizer (`DistributedOptimizer(..., update="servers")`); `taihu run` with servers sets that. The
+    default is 1 with servers, 0 in a ring, and 2 with 16-bit parameters, which need at least that. From stage 2 on no
+    merged group exceeds `bucket_bytes` of fp32
     values, and of a layer that is spread so much of the gradient is computed at once: by default 16 MiB, or where
     `fc` is not data an eighth of what is exchanged if that is less, but at least 1 MiB. In stage 3 a worker holds
     `live_bytes` of fp32 parameters, or two groups if that is more; what it can keep from forward to backward is
@@ -94,8 +96,9 @@ class ExchangeSettings(Section):
     zero: Annotated[int, Field(ge=0, le=3)] | None = Field(
         default=None, description="stage of ZeRO, 0 to 3; by default 1 with servers, 0 in a ring, 2 with 16 bits"
     )
-    returns: Literal["parameters", "gradients"] = Field(
-        default="parameters", description="what comes back: updated parameters, or mean gradients for whoever updates"
+    returns: Literal["parameters", "gradients", "script"] = Field(
+        default="parameters",
+        description="what comes back: parameters, mean gradients for whoever updates, or what the script says",
     )
     bucket_bytes: Annotated[int, Field(ge=4096, le=1 << 40)] | None = Field(
         default=None,

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import structlog
 import torch
@@ -23,10 +24,21 @@ from taihu.errors import RunError
 from taihu.torch.backend import register
 from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer
 from taihu.torch.place import find_place
+from taihu.torch.sharded_linear import AT_LEAST, Choice
+from taihu.torch.sharded_linear import shard_linear as _shard_linear
 from taihu.torch.world import World
 from taihu.wire.log import configure_logs
 
-__all__ = ["DistributedOptimizer", "broadcast_parameters", "init", "rank", "shutdown", "world_size"]
+__all__ = [
+    "DistributedOptimizer",
+    "broadcast_parameters",
+    "clip_grad_norm_",
+    "init",
+    "rank",
+    "shard_linear",
+    "shutdown",
+    "world_size",
+]
 
 
 register()
@@ -87,15 +99,21 @@ def world_size() -> int:
 
 
 def DistributedOptimizer(  # noqa: N802 - the name that such scripts know
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None = None,
+    *,
+    update: Literal["workers", "servers"] = "workers",
 ) -> _DistributedOptimizer:
     """`optimizer` with gradients that are the means of all workers, who begin with worker 0's parameters.
 
+    With `update` servers it is the servers that update by the mean gradients, as an SGD, Adam or AdamW of torch.optim
+    says, and its state is divided over them.
+
     Raises:
-        ConfigError: the model is not the one that the optimizer was made for.
+        ConfigError: the model is not the one that the optimizer was made for, or servers cannot update by that.
         TaihuError: the other workers cannot be reached, or train something else.
     """
-    return _DistributedOptimizer(optimizer, model, _present.get())
+    return _DistributedOptimizer(optimizer, model, _present.get(), update=update)
 
 
 def broadcast_parameters(parameters: torch.nn.Module | Mapping[str, torch.Tensor] | Iterable[torch.Tensor]) -> None:
@@ -110,6 +128,46 @@ def broadcast_parameters(parameters: torch.nn.Module | Mapping[str, torch.Tensor
         values = parameters.values() if isinstance(parameters, Mapping) else parameters
         tensors = [each for each in values if isinstance(each, torch.Tensor)]
     _present.get().bring(tensors)
+
+
+def shard_linear(
+    module: torch.nn.Module, choice: Choice = "shard", *, batch: int | None = None, at_least: int = AT_LEAST
+) -> tuple[str, ...]:
+    """Spread torch.nn.Linear layers by outputs over the workers, in place; before the optimizer is made.
+
+    Each worker has its outputs' weights, their gradients and their optimizer state, and nobody else has. Values are
+    worker 0's. All workers call the layers together, for evaluation and `state_dict()`, too, which has whole layers.
+
+    Args:
+        module: a torch.nn.Linear, or a model.
+        choice: `shard` for all layers, `auto` for those for which the measured links say that it is faster.
+        batch: with `auto`, the rows that reach such a layer in a step of one worker.
+        at_least: weights of a layer that is spread with its model.
+
+    Returns:
+        The names of the layers that are spread; none where this worker is alone.
+
+    Raises:
+        ConfigError: the layer has fewer outputs than there are workers, is not on the CPU, or is not there.
+        RunError: there is a DistributedOptimizer already.
+        TaihuError: the other workers cannot be reached.
+    """
+    return _shard_linear(_present.get(), module, choice, batch=batch, at_least=at_least)
+
+
+def clip_grad_norm_(parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """Clip gradients by their 2-norm, as PyTorch's own does; of spread layers the columns of all workers count.
+
+    Returns:
+        The norm before, the same on all workers.
+    """
+    clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    spread = _present.get().spreads
+    if spread is None:
+        return torch.nn.utils.clip_grad_norm_(clipped, max_norm)
+    norm = spread.total_norm(clipped)
+    torch.nn.utils.clip_grads_with_norm_(clipped, max_norm, norm)
+    return norm
 
 
 def shutdown() -> None:

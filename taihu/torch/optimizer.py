@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from typing_extensions import override
 
 from taihu.errors import ConfigError
 from taihu.torch.gradients import layout_of, trained
+from taihu.torch.rules import ScriptOptimizer
+from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.steps import BackwardSteps
 from taihu.torch.world import World
 
@@ -29,20 +31,38 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model: whose parameters and buffers worker 0 brings to all, and whose forwards are watched; without one the
             parameters of the optimizer.
         world: the workers.
+        update: who updates: every worker, by the optimizer inside, or the servers, as it says.
     """
 
     # Everything but backward is the affair of the optimizer inside: none of the base class's state is made.
-    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, world: World) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module | None,
+        world: World,
+        *,
+        update: Literal["workers", "servers"] = "workers",
+    ) -> None:
+        if update not in ("workers", "servers"):
+            raise ConfigError(f'update={update!r}: expected "workers" or "servers"')
         self.optimizer = optimizer
         self._world = world
         self._brings: list[torch.Tensor] = []
         self._steps: BackwardSteps | None = None
+        self._serves = update == "servers" and not world.is_alone
         if world.is_alone:
             return
         named = trained(optimizer, model)
         parameters = [parameter for _, parameter in reversed(named)]
         self._brings = parameters if model is None else [*model.parameters(), *model.buffers()]
-        steps = self._steps = world.train(layout_of(named), parameters, self._brings)
+        layout, updates = layout_of(named), None
+        if self._serves:
+            if model is None:
+                raise ConfigError('update="servers": parameters come while modules run; give the model, too')
+            updates = ServerUpdates(ScriptOptimizer(optimizer, parameters), model, layout, parameters)
+            by_servers = set(map(id, parameters))
+            self._brings = [each for each in self._brings if id(each) not in by_servers]
+        steps = self._steps = world.train(layout, parameters, self._brings, updates)
         if model is not None:
             model.register_forward_pre_hook(lambda *_: steps.begins() if torch.is_grad_enabled() else None)
             model.register_forward_hook(lambda *_: steps.forwarded())
@@ -58,7 +78,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @override
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update by the mean gradients, as the optimizer inside does."""
+        """Update by the mean gradients, as the optimizer inside does.
+
+        Where servers update they have begun to, and this waits for nothing.
+
+        Raises:
+            ConfigError: a learning rate is another one than when backward began.
+        """
+        if self._serves:
+            value = None
+            if closure is not None:
+                with torch.enable_grad():
+                    value = closure()
+            self._update()
+            return value
         loss: float | None = self.optimizer.step() if closure is None else self.optimizer.step(closure)
         return loss
 
@@ -72,7 +105,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The state of the optimizer inside, which can load it, too; with what compression has held back here.
 
         That differs from worker to worker: each saves and loads its own.
+
+        Raises:
+            ConfigError: the state is on the servers.
         """
+        if self._serves:
+            raise ConfigError(
+                'update="servers": the state of the optimizer is divided over the servers and is not here to be '
+                'saved; save model.state_dict() alone, or give update="workers"'
+            )
         state: dict[str, Any] = self.optimizer.state_dict()
         compression = None if self._steps is None else self._steps.compression
         own = {} if compression is None else compression.arrays()
@@ -83,8 +124,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Take over a state; what it does not have of compression stays as it is.
 
         Raises:
-            ConfigError: what was held back belongs to other parameters.
+            ConfigError: what was held back belongs to other parameters, or the state is on the servers.
         """
+        if self._serves:
+            raise ConfigError(
+                'update="servers": servers begin without state of the optimizer, and take none; give update="workers"'
+            )
         own = {name.removeprefix(_OURS): each for name, each in state_dict.items() if name.startswith(_OURS)}
         compression = None if self._steps is None else self._steps.compression
         if compression is not None and own:
@@ -101,7 +146,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
 
     def synchronize(self) -> None:
-        """Return when all gradients are the means of all workers: they are, as soon as backward has returned."""
+        """Return when all parameters are those of the last step, where servers update them.
+
+        Where workers update there is nothing to wait for: gradients are means as soon as backward has returned.
+        """
+        if self._steps is not None:
+            self._steps.settle()
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -109,19 +159,34 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Who has done its own takes part in those of the others, with gradients of zeros, and makes their updates. At
         the end of the block all have the parameters of the last of them. Means are those of all workers all the same.
+
+        Raises:
+            ConfigError: layers are spread over the workers.
         """
         if self._steps is None:
             yield
             return
+        if self._world.spreads is not None:
+            raise ConfigError(
+                "join(): a forward of layers that shard_linear has spread needs all workers; give each as many "
+                "batches, of any sizes"
+            )
         self._steps.is_joined = True
         try:
             yield
-            self._world.bring(self._brings, self._steps.follow(self._update))
+            most = self._steps.follow(self._update)
+            self._steps.settle()
+            self._world.bring(self._brings, most)
         finally:
             self._steps.is_joined = False
 
     def _update(self) -> None:
-        self.optimizer.step()
+        if self._serves and self._steps is not None:
+            self._steps.stepped()
+            # Schedulers that were made of the optimizer inside look whether it steps.
+            self.optimizer._opt_called = True
+        else:
+            self.optimizer.step()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

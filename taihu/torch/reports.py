@@ -134,8 +134,9 @@ class Reports:
         """This worker hosts the run's coordinator."""
         self._metrics.exported.put(CoordinatorMetrics(coordinator, MemberId(Role.WORKER, self._rank)))
 
-    def joined(self) -> None:
-        """This worker takes part from now on."""
+    def joined(self, job: Job) -> None:
+        """This worker takes part from now on, in `job`, which says who updates."""
+        self._job = job
         self._run_log.happened("training", workers=self._job.cluster.workers, script=_script())
 
     def stepped(self, record: StepRecord) -> None:
@@ -192,6 +193,7 @@ class Reports:
             "saved": None,
             "not_saved": None,
             "plan": self._job.exchange.plan,
+            "downlink": self._job.downlink,
             "path": exchange.path,
             "skipped_steps": exchange.skipped_steps,
             "memory": {**self._memory.results(), "planned": None, "planned_of_server": None},

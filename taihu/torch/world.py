@@ -12,19 +12,23 @@ import numpy as np
 import torch
 
 from allreduce.communicator import Communicator
-from allreduce.rendezvous import listen_for_peers
+from allreduce.rendezvous import Meeting, listen_for_peers
 from taihu.coordination.members import Progress
 from taihu.errors import RunError, TaihuError
+from taihu.job import settled
 from taihu.layout import Layout
 from taihu.process.last_will import LastWill
 from taihu.torch.gradients import GradientArena
 from taihu.torch.place import Place
 from taihu.torch.reports import Reports, options_of
+from taihu.torch.server_updates import ServerUpdates
+from taihu.torch.spread import Spread, is_spread
 from taihu.torch.steps import BackwardSteps
 from taihu.wire.clock import SystemClock
+from worker.fc.mover import PeerMover
 from worker.memory.arenas import arenas_of
 from worker.reporting.activity import Activity
-from worker.session import Exchanged, Reporting, Session, take_part_after_meeting
+from worker.session import Exchanged, Reporting, Session, exchange_after_meeting, meet_workers
 
 __all__ = ["World"]
 
@@ -42,7 +46,10 @@ class World:
         self.rank = place.rank
         self.size = place.job.cluster.workers
         self._stack = ExitStack()
+        self._meeting: Meeting | None = None
         self._session: Session | None = None
+        self._spread: Spread | None = None
+        self._steps: BackwardSteps | None = None
         self._is_waiting = False
         self._has_left = False
         self._activity = Activity(SystemClock())
@@ -57,8 +64,43 @@ class World:
         """Whether there is nobody to exchange anything with."""
         return self.size == 1
 
+    def meet(self, *, mesh: bool = False) -> Communicator:
+        """The ways to the other workers, connected by the first call, which all of them make alike.
+
+        Args:
+            mesh: whether parts go from each to each.
+        """
+        if self._meeting is None:
+            met = meet_workers(self.job, self.rank, self._reporting, listener=self._listener, mesh=mesh)
+            self._meeting = self._stack.enter_context(met)
+        return self._meeting.communicator
+
+    def spread(self) -> Spread:
+        """This worker's part in layers that are spread over the workers; all of them call this.
+
+        Raises:
+            RunError: gradients of whole layers are exchanged already.
+            TaihuError: the others cannot be reached.
+        """
+        if self._session is not None:
+            raise RunError(
+                "shard_linear comes too late: call it before the optimizer and DistributedOptimizer are made"
+            )
+        if self._spread is None:
+            self._spread = Spread(PeerMover(self.meet(mesh=True), SystemClock()), self._waits)
+        return self._spread
+
+    @property
+    def spreads(self) -> Spread | None:
+        """This worker's part in spread layers, where there are any."""
+        return self._spread
+
     def train(
-        self, layout: Layout, parameters: Sequence[torch.nn.Parameter], brings: Sequence[torch.Tensor]
+        self,
+        layout: Layout,
+        parameters: Sequence[torch.nn.Parameter],
+        brings: Sequence[torch.Tensor],
+        updates: ServerUpdates | None = None,
     ) -> BackwardSteps:
         """Join, take over worker 0's values, and exchange gradients from the next backward on.
 
@@ -66,8 +108,10 @@ class World:
             layout: a layer for each parameter.
             parameters: in the layout's order.
             brings: all tensors that are to be worker 0's everywhere.
+            updates: of the servers, where these update: they bring the parameters, which lie in the arena then.
 
         Raises:
+            ConfigError: the servers cannot.
             RunError: this process does so already.
             TaihuError: the others cannot be reached, or train something else.
         """
@@ -76,30 +120,32 @@ class World:
                 "this process has a DistributedOptimizer already: give one optimizer all parameters, in groups of "
                 "their own where they are updated differently"
             )
-        arenas = arenas_of(self.job, layout.elements)
-
-        def prepare(communicator: Communicator) -> Exchanged:
-            bring(communicator, brings)
-            return Exchanged(layout, arenas)
-
-        reports = self._reports
-        reporting = Reporting(
-            self._progress, reports.observer.compressed, reports.tracer, self._last_will.begin, reports.hosting
-        )
+        rules = None if updates is None else updates.script.rules
+        job = settled(self.job, rules)
+        arenas = arenas_of(job, layout.elements)
+        bring(self.meet(), brings)
+        if updates is not None and self.rank == 0:
+            updates.offer(arenas.parameters)
+        assert self._meeting is not None  # noqa: S101
         session = self._session = self._stack.enter_context(
-            take_part_after_meeting(self.job, self.rank, prepare, reporting, listener=self._listener)
+            exchange_after_meeting(self.job, self._meeting, Exchanged(layout, arenas, updates=rules), self._reporting)
         )
-        self._stack.callback(self._last_will.cancel)
-        self._stack.callback(reports.tell_trace, session)
+        self._stack.callback(self._reports.tell_trace, session)
         self._activity.takes_part(session)
-        reports.joined()
-        gradients = GradientArena(layout, parameters, arenas.gradients)
-        return BackwardSteps(self.job, layout, gradients, session, reports, waits=self._waits)
+        if updates is not None:
+            updates.take_over(arenas.parameters)
+        self._reports.joined(job)
+        gradients = GradientArena(layout, parameters, arenas.gradients, keeps=job.zero < 2, seals=rules is not None)
+        self._stack.callback(gradients.close)
+        self._steps = BackwardSteps(
+            job, layout, gradients, session, self._reports, waits=self._waits, updates=updates
+        )
+        return self._steps
 
     def bring(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Have the values of worker `root` in `tensors`, which all workers have alike; nothing may be under way."""
-        if self._session is not None and self._session.communicator is not None:
-            bring(self._session.communicator, tensors, root)
+        if self._meeting is not None:
+            bring(self._meeting.communicator, tensors, root)
 
     def leave(self, error: BaseException | None = None) -> None:
         """End this process's part: in order when all others have done theirs, or with what went wrong here."""
@@ -111,18 +157,29 @@ class World:
         trace: TracebackType | None = None
         if error is not None:
             kind, trace = type(error), error.__traceback__
-        elif self._session is not None:
+        elif self._meeting is not None:
             try:
-                self._reports.tell_results(self._session)
-                self._session.client.finish_with_all(progress=self._progress(), parameters_sha256="")
+                if self._steps is not None:
+                    self._steps.settle()
+                if self._session is not None:
+                    self._reports.tell_results(self._session)
+                self._meeting.client.finish_with_all(progress=self._progress(), parameters_sha256="")
             except TaihuError as failure:
                 kind, error, trace = type(failure), failure, failure.__traceback__
-        if self._session is None and self._listener is not None:
+        if self._meeting is None and self._listener is not None:
             self._listener.close()
+        self._last_will.cancel()
         self._stack.__exit__(kind, error, trace)
 
     def _waits(self, is_waiting: bool) -> None:
         self._is_waiting = is_waiting
+
+    @property
+    def _reporting(self) -> Reporting:
+        reports = self._reports
+        return Reporting(
+            self._progress, reports.observer.compressed, reports.tracer, self._last_will.begin, reports.hosting
+        )
 
     def _progress(self) -> Progress:
         if self._is_waiting:
@@ -133,9 +190,14 @@ class World:
 
 
 def bring(communicator: Communicator, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
-    """Have the values of worker `root` in all `tensors`, to the bit, whatever their types and devices."""
+    """Have the values of worker `root` in all `tensors`, to the bit, whatever their types and devices.
+
+    Columns of spread layers are left alone: they are each worker's own.
+    """
     with torch.no_grad():
         for tensor in tensors:
+            if is_spread(tensor):
+                continue
             here = tensor.detach().to("cpu", copy=True).contiguous()
             # As bytes in the clothes of fp32: broadcasting moves them, and computes nothing.
             raw = here.view(-1).view(torch.uint8).numpy() if here.numel() else np.zeros(0, dtype=np.uint8)

@@ -34,6 +34,7 @@ from taihu.wire.kinds import (
     Parameters,
     Part,
     Question,
+    Rates,
     Repetition,
     RingSegment,
     SparseMessage,
@@ -241,6 +242,8 @@ def _write_kind(message: tensor_pb2.Frame.Header, kind: Kind) -> None:
             message.gradients.skipped = skipped
             if loss_scale != 1.0:
                 message.gradients.loss_scale = loss_scale
+        case Rates():
+            message.rates.SetInParent()
         case Question():
             message.question.SetInParent()
         case Summed(completed_s, skipped):
@@ -280,6 +283,7 @@ def _read(message: tensor_pb2.Frame.Header) -> FrameHeader:
 
 _KINDS: Final[Mapping[str, Callable[[tensor_pb2.Frame.Header], Kind]]] = {
     "gradients": lambda message: Gradients(message.gradients.loss_scale or 1.0, message.gradients.skipped),
+    "rates": lambda _: Rates(),
     "question": lambda _: Question(),
     "summed": lambda message: Summed(message.summed.completed_s, message.summed.skipped),
     "parameters": lambda _: Parameters(),

@@ -24,6 +24,7 @@ from taihu.wire.kinds import (
     Parameters,
     Part,
     Question,
+    Rates,
     Repetition,
     RingSegment,
     SparseMessage,
@@ -81,6 +82,7 @@ _LAYOUTS: Final = {
     Repetition: _layout(9, "Q", lambda kind: (kind.number,), Repetition),
     Mark: _layout(10, "Q", lambda kind: (kind.number,), Mark),
     Taken: _layout(11, "Q", lambda kind: (kind.number,), Taken),
+    Rates: _layout(12, "", lambda _: (), Rates),
 }
 _BY_NUMBER: Final = {layout.number: layout for layout in _LAYOUTS.values()}
 _COVERED_BYTES: Final = struct.calcsize(_COMMON) + _UNION_BYTES + _CHECKSUM.size

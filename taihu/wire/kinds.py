@@ -20,6 +20,7 @@ __all__ = [
     "Parameters",
     "Part",
     "Question",
+    "Rates",
     "Repetition",
     "RingSegment",
     "SparseMessage",
@@ -62,6 +63,17 @@ class Gradients:
     def __post_init__(self) -> None:
         if not 0.0 < self.loss_scale < math.inf:
             raise FrameError(f"gradients with loss scale {self.loss_scale}: expected a finite, positive one")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """A worker tells a server the learning rates of a step, before its gradients: 64 bits for each parameter group.
+
+    Without values it takes part by the rates of the others.
+    """
+
+    label: ClassVar[str] = "learning rates"
+    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.DENSE, Encoding.NONE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +193,7 @@ class Taken:
 
 Kind = (
     Gradients
+    | Rates
     | Question
     | Summed
     | Parameters
@@ -196,6 +209,7 @@ Kind = (
 K = TypeVar(
     "K",
     Gradients,
+    Rates,
     Question,
     Summed,
     Parameters,

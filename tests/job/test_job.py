@@ -125,7 +125,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "calibration_steps": st.integers(4, 10**4),
         "replan_every": COUNT,
         "frame_bytes": st.integers(1024, 1 << 20).map(lambda values: 4 * values),
-        "returns": st.sampled_from(["parameters", "gradients"]),
+        "returns": st.sampled_from(["parameters", "gradients", "script"]),
         "window_frames": st.integers(1, 1024),
         "timeout_s": SECONDS,
         "non_finite": st.sampled_from(["error", "allow"]),
@@ -220,7 +220,7 @@ def fits(job: Tables) -> bool:
         for section, key in KEYS
     }
     whole = of["exchange.fc"] == "data" and of["train.recompute"] == "none"
-    if of["exchange.returns"] == "gradients" and not returns_gradients(of):
+    if of["exchange.returns"] != "parameters" and not leaves_updates(of):
         return False
     if of["cluster.lost_after_s"] <= of["cluster.heartbeat_s"] or not (checkpoints_fit(of) and secures(of)):
         return False
@@ -241,9 +241,12 @@ def fits(job: Tables) -> bool:
     return compression_fits(of) and zero_fits(of) and (whole or of["cluster.compute"] == "cpu")
 
 
-def returns_gradients(of: dict[str, Any]) -> bool:
-    """Whether the mean gradients can come back, and nobody is to update."""
-    if of["exchange.zero"] or of["exchange.fc"] != "data" or of["train.precision"] != "fp32":
+def leaves_updates(of: dict[str, Any]) -> bool:
+    """Whether the mean gradients can come back, or it can be the script that says who updates."""
+    is_script = of["exchange.returns"] == "script"
+    if is_script and of["exchange.kind"] == "ring":
+        return False
+    if (of["exchange.zero"] and not is_script) or of["exchange.fc"] != "data" or of["train.precision"] != "fp32":
         return False
     if of["optimizer.clip_norm"] is not None or of["optimizer.clip_value"] is not None:
         return False
@@ -258,7 +261,7 @@ def checkpoints_fit(of: dict[str, Any]) -> bool:
 
 def zero_fits(of: dict[str, Any]) -> bool:
     """Whether the stage of ZeRO belongs to the exchange."""
-    usual = 1 if of["exchange.kind"] == "server" and of["exchange.returns"] == "parameters" else 0
+    usual = 1 if of["exchange.kind"] == "server" and of["exchange.returns"] != "gradients" else 0
     allowed = {0, 1, 2, 3}
     if of["compression.method"] != "none":
         allowed &= {usual}

@@ -347,8 +347,16 @@ def test_a_rank_has_one_exchange() -> None:
         ({"incarnation": 1}, StaleError, "frame of an earlier incarnation of worker 0"),
         ({"step": 2}, StaleError, "step 2, expected 1"),
         ({"kind": Question(), "encoding": Encoding.NONE}, FrameError, "expected 0 float32 values"),
-        ({"kind": RingSegment(1)}, FrameError, "worker 0 sent a segment of a ring: expected gradients or a question"),
-        ({"kind": Summed()}, FrameError, "worker 0 sent an answer: expected gradients or a question"),
+        (
+            {"kind": RingSegment(1)},
+            FrameError,
+            "worker 0 sent a segment of a ring: expected gradients or learning rates or a question",
+        ),
+        (
+            {"kind": Summed()},
+            FrameError,
+            "worker 0 sent an answer: expected gradients or learning rates or a question",
+        ),
     ],
 )
 def test_a_bad_frame_ends_its_exchange_alone(changes: dict[str, Any], error: type[TaihuError], words: str) -> None:

@@ -37,6 +37,7 @@ from taihu.wire.kinds import (
     Parameters,
     Part,
     Question,
+    Rates,
     RingSegment,
     SparseMessage,
     Summed,
@@ -65,6 +66,7 @@ def values(draw: st.DrawFn) -> list[Values]:
 
 KINDS: dict[type[Kind], st.SearchStrategy[Kind]] = {
     Gradients: st.builds(Gradients, st.integers(0, 32).map(lambda power: 2.0**power), st.booleans()),
+    Rates: st.just(Rates()),
     Question: st.just(Question()),
     Summed: st.builds(Summed, st.floats(allow_nan=False, allow_infinity=False), st.booleans()),
     Parameters: st.just(Parameters()),
@@ -137,6 +139,7 @@ def kind_by_protobuf(header: tensor_pb2.Frame.Header) -> Kind | None:
     """The dense kind that the header names, its fields by their names in `tensor.proto`."""
     kinds: dict[str, type[Any]] = {
         "gradients": Gradients,
+        "rates": Rates,
         "summed": Summed,
         "parameters": Parameters,
         "ring_segment": RingSegment,

@@ -24,7 +24,17 @@ from taihu.wire.direct_frames import DirectReceiver, DirectSender
 from taihu.wire.direct_header import HEADER_BYTES, check_header, pack_header, unpack_header
 from taihu.wire.headers import Address, At, Frame, FrameHeader, ValueType
 from taihu.wire.identity import Sender
-from taihu.wire.kinds import Encoding, Gradients, Parameters, Part, Question, RingSegment, SparseMessage, Summed
+from taihu.wire.kinds import (
+    Encoding,
+    Gradients,
+    Parameters,
+    Part,
+    Question,
+    Rates,
+    RingSegment,
+    SparseMessage,
+    Summed,
+)
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
 from taihu.wire.sink import Origin, Sink
 
@@ -251,7 +261,7 @@ def scaled(scale: float, skipped: int = 0) -> bytes:
     [
         (raw_header(magic=1), FrameError, "worker 3: not the header of a frame"),
         (raw_header(kind=0), FrameError, "worker 3: not the header of a frame"),
-        (raw_header(kind=12), FrameError, "worker 3: not the header of a frame"),
+        (raw_header(kind=13), FrameError, "worker 3: not the header of a frame"),
         (raw_header(value_type=0), FrameError, "worker 3: not the header of a frame"),
         (raw_header(value_type=99), FrameError, "worker 3: not the header of a frame"),
         (raw_header(encoding=4), FrameError, "worker 3: not the header of a frame"),
@@ -292,6 +302,7 @@ UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 KINDS = st.one_of(
     st.builds(Gradients, st.integers(0, 32).map(lambda power: 2.0**power), st.booleans()),
+    st.just(Rates()),
     st.just(Question()),
     st.builds(Summed, st.floats(allow_nan=False, allow_infinity=False), st.booleans()),
     st.just(Parameters()),

@@ -17,12 +17,12 @@ from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World
 from taihu.wire.patience import Patience
 
-WORKERS, EPOCHS, LATE = 3, 3, 6
+WORKERS, EPOCHS, LATE, GONE = 3, 3, 6, 9
 WAYS: dict[str, dict[str, Any]] = {"ring": {}, "servers": {"servers": 2}}
 
 
 class Net(nn.Module):  # type: ignore[misc]
-    """Batch norm, and a branch that takes part from a step on."""
+    """Batch norm, and a branch that takes part from a step on, for some steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Net(nn.Module):  # type: ignore[misc]
     def forward(self, inputs: Any, step: int) -> Any:
         """Scores; `step` says whether the branch is there."""
         hidden = torch.relu(self.norm(self.first(inputs)))
-        if step >= LATE:
+        if LATE <= step < GONE:
             hidden = hidden + torch.tanh(self.late(hidden))
         return self.last(hidden)
 

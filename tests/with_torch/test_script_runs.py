@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.daemons import free_port
-from test_training_loops import taihu_run
+from support.torch_scripts import taihu_run
 
 from taihu.report.page import page_of
 from taihu.report.reading import read_run
@@ -16,12 +16,13 @@ from taihu.report.reading import read_run
 STEPS = 12
 
 
-@pytest.mark.parametrize("flags", [(), ("--no-fork", "--servers", "1")], ids=" ".join)
-def test_what_stays_of_a_script_and_what_is_seen_of_it(flags: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("update", ["workers", "servers"])
+def test_what_stays_of_a_script_and_what_is_seen_of_it(update: str, tmp_path: Path) -> None:
+    flags = () if update == "workers" else ("--no-fork", "--servers", "1", "--compression", "dlgs")
     port = free_port()
     told = ("--metrics-port", str(port), "--run-dir", "kept", "--trace", "trace.json", "--json", "out.json")
     own = ("--set", "exchange.calibration_steps=4")
-    done = taihu_run(tmp_path, *flags, *told, *own, script="told.py", arguments=(str(port),), workers=2)
+    done = taihu_run(tmp_path, *flags, *told, *own, script="told.py", arguments=(update, str(port)), workers=2)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "rank 0 begins\nrank 0 ends\n"
     assert "run folder      kept" in done.stderr
@@ -32,6 +33,7 @@ def test_what_stays_of_a_script_and_what_is_seen_of_it(flags: tuple[str, ...], t
     assert results == json.loads((tmp_path / "out.json").read_text())
     assert (results["steps"], results["workers"], results["script"]) == (STEPS, 2, "told.py")
     assert results["final_loss"] is None
+    assert (results["compression"], results["downlink"]) == ("none" if update == "workers" else "dlgs", "dense")
     assert results["servers"] == (1 if "--servers" in flags else 0)
     assert [row["rank"] for row in results["by_rank"]] == [0, 1]
     with (tmp_path / "kept" / "steps.csv").open() as file:

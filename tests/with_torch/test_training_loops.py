@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,29 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.torch_scripts import SCRIPTS, taihu_run
 
-SCRIPTS = Path(__file__).with_name("scripts")
 WAYS = {
     "ring": ("--set", "exchange.transport=tcp"),
     "ring in shared memory": (),
     "servers": ("--servers", "2"),
 }
-
-
-def taihu_run(
-    folder: Path, *flags: str, script: str, arguments: tuple[str, ...] = (), workers: int = 3
-) -> subprocess.CompletedProcess[str]:
-    """`taihu run` with so many workers."""
-    command = [sys.executable, "-P", "-m", "taihu", "run", "--workers", str(workers), "--logs", "logs", *flags]
-    return subprocess.run(
-        [*command, str(SCRIPTS / script), *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")

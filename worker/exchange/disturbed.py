@@ -5,7 +5,7 @@ They are made only where a job asks for faults.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -79,6 +79,10 @@ class DisturbedRoute(Route):
     def begin(self, at: At) -> None:
         self._step = at.step
         self._route.begin(at)
+
+    @override
+    def tell(self, rates: Sequence[float]) -> None:
+        self._route.tell(rates)
 
     @override
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -130,6 +130,12 @@ class Route(Protocol):
 
     def begin(self, at: At) -> None:
         """Begin a step: what is sent from now on belongs to `at`."""
+
+    def tell(self, rates: Sequence[float]) -> None:
+        """Tell those that update by a script's optimizer the learning rates of the step that has begun.
+
+        There is one for each parameter group, or none at all where those of other workers hold.
+        """
 
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
         """Send the group's gradients; returns the bytes that this takes, as far as they are known."""

@@ -178,8 +178,11 @@ class Exchange:
             self._compressor.adopt(plan.groups)
         self._take_over(plan)
 
-    def begin(self, step: int, attempt: int = 0) -> None:
+    def begin(self, step: int, attempt: int = 0, rates: Sequence[float] | None = None) -> None:
         """Start step `step` (from 1); every group of the step before has been waited for.
+
+        `rates` are those of a script's optimizer that servers carry out, one for each parameter group, the same on
+        all workers; one that has nothing to say gives `()`.
 
         A step that was aborted begins again with a higher `attempt`; attempts never fall, so that a lower one stands
         for the present one.
@@ -193,6 +196,8 @@ class Exchange:
             self._times = [GroupTimes(elements) for elements in self._memory.sizes]
         self._do(actions)
         self._route.begin(self._protocol.at)
+        if rates is not None:
+            self._route.tell(rates)
 
     def push(self, group: int) -> None:
         """Send the group's gradients; returns at once, unless workers have to agree whether to skip the step."""

@@ -14,7 +14,7 @@ from taihu.wire.clock import Clock
 from taihu.wire.headers import ValueType
 from worker.fc.mover import PeerMover
 
-__all__ = ["agree_on_fc", "probe_links"]
+__all__ = ["agree_on_fc", "agree_on_links", "probe_links"]
 
 _SMALL: Final = 64
 # More than the burst that a shaped link lets through at once.
@@ -46,10 +46,16 @@ def agree_on_fc(
     leave_one: bool = False,
 ) -> tuple[FcChoice, ...]:
     """The choice of rank 0 by what it measured, on every rank; see `choose_fc`."""
-    links = probe_links(communicator, job.servers, clock)
+    links = agree_on_links(communicator, job.servers, clock)
+    return choose_fc(layers, job, links, insist=insist, leave_one=leave_one)
+
+
+def agree_on_links(communicator: Communicator, servers: int, clock: Clock) -> FcLinks:
+    """The links as rank 0 measured them, on every rank; they all call this."""
+    links = probe_links(communicator, servers, clock)
     agreed = np.array([links.transfer_seconds, links.exchange_seconds, links.seconds_per_byte])
     communicator.broadcast(agreed, ValueType.FP64)
-    return choose_fc(layers, job, FcLinks(*agreed.tolist()), insist=insist, leave_one=leave_one)
+    return FcLinks(*agreed.tolist())
 
 
 def _gather(mover: PeerMover, count: int) -> None:

@@ -17,7 +17,7 @@ from worker.engine.layers.dense import Linear
 from worker.fc.stage import FcWeights
 from worker.fc.tail import Mover
 
-__all__ = ["Shards"]
+__all__ = ["Shards", "split_columns"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Shards:
         self._shards: dict[str, _Shard] = {}
         offset = 0
         for layer in layers:
-            shard = self._shards[layer.name] = _Shard(layer, _columns(layer, size), offset)
+            shard = self._shards[layer.name] = _Shard(
+                layer, split_columns(layer.name, layer.tensors[0].shape[1], size), offset
+            )
             offset += shard.elements(rank)
         self.values: Array = np.zeros(offset, dtype=dtype)
         self._gradient_bytes = gradient_bytes
@@ -145,11 +147,15 @@ class Shards:
         return min(inputs, max(1, self._gradient_bytes // row_bytes))
 
 
-def _columns(layer: Linear, size: int) -> tuple[int, ...]:
-    units = layer.tensors[0].shape[1]
+def split_columns(name: str, units: int, size: int) -> tuple[int, ...]:
+    """The bounds of each rank's columns of a layer of `units` outputs.
+
+    Raises:
+        ConfigError: there are fewer than ranks.
+    """
     if size > units:
         raise ConfigError(
-            f"layer {layer.name}: {units} outputs cannot be split over {size} workers; use at most {units} "
+            f"layer {name}: {units} outputs cannot be split over {size} workers; use at most {units} "
             "workers, or leave the layer to the exchange"
         )
     return all_bounds(units, size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from taihu.coordination.plan import Plan
 from taihu.errors import RunError
@@ -46,15 +46,24 @@ class StepDriver:
         self._countdown = GroupCountdown(plan.layout, plan.groups)
         self._group_of = self._countdown.group_of
 
+    def group_of(self, layer: int) -> int:
+        """The group that a layer belongs to."""
+        return self._group_of[layer]
+
     def read(self, layer: int) -> None:
         """Return when a forward may read the parameters of a layer."""
         self._timed(self._exchange.wait, self._group_of[layer])
 
-    def begin(self, step: int, *, attempt: int = 0, one_by_one: bool = False) -> None:
-        """All parameters of `step` have been read; its groups may be exchanged `one_by_one`, to measure them."""
+    def begin(
+        self, step: int, *, attempt: int = 0, one_by_one: bool = False, rates: Sequence[float] | None = None
+    ) -> None:
+        """All parameters of `step` have been read; its groups may be exchanged `one_by_one`, to measure them.
+
+        `rates` as `Exchange.begin` takes them.
+        """
         self._step = step
         self._one_by_one = one_by_one and not self._together
-        self._exchange.begin(step, attempt)
+        self._exchange.begin(step, attempt, rates)
         self._countdown.begin()
 
     def prepare(self, layer: int) -> None:

@@ -53,6 +53,8 @@ BESIDE = (
     "taihu/wire/direct_connection.py",
     "taihu/wire/stream.py",
     "taihu/wire/clock.py",
+    "taihu/wire/patience.py",
+    "taihu/wire/silence.py",
     "taihu/wire/metrics.py",
     "taihu/trace/",
     "taihu/history/",

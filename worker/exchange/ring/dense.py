@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -112,6 +113,10 @@ class RingRoute(Route):
         self._at = at
         self.path.begin(at)
         self._updates.begin(at)
+
+    def tell(self, rates: Sequence[float]) -> None:
+        """Refuse: workers of a ring update by the job's own optimizer, or not at all."""
+        raise RunError("learning rates of a script are told to servers")
 
     @override
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:

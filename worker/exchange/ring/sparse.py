@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -101,6 +102,10 @@ class SparseRoute(Route):
     def begin(self, at: At) -> None:
         self._at = at
         self.path.begin(at)
+
+    def tell(self, rates: Sequence[float]) -> None:
+        """Refuse: workers of a ring update by the job's own optimizer, or not at all."""
+        raise RunError("learning rates of a script are told to servers")
 
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
         """All gradients go around a ring, see `ring.dense`."""

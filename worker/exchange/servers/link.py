@@ -27,7 +27,7 @@ from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd
 from taihu.wire.frame_link import LinkEvents as WireEvents
 from taihu.wire.headers import Address, At, Frame, FrameHeader, ValueType, frame_of
 from taihu.wire.identity import Sender, WorkerIdentity
-from taihu.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Summed
+from taihu.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Rates, Summed
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.sink import Origin, Sink
 from worker.exchange.servers.answers import ByServers, FramesUnderWay, ServerAnswers
@@ -195,6 +195,14 @@ class ServerLink:
         self._at = at
         self._answers.begin(at)
         self._link.carry(self._carrier(at.step))
+
+    def tell(self, rates: Sequence[float]) -> None:
+        """Send the learning rates of the step that has begun, before its gradients."""
+        address = Address(self._at, 0, 0, len(rates))
+        encoding = Encoding.DENSE if rates else Encoding.NONE
+        header = FrameHeader(self._identity.sender, address, Rates(), encoding, ValueType.FP64)
+        self.sent_bytes += HEADER_BYTES + len(rates) * ValueType.FP64.dtype.itemsize
+        self._link.send(header, (np.array(rates, dtype=ValueType.FP64.dtype),) if rates else ())
 
     def cancel(self) -> None:
         """Forget what is under way, and drop what still comes; returns when no arena is read or written for it."""

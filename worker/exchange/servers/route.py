@@ -144,6 +144,11 @@ class ServerRoute(Route):
             link.begin(at)
 
     @override
+    def tell(self, rates: Sequence[float]) -> None:
+        for link in self._links:
+            link.tell(rates)
+
+    @override
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
         return sum(link.push(group, loss_scale=loss_scale, skipped=skipped) for link in self._links)
 

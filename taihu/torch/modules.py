@@ -1,0 +1,86 @@
+"""Parameters that the modules of a model are about to read, and state that is taken of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from taihu.errors import ConfigError
+
+__all__ = ["ModuleReads"]
+
+
+class ModuleReads:
+    """Tells before each call of a module which layers of the layout it reads: those of the parameters that it owns.
+
+    Parameters that are read without a call of their module, as some modules read those of their children, belong to
+    the module around that is called: `learn` takes what was seen of the first pass.
+
+    Args:
+        model: whose modules are watched.
+        layers: of the layout, by the identity of parameters.
+        read: called with the layers, before the module reads them.
+        settle: called before a state is taken of a module: all parameters are to be complete.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        layers: Mapping[int, int],
+        read: Callable[[Sequence[int]], None],
+        settle: Callable[[], None],
+    ) -> None:
+        self._model = model
+        self._layers = layers
+        self._read = read
+        self._called: set[torch.nn.Module] = set()
+        self._of: dict[torch.nn.Module, list[int]] = {}
+        for module in model.modules():
+            own = {layers[id(p)] for p in module.parameters(recurse=False) if id(p) in layers}
+            if own:
+                # In the order of a forward, which is not that of the layout.
+                self._of[module] = sorted(own, reverse=True)
+                module.register_load_state_dict_pre_hook(_refuse_state)
+            module.register_state_dict_pre_hook(lambda *_: settle())
+        self._hooks = {module: module.register_forward_pre_hook(self._before) for module in model.modules()}
+
+    def learn(self, unread: Iterable[int]) -> list[int]:
+        """Layers `unread` have brought gradients although no module that owns them was called until now.
+
+        They belong to the innermost module around that was. Returns those that no module is around.
+        """
+        missing = set(unread)
+        modules = dict(self._model.named_modules(remove_duplicate=False))
+        found = set()
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            layer = self._layers.get(id(parameter), -1)
+            if layer not in missing:
+                continue
+            path = name
+            while path:
+                path = path.rpartition(".")[0]
+                if modules[path] in self._called:
+                    known = self._of.setdefault(modules[path], [])
+                    self._of[modules[path]] = sorted({*known, layer}, reverse=True)
+                    found.add(layer)
+                    break
+        for module, hook in self._hooks.items():
+            if module not in self._of:
+                hook.remove()
+        self._called.clear()
+        return sorted(missing - found)
+
+    def _before(self, module: torch.nn.Module, _: Any) -> None:
+        self._called.add(module)
+        own = self._of.get(module)
+        if own is not None:
+            self._read(own)
+
+
+def _refuse_state(module: torch.nn.Module, *_: Any) -> None:
+    raise ConfigError(
+        f'update="servers": {type(module).__name__}.load_state_dict would write parameters that the servers hold; '
+        "load the state before DistributedOptimizer is made"
+    )

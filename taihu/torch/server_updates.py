@@ -1,0 +1,135 @@
+"""Parameters that servers update, on a worker: who reads them when, and whether the script goes on as it told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from taihu.errors import ConfigError, RunError
+from taihu.layout import Layout
+from taihu.torch.gradients import views_of
+from taihu.torch.modules import ModuleReads
+from taihu.torch.rules import ScriptOptimizer
+
+__all__ = ["ServerUpdates"]
+
+
+class ServerUpdates:
+    """The part of backward steps that is there only where servers update (`update="servers"`).
+
+    Args:
+        script: the optimizer that they carry out.
+        model: whose modules read the parameters.
+        layout: a layer for each parameter.
+        parameters: in the layout's order.
+    """
+
+    def __init__(
+        self,
+        script: ScriptOptimizer,
+        model: torch.nn.Module,
+        layout: Layout,
+        parameters: Sequence[torch.nn.Parameter],
+    ) -> None:
+        self.script = script
+        self._model = model
+        self._layout = layout
+        self._parameters = parameters
+        self._is_read = [False] * len(parameters)
+        self._unread: list[int] = []
+        self._has_begun = self._has_learnt = False
+        self._reads: ModuleReads | None = None
+        self._versions: list[int] = []
+        self._sent: tuple[float, ...] | None = None
+        self.at_step: Sequence[int] = ()
+        """Layers that `step` waits for, because no module is called around those who read them."""
+
+    def offer(self, arena: NDArray[np.float32]) -> None:
+        """Put this worker's values into the arena of all parameters, from where the servers get them."""
+        for parameter, place in zip(self._parameters, self._places(arena), strict=True):
+            place.copy_(parameter.detach())
+
+    def take_over(self, arena: NDArray[np.float32]) -> None:
+        """Have the parameters lie in the arena, which has the values of the servers."""
+        for parameter, place in zip(self._parameters, self._places(arena), strict=True):
+            parameter.data = place
+
+    def _places(self, arena: NDArray[np.float32]) -> list[torch.Tensor]:
+        return views_of(self._layout, self._parameters, arena)
+
+    def watch(self, read: Callable[[Sequence[int]], None], settle: Callable[[], None]) -> None:
+        """The parameters are those of the arena: `read(layers)` before they are read, `settle()` before all are."""
+        layers = {id(parameter): index for index, parameter in enumerate(self._parameters)}
+        self._reads = ModuleReads(self._model, layers, read, settle)
+        self._versions = [parameter._version for parameter in self._parameters]
+
+    def read(self, layer: int) -> None:
+        """The parameters of a layer are complete, until they are pushed again."""
+        self._is_read[layer] = True
+
+    def brought(self, layer: int) -> None:
+        """A layer has brought its gradient.
+
+        Raises:
+            RunError: nobody had waited for its parameters, so that forward may have read old ones.
+        """
+        self._has_begun = True
+        if self._is_read[layer]:
+            return
+        if self._has_learnt:
+            raise RunError(
+                f"parameter {self._layout.layers[layer].name} was read, but no module that reads it was called: call "
+                'optimizer.synchronize() before such a forward, or give update="workers"'
+            )
+        self._unread.append(layer)
+
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates of the backward that begins.
+
+        Raises:
+            ConfigError: the optimizer is not what it was.
+            RunError: `step` has not followed the backward before, or a parameter was written to here.
+        """
+        if self._sent is not None:
+            raise RunError(
+                'update="servers": backward began before the step() of the one before: a block of '
+                "optimizer.no_sync() adds gradients up"
+            )
+        for layer, (parameter, version) in enumerate(zip(self._parameters, self._versions, strict=True)):
+            if parameter._version != version:
+                raise RunError(
+                    f"parameter {self._layout.layers[layer].name} was written to here, and the servers hold another "
+                    'one: give update="workers"'
+                )
+        self._sent = self.script.rates()
+        return self._sent
+
+    def pushed(self) -> None:
+        """All gradients of a backward are on their way, and parameters change from now on."""
+        self._is_read = [False] * len(self._is_read)
+        # What autograd still needs of the former values, it tells as it does behind an optimizer's step.
+        torch.autograd.graph.increment_version(self._parameters)
+        self._versions = [parameter._version for parameter in self._parameters]
+        if self._has_begun and not self._has_learnt:
+            self._has_learnt = True
+            assert self._reads is not None  # noqa: S101
+            self.at_step = self._reads.learn(self._unread)
+
+    def stepped(self) -> None:
+        """The script calls `step`.
+
+        Raises:
+            ConfigError: a learning rate was changed since backward began.
+        """
+        sent, self._sent = self._sent, None
+        if sent is None:
+            return
+        for number, (before, now) in enumerate(zip(sent, self.script.rates(), strict=True)):
+            if before != now:
+                raise ConfigError(
+                    f'update="servers": the learning rate of parameter group {number} was {before:g} when backward '
+                    f"began, and is {now:g} at step(): change it behind step(), as schedulers do, or before backward"
+                )

@@ -1,0 +1,101 @@
+"""A shard by the rules of a script: parameter groups of their own, and rates that all workers bring alike."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taihu.errors import FrameError, GivenUpError
+from taihu.optimization import OptimizerShard, RuledShard, StepRates
+from taihu.settings import OptimizerSettings
+from taihu.update_rules import UpdateRules
+
+RULES = {
+    "sgd": OptimizerSettings(momentum=0.0),
+    "momentum": OptimizerSettings(momentum=0.9, nesterov=True),
+    "adam": OptimizerSettings(name="adam", beta1=0.8),
+    "adamw": OptimizerSettings(name="adamw", epsilon=1e-6),
+}
+RATES = st.floats(0.001, 1.0)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(sorted(RULES)), st.data())
+def test_each_parameter_group_is_a_shard_of_its_own(rule: str, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(sum))
+    groups = data.draw(st.lists(st.integers(0, 2), min_size=len(sizes), max_size=len(sizes)))
+    decays = (0.0, 0.1, 0.02)
+    offsets = [0, *np.cumsum(sizes).tolist()]
+    drawn = np.random.default_rng(5)
+    parameters = drawn.standard_normal(offsets[-1], dtype=np.float32)
+    alone = parameters.copy()
+    rates = StepRates(3)
+    shard = RuledShard(UpdateRules(RULES[rule], decays, tuple(groups)), offsets, parameters, rates)
+    # A shard for each layer and step: its schedule is the rate that this step has.
+    shards = [alone[start:stop] for start, stop in pairwise(offsets)]
+    states: list[dict[str, Any]] = [{} for _ in sizes]
+    for step in range(1, 4):
+        of_step = tuple(data.draw(RATES) for _ in range(3))
+        rates.bring(0, step, 0, of_step)
+        gradient = drawn.standard_normal(offsets[-1], dtype=np.float32)
+        cuts = sorted({0, offsets[-1], *data.draw(st.lists(st.integers(0, offsets[-1]), max_size=3))})
+        for start, stop in pairwise(cuts):
+            shard.update(start, stop, gradient[start:stop], step, 0.5)
+        for layer, (group, own) in enumerate(zip(groups, shards, strict=True)):
+            own_settings = RULES[rule].model_copy(
+                update={"learning_rate": of_step[group], "weight_decay": decays[group]}
+            )
+            one = OptimizerShard(own_settings, own)
+            if states[layer]:
+                one.load_state(states[layer])
+            one.update(0, len(own), gradient[offsets[layer] : offsets[layer + 1]], step, 0.5)
+            states[layer] = {name: values.copy() for name, values in one.state().items()}
+    assert parameters.tobytes() == alone.tobytes()
+
+
+def test_a_worker_with_another_rate_is_named() -> None:
+    rates = StepRates(2)
+    rates.bring(2, 7, 0, (0.1, 0.2))
+    rates.bring(0, 7, 0, ())
+    with pytest.raises(FrameError, match=r"worker 1 has learning rate 0\.25 for parameter group 1 at step 7"):
+        rates.bring(1, 7, 0, (0.1, 0.25))
+    with pytest.raises(FrameError, match="worker 1 pushed gradients of step 7 before their learning rates"):
+        rates.check(1, 7, 0)
+    rates.bring(1, 7, 0, (0.1, 0.2))
+    rates.check(1, 7, 0)
+    assert rates.of(7) == (0.1, 0.2)
+
+
+@pytest.mark.parametrize("wrong", [(0.1,), (0.1, float("nan")), (0.1, -1.0), (0.1, float("inf"))])
+def test_rates_that_make_no_sense_are_refused(wrong: tuple[float, ...]) -> None:
+    with pytest.raises(FrameError, match="worker 1 brings learning rates"):
+        StepRates(2).bring(1, 1, 0, wrong)
+
+
+def test_a_higher_attempt_has_rates_of_its_own() -> None:
+    rates = StepRates(1)
+    rates.bring(0, 3, 0, (0.5,))
+    rates.bring(0, 3, 1, (0.25,))
+    with pytest.raises(GivenUpError):
+        rates.bring(1, 3, 0, (0.5,))
+    with pytest.raises(FrameError, match="before their learning rates"):
+        rates.check(1, 3, 1)
+    assert rates.of(3) == (0.25,)
+    rates.forget()
+    rates.bring(1, 2, 1, (0.75,))
+    assert rates.of(2) == (0.75,)
+
+
+def test_a_step_that_nobody_has_rates_for_is_not_made() -> None:
+    rates = StepRates(1)
+    rates.bring(0, 1, 0, ())
+    parameters = np.ones(2, dtype=np.float32)
+    shard = RuledShard(UpdateRules(RULES["sgd"], (0.0,), (0,)), (0, 2), parameters, rates)
+    with pytest.raises(FrameError, match="no worker brought any"):
+        shard.update(0, 2, parameters.copy(), 1)
+    assert parameters.tolist() == [1.0, 1.0]
