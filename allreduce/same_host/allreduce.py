@@ -14,6 +14,7 @@ may be a step ahead when it gives up, so that others still end what it has ended
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -25,7 +26,7 @@ from taihu.errors import ExchangeError, StaleError
 from taihu.planner.partition import slice_bounds
 from taihu.wire.shared_memory import SharedBuffer
 
-__all__ = ["IsFailed", "SharedAllreduce"]
+__all__ = ["IsFailed", "Mark", "SharedAllreduce"]
 
 IsFailed = Callable[[], BaseException | None]
 
@@ -39,6 +40,16 @@ _ATTEMPT_BITS: Final = 32
 
 def _never() -> None:
     return None
+
+
+class Mark(IntEnum):
+    """Numbers that a rank counts up within calls, and others wait for; each is the place of its control word.
+
+    Each has a cache line of its own.
+    """
+
+    BROUGHT = 8
+    REDUCED = 16
 
 
 class SharedAllreduce:
@@ -130,8 +141,8 @@ class SharedAllreduce:
     ) -> None:
         """Begin a call, about which all ranks say the same; returns when all have contributed.
 
-        What was contributed may be `reduce`d and, after another `meet`, be read and contributed anew, as often as all
-        do; `end` ends the call.
+        What was contributed may be `reduce`d, and `end` ends the call. Ranks that contribute part by part `mark` what
+        they have done, and `wait_for` the marks of all.
 
         Raises:
             ExchangeError, StaleError, BaseException: as `allreduce` does.
@@ -141,7 +152,7 @@ class SharedAllreduce:
         self._failed = True
         self._calls += 1
         self._controls[self._rank][_CALL] = (start, stop, REDUCE_KINDS.index(value_type), mean)
-        self.meet(is_failed)
+        self._meet(is_failed)
         self._expect_same_calls()
 
     def reduce(
@@ -162,8 +173,16 @@ class SharedAllreduce:
 
     def end(self, is_failed: IsFailed = _never) -> None:
         """End a call; returns when all ranks have reduced their parts."""
-        self.meet(is_failed)
+        self._meet(is_failed)
         self._failed = False
+
+    def mark(self, mark: Mark, count: int) -> None:
+        """Say how often this rank has done something."""
+        publish(self._controls[self._rank], int(mark), count)
+
+    def wait_for(self, mark: Mark, count: int, is_failed: IsFailed = _never) -> None:
+        """Return when all others have marked it so often; raises what `is_failed` returned where one never will."""
+        self._wait_for_all(int(mark), count, is_failed)
 
     def _check(self, start: int, stop: int, value_type: ReduceKind) -> None:
         elements = self._bytes // dtype_of(value_type).itemsize
@@ -182,23 +201,24 @@ class SharedAllreduce:
         # Whoever has to read this is here before it is written again: all meet.
         self._controls[self._rank][_REACHED] = self._counter
         self._counter = attempt << _ATTEMPT_BITS
-        self._wait_for_all(is_failed)
+        publish(self._controls[self._rank], _COUNTER, self._counter)
+        self._wait_for_all(_COUNTER, self._counter, is_failed)
         self._failed = False
 
-    def meet(self, is_failed: IsFailed = _never) -> None:
+    def _meet(self, is_failed: IsFailed) -> None:
         """Say that this rank has come so far, and wait until all have; raises StaleError if one went back before."""
         self._counter += 1
-        self._wait_for_all(is_failed)
+        publish(self._controls[self._rank], _COUNTER, self._counter)
+        self._wait_for_all(_COUNTER, self._counter, is_failed)
         end = ((self._counter >> _ATTEMPT_BITS) + 1) << _ATTEMPT_BITS
         if any(control[_COUNTER] >= end and control[_REACHED] < self._counter for control in self._others):
             raise StaleError("another rank has given up this attempt")
 
-    def _wait_for_all(self, is_failed: IsFailed) -> None:
-        publish(self._controls[self._rank], _COUNTER, self._counter)
+    def _wait_for_all(self, word: int, count: int, is_failed: IsFailed) -> None:
         for control in self._others:
-            while not wait_until(control, _COUNTER, self._counter):
+            while not wait_until(control, word, count):
                 # Whoever has left in good order had come before that, and is waited for no more.
-                if (failure := is_failed()) is not None and control[_COUNTER] < self._counter:
+                if (failure := is_failed()) is not None and control[word] < count:
                     raise failure
 
     def _expect_same_calls(self) -> None:

@@ -1,15 +1,14 @@
 """Sums of values that do not lie in shared memory, through memory that all ranks of one machine share.
 
 Values lie where somebody else, such as PyTorch, puts them. They pass through a buffer that all processes have mapped,
-part by part, of which none leaves the caches of the processor. A buffer has two halves: while one has the sums of a
-part, the next part is brought in the other, so that all meet once for each part. What a rank sums itself is read, and
-written, where it lies.
+part by part, of which none leaves the caches of the processor. A rank brings its part, sums its piece of an earlier
+one, and fetches the sums of one before that. So no rank waits for others that are a part behind: where there are more
+ranks than processors, these are kept busy. What a rank sums itself is read, and written, where it lies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from allreduce.communicator import Communicator
 from allreduce.same_host.agreement import share_with_all
-from allreduce.same_host.allreduce import IsFailed, SharedAllreduce
+from allreduce.same_host.allreduce import IsFailed, Mark, SharedAllreduce
 from kernels.shared_reduce import ReduceKind, dtype_of
 from taihu.errors import SharedMemoryError
 from taihu.planner.partition import slice_bounds
@@ -25,7 +24,10 @@ from taihu.wire.shared_memory import SharedBuffer
 
 __all__ = ["StagedSums", "share"]
 
-_STAGE_BYTES: Final = 4 << 20
+_STAGE_BYTES: Final = 8 << 20
+# Turns between bringing a part and summing it, and fetching it; so many parts and one find room.
+_SUMMED_AFTER, _FETCHED_AFTER = 1, 2
+_PLACES: Final = _FETCHED_AFTER + 1
 
 
 class StagedSums:
@@ -38,6 +40,7 @@ class StagedSums:
         self._rank = rank
         self._size = len(buffers)
         self._sums = SharedAllreduce(rank, buffers)
+        self._parts = 0
         self._stage = buffers[rank].array(np.uint8, buffers[rank].size_bytes)
 
     @property
@@ -53,32 +56,37 @@ class StagedSums:
             BaseException: what `is_failed` returned, which is asked while it waits.
         """
         stage = self._stage.view(dtype_of(kind))
-        parts = list(self._cut(values, stage))
+        parts = list(self._cut(values, len(stage)))
         if not parts:
             return
         sums = self._sums
-        parts[0].bring(stage)
         sums.begin(0, len(values), kind, mean=mean, is_failed=is_failed)
-        for part, following in pairwise([*parts, None]):
-            assert part is not None  # noqa: S101
-            sums.reduce([part.own], kind, mean=mean, place=part.place)
-            if following is None:
-                sums.end(is_failed)
-            else:
-                # Nobody reads or writes the other half before all have met.
-                following.bring(stage)
-                sums.meet(is_failed)
-            part.fetch(stage)
+        before = self._parts
+        for number in range(len(parts) + _FETCHED_AFTER):
+            if number < len(parts):
+                # Its place is free: this rank has fetched what all have summed there.
+                parts[number].bring(stage)
+                sums.mark(Mark.BROUGHT, before + number + 1)
+            summed, fetched = number - _SUMMED_AFTER, number - _FETCHED_AFTER
+            if 0 <= summed < len(parts):
+                sums.wait_for(Mark.BROUGHT, before + summed + 1, is_failed)
+                sums.reduce([parts[summed].own], kind, mean=mean, place=parts[summed].place)
+                sums.mark(Mark.REDUCED, before + summed + 1)
+            if fetched >= 0:
+                sums.wait_for(Mark.REDUCED, before + fetched + 1, is_failed)
+                parts[fetched].fetch(stage)
+        self._parts += len(parts)
+        sums.end(is_failed)
 
-    def _cut(self, values: NDArray[Any], stage: NDArray[Any]) -> Iterator[_Part]:
-        """Parts of `values`, each of which finds room in a half of `stage`."""
+    def _cut(self, values: NDArray[Any], room: int) -> Iterator[_Part]:
+        """Parts of `values`, each of which finds a place in buffers with `room` for so many values."""
         chunks = [values[slice(*slice_bounds(len(values), self._size, rank))] for rank in range(self._size)]
-        half, longest = len(stage) // 2, max(map(len, chunks))
-        room = half // self._size
-        for number, start in enumerate(range(0, longest, room)):
-            first = number % 2 * half
-            pieces = [chunk[start : start + room] for chunk in chunks]
-            yield _Part(self._rank, pieces, [first + rank * room for rank in range(self._size)])
+        place = room // _PLACES
+        most = place // self._size
+        for number, start in enumerate(range(0, max(map(len, chunks)), most)):
+            first = number % _PLACES * place
+            pieces = [chunk[start : start + most] for chunk in chunks]
+            yield _Part(self._rank, pieces, [first + rank * most for rank in range(self._size)])
 
 
 class _Part:
@@ -96,7 +104,7 @@ class _Part:
             np.copyto(stage[begin : begin + len(piece)], piece)
 
     def fetch(self, stage: NDArray[Any]) -> None:
-        """Copy the sums of others back."""
+        """Copy what the others have summed."""
         for begin, piece in self._others:
             np.copyto(piece, stage[begin : begin + len(piece)])
 
