@@ -15,14 +15,18 @@ from taihu.errors import ExchangeError
 
 pytestmark = pytest.mark.usefixtures("all_cores")
 
+_MOST_RANKS = 6
+# Three places with room for one value of each rank.
+_SMALLEST_STAGE_BYTES = 3 * _MOST_RANKS * 8
+
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.integers(1, 6),
+    st.integers(1, _MOST_RANKS),
     st.lists(st.integers(0, 3000), min_size=1, max_size=3),
     st.sampled_from(REDUCE_KINDS),
     st.booleans(),
-    st.integers(96, 4096),
+    st.integers(_SMALLEST_STAGE_BYTES, 4096),
     st.integers(0, 99),
 )
 def test_all_ranks_hold_the_sums_of_a_ring(  # noqa: PLR0917 - what is drawn
