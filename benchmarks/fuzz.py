@@ -59,6 +59,12 @@ def _bounded() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def _folder() -> Path | None:
+    """Memory, where there is some for files: on a disk most of the time would go into making them."""
+    memory = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+    return memory if memory.is_dir() else None
+
+
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -164,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = 0
     print(_HEAD)
     for name in names:
-        with TemporaryDirectory() as folder, _bounded():
+        with TemporaryDirectory(dir=_folder()) as folder, _bounded():
             run = Run(TARGETS[name], Path(folder), options.keep)
             if options.coverage:
                 _by_coverage(run, options.inputs, min(options.seconds, 1e6))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Annotated, Any, Final, Literal, get_args
 
 import numpy as np
@@ -140,12 +141,18 @@ class Profile:
             ConfigError: a key is missing, of the wrong type or out of range.
         """
         try:
-            return TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
+            return _reader().validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             seen = "" if first["type"] == "missing" else f", got {str(first['input'])[:60]}"
             raise ConfigError(f"profile: {where + ': ' if where else ''}{first['msg']}{seen}") from None
+
+
+@cache
+def _reader() -> TypeAdapter[Profile]:
+    # Pydantic takes milliseconds to make one: not each process that imports this reads a profile.
+    return TypeAdapter(Profile)
 
 
 @dataclass(frozen=True)
