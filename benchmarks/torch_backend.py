@@ -1,22 +1,27 @@
-"""The backend `taihu` of torch.distributed beside Gloo, in the same processes of this machine, in turns.
+"""The backend `taihu` of torch.distributed beside Gloo, in the same processes, in turns.
 
     python -m benchmarks.torch_backend [--ranks 3] [--megabytes 0.1,1,10,61] [--rounds 10]
+    python -m benchmarks.torch_backend --links "1 Gbit/s,10 Gbit/s"      as root
 
-Times are medians over rounds of rank 0: of one allreduce of fp32 values, and of one step of DistributedDataParallel
-on a small ResNet. Needs torch.
+Ranks are processes of this machine, or with --links each has a host of its own (network namespaces with shaped
+links). Times are medians over rounds of rank 0: of one allreduce of fp32 values, and of one step of
+DistributedDataParallel on a small ResNet. Rows that the file of --json holds are not measured again. Needs torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -25,11 +30,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import taihu.torch.backend  # noqa: F401 - registers the backend
+from benchmarks.network import ShapedNetwork, run_together
+from benchmarks.rows import in_page, load_rows, save_rows
 
-__all__ = ["main"]
+__all__ = ["main", "table"]
 
-_CALLS_MB = 20.0
-_WARM = 2
+_PAGE: Final = "measured by benchmarks.torch_backend"
+_CALLS_MB: Final = 20.0
+_WARM: Final = 2
+_PORT: Final = 29512
+_HERE: Final = "one machine"
+_RATES: Final = MappingProxyType({"100 Mbit/s": 100e6, "1 Gbit/s": 1e9, "10 Gbit/s": 10e9})
 
 Call = Callable[[], None]
 
@@ -69,13 +80,6 @@ def _in_turns(calls: dict[str, Call], rounds: int, times: int) -> dict[str, floa
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
-def _show(what: str, seconds: dict[str, float]) -> None:
-    if dist.get_rank() == 0:
-        ratio = seconds["gloo"] / seconds["taihu"]
-        times = "  ".join(f"{name} {1e3 * each:8.2f} ms" for name, each in seconds.items())
-        print(f"{what:28} {times}  Gloo / ours {ratio:.2f}", flush=True)
-
-
 def _allreduce(buffer: Any, group: Any) -> Call:
     return lambda: dist.all_reduce(buffer, group=group)
 
@@ -94,33 +98,95 @@ def _step(group: Any) -> Call:
     return step
 
 
-def _run(rank: int, arguments: argparse.Namespace, store: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("taihu", init_method=store, rank=rank, world_size=arguments.ranks)
+def _measured(sizes: Sequence[float], rounds: int) -> Iterator[dict[str, Any]]:
+    """Seconds by contestant of each row, on each rank of a group that there is."""
     groups = {"taihu": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    for size in arguments.megabytes:
+    for size in sizes:
         buffers = {name: torch.zeros(max(1, round(size * 1e6 / 4))) for name in groups}
         calls = {name: _allreduce(buffers[name], group) for name, group in groups.items()}
-        _show(f"allreduce of {size:g} MB", _in_turns(calls, arguments.rounds, max(1, min(50, int(_CALLS_MB / size)))))
+        times = max(1, min(50, int(_CALLS_MB / size)))
+        yield {"what": f"allreduce of {size:g} MB", **_in_turns(calls, rounds, times)}
     parameters = sum(each.numel() for each in _model().parameters())
     steps = {name: _step(group) for name, group in groups.items()}
-    _show(f"DDP step, {4e-6 * parameters:.1f} MB", _in_turns(steps, arguments.rounds, 1))
+    yield {"what": f"DDP step, {4e-6 * parameters:.1f} MB of parameters", **_in_turns(steps, rounds, 1)}
+
+
+def _run(rank: int, options: argparse.Namespace, store: str, result: str) -> None:
+    """Rank `rank`'s part; rank 0 writes the rows."""
+    torch.set_num_threads(1)
+    dist.init_process_group("taihu", init_method=store, rank=rank, world_size=options.ranks)
+    rows = []
+    for row in _measured(options.megabytes, options.rounds):
+        rows.append(row)
+        if rank == 0:
+            print(table([{"link": options.link, **row}]).splitlines()[-1], file=sys.stderr, flush=True)
     dist.destroy_process_group()
+    if rank == 0:
+        Path(result).write_text(json.dumps(rows))
+
+
+def _measure(link: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one kind of link."""
+    options.link = link
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "rows.json"
+        if link == _HERE:
+            store = f"file://{Path(folder) / 'store'}"
+            torch.multiprocessing.spawn(_run, (options, store, str(result)), options.ranks)
+        else:
+            _on_hosts(_RATES[link], options, result)
+        rows: list[dict[str, Any]] = json.loads(result.read_text())
+    return [{"link": link, "ranks": options.ranks, **row} for row in rows]
+
+
+def _on_hosts(rate: float, options: argparse.Namespace, result: Path) -> None:
+    with ShapedNetwork(options.ranks, rate) as network:
+        store = f"tcp://{network.address(0)}:{_PORT}"
+        command = [sys.executable, "-m", "benchmarks.torch_backend", "--link", options.link, "--store", store]
+        command += ["--ranks", str(options.ranks), "--rounds", str(options.rounds), "--json", str(result)]
+        command += ["--megabytes", ",".join(f"{each:g}" for each in options.megabytes)]
+        commands = [network.command(rank, *command, "--rank", str(rank)) for rank in range(options.ranks)]
+        run_together(commands, {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"})
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown, in milliseconds, with how often ours fits into Gloo's."""
+    lines = ["| links | what | ours ms | Gloo ms | Gloo / ours |", "|---|---|---|---|---|"]
+    for row in rows:
+        ours, gloo = row["taihu"], row["gloo"]
+        lines.append(f"| {row['link']} | {row['what']} | {1e3 * ours:.2f} | {1e3 * gloo:.2f} | {gloo / ours:.2f} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Measure, and print a line for each size and one for the step."""
-    parser = argparse.ArgumentParser(description="the backend taihu beside Gloo")
+    """Measure the rows that are missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument(
         "--megabytes", type=lambda text: [float(each) for each in text.split(",")], default="0.1,1,10,61"
     )
     parser.add_argument("--rounds", type=int, default=10)
-    arguments = parser.parse_args()
-    print(f"load {os.getloadavg()[0]:.1f}, {arguments.ranks} ranks, {os.cpu_count()} cores")
-    with tempfile.TemporaryDirectory() as folder:
-        store = f"file://{Path(folder) / 'store'}"
-        torch.multiprocessing.spawn(_run, (arguments, store), arguments.ranks)
+    parser.add_argument("--links", default=_HERE, help=f"some of: {', '.join((_HERE, *_RATES))}")
+    parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
+    for own in ("--link", "--store", "--rank"):
+        parser.add_argument(own, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank is not None:
+        _run(int(options.rank), options, options.store, str(options.json))
+        return
+    links = options.links.split(",")
+    if unknown := [link for link in links if link not in {_HERE, *_RATES}]:
+        parser.error(f"no such link: {', '.join(unknown)}; there are {', '.join((_HERE, *_RATES))}")
+    print(f"load {os.getloadavg()[0]:.1f}, {options.ranks} ranks, {os.cpu_count()} cores", file=sys.stderr)
+    rows = load_rows(options.json)
+    for link in links:
+        if link not in {row["link"] for row in rows}:
+            rows += _measure(link, options)
+            save_rows(options.json, rows)
+    print(table(rows))
+    if options.docs is not None:
+        options.docs.write_text(in_page(options.docs.read_text(), _PAGE, table(rows)))
 
 
 if __name__ == "__main__":
