@@ -93,7 +93,13 @@ class ServerDaemon:
         self._part = self._participation(job, ONLY)
         if options.metrics_port is not None:
             host = host_of(options.bind)
-            self._page = MetricsPage(self.metrics.registry, options.metrics_port, host, linger_s=options.linger_s)
+            self._page = MetricsPage(
+                self.metrics.registry,
+                options.metrics_port,
+                host,
+                linger_s=options.linger_s,
+                health=listening.health,
+            )
 
     def __enter__(self) -> Self:
         return self

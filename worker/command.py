@@ -150,6 +150,8 @@ def _listening(job: Job, rank: int, options: ListenOptions) -> tuple[Listener | 
         return listener, None
     if not options.bind:
         return None, None
-    health = RpcServer.create(threads=_HEALTH_THREADS, patience=job.patience, security=options.security)
+    health = RpcServer.create(
+        threads=_HEALTH_THREADS, patience=job.patience, security=options.security, own_health=options.health
+    )
     health.listen(options.bind)
     return None, health

@@ -56,6 +56,9 @@ class WorkerDaemon:
             if self._options.health is not None:
                 self._options.health.start(())
                 stack.callback(self._options.health.stop)
+            elif self._options.listener is None:
+                # No port tells of it but the page's.
+                self._options.listen.health.serve()
             # The engine's own threads share out all products but those of sharded layers.
             stack.enter_context(threadpool_limits(1 if self._job.exchange.fc == "data" else threads_of(self._job)))
             page = None
@@ -89,7 +92,8 @@ class WorkerDaemon:
     def _metrics_page(self, port: int) -> MetricsPage:
         listen = self._options.listen
         self._metrics.exported.put(RefusedCalls("worker", self._options.rank, listen.security.refusals))
-        return MetricsPage(self._metrics.registry, port, self._metrics_host, linger_s=self._options.linger_s)
+        host, linger_s = self._metrics_host, self._options.linger_s
+        return MetricsPage(self._metrics.registry, port, host, linger_s=linger_s, health=listen.health)
 
     @property
     def _metrics_host(self) -> str:

@@ -12,6 +12,7 @@ from taihu.security.identity import Role
 from taihu.security.security import Security
 from taihu.wire.address import advertised_host, host_of, is_loopback, join_address, split_address
 from taihu.wire.direct_connection import DirectListener
+from taihu.wire.health import Health
 from taihu.wire.patience import Patience
 from taihu.wire.server import RpcServer
 
@@ -24,7 +25,8 @@ class ListenOptions:
 
     `bind` is the `host:port` to listen on (port 0 takes a free one; empty: the coordinator's port for its host, a
     free one for the others), `advertise` the host that others are told, `direct_port` that of connections beside gRPC
-    (0: a free one). `patience` is that with those who connect, `security` what is demanded of them.
+    (0: a free one). `patience` is that with those who connect, `security` what is demanded of them;
+    `health` is told what gRPC's health service says.
     """
 
     bind: str = ""
@@ -32,6 +34,7 @@ class ListenOptions:
     direct_port: int = 0
     patience: Patience = field(default_factory=Patience)
     security: Security = field(default_factory=Security)
+    health: Health = field(default_factory=Health, compare=False)
 
 
 def listen_options(
@@ -71,6 +74,7 @@ class Listener:
             self.options.direct_port,
             self.options.patience,
             self.options.security,
+            self.options.health,
         )
         return open_listener(options, None, threads=self.threads)
 
@@ -88,7 +92,7 @@ def open_listener(options: ListenOptions, coordinator: str | None, *, threads: i
         ConfigError: the address cannot be listened on.
     """
     security = options.security
-    rpc = RpcServer.create(threads=threads, patience=options.patience, security=security)
+    rpc = RpcServer.create(threads=threads, patience=options.patience, security=security, own_health=options.health)
     address = _listen(rpc, options, coordinator, hosts=hosts)
     host = host_of(options.bind)
     direct = DirectListener(host, options.direct_port, options.patience, is_closed=security.encrypts)

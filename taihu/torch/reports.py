@@ -117,7 +117,8 @@ class Reports:
         if self._options.metrics_port is not None:
             self._metrics.exported.put(RefusedCalls("worker", self._rank, self._listen.security.refusals))
             host, port = host_of(self._listen.bind), self._options.metrics_port
-            page = MetricsPage(self._metrics.registry, port, host, linger_s=self._options.linger_s)
+            linger_s, health = self._options.linger_s, self._listen.health
+            page = MetricsPage(self._metrics.registry, port, host, linger_s=linger_s, health=health)
             self._stack.enter_context(page)
             structlog.get_logger().info("metrics", port=page.port, role="worker", rank=self._rank)
         self._stack.enter_context(self._run_log)

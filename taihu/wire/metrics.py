@@ -26,6 +26,7 @@ from taihu.process.entry import InterruptedRunError
 from taihu.process.memory_limit import memory_limit_bytes
 from taihu.scores import ACCURACY
 from taihu.security.security import Refusals
+from taihu.wire.health import Health
 from taihu.wire.page_server import serve_page
 from taihu.wire.repetition import DAMAGED
 
@@ -210,20 +211,28 @@ class ServerMetrics:
 
 
 class MetricsPage:
-    """The /metrics page of a registry; a context manager that closes the port.
+    """The /metrics page of a registry, which tells a process's health too; a context manager that closes the port.
 
     It lingers for `linger_s` at the end, so that a scraper sees how the run ended; SIGTERM ends that, and who was
     told to end before sets `lingers` to False.
     """
 
-    def __init__(self, registry: CollectorRegistry, port: int, host: str = "", *, linger_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        port: int,
+        host: str = "",
+        *,
+        linger_s: float = 0.0,
+        health: Health | None = None,
+    ) -> None:
         self._linger_s = linger_s
         self.lingers = True
         if not 0 <= port <= 65535:
             raise ConfigError(f"metrics port {port}: expected a number from 0 to 65535")
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
         try:
-            self._server, self._thread = serve_page(registry, host or everywhere, port)
+            self._server, self._thread = serve_page(registry, health or Health(), host or everywhere, port)
         except OSError as error:
             raise ConfigError(
                 f"metrics port {port}: {error.strerror or error}; "

@@ -1,4 +1,4 @@
-"""The HTTP server of the metrics page: a bounded number of connections, each for a bounded time."""
+"""The HTTP server of the page of metrics and health: a bounded number of connections, each for a bounded time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from typing_extensions import override
 
+from taihu.wire.health import Health, with_health
 from taihu.wire.room import Room
 
 __all__ = ["PageServer", "serve_page"]
@@ -67,9 +68,12 @@ class _Handler(WSGIRequestHandler):
         """Log nothing."""
 
 
-def serve_page(registry: CollectorRegistry, host: str, port: int) -> tuple[PageServer, threading.Thread]:
-    """Serve `registry` at `host`, an address, from now on; raises OSError where it cannot listen."""
-    server: PageServer = make_server(host, port, make_wsgi_app(registry), PageServer, handler_class=_Handler)
+def serve_page(
+    registry: CollectorRegistry, health: Health, host: str, port: int
+) -> tuple[PageServer, threading.Thread]:
+    """Serve `registry` and `health` at `host`, an address, from now on; raises OSError where it cannot listen."""
+    application = with_health(make_wsgi_app(registry), health)
+    server: PageServer = make_server(host, port, application, PageServer, handler_class=_Handler)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     return server, thread

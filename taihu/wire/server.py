@@ -17,6 +17,7 @@ from taihu.security.security import Security
 from taihu.wire.access import AccessInterceptor, CallerCheck, ClaimInterceptor
 from taihu.wire.address import is_loopback, split_address
 from taihu.wire.channel import shared_options
+from taihu.wire.health import Health
 from taihu.wire.patience import Patience
 from taihu.wire.room import SILENT_PLACES, Room
 from taihu.wire.silence import SilenceInterceptor
@@ -57,18 +58,26 @@ class RpcServer:
     """A gRPC server with health; call `listen`, register services on `grpc_server`, then `start`."""
 
     grpc_server: grpc.Server
-    _health: health.HealthServicer
+    own_health: Health
+    _servicer: health.HealthServicer
     _threads: tuple[ThreadPoolExecutor, ...]
     _room: Room
     _security: Security
     _services: tuple[str, ...] = ()
 
     @classmethod
-    def create(cls, *, threads: int, patience: Patience | None = None, security: Security | None = None) -> RpcServer:
+    def create(
+        cls,
+        *,
+        threads: int,
+        patience: Patience | None = None,
+        security: Security | None = None,
+        own_health: Health | None = None,
+    ) -> RpcServer:
         """A server that answers at most `threads` calls at a time, and has as many open streams beside them.
 
         Calls and streams that have said nothing yet have room of their own, and none where they have not shown what
-        `security` demands.
+        `security` demands. `own_health` is told what gRPC's health service says.
         """
         patience, security = patience or Patience(), security or Security()
         room = Room(SILENT_PLACES, patience.answer_s)
@@ -90,7 +99,7 @@ class RpcServer:
         )
         servicer = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        return cls(server, servicer, (streams, calls, watches), room, security)
+        return cls(server, own_health or Health(), servicer, (streams, calls, watches), room, security)
 
     def listen(self, address: str) -> int:
         """Bind `host:port` (port 0 takes a free one) and return the port.
@@ -129,16 +138,19 @@ class RpcServer:
             reflection.enable_server_reflection(names, self.grpc_server)
         self.grpc_server.start()
         for name in ("", *self._services):
-            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            self._servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self.own_health.serve()
 
     def retire(self) -> None:
         """Report the services as NOT_SERVING; the process as a whole goes on to be healthy until `stop`."""
         for name in self._services:
-            self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+            self._servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.own_health.retire()
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Report NOT_SERVING, let calls end for `grace_s`, then cut them; returns when all is down."""
-        self._health.enter_graceful_shutdown()
+        self._servicer.enter_graceful_shutdown()
+        self.own_health.stop()
         self.grpc_server.stop(grace_s).wait()
         # gRPC leaves them to the end of the process, which may outlive many servers.
         for threads in self._threads:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 
 import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from prometheus_client import CollectorRegistry
 from support.loopback import Loopback
 
 from taihu.errors import ConfigError
 from taihu.wire.channel import open_channel, shared_options
+from taihu.wire.health import Health
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.wire.metrics import MetricsPage
 from taihu.wire.patience import Patience
 from taihu.wire.server import RpcServer
 
@@ -142,3 +146,44 @@ def test_a_stream_on_which_nothing_comes_is_not_cut_however_often_its_client_pin
             next(changes)
         assert changes.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     server.stop(0.0)
+
+
+def test_the_page_tells_what_the_health_service_does() -> None:
+    """Over HTTP, for whoever asks without certificates, in the same states one after the other."""
+    health = Health()
+    with closing(MetricsPage(CollectorRegistry(), 0, "127.0.0.1", health=health)) as page:
+        assert told(page) == (503, 503)
+        server = RpcServer.create(threads=4, own_health=health)
+        port = server.listen("127.0.0.1:0")
+        server.start((SERVICE,))
+        with open_channel(f"127.0.0.1:{port}") as channel:
+            for retired in (False, True):
+                if retired:
+                    server.retire()
+                over_grpc = tuple(check(channel, name) == HealthCheckResponse.SERVING for name in ("", SERVICE))
+                assert (
+                    told(page) == tuple(200 if well else 503 for well in over_grpc) == (200, 503 if retired else 200)
+                )
+        server.stop(0.0)
+        assert told(page) == (503, 503)
+        again = RpcServer.create(threads=4, own_health=health)
+        again.listen("127.0.0.1:0")
+        assert told(page) == (503, 503)
+        again.start((SERVICE,))
+        assert told(page) == (200, 200)
+        again.stop(0.0)
+
+
+def told(page: MetricsPage) -> tuple[int, int]:
+    """The statuses of both paths; metrics are at all others."""
+    connection = HTTPConnection("127.0.0.1", page.port, timeout=20)
+    statuses = []
+    for path in ("/healthz", "/readyz", "/metrics"):
+        connection.request("GET", path)
+        response = connection.getresponse()
+        response.read()
+        statuses.append(response.status)
+    connection.close()
+    alive, ready, metrics = statuses
+    assert metrics == 200
+    return alive, ready
