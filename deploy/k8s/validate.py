@@ -2,9 +2,10 @@
 
 Kubernetes' own kinds against the JSON schemas of its API, unknown keys refused (PyPI: kubernetes-validate; its own
 `validate` reads all definitions anew for each object); a JobSet, a TrainJob and its runtime against the models of
-their APIs (PyPI: kubeflow-trainer-api) and the Jobs in them once more against Kubernetes' schemas; a PodMonitor
-against the models of the Prometheus operator's API (PyPI: cloudcoil-models-prometheus-operator). These models drop
-keys that they do not know, so what comes back must equal what went in.
+their APIs (PyPI: kubeflow-trainer-api) and the Jobs in them once more against Kubernetes' schemas; a PodMonitor,
+and what cert-manager is asked for, against the models of their APIs (PyPI: cloudcoil-models-prometheus-operator and
+cloudcoil-models-cert-manager). These models drop keys that they do not know, so what comes back must equal what went
+in.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ _KUBEFLOW = MappingProxyType(
         ),
     }
 )
+# The package of cloudcoil's models, and the version of the API, of a kind.
+_CLOUDCOIL = MappingProxyType(
+    {
+        "PodMonitor": ("prometheus_operator", "monitoring.coreos.com/v1"),
+        "Certificate": ("cert_manager", "cert-manager.io/v1"),
+        "Issuer": ("cert_manager", "cert-manager.io/v1"),
+    }
+)
 _SCHEMAS = files(kubernetes_validate) / "kubernetes-json-schema" / f"v{KUBERNETES}-local-strict"
 
 
@@ -55,8 +64,8 @@ def problems(objects: Iterable[dict[str, Any]]) -> list[str]:
 def _of(item: dict[str, Any]) -> list[str]:
     if item["kind"] in _KUBEFLOW:
         return [*_of_kubeflow(item), *(text for job in _jobs_of(item) for text in _of_kubernetes(job))]
-    if item["kind"] == "PodMonitor":
-        return _of_pod_monitor(item)
+    if item["kind"] in _CLOUDCOIL:
+        return _of_cloudcoil(item)
     return _of_kubernetes(item)
 
 
@@ -121,16 +130,16 @@ def _kubeflow_model(kind: str) -> Any:
 
 
 @cache
-def _pod_monitor_model() -> Any:
-    """The model of a PodMonitor, of the file of its version alone: its package imports all versions, for seconds."""
-    package = find_spec("cloudcoil.models.prometheus_operator")
-    assert package is not None and package.origin is not None  # noqa: S101, PT018
-    spec = spec_from_file_location("prometheus_operator_v1", Path(package.origin).with_name("v1.py"))
+def _cloudcoil_models(package: str) -> Any:
+    """The models of version 1 of an API, of that file alone: its package imports all versions, for seconds."""
+    found = find_spec(f"cloudcoil.models.{package}")
+    assert found is not None and found.origin is not None  # noqa: S101, PT018
+    spec = spec_from_file_location(f"{package}_v1", Path(found.origin).with_name("v1.py"))
     assert spec is not None and spec.loader is not None  # noqa: S101, PT018
     module = sys.modules[spec.name] = module_from_spec(spec)
     with _models_built_on_use():
         spec.loader.exec_module(module)
-    return module.PodMonitor
+    return module
 
 
 def _of_kubeflow(item: dict[str, Any]) -> list[str]:
@@ -148,9 +157,12 @@ def _of_kubeflow(item: dict[str, Any]) -> list[str]:
     return _differences(item, model.to_dict())
 
 
-def _of_pod_monitor(item: dict[str, Any]) -> list[str]:
+def _of_cloudcoil(item: dict[str, Any]) -> list[str]:
+    package, version = _CLOUDCOIL[item["kind"]]
+    if item["apiVersion"] != version:
+        return [f"apiVersion: expected {version}, got {item['apiVersion']}"]
     try:
-        model = _pod_monitor_model().model_validate(item)
+        model = getattr(_cloudcoil_models(package), item["kind"]).model_validate(item)
     except ValidationError as error:
         return [" ".join(str(error).split())]
     return _differences(item, model.model_dump(mode="json", by_alias=True, exclude_unset=True))

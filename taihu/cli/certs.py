@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +11,9 @@ import typer
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.job.flags import JobFlags, takes_job_flags
+from taihu.job.security import Certified, certified
 from taihu.process.options import JobArgument
 from taihu.security.certificates import Authority, Validity, is_good, load_authority, write_pair
-from taihu.security.identity import COORDINATOR, Identity, dns_name, parse_identity
 
 __all__ = ["certs"]
 
@@ -59,7 +57,7 @@ def certs(
     """  # noqa: D301
     job = flags.resolve(job_file)
     names = tuple(filter(None, re.split(r"[,\s]+", hosts)))
-    members = tuple(_members(job, domain, also or ()))
+    members = tuple(certified(job, domain, also or ()))
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority, is_new = _authority(folder, job)
@@ -76,24 +74,6 @@ def certs(
     )
 
 
-@dataclass(frozen=True)
-class _Member:
-    """An identity, and the names that others know it by."""
-
-    identity: Identity
-    names: tuple[str, ...]
-
-
-def _members(job: Job, domain: str, also: tuple[str, ...] | list[str]) -> Iterator[_Member]:
-    host = "server-0" if job.servers else "worker-0"
-    counts = (("server", job.servers), ("worker", job.cluster.workers))
-    wanted = [f"{role}/{rank}" for role, count in counts for rank in range(count)]
-    for place in dict.fromkeys((*wanted, "observer/0", "operator/0", *also)):
-        identity = parse_identity(f"spiffe://{domain}/taihu/{job.name}/{place}")
-        names = [identity.member, *([COORDINATOR] if identity.member == host else [])]
-        yield _Member(identity, tuple(dns_name(name, job.name) for name in names if identity.rank is not None))
-
-
 def _authority(folder: Path, job: Job) -> tuple[Authority, bool]:
     """The one in the folder, or a new one."""
     certificate, key = folder / "ca.pem", folder / "ca-key.pem"
@@ -105,7 +85,7 @@ def _authority(folder: Path, job: Job) -> tuple[Authority, bool]:
 
 
 def _issue(
-    authority: Authority, folder: Path, member: _Member, hosts: tuple[str, ...], *, days: float, renew: bool
+    authority: Authority, folder: Path, member: Certified, hosts: tuple[str, ...], *, days: float, renew: bool
 ) -> bool:
     """Make a certificate, unless there is a good one; whether it was made."""
     certificate, key = (folder / f"{member.identity.member}{end}" for end in (".pem", "-key.pem"))

@@ -13,7 +13,8 @@ import yaml
 from taihu.errors import ConfigError, DataError
 from taihu.job import Job, Overrides, load_job
 from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.launch.manifest import DATA_FOLDER, ManifestOptions, Resources, Script, manifest
+from taihu.launch.kubernetes.manifest import manifest
+from taihu.launch.kubernetes.options import DATA_FOLDER, Issuer, ManifestOptions, Resources, Script
 from taihu.launch.place import script_job
 from taihu.names import own_data, own_model
 from taihu.process.options import refuse
@@ -27,6 +28,7 @@ TORCH_IMAGE: Final = "localhost/taihu-torch:latest"
 _LARGEST_SCRIPT: Final = 900_000
 
 _EMBEDDED = re.compile(r"digits|synthetic(:.*)?")
+_OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _QUANTITY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?")
 
 
@@ -59,6 +61,14 @@ def manifest_command(
         str | None,
         typer.Option(metavar="CLAIM", help="ReadWriteMany claim for checkpoints: lost pods are started again."),
     ] = None,
+    tls_secret: Annotated[
+        str | None,
+        typer.Option(metavar="SECRET", help="Secret with the files of taihu certs: everything is under mutual TLS."),
+    ] = None,
+    issuer: Annotated[
+        str | None,
+        typer.Option(metavar="[KIND/]NAME", help="Issuer or ClusterIssuer of cert-manager, in place of that Secret."),
+    ] = None,
     direct_port: Annotated[
         int,
         typer.Option(metavar="PORT", min=0, max=65535, help="Port of connections beside gRPC; 0 asks for none."),
@@ -85,7 +95,8 @@ def manifest_command(
 ) -> None:
     """Write a job as Kubernetes objects: ConfigMaps, Service, volume, StatefulSet, Jobs or a JobSet, PodMonitor.
 
-    With --trainjob a TrainJob and its runtime take the place of Service, StatefulSet and Jobs.
+    With --trainjob a TrainJob and its runtime take the place of Service, StatefulSet and Jobs. Two NetworkPolicies name
+    the ports that pods listen on. With --tls-secret or --issuer all gRPC is under mutual TLS (docs/security.md).
 
     \b
     Examples:
@@ -93,6 +104,8 @@ def manifest_command(
       taihu manifest job.toml --jobset --out k8s/ && kubectl apply -k k8s/
       taihu manifest job.toml --run-claim results --name second
       taihu manifest job.toml --checkpoint-claim shared      # a ReadWriteMany volume: the run outlives its pods
+      taihu manifest job.toml --tls-secret demo-tls          # made of the files of taihu certs, see docs/deploy.md
+      taihu manifest job.toml --issuer ClusterIssuer/ca      # cert-manager issues and renews certificates
       taihu manifest job.toml --data-claim fashion-mnist --worker-cpus 4 --worker-memory 8Gi
       taihu manifest job.toml --workers 8 --script train.py --script-arguments "--epochs 5" | kubectl apply -f -
       taihu manifest job.toml --workers 8 --trainjob --script train.py --image registry.example/taihu-torch:0.1
@@ -110,6 +123,10 @@ def manifest_command(
     for size in (server_memory, worker_memory, storage):
         if not _QUANTITY.fullmatch(size):
             raise ConfigError(f"size {size}: expected a number with a unit of Kubernetes, for example 2Gi")
+    if tls_secret is not None or issuer is not None:
+        refuse({"--direct-port": direct_port or None}, "connections beside gRPC know no TLS; leave it out")
+    if tls_secret is not None:
+        refuse({"--issuer": issuer}, "certificates come from one place; leave out --tls-secret or --issuer")
     run = None
     if script is None:
         refuse({"--script-arguments": script_arguments or None}, "of which script? give --script as well")
@@ -131,6 +148,8 @@ def manifest_command(
         checkpoint_claim=checkpoint_claim,
         files=files,
         direct_port=direct_port,
+        tls_secret=tls_secret,
+        issuer=None if issuer is None else _issuer_of(issuer),
         script=run,
         runtime="" if not trainjob else "ClusterTrainingRuntime" if cluster_runtime else "TrainingRuntime",
     )
@@ -159,6 +178,14 @@ _Dumper.add_representer(str, _text)
 def to_yaml(objects: list[dict[str, object]]) -> str:
     """The objects as one YAML stream."""
     return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=118)
+
+
+def _issuer_of(text: str) -> Issuer:
+    """The issuer that `[KIND/]NAME` names; raises ConfigError for any other text."""
+    kind, slash, name = text.rpartition("/")
+    if not _OBJECT.fullmatch(name) or (slash and kind not in ("Issuer", "ClusterIssuer")):
+        raise ConfigError(f"--issuer {text}: expected NAME, Issuer/NAME or ClusterIssuer/NAME, for example Issuer/ca")
+    return Issuer(name, "ClusterIssuer" if kind == "ClusterIssuer" else "Issuer")
 
 
 def _check_data(job: Job, claim: str | None) -> None:

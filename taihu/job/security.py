@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from taihu.errors import ConfigError
 from taihu.job.job import Job
 from taihu.security.files import CertificateFiles
-from taihu.security.identity import Role, member_name
+from taihu.security.identity import COORDINATOR, Identity, Role, dns_name, member_name, parse_identity
 from taihu.security.security import Security
 from taihu.security.token import find_token, kept_token
 from taihu.settings import SecuritySettings
 
-__all__ = ["check_own_certificate", "security_of", "security_of_onlooker"]
+__all__ = ["Certified", "certified", "check_own_certificate", "security_of", "security_of_onlooker"]
 
 _ANY_NAME = "0"
+
+
+@dataclass(frozen=True)
+class Certified:
+    """An identity that has a certificate, and the DNS names that others expect in it."""
+
+    identity: Identity
+    names: tuple[str, ...]
+
+
+def certified(job: Job, domain: str = "taihu", also: Iterable[str] = ()) -> Iterator[Certified]:
+    """The processes of `job`, an observer, an operator, and `also` others, as observer/grafana; each once.
+
+    Raises:
+        ConfigError: one of them can be no identity.
+    """
+    host = member_name("server" if job.servers else "worker", 0)
+    counts = (("server", job.servers), ("worker", job.cluster.workers))
+    wanted = [f"{role}/{rank}" for role, count in counts for rank in range(count)]
+    for place in dict.fromkeys((*wanted, f"observer/{_ANY_NAME}", f"operator/{_ANY_NAME}", *also)):
+        identity = parse_identity(f"spiffe://{domain}/taihu/{job.name}/{place}")
+        names = [identity.member, *([COORDINATOR] if identity.member == host else [])]
+        yield Certified(identity, tuple(dns_name(name, job.name) for name in names if identity.rank is not None))
 
 
 def security_of(job: Job, role: Role, name: object) -> Security:

@@ -6,67 +6,28 @@ import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
-import typer
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import CHARACTERS
-from support.tests_deploy import DEPLOY
-from typer.testing import CliRunner
+from support.tests_deploy import DEPLOY, Object, Write, by_kind, objects_of, problems, settings_of
 
-from taihu.cli.manifest import manifest_command
 from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 from taihu.job.environment import environment_overrides, rank_from_environment
 from taihu.job.variables import check_variables
-from taihu.launch.manifest import ManifestOptions, Resources, manifest, object_name
+from taihu.launch.kubernetes.manifest import manifest, object_name
+from taihu.launch.kubernetes.options import ManifestOptions, Resources
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
-Write = Callable[..., str]
-Object = dict[str, Any]
 
 ROOT = DEPLOY.parent
 # Together in one process, as the models of Kubernetes' objects take seconds to import.
 pytestmark = pytest.mark.xdist_group("kubernetes")
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """`taihu manifest` in an empty folder, in this process."""
-    monkeypatch.chdir(tmp_path)
-
-    app = typer.Typer()
-    app.command()(manifest_command)
-
-    def run(*arguments: str) -> str:
-        done = CliRunner().invoke(app, arguments)
-        if done.exception is not None:
-            raise done.exception
-        return done.stdout
-
-    return run
-
-
-def problems(objects: Iterable[Object]) -> list[str]:
-    from validate import problems as found  # noqa: PLC0415 - not in every process that collects this test
-
-    return found(objects)
-
-
-def objects_of(text: str) -> list[Object]:
-    # As `safe_load_all` in C, ten times as fast.
-    return [item for item in yaml.load_all(text, Loader=yaml.CSafeLoader) if item]
-
-
-def by_kind(objects: list[Object], kind: str) -> Object:
-    (found,) = [item for item in objects if item["kind"] == kind]
-    return found
 
 
 def jobs_of(objects: list[Object]) -> list[Object]:
@@ -86,12 +47,6 @@ def ranks_of(objects: list[Object]) -> list[int | None]:
         indices = range(job["completions"])
         ranks += [rank_from_environment({**own, "JOB_COMPLETION_INDEX": str(index)}, "worker") for index in indices]
     return ranks
-
-
-def settings_of(objects: list[Object]) -> dict[str, str]:
-    (found,) = [item for item in objects if item["metadata"]["name"].endswith("-settings")]
-    data: dict[str, str] = found["data"]
-    return data
 
 
 @settings(deadline=None, max_examples=20)
@@ -347,7 +302,9 @@ def test_a_pod_may_do_nothing_that_it_needs_not(write: Write, tmp_path: Path) ->
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                assert container[probe]["grpc"]["port"] == 7070
+                # A kubelet has no certificate.
+                path = "/readyz" if probe == "readinessProbe" else "/healthz"
+                assert container[probe]["httpGet"] == {"path": path, "port": 9400}
 
 
 @pytest.mark.parametrize(("folder", "flags"), [("base", ()), ("jobset", ("--jobset",))])

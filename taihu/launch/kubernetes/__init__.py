@@ -1,0 +1,1 @@
+"""A job as Kubernetes objects: pure, plain dictionaries as the API takes them."""

@@ -1,0 +1,183 @@
+"""Pods under mutual TLS: each finds its own files and nobody else's, and no port is open that is not used."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.tests_deploy import Object, Write, objects_of, problems, settings_of
+
+from taihu.errors import ConfigError
+from taihu.job import Job
+from taihu.job.environment import environment_overrides, rank_from_environment
+from taihu.job.security import check_own_certificate, security_of
+from taihu.launch.kubernetes.options import CERTIFICATES
+from taihu.security.identity import Role
+
+Certs = Callable[..., tuple[int, str, str]]
+KINDS = ([], ["--jobset"], ["--trainjob"], ["--exchange", "ring"], ["--jobset", "--exchange", "ring"])
+# Together in one process, as the models of Kubernetes' objects take seconds to import.
+pytestmark = pytest.mark.xdist_group("kubernetes")
+
+
+def templates_of(objects: list[Object]) -> list[tuple[Role, Object, list[int]]]:
+    """The role, the pod, and the ranks of all pods that are made of each template."""
+    found: list[tuple[Role, Object, list[int]]] = []
+    for item in objects:
+        if item["kind"] == "StatefulSet":
+            found.append(("server", item["spec"]["template"]["spec"], list(range(item["spec"]["replicas"]))))
+        for spec in specs_of(item):
+            role: Role = spec["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+            pod = spec["template"]["spec"]
+            own = {each["name"]: each["value"] for each in pod["containers"][0]["env"] if "value" in each}
+            indices = map(str, range(spec["completions"]))
+            ranks = [rank_from_environment({**own, "JOB_COMPLETION_INDEX": index}, role) for index in indices]
+            found.append((role, pod, [rank for rank in ranks if rank is not None]))
+    return found
+
+
+def specs_of(item: Object) -> list[Object]:
+    """The specifications of the Jobs that an object is or has."""
+    if item["kind"] == "Job":
+        return [item["spec"]]
+    spec = item.get("spec", {})
+    spec = spec["template"]["spec"] if item["kind"] == "TrainingRuntime" else spec
+    return [each["template"]["spec"] for each in spec.get("replicatedJobs", ())]
+
+
+def mounted(pod: Object) -> dict[str, tuple[str, str]]:
+    """The Secret and the key of every file among a pod's certificates."""
+    (volume,) = [each["projected"] for each in pod["volumes"] if each["name"] == "certificates"]
+    (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "certificates"]
+    assert (mount["mountPath"], mount["readOnly"]) == (CERTIFICATES, True)
+    # For the pod's group; the daemons refuse a key that everybody can read.
+    assert volume["defaultMode"] == 0o440
+    return {
+        item["path"]: (source["secret"]["name"], item["key"])
+        for source in volume["sources"]
+        for item in source["secret"]["items"]
+    }
+
+
+def names(path: Path) -> list[tuple[str, str]]:
+    """The alternative names that OpenSSL reads from a certificate."""
+    decoded: dict[str, list[tuple[str, str]]] = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
+    return [tuple(name) for name in decoded["subjectAltName"]]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("source", ["--tls-secret", "--issuer"])
+@pytest.mark.parametrize("kind", KINDS, ids=" ".join)
+def test_each_pod_is_taken_for_who_it_is_by_what_it_mounts(
+    source: str, kind: list[str], write: Write, run_certs: Certs, tmp_path: Path
+) -> None:
+    (tmp_path / "job.toml").write_text("name = 'mine'\n")
+    flags = ["--workers", "3", *([] if "ring" in kind else ["--servers", "2"])]
+    objects = objects_of(write("job.toml", *flags, *kind, source, "tls"))
+    assert problems(objects) == []
+    made = tmp_path / "made"
+    ring = kind[-2:] if "ring" in kind else []
+    code, _, error = run_certs("job.toml", *flags, *ring, "--dir", made)
+    assert code == 0, error
+    secrets = {item["spec"]["secretName"]: item["spec"] for item in objects if item["kind"] == "Certificate"}
+    settings = settings_of(objects)
+    seen = []
+    for number, (role, pod, ranks) in enumerate(templates_of(objects)):
+        found = mounted(pod)
+        members = [f"{role}-{rank}" for rank in ranks]
+        assert set(found) == {"ca.pem", *(f"{each}{end}" for each in members for end in (".pem", "-key.pem"))}
+        here = tmp_path / f"pod-{number}"
+        here.mkdir()
+        for file, (secret, key) in found.items():
+            if source == "--tls-secret":
+                assert (secret, key) == ("tls", file)
+            else:
+                member = file.removesuffix(".pem").removesuffix("-key")
+                assert key == {f"{member}.pem": "tls.crt", f"{member}-key.pem": "tls.key", "ca.pem": "ca.crt"}[file]
+                assert secret in secrets
+                assert file == "ca.pem" or secret == f"mine-{member}-tls"
+            (here / file).write_bytes((made / file).read_bytes())
+            (here / file).chmod(0o440)
+        own = {name: value.replace(CERTIFICATES, str(here)) for name, value in settings.items()}
+        job = Job.model_validate({"name": "mine", **environment_overrides(own)})
+        assert job.security.required
+        for rank in ranks:
+            check_own_certificate(security_of(job, role, rank), role, rank)
+            seen.append(f"{role}-{rank}")
+    expected = [f"{role}-{rank}" for role, count in (("server", job.servers), ("worker", 3)) for rank in range(count)]
+    assert sorted(seen) == expected
+    if source == "--issuer":
+        asked = {
+            name.removeprefix("mine-").removesuffix("-tls"): [
+                *(("URI", uri) for uri in spec["uris"]),
+                *(("DNS", each) for each in spec.get("dnsNames", ())),
+            ]
+            for name, spec in secrets.items()
+        }
+        # What an authority of cert-manager is asked for is what ours issues.
+        assert asked == {each: names(made / f"{each}.pem") for each in (*expected, "observer-0", "operator-0")}
+        assert {tuple(spec["usages"]) for spec in secrets.values()} == {
+            ("digital signature", "server auth", "client auth")
+        }
+
+
+def test_without_a_secret_nothing_is_mounted_or_demanded(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("")
+    text = write("job.toml")
+    assert "certificates" not in text
+    assert "TAIHU_SECURITY" not in text
+
+
+@pytest.mark.parametrize("flags", [(), ("--jobset",), ("--trainjob",), ("--direct-port", "7071")], ids=" ".join)
+def test_the_ports_of_pods_are_open_and_no_others(flags: tuple[str, ...], write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("")
+    objects = objects_of(write("job.toml", *flags))
+    policies = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "NetworkPolicy"}
+    labels = {"app.kubernetes.io/name": "taihu", "app.kubernetes.io/instance": "taihu"}
+    members = {"podSelector": {"matchLabels": labels}}
+    assert all(spec["podSelector"] == members["podSelector"] for spec in policies.values())
+    (own,), (metrics,) = (policies[name]["ingress"] for name in ("taihu", "taihu-metrics"))
+    assert own["from"] == [members]
+    assert metrics == {"ports": [{"port": 9400}]}
+    opened = {each["port"] for each in (*own["ports"], *metrics["ports"])}
+    for _, pod, _ in templates_of(objects):
+        listening = {each["containerPort"] for each in pod["containers"][0]["ports"]}
+        assert listening == opened == ({7070, 9400, 7071} if "--direct-port" in flags else {7070, 9400})
+        probes = [pod["containers"][0][f"{name}Probe"] for name in ("startup", "liveness", "readiness")]
+        assert {probe["httpGet"]["port"] for probe in probes} == {9400}
+
+
+def test_what_is_wrong_with_a_certificate_is_found(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("")
+    text = write("job.toml", "--issuer", "ClusterIssuer/ca")
+    assert "kind: ClusterIssuer" in text
+    assert problems(objects_of(text)) == []
+    for right, wrong in (
+        ("secretName:", "secretNames:"),
+        ("rotationPolicy: Always", "rotationPolicy: Often"),
+        ("cert-manager.io/v1", "cert-manager.io/v1alpha1"),
+        ("- digital signature", "- signature"),
+        ("dnsNames:", "names:"),
+        ("defaultMode:", "mode:"),
+    ):
+        assert right in text, right
+        assert problems(objects_of(text.replace(right, wrong))), wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--tls-secret", "a", "--direct-port", "7071"), "--direct-port: connections beside gRPC know no TLS"),
+        (("--issuer", "a", "--direct-port", "7071"), "--direct-port: connections beside gRPC know no TLS"),
+        (("--tls-secret", "a", "--issuer", "b"), "--issuer: certificates come from one place"),
+        (("--issuer", "Role/b"), "--issuer Role/b: expected NAME, Issuer/NAME or ClusterIssuer/NAME"),
+        (("--issuer", "Issuer/"), "--issuer Issuer/: expected NAME"),
+    ],
+)
+def test_certificates_that_cannot_be_had_are_told_of(
+    arguments: tuple[str, ...], expected: str, write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "job.toml").write_text("")
+    with pytest.raises(ConfigError, match=expected):
+        write("job.toml", *arguments)
