@@ -1,4 +1,7 @@
-"""Draws what `taihu top` shows of a running job: `python deploy/draw_top.py HOST:PORT top.svg`."""
+"""Draws what `taihu top` shows of a running job: `python deploy/draw_top.py HOST:PORT top.svg`.
+
+Under TLS it is an observer, by the certificate that TAIHU_SECURITY__CA, CERTIFICATE and KEY name.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from taihu.cli.top import render
 from taihu.coordination.messages import state_from_message
 from taihu.coordination.overview import overview_of
 from taihu.coordination.status import fetch_status
+from taihu.job.environment import resolve_job
+from taihu.job.security import security_of_onlooker
 
 _LOOKS = 30
 
@@ -19,9 +24,10 @@ _LOOKS = 30
 def main() -> int:
     """Look some times, so that the losses have a history, and export the last picture."""
     address, picture = sys.argv[1:]
+    security = security_of_onlooker(resolve_job(None, (), {}), "observer", address)
     losses: deque[float] = deque(maxlen=60)
     for _ in range(_LOOKS):
-        answer = fetch_status(address, 5)
+        answer = fetch_status(address, 5, security)
         view = overview_of(answer, state_from_message(answer.state))
         losses.append(view.loss)
         time.sleep(0.2)

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +20,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-import grpc
 import yaml
-from grpc_health.v1 import health, health_pb2
 from pods import config_maps, expand
 
 __all__ = ["container_of", "network_for", "play", "pods_of", "role_of"]
@@ -32,6 +32,7 @@ _NETWORK = "taihu-pods"
 _SUBNET = IPv4Network("10.90.7.0/24")
 _TIMEOUT_S = 240.0
 _SERVERS_LATER_S = 5.0
+_PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
 def main() -> int:
@@ -89,11 +90,18 @@ def play(name: str, objects: Iterable[Object], pods: Pods, folder: Path) -> None
     """
     address, pod = pods[name]
     file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump_all([*config_maps(objects), pod]))
+    file.write_text(yaml.safe_dump_all([*config_maps(objects), _unasked(pod)]))
     command = ["podman", "play", "kube", "--network", _NETWORK, "--ip", str(address), str(file)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr.strip()}")
+
+
+def _unasked(pod: Object) -> Object:
+    """The pod without probes, for which this engine would start programs in it that the image does not have."""
+    spec = pod["spec"]
+    containers = [{key: value for key, value in each.items() if key not in _PROBES} for each in spec["containers"]]
+    return {**pod, "spec": {**spec, "containers": containers}}
 
 
 def container_of(name: str, pods: Pods) -> str:
@@ -166,19 +174,19 @@ class _Run:
         return sorted(str(path.relative_to(mount)) for mount in mounts for path in mount.rglob("*") if path.is_file())
 
     def probe(self) -> bool:
-        """Ask what a kubelet would ask, until every probe of every pod has been answered with SERVING."""
+        """Ask what a kubelet would ask, until every probe of every pod has been answered with yes."""
         open_probes = {
-            (name, kind, str(address), container[kind]["grpc"]["port"], container[kind]["grpc"].get("service", ""))
+            (name, kind, f"http://{address}:{container[kind]['httpGet']['port']}{container[kind]['httpGet']['path']}")
             for name, (address, pod) in self.pods.items()
             for container in pod["spec"]["containers"]
-            for kind in ("startupProbe", "readinessProbe", "livenessProbe")
+            for kind in _PROBES
         }
         count = len(open_probes)
         deadline = time.monotonic() + 60
         while open_probes and time.monotonic() < deadline:
-            open_probes = {probe for probe in open_probes if not _serves(*probe[2:])}
+            open_probes = {probe for probe in open_probes if not _is_well(probe[-1])}
             time.sleep(0.2)
-        print(f"{count - len(open_probes)} of {count} gRPC probes answered SERVING", *sorted(open_probes))
+        print(f"{count - len(open_probes)} of {count} probes answered with 200", *sorted(open_probes))
         return not open_probes
 
     def wait(self, names: list[str]) -> None:
@@ -198,18 +206,12 @@ class _Run:
         return next((line for line in lines if line["event"] == "finished"), {})
 
 
-def _serves(address: str, port: int, service: str) -> bool:
-    with grpc.insecure_channel(f"{address}:{port}") as channel:
-        try:
-            check = channel.unary_unary(
-                f"/{health.SERVICE_NAME}/Check",
-                health_pb2.HealthCheckRequest.SerializeToString,
-                health_pb2.HealthCheckResponse.FromString,
-            )
-            answer = check(health_pb2.HealthCheckRequest(service=service), timeout=2)
-        except grpc.RpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+def _is_well(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310 - an address of the network made here
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
 
 
 def _output(*command: str) -> str:

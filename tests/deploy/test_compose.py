@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from pathlib import PurePosixPath
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import pytest
@@ -12,9 +12,12 @@ import yaml
 from support.tests_deploy import DEPLOY
 
 from taihu.job import Job
-from taihu.job.environment import environment_overrides
+from taihu.job.environment import environment_overrides, resolve_job
+from taihu.job.security import check_own_certificate, security_of, security_of_onlooker
 from taihu.job.variables import check_variables
+from taihu.security.identity import Role
 
+Certs = Callable[..., tuple[int, str, str]]
 Object = dict[str, Any]
 
 _VARIABLE: Final = re.compile(r"\$\{(?P<name>[A-Z_]+):-(?P<default>[^}]*)\}")
@@ -28,8 +31,8 @@ def services(environment: Mapping[str, str]) -> dict[str, Object]:
 
     text = (DEPLOY / "compose.yaml").read_text()
     file = yaml.safe_load(_VARIABLE.sub(given, text))
-    assert all(volume in file["volumes"] for volume in ("runs", "prometheus"))
-    return {name: service for name, service in file["services"].items() if name in ("server", "worker")}
+    assert all(volume in file["volumes"] for volume in ("runs", "certificates", "prometheus"))
+    return {name: service for name, service in file["services"].items() if name in ("certs", "server", "worker")}
 
 
 def mounts(service: Object) -> dict[str, str]:
@@ -41,6 +44,8 @@ def mounts(service: Object) -> dict[str, str]:
 def test_containers_that_die_go_on_from_a_volume_that_all_mount(environment: dict[str, str]) -> None:
     name = environment.get("TAIHU_RUN", "run")
     for role, service in services(environment).items():
+        if role == "certs":
+            continue
         policy, _, times = service["restart"].partition(":")
         # One that has finished is not started again; one that cannot start is not tried for ever.
         assert (policy, int(times) > 0) == ("on-failure", True)
@@ -67,4 +72,29 @@ def test_the_image_has_places_for_volumes_that_its_user_may_write() -> None:
     user = services({})["server"]["user"]
     owner, group = user.split(":")
     made = re.findall(rf"install -d -o {owner} -g {group} (.+)", (DEPLOY / "Containerfile").read_text())
-    assert made == ["/runs /checkpoints"]
+    assert made == ["/runs /checkpoints /certificates"]
+
+
+def test_each_container_finds_the_certificate_that_was_made_for_it(
+    run_certs: Certs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = services({})
+    command = found["certs"]["command"]
+    assert (command[0], mounts(found["certs"])["certificates"]) == ("certs", command[-1])
+    folder = tmp_path / "made"
+    for name in ("certs", "server", "worker"):
+        settings = {key: str(value) for key, value in found[name]["environment"].items()}
+        for key, value in settings.items():
+            monkeypatch.setenv(key, value.replace(command[-1], str(folder)))
+        if name == "certs":
+            code, _, error = run_certs(DEPLOY / "job.toml", *command[2:-1], folder)
+            assert code == 0, error
+            continue
+        assert "certificates:/certificates:ro" in found[name]["volumes"]
+        assert found[name]["depends_on"] == {"certs": {"condition": "service_completed_successfully"}}
+        job = resolve_job(DEPLOY / "job.toml", (), {})
+        assert job.security.required
+        for rank in range(int(found[name]["scale"])):
+            role: Role = "server" if name == "server" else "worker"
+            check_own_certificate(security_of(job, role, rank), role, rank)
+        assert security_of_onlooker(job, "observer", "10.0.0.1:7070").job == "demo"

@@ -115,6 +115,8 @@ def test_each_pod_is_taken_for_who_it_is_by_what_it_mounts(
             ]
             for name, spec in secrets.items()
         }
+        host = "worker-0" if ring else "server-0"
+        assert [each for each, known in asked.items() if ("DNS", "coordinator.mine.taihu") in known] == [host]
         # What an authority of cert-manager is asked for is what ours issues.
         assert asked == {each: names(made / f"{each}.pem") for each in (*expected, "observer-0", "operator-0")}
         assert {tuple(spec["usages"]) for spec in secrets.values()} == {
@@ -140,6 +142,7 @@ def test_the_ports_of_pods_are_open_and_no_others(flags: tuple[str, ...], write:
     (own,), (metrics,) = (policies[name]["ingress"] for name in ("taihu", "taihu-metrics"))
     assert own["from"] == [members]
     assert metrics == {"ports": [{"port": 9400}]}
+    assert metrics["ports"][0] not in own["ports"]
     opened = {each["port"] for each in (*own["ports"], *metrics["ports"])}
     for _, pod, _ in templates_of(objects):
         listening = {each["containerPort"] for each in pod["containers"][0]["ports"]}
