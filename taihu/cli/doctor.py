@@ -108,7 +108,9 @@ def doctor(
             _memory(job),
             addresses,
             None if rate is None else parse_rate(rate),
-            named_files(job, NamedFiles(ca, certificate, key, certificate_name)),
+            named_files(
+                job, NamedFiles(ca, certificate, key, () if certificate_name is None else (certificate_name,))
+            ),
         )
         found = _examined(subject, tell)
     _show(found)

@@ -95,7 +95,7 @@ def manifest_command(
 ) -> None:
     """Write a job as Kubernetes objects: ConfigMaps, Service, volume, StatefulSet, Jobs or a JobSet, PodMonitor.
 
-    With --trainjob a TrainJob and its runtime take the place of Service, StatefulSet and Jobs. Two NetworkPolicies name
+    With --trainjob a TrainJob and its runtime take the place of Service, StatefulSet and Jobs. NetworkPolicies name
     the ports that pods listen on. With --tls-secret or --issuer all gRPC is under mutual TLS (docs/security.md).
 
     \b

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 
 from taihu.doctor.findings import Finding, fails, notes
 from taihu.job import Job
-from taihu.security.identity import dns_name, member_name
+from taihu.job.security import certified
 
 __all__ = ["CertificateFacts", "NamedFiles", "certificate_facts", "check_certificates", "named_files"]
 
@@ -26,13 +26,13 @@ _ASK = "renew it with whoever issued it"
 class NamedFiles:
     """The files of a process, by name: its authority's certificate, and its own with its key where it has one.
 
-    Its own has to be for `name`, where there is one.
+    Its own has to be for each of `wanted`: a DNS name, or the end of a URI, which begins with a slash.
     """
 
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
-    name: str | None = None
+    wanted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class CertificateFacts:
         names: hosts, addresses and URIs that it is for.
         fits_key: whether the key beside it is its own; None where there is no key.
         fits_authority: whether the authority beside it has issued it; None where there is no authority.
-        name: a name that it has to be for; None where none is demanded.
+        wanted: names that it has to be for, see `NamedFiles`.
     """
 
     path: Path
@@ -57,31 +57,39 @@ class CertificateFacts:
     names: tuple[str, ...] = ()
     fits_key: bool | None = None
     fits_authority: bool | None = None
-    name: str | None = None
+    wanted: tuple[str, ...] = ()
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """The names that it has to be for, and is not."""
+        return tuple(name for name in self.wanted if not any(_is(name, known) for known in self.names))
 
 
 def named_files(job: Job, given: NamedFiles) -> tuple[NamedFiles, ...]:
     """The files to be looked at: the `given` ones, and in the place of those that are not what `job` names.
 
-    Where it names those of each member, they are all that lie here.
+    Where it names those of each member, they are all that lie here, and those of an observer and an operator.
     """
     own, ca = job.security, given.ca or job.security.ca
     if given.certificate is not None or given.key is not None or own.certificate is None:
         return (replace(given, ca=ca),)
-    members = {member_name(role, rank): dns_name(member_name(role, rank), job.name) for role, rank in _members(job)}
     files = [
-        NamedFiles(ca, _of_member(own.certificate, member), _of_member(own.key, member), given.name or name)
-        for member, name in members.items()
+        NamedFiles(
+            ca,
+            _of_member(own.certificate, each.identity.member),
+            _of_member(own.key, each.identity.member),
+            given.wanted or (*each.names, each.identity.path),
+        )
+        for each in certified(job)
     ]
     here = tuple(each for each in files if each.certificate is not None and each.certificate.exists())
     if _of_member(own.certificate, "") == own.certificate or not here:
-        return (NamedFiles(ca, own.certificate, own.key, given.name),)
+        return (NamedFiles(ca, own.certificate, own.key, given.wanted),)
     return here
 
 
-def _members(job: Job) -> Iterator[tuple[str, int]]:
-    yield from (("server", index) for index in range(job.servers))
-    yield from (("worker", rank) for rank in range(job.cluster.workers))
+def _is(name: str, known: str) -> bool:
+    return known.endswith(name) if name.startswith("/") else known == name
 
 
 def _of_member(path: Path | None, member: str) -> Path | None:
@@ -109,7 +117,7 @@ def _facts(files: NamedFiles) -> list[CertificateFacts]:
                 names=_names(own),
                 fits_key=None if files.key is None else _fits_key(own, files.key),
                 fits_authority=None if authority is None else _is_issued(own, authority),
-                name=files.name,
+                wanted=files.wanted,
             )
         found.append(facts)
     return found
@@ -128,9 +136,9 @@ def check_certificates(found: Iterable[CertificateFacts], now: datetime, where: 
         if facts.fits_authority is False:
             text = f"{facts.path}: the authority beside it has not issued it"
             yield fails("certificates", where, text, "name the authority's certificate that has")
-        if facts.name is not None and facts.name not in facts.names:
-            text = f"{facts.path}: is for {', '.join(facts.names) or 'none'}, not for {facts.name}"
-            yield fails("certificates", where, text, "have one made for this name")
+        if facts.lacks:
+            text = f"{facts.path}: is for {', '.join(facts.names) or 'none'}, not for {', '.join(facts.lacks)}"
+            yield fails("certificates", where, text, "have one made for this, as by `taihu certs`")
 
 
 def _check_dates(

@@ -50,7 +50,12 @@ class Identity:
     @property
     def uri(self) -> str:
         """As a certificate holds it."""
-        return f"spiffe://{self.domain}/taihu/{self.job}/{self.role}/{self.name}"
+        return f"spiffe://{self.domain}{self.path}"
+
+    @property
+    def path(self) -> str:
+        """The URI without its domain, which is free."""
+        return f"/taihu/{self.job}/{self.role}/{self.name}"
 
     def __str__(self) -> str:
         return f"{self.role} {self.name} of job {self.job!r}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from support.certificates import TestAuthority
+from support.certificates import MEMBERS, TestAuthority
 
 from taihu.doctor.certificates import NamedFiles, certificate_facts, check_certificates, named_files
 from taihu.job import Job
@@ -27,7 +27,7 @@ class Made:
 
     def files(self, name: str | None = None) -> NamedFiles:
         files = self.ours.files("worker/0")
-        return NamedFiles(files.ca, files.certificate, files.key, name)
+        return NamedFiles(files.ca, files.certificate, files.key, () if name is None else (name,))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,8 @@ def test_the_facts_are_those_of_the_file(made: Made) -> None:
 
 def test_the_files_are_those_of_the_job_where_no_others_are_given(made: Made, tmp_path: Path) -> None:
     job = Job.model_validate({"cluster": {"workers": 2, "servers": 1}, "security": made.ours.settings()})
-    assert named_files(job, NamedFiles()) == (made.files(NAME),), "worker 0's alone lie here"
+    both = (NAME, "/taihu/taihu/worker/0")
+    assert named_files(job, NamedFiles()) == (replace(made.files(), wanted=both),), "worker 0's alone lie here"
     given = NamedFiles(certificate=tmp_path / "own.pem", key=tmp_path / "own.key")
     assert named_files(job, given) == (replace(given, ca=made.files().ca),)
     assert named_files(Job(), given) == (given,)
@@ -98,3 +99,28 @@ def test_the_files_are_those_of_the_job_where_no_others_are_given(made: Made, tm
     (files,) = named_files(Job.model_validate({"security": elsewhere}), NamedFiles())
     (finding,) = found(files)
     assert re.match(r"fails: here: .*{member}\.pem: No such file", finding)
+
+
+def test_those_of_who_looks_on_are_looked_at_too(tmp_path: Path) -> None:
+    authority = TestAuthority(tmp_path / "all", Validity(NOW - 30 * DAY, NOW + 300 * DAY))
+    for place in MEMBERS:
+        authority.sign(place, validity=Validity(NOW - DAY, NOW + 30 * DAY))
+    job = Job.model_validate({"cluster": {"workers": 2, "servers": 1}, "security": authority.settings()})
+
+    def all_found(now: datetime = NOW) -> list[str]:
+        return [str(each) for each in check_certificates(certificate_facts(named_files(job, NamedFiles())), now)]
+
+    assert all_found() == []
+    expired = all_found(NOW + 31 * DAY)
+    assert {
+        name for name in MEMBERS if any(f"{name.replace('/', '-')}.pem: expired" in line for line in expired)
+    } == {*MEMBERS}
+    # An operator's in the place of an observer's, and one of another process that has the name of server 0 alone.
+    for name, other in (("observer-0", "operator-0"), ("server-0", "worker-0")):
+        for end in (".pem", "-key.pem"):
+            (authority.folder / f"{name}{end}").write_bytes((authority.folder / f"{other}{end}").read_bytes())
+    by_file = {line.split(".pem")[0].rpartition("/")[2]: line for line in all_found()}
+    assert set(by_file) == {"observer-0", "server-0"}
+    assert "not for /taihu/taihu/observer/0" in by_file["observer-0"]
+    for name in ("server-0.taihu.taihu", "coordinator.taihu.taihu", "/taihu/taihu/server/0"):
+        assert name in by_file["server-0"].partition("not for")[2]
