@@ -49,6 +49,16 @@ def test_every_process_gets_all_that_was_set(assignments: list[str]) -> None:
     assert not any("coordinator" in word or "cluster.workers" in word for word in handed_on)
 
 
+def test_every_process_gets_the_way_to_its_certificate() -> None:
+    shown = {"ca": "/c/ca.pem", "certificate": "/c/{member}.pem", "key": "/c/{member}-key.pem"}
+    job = bench_job([f"security.{key}={value}" for key, value in shown.items()], CLUSTER)
+    handed_on = bench_job([word.removeprefix("--set=") for word in assignments_of(job)], CLUSTER)
+    assert handed_on.security == job.security
+    assert job.is_encrypted
+    with pytest.raises(ConfigError, match=r"^--against grpc,tcp: connections beside gRPC know no TLS"):
+        exchange(against="grpc,tcp", assignments=[f"security.{key}={value}" for key, value in shown.items()])
+
+
 def test_a_bench_merges_layers_by_4_mb_unless_it_cannot() -> None:
     assert bench_job([], CLUSTER).exchange.plan == "bucket:4MB"
     assert bench_job(["exchange.plan=single"], CLUSTER).exchange.plan == "single"

@@ -33,7 +33,13 @@ from taihu.process.options import (
     stop_with_stdin,
 )
 from taihu.results import check_writable, read_json, write_json
-from taihu.settings import ClusterSettings, CompressionSettings, ExchangeSettings, OptimizerSettings
+from taihu.settings import (
+    ClusterSettings,
+    CompressionSettings,
+    ExchangeSettings,
+    OptimizerSettings,
+    SecuritySettings,
+)
 from taihu.wire.log import configure_logs
 from taihu.words import counted
 from worker.bench.exchange import Rounds, exchange_rounds
@@ -54,6 +60,7 @@ _USED: Final = {
     - {"warmup_steps", "warmup_epochs"},
     "train": frozenset({"seed", "precision", "loss_scale", "loss_scale_growth_steps"}),
     "cluster": frozenset(ClusterSettings.model_fields) - {"compute", "core_groups", "threads"},
+    "security": frozenset(SecuritySettings.model_fields),
 }
 
 
@@ -94,14 +101,22 @@ def exchange(
       taihu bench exchange --model resnet50 --servers 1 --workers 3
       taihu bench exchange --set compression.method=dlgs --set compression.density=0.01
       taihu bench exchange --workers 4 --set exchange.kind=ring --set exchange.transport=tcp --against grpc
+      taihu bench exchange --set security.ca=certs/ca.pem --set 'security.certificate=certs/{member}.pem' ...
       taihu bench exchange --role server --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
       taihu bench exchange --role worker --rank 0 --coordinator 10.0.0.1:7070     (on each worker's host)
     """  # noqa: D301
     cluster: dict[str, object] = {"servers": servers, "workers": workers, "coordinator": coordinator}
     job = bench_job(assignments or (), cluster, launched=role != "all", plan="per-layer" if blobs else "bucket:4MB")
     wanted = Rounds(rounds, warmup, _carriers(against))
+    if "tcp" in wanted.against and job.is_encrypted:
+        raise ConfigError(
+            f"--against {against}: connections beside gRPC know no TLS; time grpc alone, or leave security out"
+        )
     if wanted.against and role == "all" and job.shares_memory:
-        raise ConfigError(f"--against {against}: values lie in shared memory here; add --set exchange.transport=tcp")
+        other = "grpc" if job.is_encrypted else "tcp"
+        raise ConfigError(
+            f"--against {against}: values lie in shared memory here; add --set exchange.transport={other}"
+        )
     check_writable(json_file)
     interrupts = Interrupts()
     interrupts.install()

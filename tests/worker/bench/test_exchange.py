@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.certificates import MEMBERS, TestAuthority
 from support.cluster import Cluster, layout_of
 
 from taihu.cli.bench.exchange import bench_job
@@ -84,6 +86,20 @@ def test_sums_over_a_workers_own_gradients_do_not_grow_from_round_to_round() -> 
     """Doubled by each of 150 rounds they would be infinite, which ends a run."""
     results = measure(["exchange.kind=ring", "exchange.transport=grpc", "exchange.plan=single"], Rounds(150, 1))
     assert len(results["all_seconds"]["own"]) == 150
+
+
+def test_rounds_go_under_tls(tmp_path: Path) -> None:
+    authority = TestAuthority(tmp_path)
+    for place in (*MEMBERS, "server/1"):
+        authority.sign(place)
+    shown = [f"security.{key}={value}" for key, value in authority.settings().items()]
+    job = bench_job([*shown, "exchange.transport=grpc", "cluster.heartbeat_s=0.1"], CLUSTER)
+    with Cluster(job) as cluster, ThreadPoolExecutor(2) as pool:
+        workers = [pool.submit(exchange_rounds, cluster.job, rank, LAYOUT, Rounds(2, 1)) for rank in range(2)]
+        assert [worker.result(timeout=60)["path"] for worker in workers] == ["grpc", "grpc"]
+        for index, server in enumerate(cluster.servers):
+            labels = {"role": "server", "rank": str(index)}
+            assert server.metrics.registry.get_sample_value("taihu_tls_handshakes_total", labels)
 
 
 def test_carriers_take_turns() -> None:
