@@ -1,6 +1,6 @@
 """Attempts against a job that runs: each is refused, told and counted, and no bit of the job is another one for it.
 
-`pytest -s tests/security/test_strangers.py` prints the table.
+`python -m benchmarks.refusals` makes a table of them.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import socket
 import ssl
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -165,12 +164,11 @@ def test_every_attempt_is_refused_and_changes_nothing(
     ours: TestAuthority,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    record_property: Callable[[str, object], None],
 ) -> None:
     monkeypatch.setenv("TAIHU_TOKEN", TOKEN.reveal())
     others = TestAuthority(tmp_path / "others")
     others.sign("worker/1")
-    rows = []
     with capture_logs() as logs, two_workers(security=dict(ours.settings())) as (cluster, members):
         address = members[0].addresses[0]
         hashes = [step(members, 1)]
@@ -187,12 +185,10 @@ def test_every_attempt_is_refused_and_changes_nothing(
                 (entry,) = [each for each in logs[told:] if each["event"] == "call refused"]
                 assert entry["method"] == attempt.call[0]
                 assert TOKEN.reveal() not in str(entry)
-            rows.append((attempt.name, error.code().name, attempt.reason))
+            record_property(attempt.name, f"{error.code().name} {attempt.reason}")
         hashes += [step(members, number) for number in (2, 3, 4)]
         assert fetch_status(address, 20, ours.security("observer/0", TOKEN)).job == "taihu"
     assert hashes == undisturbed
-    with capfd.disabled():
-        sys.stdout.write("\n" + "".join("{:40} {:20} {}\n".format(*row) for row in rows))
 
 
 def _counted(cluster: Cluster, attempt: Attempt) -> float:

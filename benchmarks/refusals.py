@@ -1,0 +1,78 @@
+"""Attempts of strangers against a job in the middle of its run: `python -m benchmarks.refusals`.
+
+Runs the test that makes them (`tests/security/test_strangers.py`), which also shows that each is counted and that the
+job's bits stay what they are, and prints what each met with; --docs puts the table into a page, between its markers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree
+
+from benchmarks.rows import in_page
+
+__all__ = ["attempts_in", "table"]
+
+_ROOT: Final = Path(__file__).parents[1]
+_TEST: Final = "tests/security/test_strangers.py::test_every_attempt_is_refused_and_changes_nothing"
+_PAGE: Final = "refused by benchmarks.refusals"
+_HEAD: Final = """\
+| attempt | status | refused because of |
+|---|---|---|"""
+
+
+def attempts_in(report: str) -> list[tuple[str, str, str]]:
+    """The name, status and reason of each attempt, from the test's report in JUnit's form."""
+    # The report is one that pytest has just written.
+    found = ElementTree.fromstring(report).iter("property")  # noqa: S314
+    return [(each.attrib["name"], *_parts(each.attrib["value"])) for each in found]
+
+
+def _parts(value: str) -> tuple[str, str]:
+    status, reason = value.split()
+    return status, reason
+
+
+def table(attempts: Iterable[tuple[str, str, str]]) -> str:
+    """The attempts as Markdown."""
+    rows = (
+        f"| {name} | {status} | {'TLS' if reason == 'handshake' else f'`{reason}`'} |"
+        for name, status, reason in attempts
+    )
+    return "\n".join([_HEAD, *rows])
+
+
+def main() -> None:
+    """Try all of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n0",
+            "-o",
+            "junit_family=xunit1",
+            f"--junitxml={report}",
+            _TEST,
+        ]
+        if subprocess.run(command, check=False, cwd=_ROOT, stdout=sys.stderr).returncode:
+            raise SystemExit("error: an attempt was not refused, or the test could not be run")
+        text = table(attempts_in(report.read_text()))
+    print(text)
+    if options.docs is not None:
+        options.docs.write_text(in_page(options.docs.read_text(), _PAGE, text))
+
+
+if __name__ == "__main__":
+    main()
