@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.certificates import alternative_names
 
 from taihu.security.certificates import identity_in
 
@@ -29,12 +30,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def names(path: Path) -> list[tuple[str, str]]:
-    """The alternative names that OpenSSL reads from a certificate."""
-    decoded: dict[str, list[tuple[str, str]]] = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
-    return [tuple(name) for name in decoded["subjectAltName"]]  # type: ignore[misc]
-
-
 def test_a_job_gets_an_authority_and_a_certificate_for_each_process(make: Make, tmp_path: Path) -> None:
     shown = make(tmp_path / "certs", "--servers", "1", "--hosts", "node1,10.0.0.1", "--also", "observer/grafana")
     folder = tmp_path / "certs"
@@ -50,21 +45,21 @@ def test_a_job_gets_an_authority_and_a_certificate_for_each_process(make: Make, 
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             folder / f"{member}.pem", folder / f"{member}-key.pem"
         )
-    assert names(folder / "server-0.pem") == [
+    assert alternative_names(folder / "server-0.pem") == [
         ("URI", "spiffe://taihu/taihu/taihu/server/0"),
         ("DNS", "server-0.taihu.taihu"),
         ("DNS", "coordinator.taihu.taihu"),
         ("DNS", "node1"),
         ("IP Address", "10.0.0.1"),
     ]
-    assert ("DNS", "coordinator.taihu.taihu") not in names(folder / "worker-0.pem")
+    assert ("DNS", "coordinator.taihu.taihu") not in alternative_names(folder / "worker-0.pem")
     assert f'certificate = "{folder}/{{member}}.pem"' in shown
 
 
 def test_in_a_ring_worker_0_coordinates(make: Make, tmp_path: Path) -> None:
     make(tmp_path, "--exchange", "ring")
     assert not (tmp_path / "server-0.pem").exists()
-    assert ("DNS", "coordinator.taihu.taihu") in names(tmp_path / "worker-0.pem")
+    assert ("DNS", "coordinator.taihu.taihu") in alternative_names(tmp_path / "worker-0.pem")
 
 
 def test_what_is_good_stays(make: Make, tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.certificates import alternative_names
 from support.tests_deploy import Object, Write, objects_of, problems, settings_of
 
 from taihu.errors import ConfigError
@@ -61,12 +61,6 @@ def mounted(pod: Object) -> dict[str, tuple[str, str]]:
     }
 
 
-def names(path: Path) -> list[tuple[str, str]]:
-    """The alternative names that OpenSSL reads from a certificate."""
-    decoded: dict[str, list[tuple[str, str]]] = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
-    return [tuple(name) for name in decoded["subjectAltName"]]  # type: ignore[misc]
-
-
 @pytest.mark.parametrize("source", ["--tls-secret", "--issuer"])
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
 def test_each_pod_is_taken_for_who_it_is_by_what_it_mounts(
@@ -118,7 +112,9 @@ def test_each_pod_is_taken_for_who_it_is_by_what_it_mounts(
         host = "worker-0" if ring else "server-0"
         assert [each for each, known in asked.items() if ("DNS", "coordinator.mine.taihu") in known] == [host]
         # What an authority of cert-manager is asked for is what ours issues.
-        assert asked == {each: names(made / f"{each}.pem") for each in (*expected, "observer-0", "operator-0")}
+        assert asked == {
+            each: alternative_names(made / f"{each}.pem") for each in (*expected, "observer-0", "operator-0")
+        }
         assert {tuple(spec["usages"]) for spec in secrets.values()} == {
             ("digital signature", "server auth", "client auth")
         }

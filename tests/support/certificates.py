@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ from taihu.security.identity import COORDINATOR, Identity, dns_name
 from taihu.security.security import Security
 from taihu.security.token import Token
 
-__all__ = ["DAY", "MEMBERS", "TestAuthority"]
+__all__ = ["DAY", "MEMBERS", "TestAuthority", "alternative_names"]
 
 MEMBERS = ("server/0", "worker/0", "worker/1", "observer/0", "operator/0")
 _NOW = datetime.now(UTC)
@@ -57,3 +58,9 @@ class TestAuthority:
     ) -> Security:
         """The means by which `place` shows who it is."""
         return Security(job, self.files(place, ca), token=token)
+
+
+def alternative_names(path: Path) -> list[tuple[str, str]]:
+    """The alternative names that OpenSSL reads from a certificate."""
+    decoded: dict[str, list[tuple[str, str]]] = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
+    return [tuple(name) for name in decoded["subjectAltName"]]  # type: ignore[misc]
