@@ -108,7 +108,7 @@ def compose(job: Path, image: str) -> Iterator[Started]:
         subprocess.run([*_COMPOSE, *arguments], check=True, capture_output=True, env=environment)
 
     try:
-        run("up", "-d", "server", "worker")
+        run("up", "-d", "certs", "server", "worker")
         names = _output("podman", "ps", "-a", "--format", "{{.Names}}").split()
         found = sorted(name.split("_") for name in names if name.startswith(("taihu_server_", "taihu_worker_")))
         containers = {f"{role} {int(number) - 1}": "_".join((group, role, number)) for group, role, number in found}

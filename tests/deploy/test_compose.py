@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -75,6 +77,20 @@ def test_the_image_has_places_for_volumes_that_its_user_may_write() -> None:
     assert made == ["/runs /checkpoints /certificates"]
 
 
+def await_file(awaited: Path) -> None:
+    """The image's entrypoint starts its program once the file is there, and sleeps before that."""
+    folder, aside = awaited.parent / "bin", awaited.with_suffix(".aside")
+    folder.mkdir(exist_ok=True)
+    for name, text in (("taihu", f"ls {awaited}"), ("sleep", f"mv {aside} {awaited}")):
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    environment = {"PATH": path, "NUMBA_CACHE_DIR": str(folder), "AWAITED_FILE": str(awaited)}
+    awaited.rename(aside)
+    done = subprocess.run([DEPLOY / "entrypoint"], check=True, env=environment, capture_output=True, text=True)
+    assert done.stdout == f"{awaited}\n"
+
+
 def test_each_container_finds_the_certificate_that_was_made_for_it(
     run_certs: Certs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +107,11 @@ def test_each_container_finds_the_certificate_that_was_made_for_it(
             assert code == 0, error
             continue
         assert "certificates:/certificates:ro" in found[name]["volumes"]
-        assert found[name]["depends_on"] == {"certs": {"condition": "service_completed_successfully"}}
+        # Podman starts no container again whose dependency has ended, so the image waits for what is made last.
+        assert "depends_on" not in found[name]
+        awaited = folder / Path(settings["AWAITED_FILE"]).relative_to(command[-1])
+        assert awaited.stat().st_mtime_ns == max(path.stat().st_mtime_ns for path in folder.glob("*.pem"))
+        await_file(awaited)
         job = resolve_job(DEPLOY / "job.toml", (), {})
         assert job.security.required
         for rank in range(int(found[name]["scale"])):

@@ -69,6 +69,8 @@ def test_a_run_can_be_watched_from_outside(start: Start, taihu: Taihu, tmp_path:
     assert value(shown, "taihu_state_bytes") > 0
     assert value(shown, "taihu_connected_workers") == 1
     assert value(page(worker_metrics), "taihu_wait_seconds_count") > 0
+    for port in (server_metrics, worker_metrics):
+        assert [page(port, path) for path in ("/healthz", "/readyz")] == ["ok\n", "ok\n"]
     with grpc.insecure_channel(address) as channel:
         for service in ("", "taihu.v1.ParameterServerService", "taihu.v1.CoordinatorService"):
             request = health_pb2.HealthCheckRequest(service=service)

@@ -91,10 +91,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def page(port: int) -> str:
-    """The /metrics page of a daemon on this machine; empty while there is none."""
+def page(port: int, path: str = "/metrics") -> str:
+    """A page of a daemon on this machine; empty while there is none, or its status is not 200."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
             text: str = answer.read().decode()
             return text
     except OSError:
