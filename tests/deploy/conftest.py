@@ -1,4 +1,4 @@
-"""What several tests of manifests have in common."""
+"""Fixtures that several tests of manifests share."""
 
 from __future__ import annotations
 
