@@ -307,7 +307,9 @@ def test_a_pod_may_do_nothing_that_it_needs_not(write: Write, tmp_path: Path) ->
                 assert container[probe]["httpGet"] == {"path": path, "port": 9400}
 
 
-@pytest.mark.parametrize(("folder", "flags"), [("base", ()), ("jobset", ("--jobset",))])
+@pytest.mark.parametrize(
+    ("folder", "flags"), [("base", ()), ("jobset", ("--jobset",)), ("cert-manager", ("--issuer", "taihu"))]
+)
 def test_the_committed_folders_are_what_the_command_writes(
     folder: str, flags: tuple[str, ...], write: Write, tmp_path: Path
 ) -> None:

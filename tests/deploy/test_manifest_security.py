@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.certificates import alternative_names
-from support.tests_deploy import Object, Write, objects_of, problems, settings_of
+from support.tests_deploy import DEPLOY, Object, Write, objects_of, problems, settings_of
 
 from taihu.errors import ConfigError
 from taihu.job import Job
@@ -145,6 +145,18 @@ def test_the_ports_of_pods_are_open_and_no_others(flags: tuple[str, ...], write:
         assert listening == opened == ({7070, 9400, 7071} if "--direct-port" in flags else {7070, 9400})
         probes = [pod["containers"][0][f"{name}Probe"] for name in ("startup", "liveness", "readiness")]
         assert {probe["httpGet"]["port"] for probe in probes} == {9400}
+
+
+def test_the_overlay_has_the_issuer_that_certificates_ask_for() -> None:
+    objects = objects_of((DEPLOY / "k8s" / "overlays" / "cert-manager" / "issuers.yaml").read_text())
+    assert problems(objects) == []
+    issuers = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Issuer"}
+    (authority,) = [item["spec"] for item in objects if item["kind"] == "Certificate"]
+    asking = objects_of((DEPLOY / "k8s" / "cert-manager" / "certificate.yaml").read_text())
+    assert {item["spec"]["issuerRef"]["name"] for item in asking} == {"taihu"}
+    assert issuers["taihu"] == {"ca": {"secretName": authority["secretName"]}}
+    assert "selfSigned" in issuers[authority["issuerRef"]["name"]]
+    assert authority["isCA"]
 
 
 def test_what_is_wrong_with_a_certificate_is_found(write: Write, tmp_path: Path) -> None:
