@@ -20,6 +20,7 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 
 if TYPE_CHECKING:
     from support.daemons import Start
+    from support.tests_deploy import Write
 
     from taihu.checkpoint.places import Place
 
@@ -210,6 +211,27 @@ def run_simulate(capsys: pytest.CaptureFixture[str]) -> Command:
     from taihu.cli.simulation.command import simulate
 
     return _command(simulate, capsys)
+
+
+@pytest.fixture
+def write_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """`taihu manifest` in an empty folder, in this process; returns what it prints."""
+    import typer
+    from typer.testing import CliRunner
+
+    from taihu.cli.manifest import manifest_command
+
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    app.command()(manifest_command)
+
+    def write(*arguments: str) -> str:
+        done = CliRunner().invoke(app, arguments)
+        if done.exception is not None:
+            raise done.exception
+        return done.stdout
+
+    return write
 
 
 @pytest.fixture(params=["folder", "file", "memory"])

@@ -90,13 +90,13 @@ def nodes_of(objects: list[Object]) -> Object:
 @pytest.mark.parametrize("kind", ["", "--jobset", "--trainjob"])
 @pytest.mark.parametrize("servers", [0, 2])
 def test_workers_run_a_script_whose_gradients_come_back(
-    kind: str, servers: int, write: Write, tmp_path: Path
+    kind: str, servers: int, write_manifest: Write, tmp_path: Path
 ) -> None:
     (tmp_path / "job.toml").write_text("name = 'mine'\n")
     (tmp_path / "train.py").write_text("import taihu.torch\n")
     flags = [*([kind] if kind else []), *(["--servers", str(servers)] if servers else [])]
     words = ("--script", "train.py", "--script-arguments", "--name 'two words'")
-    objects = objects_of(write("job.toml", "--workers", "3", *flags, *words))
+    objects = objects_of(write_manifest("job.toml", "--workers", "3", *flags, *words))
     assert problems(objects) == []
     understood = Job.model_validate(environment_overrides(settings_of(objects)))
     assert (understood.exchange.returns, understood.servers, understood.cluster.workers) == (
@@ -155,9 +155,9 @@ def test_a_trainjob_is_valid_and_means_the_job(*, servers: int, workers: int, sh
     assert ("TAIHU_RUN__DIR" in settings_of(objects)) is shared
 
 
-def test_what_is_wrong_with_a_trainjob_is_found(write: Write, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_trainjob_is_found(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("")
-    text = write("job.toml", "--trainjob")
+    text = write_manifest("job.toml", "--trainjob")
     assert problems(objects_of(text)) == []
     for right, wrong in (
         ("numNodes", "numNode"),
@@ -171,18 +171,18 @@ def test_what_is_wrong_with_a_trainjob_is_found(write: Write, tmp_path: Path) ->
         assert problems(objects_of(text.replace(right, wrong))), wrong
 
 
-def test_a_script_may_lie_in_the_image(write: Write, tmp_path: Path) -> None:
+def test_a_script_may_lie_in_the_image(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("")
-    objects = objects_of(write("job.toml", "--script", "/app/train.py", "--image", "mine"))
+    objects = objects_of(write_manifest("job.toml", "--script", "/app/train.py", "--image", "mine"))
     for job in jobs_of(objects):
         (container,) = job["template"]["spec"]["containers"]
         assert (container["args"], container["image"]) == (["/app/train.py"], "mine")
 
 
-def test_a_port_beside_grpc_is_asked_for_only_when_named(write: Write, tmp_path: Path) -> None:
+def test_a_port_beside_grpc_is_asked_for_only_when_named(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("name = 'big'\n")
     for arguments, expected in (([], {7070, 9400}), (["--direct-port", "7071"], {7070, 7071, 9400})):
-        objects = objects_of(write("job.toml", *arguments))
+        objects = objects_of(write_manifest("job.toml", *arguments))
         assert problems(objects) == []
         assert {port["port"] for port in by_kind(objects, "Service")["spec"]["ports"]} == expected
         (container,) = by_kind(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"]
@@ -190,9 +190,9 @@ def test_a_port_beside_grpc_is_asked_for_only_when_named(write: Write, tmp_path:
         assert settings_of(objects).get("TAIHU_DIRECT_PORT") == ("7071" if arguments else None)
 
 
-def test_counts_reach_objects_and_pods(write: Write, tmp_path: Path) -> None:
+def test_counts_reach_objects_and_pods(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("name = 'big'\n[train]\nsteps = 7\n")
-    objects = objects_of(write("job.toml", "--workers", "64", "--servers", "8", "--set", "train.batch=16"))
+    objects = objects_of(write_manifest("job.toml", "--workers", "64", "--servers", "8", "--set", "train.batch=16"))
     assert problems(objects) == []
     assert by_kind(objects, "StatefulSet")["spec"]["replicas"] == 8
     for count, job in zip((1, 63), jobs_of(objects), strict=True):
@@ -211,10 +211,10 @@ def test_counts_reach_objects_and_pods(write: Write, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--jobset",), ("--run-claim", "mine")], ids=" ".join)
 def test_worker_0_alone_mounts_the_volume_that_keeps_the_results(
-    flags: tuple[str, ...], write: Write, tmp_path: Path
+    flags: tuple[str, ...], write_manifest: Write, tmp_path: Path
 ) -> None:
     (tmp_path / "job.toml").write_text("")
-    objects = objects_of(write("job.toml", *flags))
+    objects = objects_of(write_manifest("job.toml", *flags))
     claims = [item for item in objects if item["kind"] == "PersistentVolumeClaim"]
     name = "mine" if "mine" in flags else "taihu-runs"
     assert [(claim["metadata"]["name"], claim["spec"]["accessModes"]) for claim in claims] == (
@@ -231,10 +231,10 @@ def test_worker_0_alone_mounts_the_volume_that_keeps_the_results(
 
 @pytest.mark.parametrize("flags", [(), ("--jobset",), ("--exchange", "ring")], ids=" ".join)
 def test_with_a_volume_for_checkpoints_pods_are_started_again(
-    flags: tuple[str, ...], write: Write, tmp_path: Path
+    flags: tuple[str, ...], write_manifest: Write, tmp_path: Path
 ) -> None:
     (tmp_path / "job.toml").write_text("[checkpoint]\nrestarts = 9\n")
-    objects = objects_of(write("job.toml", *flags, "--checkpoint-claim", "shared"))
+    objects = objects_of(write_manifest("job.toml", *flags, "--checkpoint-claim", "shared"))
     assert problems(objects) == []
     pods = [job["template"]["spec"] for job in jobs_of(objects)]
     pods += [item["spec"]["template"]["spec"] for item in objects if item["kind"] == "StatefulSet"]
@@ -254,18 +254,18 @@ def test_with_a_volume_for_checkpoints_pods_are_started_again(
         assert by_kind(objects, "JobSet")["spec"]["failurePolicy"] == {"maxRestarts": 9}
 
 
-def test_a_job_that_keeps_nothing_has_no_volume(write: Write, tmp_path: Path) -> None:
+def test_a_job_that_keeps_nothing_has_no_volume(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[run]\ndir = 'none'\n")
-    text = write("job.toml", "--workers", "1")
+    text = write_manifest("job.toml", "--workers", "1")
     assert "PersistentVolumeClaim" not in text
     assert "TAIHU_RUN__DIR" not in text
     assert problems(objects_of(text)) == []
     assert [job["completions"] for job in jobs_of(objects_of(text))] == [1]
 
 
-def test_a_jobset_succeeds_with_its_workers(write: Write, tmp_path: Path) -> None:
+def test_a_jobset_succeeds_with_its_workers(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("")
-    objects = objects_of(write("job.toml", "--jobset"))
+    objects = objects_of(write_manifest("job.toml", "--jobset"))
     spec = by_kind(objects, "JobSet")["spec"]
     assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["first", "worker"]}
     assert [(each["name"], each["template"]["spec"]["completions"]) for each in spec["replicatedJobs"]] == [
@@ -275,9 +275,9 @@ def test_a_jobset_succeeds_with_its_workers(write: Write, tmp_path: Path) -> Non
     ]
 
 
-def test_ranks_come_from_the_completion_index_and_the_ordinal(write: Write, tmp_path: Path) -> None:
+def test_ranks_come_from_the_completion_index_and_the_ordinal(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("")
-    objects = objects_of(write("job.toml"))
+    objects = objects_of(write_manifest("job.toml"))
     (server,) = by_kind(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"]
     fields = {
         item["name"]: item["valueFrom"]["fieldRef"]["fieldPath"] for item in server["env"] if "valueFrom" in item
@@ -290,9 +290,9 @@ def test_ranks_come_from_the_completion_index_and_the_ordinal(write: Write, tmp_
     assert rank_from_environment({"TAIHU_RANK": "1", "JOB_COMPLETION_INDEX": "5"}, "server") == 1
 
 
-def test_a_pod_may_do_nothing_that_it_needs_not(write: Write, tmp_path: Path) -> None:
+def test_a_pod_may_do_nothing_that_it_needs_not(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("")
-    for item in objects_of(write("job.toml")):
+    for item in objects_of(write_manifest("job.toml")):
         if item["kind"] in ("Job", "StatefulSet"):
             pod = item["spec"]["template"]["spec"]
             (container,) = pod["containers"]
@@ -311,10 +311,10 @@ def test_a_pod_may_do_nothing_that_it_needs_not(write: Write, tmp_path: Path) ->
     ("folder", "flags"), [("base", ()), ("jobset", ("--jobset",)), ("cert-manager", ("--issuer", "taihu"))]
 )
 def test_the_committed_folders_are_what_the_command_writes(
-    folder: str, flags: tuple[str, ...], write: Write, tmp_path: Path
+    folder: str, flags: tuple[str, ...], write_manifest: Write, tmp_path: Path
 ) -> None:
     job = str(DEPLOY / "job.toml")
-    assert "kubectl apply -k out" in write(job, "--name", "taihu", *flags, "--out", "out")
+    assert "kubectl apply -k out" in write_manifest(job, "--name", "taihu", *flags, "--out", "out")
     written = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
     assert written == {path.name: path.read_text() for path in (DEPLOY / "k8s" / folder).iterdir()}
     assert (
@@ -323,9 +323,9 @@ def test_the_committed_folders_are_what_the_command_writes(
     )
 
 
-def test_what_is_wrong_with_an_object_is_found(write: Write, tmp_path: Path) -> None:
+def test_what_is_wrong_with_an_object_is_found(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("")
-    text = write("job.toml", "--jobset")
+    text = write_manifest("job.toml", "--jobset")
     for right, wrong in (
         ("completionMode", "completionsMode"),
         ("successPolicy", "succesPolicy"),
@@ -336,31 +336,34 @@ def test_what_is_wrong_with_an_object_is_found(write: Write, tmp_path: Path) -> 
         assert problems(objects_of(text.replace(right, wrong))), wrong
 
 
-def test_a_model_of_ones_own_goes_along(write: Write, tmp_path: Path) -> None:
+def test_a_model_of_ones_own_goes_along(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "mine.py").write_text("def build(shape, classes): ...\n")
     (tmp_path / "job.toml").write_text("[model]\nname = 'models/mine.py:build'\n")
-    objects = objects_of(write("job.toml"))
+    objects = objects_of(write_manifest("job.toml"))
     (files,) = [item["data"] for item in objects if item["metadata"]["name"].endswith("-job")]
     assert files["mine.py"].startswith("def build")
     assert settings_of(objects)["TAIHU_MODEL__NAME"] == "mine.py:build"
 
 
-def test_a_function_of_ones_own_data_goes_along(write: Write, tmp_path: Path) -> None:
+def test_a_function_of_ones_own_data_goes_along(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def load(path): ...\n")
     (tmp_path / "job.toml").write_text("[data]\nname = './mine.py:load'\npath = 'here'\n")
-    objects = objects_of(write("job.toml", "--data-claim", "numbers"))
+    objects = objects_of(write_manifest("job.toml", "--data-claim", "numbers"))
     (files,) = [item["data"] for item in objects if item["metadata"]["name"].endswith("-job")]
     assert files["mine.py"].startswith("def load")
     seen = settings_of(objects)
     assert (seen["TAIHU_DATA__NAME"], seen["TAIHU_DATA__PATH"]) == ("mine.py:load", "/data")
 
 
-def test_data_of_ones_own_lie_in_the_claim(write: Write, tmp_path: Path) -> None:
+def test_data_of_ones_own_lie_in_the_claim(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[data]\nname = '~/sets/train.npz'\n")
-    assert settings_of(objects_of(write("job.toml", "--data-claim", "c")))["TAIHU_DATA__NAME"] == "/data/train.npz"
+    assert (
+        settings_of(objects_of(write_manifest("job.toml", "--data-claim", "c")))["TAIHU_DATA__NAME"]
+        == "/data/train.npz"
+    )
     with pytest.raises(ConfigError, match="give its --data-claim"):
-        write("job.toml")
+        write_manifest("job.toml")
 
 
 @pytest.mark.parametrize(
@@ -385,13 +388,13 @@ def test_data_of_ones_own_lie_in_the_claim(write: Write, tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_deployed_is_said_in_a_line(
-    arguments: tuple[str, ...], expected: str, write: Write, tmp_path: Path
+    arguments: tuple[str, ...], expected: str, write_manifest: Write, tmp_path: Path
 ) -> None:
     (tmp_path / "job.toml").write_text("")
     (tmp_path / "data.toml").write_text("[data]\nname = 'fashion-mnist'\n")
     (tmp_path / "big.py").write_text("#" * 1_000_000)
     with pytest.raises(ConfigError, match=re.escape(expected)):
-        write(*arguments)
+        write_manifest(*arguments)
 
 
 @given(st.text(CHARACTERS, max_size=60))

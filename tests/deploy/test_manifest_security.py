@@ -17,7 +17,13 @@ from taihu.launch.kubernetes.options import CERTIFICATES
 from taihu.security.identity import Role
 
 Certs = Callable[..., tuple[int, str, str]]
-KINDS = ([], ["--jobset"], ["--trainjob"], ["--exchange", "ring"], ["--jobset", "--exchange", "ring"])
+KINDS: tuple[list[str], ...] = (
+    [],
+    ["--jobset"],
+    ["--trainjob"],
+    ["--exchange", "ring"],
+    ["--jobset", "--exchange", "ring"],
+)
 # Together in one process, as the models of Kubernetes' objects take seconds to import.
 pytestmark = pytest.mark.xdist_group("kubernetes")
 
@@ -64,11 +70,11 @@ def mounted(pod: Object) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize("source", ["--tls-secret", "--issuer"])
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
 def test_each_pod_is_taken_for_who_it_is_by_what_it_mounts(
-    source: str, kind: list[str], write: Write, run_certs: Certs, tmp_path: Path
+    source: str, kind: list[str], write_manifest: Write, run_certs: Certs, tmp_path: Path
 ) -> None:
     (tmp_path / "job.toml").write_text("name = 'mine'\n")
     flags = ["--workers", "3", *([] if "ring" in kind else ["--servers", "2"])]
-    objects = objects_of(write("job.toml", *flags, *kind, source, "tls"))
+    objects = objects_of(write_manifest("job.toml", *flags, *kind, source, "tls"))
     assert problems(objects) == []
     made = tmp_path / "made"
     ring = kind[-2:] if "ring" in kind else []
@@ -120,17 +126,19 @@ def test_each_pod_is_taken_for_who_it_is_by_what_it_mounts(
         }
 
 
-def test_without_a_secret_nothing_is_mounted_or_demanded(write: Write, tmp_path: Path) -> None:
+def test_without_a_secret_nothing_is_mounted_or_demanded(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("")
-    text = write("job.toml")
+    text = write_manifest("job.toml")
     assert "certificates" not in text
     assert "TAIHU_SECURITY" not in text
 
 
 @pytest.mark.parametrize("flags", [(), ("--jobset",), ("--trainjob",), ("--direct-port", "7071")], ids=" ".join)
-def test_the_ports_of_pods_are_open_and_no_others(flags: tuple[str, ...], write: Write, tmp_path: Path) -> None:
+def test_the_ports_of_pods_are_open_and_no_others(
+    flags: tuple[str, ...], write_manifest: Write, tmp_path: Path
+) -> None:
     (tmp_path / "job.toml").write_text("")
-    objects = objects_of(write("job.toml", *flags))
+    objects = objects_of(write_manifest("job.toml", *flags))
     policies = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "NetworkPolicy"}
     labels = {"app.kubernetes.io/name": "taihu", "app.kubernetes.io/instance": "taihu"}
     members = {"podSelector": {"matchLabels": labels}}
@@ -159,9 +167,9 @@ def test_the_overlay_has_the_issuer_that_certificates_ask_for() -> None:
     assert authority["isCA"]
 
 
-def test_what_is_wrong_with_a_certificate_is_found(write: Write, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_certificate_is_found(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("")
-    text = write("job.toml", "--issuer", "ClusterIssuer/ca")
+    text = write_manifest("job.toml", "--issuer", "ClusterIssuer/ca")
     assert "kind: ClusterIssuer" in text
     assert problems(objects_of(text)) == []
     for right, wrong in (
@@ -187,8 +195,8 @@ def test_what_is_wrong_with_a_certificate_is_found(write: Write, tmp_path: Path)
     ],
 )
 def test_certificates_that_cannot_be_had_are_told_of(
-    arguments: tuple[str, ...], expected: str, write: Write, tmp_path: Path
+    arguments: tuple[str, ...], expected: str, write_manifest: Write, tmp_path: Path
 ) -> None:
     (tmp_path / "job.toml").write_text("")
     with pytest.raises(ConfigError, match=expected):
-        write("job.toml", *arguments)
+        write_manifest("job.toml", *arguments)
