@@ -101,7 +101,7 @@ def exchange(
       taihu bench exchange --model resnet50 --servers 1 --workers 3
       taihu bench exchange --set compression.method=dlgs --set compression.density=0.01
       taihu bench exchange --workers 4 --set exchange.kind=ring --set exchange.transport=tcp --against grpc
-      taihu bench exchange --set security.ca=certs/ca.pem --set 'security.certificate=certs/{member}.pem' ...
+      taihu bench exchange --set security.ca=ca.pem     (and certificate and key likewise: docs/security.md)
       taihu bench exchange --role server --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
       taihu bench exchange --role worker --rank 0 --coordinator 10.0.0.1:7070     (on each worker's host)
     """  # noqa: D301
