@@ -33,10 +33,11 @@ from typing import Any, Final
 
 import yaml
 from play import container_of, network_for, play, pods_of
+from pods import secret
 
 from benchmarks.rows import in_page, load_rows, save_rows
 
-__all__ = ["WAYS", "Started", "drill_job", "first_after", "table"]
+__all__ = ["WAYS", "Started", "compose", "drill_job", "finished", "first_after", "pods", "table"]
 
 _ROOT: Final = Path(__file__).parents[1]
 _COMPOSE: Final = ("podman-compose", "-f", str(_ROOT / "deploy" / "compose.yaml"))
@@ -45,6 +46,7 @@ _TIMEOUT_S: Final = 300.0
 _LOOK_S: Final = 0.05
 _POD_ENDS_S: Final = 15.0
 _NAME: Final = "drill"
+_FILES: Final = "drill-tls"
 
 
 @dataclass(frozen=True)
@@ -118,11 +120,13 @@ def compose(job: Path, image: str) -> Iterator[Started]:
 
 
 @contextmanager
-def pods(job: Path, image: str) -> Iterator[Started]:
-    """The job as pods that recover; nothing of it is left at the end."""
-    claims = ("--checkpoint-claim", "taihu-kept", "--run-claim", "taihu-runs")
-    text = _output(sys.executable, "-P", "-m", "taihu", "manifest", str(job), "--name", _NAME, *claims)
+def pods(job: Path, image: str, *, certificates: Path | None = None) -> Iterator[Started]:
+    """The job as pods that recover, under TLS where there is a folder of certificates; nothing is left at the end."""
+    flags = ["--checkpoint-claim", "taihu-kept", "--run-claim", "taihu-runs"]
+    flags += [] if certificates is None else ["--tls-secret", _FILES]
+    text = _output(sys.executable, "-P", "-m", "taihu", "manifest", str(job), "--name", _NAME, *flags)
     objects = list(yaml.safe_load_all(text))
+    objects += [] if certificates is None else [secret(_FILES, certificates)]
     for item in objects:
         item.get("data", {}).pop("TAIHU_LINGER", None)
     made = pods_of(objects, image)
@@ -158,12 +162,22 @@ def lose_each(run: Started, kept: int, said: Callable[[Mapping[str, Any]], None]
             gone_on = _until(partial(_gone_on, run.folder, start), f"{member} {how}: no step since")
             rows.append({"member": member, "how": how, "step": step, "seconds": round(gone_on - start, 2)})
             said(rows[-1])
+    return rows, str(finished(run)["parameters_sha256"])
+
+
+def finished(run: Started) -> dict[str, Any]:
+    """The results of a run, as soon as it has ended.
+
+    Raises:
+        SystemExit: it does not end, or a worker ended otherwise than it should.
+    """
     _until(lambda: any(event["event"] == "finished" for event in _events(run.folder)), "the run did not finish")
     for container in (name for member, name in run.containers.items() if member.startswith("worker")):
         code = _output("podman", "wait", container).strip()
         if code != "0":
             raise SystemExit(f"error: {container} ended with exit code {code}")
-    return rows, str(json.loads((run.folder / "results.json").read_text())["parameters_sha256"])
+    results: dict[str, Any] = json.loads((run.folder / "results.json").read_text())
+    return results
 
 
 def _gone_on(folder: Path, start: float) -> float:

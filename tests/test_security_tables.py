@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks import refusals, tls
+from benchmarks.secured import Ended, complaints, table
 
 CERTIFICATES = ("--set=security.ca=ca.pem",)
 
@@ -42,3 +43,15 @@ def test_attempts_are_read_from_the_report_of_their_test() -> None:
         "| no certificate | UNAVAILABLE | TLS |",
         "| an observer pushes | PERMISSION_DENIED | `role` |",
     ]
+
+
+def test_runs_under_tls_are_held_to_the_hash_of_one_machine_and_to_grpc() -> None:
+    runs = {"here": Ended("a", "tcp"), "hosts": Ended("a", "grpc"), "pods": Ended("a", "grpc")}
+    assert not list(complaints(runs))
+    assert table(runs).splitlines()[2:] == [
+        "| here | `tcp` | `a` |",
+        "| hosts | `grpc` | `a` |",
+        "| pods | `grpc` | `a` |",
+    ]
+    assert list(complaints({**runs, "pods": Ended("b", "grpc")})) == ["the hashes differ"]
+    assert list(complaints({**runs, "pods": Ended("a", "tcp")})) == ["pods: values went by tcp"]

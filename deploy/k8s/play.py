@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pods import config_maps, expand
+from pods import config_maps, expand, projected
 
 __all__ = ["container_of", "network_for", "play", "pods_of", "role_of"]
 
@@ -83,14 +84,15 @@ def network_for(pods: Pods) -> Iterator[None]:
 
 
 def play(name: str, objects: Iterable[Object], pods: Pods, folder: Path) -> None:
-    """Start the pod of this name; `folder` is for its manifest.
+    """Start the pod of this name; `folder` is for its manifest, and for files of Secrets as long as it runs.
 
     Raises:
         SystemExit: the engine refused.
     """
     address, pod = pods[name]
     file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump_all([*config_maps(objects), _unasked(pod)]))
+    pod = _with_files(_unasked(pod), objects, folder)
+    file.write_text(yaml.safe_dump_all([*config_maps(objects), pod]))
     command = ["podman", "play", "kube", "--network", _NETWORK, "--ip", str(address), str(file)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
@@ -102,6 +104,23 @@ def _unasked(pod: Object) -> Object:
     spec = pod["spec"]
     containers = [{key: value for key, value in each.items() if key not in _PROBES} for each in spec["containers"]]
     return {**pod, "spec": {**spec, "containers": containers}}
+
+
+def _with_files(pod: Object, objects: Iterable[Object], folder: Path) -> Object:
+    """The pod with folders of this machine in the place of projected volumes, which this engine does not know."""
+    volumes = []
+    for volume in pod["spec"]["volumes"]:
+        if "projected" not in volume:
+            volumes.append(volume)
+            continue
+        here = folder / volume["name"]
+        here.mkdir()
+        for path, content in projected(volume, objects).items():
+            (here / path).write_bytes(content)
+            os.chown(here / path, 0, pod["spec"]["securityContext"]["fsGroup"])
+            (here / path).chmod(volume["projected"]["defaultMode"])
+        volumes.append({"name": volume["name"], "hostPath": {"path": str(here), "type": "Directory"}})
+    return {**pod, "spec": {**pod["spec"], "volumes": volumes}}
 
 
 def container_of(name: str, pods: Pods) -> str:

@@ -1,17 +1,20 @@
 """The pods that Kubernetes' controllers make of a manifest, for engines that know pods only (`podman play kube`).
 
 A StatefulSet's controller numbers its pods, a Job's gives each its completion index, a JobSet's
-makes Jobs, the kubelet gives addresses, and the cluster's DNS gives names; nothing else of a pod is changed.
+makes Jobs, the kubelet gives addresses and the files of Secrets, and the cluster's DNS gives names; nothing else of a
+pod is changed.
 """
 
 from __future__ import annotations
 
+import base64
 import copy
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
 from typing import Any
 
-__all__ = ["config_maps", "expand"]
+__all__ = ["config_maps", "expand", "projected", "secret"]
 
 Object = dict[str, Any]
 
@@ -24,6 +27,27 @@ _FIRST_ADDRESS = 100
 def config_maps(objects: Iterable[Object]) -> list[Object]:
     """The objects that pods refer to."""
     return [item for item in objects if item["kind"] == "ConfigMap"]
+
+
+def secret(name: str, folder: Path) -> Object:
+    """The Secret that `kubectl create secret generic --from-file` makes of a folder, without an authority's key."""
+    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "ca-key.pem"}
+    data = {key: base64.b64encode(content).decode() for key, content in files.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data}
+
+
+def projected(volume: Object, objects: Iterable[Object]) -> dict[str, bytes]:
+    """The files of a projected volume, by path, from the Secrets among `objects`.
+
+    Raises:
+        KeyError: there is no such Secret, or it lacks a key.
+    """
+    secrets = {item["metadata"]["name"]: item["data"] for item in objects if item["kind"] == "Secret"}
+    return {
+        item["path"]: base64.b64decode(secrets[source["secret"]["name"]][item["key"]])
+        for source in volume["projected"]["sources"]
+        for item in source["secret"]["items"]
+    }
 
 
 def expand(objects: Iterable[Object], network: IPv4Network) -> dict[str, tuple[IPv4Address, Object]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
+from pods import expand, projected, secret
 from support.certificates import alternative_names
 from support.tests_deploy import DEPLOY, Object, Write, objects_of, problems, settings_of
 
@@ -89,14 +91,14 @@ def test_each_pod_is_taken_for_who_it_is_by_what_it_mounts(
         assert set(found) == {"ca.pem", *(f"{each}{end}" for each in members for end in (".pem", "-key.pem"))}
         here = tmp_path / f"pod-{number}"
         here.mkdir()
-        for file, (secret, key) in found.items():
+        for file, (origin, key) in found.items():
             if source == "--tls-secret":
-                assert (secret, key) == ("tls", file)
+                assert (origin, key) == ("tls", file)
             else:
                 member = file.removesuffix(".pem").removesuffix("-key")
                 assert key == {f"{member}.pem": "tls.crt", f"{member}-key.pem": "tls.key", "ca.pem": "ca.crt"}[file]
-                assert secret in secrets
-                assert file == "ca.pem" or secret == f"mine-{member}-tls"
+                assert origin in secrets
+                assert file == "ca.pem" or origin == f"mine-{member}-tls"
             (here / file).write_bytes((made / file).read_bytes())
             (here / file).chmod(0o440)
         own = {name: value.replace(CERTIFICATES, str(here)) for name, value in settings.items()}
@@ -124,6 +126,34 @@ def test_each_pod_is_taken_for_who_it_is_by_what_it_mounts(
         assert {tuple(spec["usages"]) for spec in secrets.values()} == {
             ("digital signature", "server auth", "client auth")
         }
+
+
+def test_pods_without_a_cluster_have_the_files_of_their_template_alone(
+    write_manifest: Write, run_certs: Certs, tmp_path: Path
+) -> None:
+    (tmp_path / "job.toml").write_text("")
+    assert run_certs("job.toml", "--workers", "3", "--dir", tmp_path / "made")[0] == 0
+    made = secret("tls", tmp_path / "made")
+    assert "ca-key.pem" not in made["data"]
+    assert problems([made]) == []
+    objects = [*objects_of(write_manifest("job.toml", "--workers", "3", "--tls-secret", "tls")), made]
+    pods = expand(objects, IPv4Network("10.0.0.0/24"))
+    seen = {}
+    for name, (_, pod) in pods.items():
+        (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == "certificates"]
+        files = projected(volume, objects)
+        assert files == {file: (tmp_path / "made" / file).read_bytes() for file in files}
+        seen[name] = {file for file in files if not file.endswith("-key.pem")} - {"ca.pem"}
+        with pytest.raises(KeyError, match="tls"):
+            projected(volume, objects[:-1])
+    servers, others = {"server-0.pem", "server-1.pem"}, {"worker-1.pem", "worker-2.pem"}
+    assert seen == {
+        "taihu-server-0": servers,
+        "taihu-server-1": servers,
+        "taihu-first-0": {"worker-0.pem"},
+        "taihu-worker-0": others,
+        "taihu-worker-1": others,
+    }
 
 
 def test_without_a_secret_nothing_is_mounted_or_demanded(write_manifest: Write, tmp_path: Path) -> None:

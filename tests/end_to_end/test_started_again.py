@@ -10,11 +10,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
+import grpc
 import pytest
+from support.certificates import MEMBERS, TestAuthority
 from support.commands import run_command
 from support.daemons import Process, Start, listening, ring_address, wait_for
 
 from taihu.checkpoint.manifest import MANIFEST
+from taihu.coordination.status import fetch_status
+from taihu.wire.channel import open_channel
 
 STEPS: Final = 400
 COMMON: Final = (
@@ -132,3 +136,35 @@ def test_who_leaves_is_awaited_and_no_step_is_made_again(start: Start, tmp_path:
     assert [(int(each[1]), each[2]) for each in left if each] == list(
         zip(resumed, ("worker 1", "server 0"), strict=True)
     )
+
+
+def test_certificates_are_renewed_while_a_run_goes_on(start: Start, tmp_path: Path, folder: Path) -> None:
+    """All of them, and the authority, so that nobody gets in with what was read before."""
+    authority = signed(tmp_path / "certificates")
+    shown = [word for key, value in authority.settings().items() for word in ("--set", f"security.{key}={value}")]
+    run = Launcher("servers", start, tmp_path, (*shown, "--set", "exchange.transport=grpc"))
+    run.begin()
+    for victim in ("worker 1", run.host):
+        run.await_newer_checkpoint()
+        observer = authority.security("observer/0")
+        assert fetch_status(run.address, 20, observer).job == "taihu"
+        with open_channel(run.address, security=observer, peer="server-0") as channel:
+            check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert check(b"", timeout=20)
+            authority = signed(authority.folder)
+            # Who is connected stays so.
+            assert check(b"", timeout=20)
+        run.await_newer_checkpoint()
+        run.processes[victim].kill()
+        run.processes[victim].wait(timeout=20)
+        run.launch(victim)
+    run.await_end()
+    assert run.parameters == undisturbed("servers", folder)
+
+
+def signed(folder: Path) -> TestAuthority:
+    """An authority, and the files of all members, in the place of what is in `folder`."""
+    authority = TestAuthority(folder)
+    for place in MEMBERS:
+        authority.sign(place)
+    return authority

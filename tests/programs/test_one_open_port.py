@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.network import ShapedNetwork
+from benchmarks.secured import Ended, on_hosts
 from taihu.job.environment import without_settings
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
@@ -27,26 +28,6 @@ def hosts() -> Iterator[ShapedNetwork]:
     """Four hosts at 1 Gbit/s."""
     with ShapedNetwork(4, 1e9) as network:
         yield network
-
-
-def shut(network: ShapedNetwork, host: int, *, but: int | None) -> None:
-    """Drop, without a word, whatever comes to `host` from others, but answers and what goes to the port `but`."""
-    rules = ["-F INPUT", "-P INPUT DROP", "-A INPUT -i lo -j ACCEPT", "-A INPUT -p tcp ! --syn -j ACCEPT"]
-    rules += [] if but is None else [f"-A INPUT -p tcp --dport {but} -j ACCEPT"]
-    for rule in rules:
-        iptables(network, host, *rule.split())
-
-
-def iptables(network: ShapedNetwork, host: int, *arguments: str) -> str:
-    """Run `iptables` on `host`; returns what it prints."""
-    command = ["ip", "netns", "exec", network.namespace(host), "iptables", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def dropped(network: ShapedNetwork, host: int) -> int:
-    """The number of packets that the firewall of `host` has dropped."""
-    # Chain INPUT (policy DROP 3 packets, 180 bytes)
-    return int(iptables(network, host, "-nvxL", "INPUT").split()[4])
 
 
 def train(network: ShapedNetwork, folder: Path, roles: Sequence[tuple[str, ...]]) -> list[dict[str, Any]]:
@@ -87,21 +68,28 @@ def assert_nothing_but_grpc(results: Sequence[dict[str, Any]], sha256: str) -> N
 
 def test_servers_with_one_open_port_and_workers_with_none(hosts: ShapedNetwork, taihu: Taihu, tmp_path: Path) -> None:
     for host in range(4):
-        shut(hosts, host, but=PORT if host < 2 else None)
+        hosts.shut(host, but=PORT if host < 2 else None)
     bind = [("--bind", f"{hosts.address(host)}:{PORT}", "--servers", "2", "--workers", "2") for host in (0, 1)]
     sizes = ("--servers", "2", "--workers", "2")
     roles = [("server", "0", *bind[0]), ("server", "1", *bind[1]), ("worker", "0", *sizes), ("worker", "1", *sizes)]
     results = train(hosts, tmp_path, roles)
     assert_nothing_but_grpc(results, local_hash(taihu, tmp_path, *sizes))
     # Connections were tried, or the firewall was none.
-    assert all(dropped(hosts, host) for host in (0, 1))
+    assert all(hosts.dropped(host) for host in (0, 1))
 
 
 def test_a_ring_of_workers_with_one_open_port_each(hosts: ShapedNetwork, taihu: Taihu, tmp_path: Path) -> None:
     for host in range(3):
-        shut(hosts, host, but=PORT)
+        hosts.shut(host, but=PORT)
     sizes = ("--exchange", "ring", "--workers", "3")
     roles = [("worker", str(host), "--bind", f"{hosts.address(host)}:{PORT}", *sizes) for host in range(3)]
     results = train(hosts, tmp_path, roles)
     assert_nothing_but_grpc(results, local_hash(taihu, tmp_path, *sizes))
-    assert all(dropped(hosts, host) for host in range(3))
+    assert all(hosts.dropped(host) for host in range(3))
+
+
+def test_under_tls_no_other_port_is_even_tried(hosts: ShapedNetwork, taihu: Taihu, tmp_path: Path) -> None:
+    """Three hosts, each with the certificates of its own processes alone."""
+    job = tmp_path / "job.toml"
+    job.write_text("[cluster]\nservers = 2\nworkers = 3\n\n[train]\nsteps = 40\nevaluate = false\n")
+    assert on_hosts(hosts, job, tmp_path) == Ended(local_hash(taihu, tmp_path, str(job)), "grpc")
