@@ -120,13 +120,13 @@ def compose(job: Path, image: str) -> Iterator[Started]:
 
 
 @contextmanager
-def pods(job: Path, image: str, *, certificates: Path | None = None) -> Iterator[Started]:
-    """The job as pods that recover, under TLS where there is a folder of certificates; nothing is left at the end."""
+def pods(job: Path, image: str, *, encrypts: bool = False) -> Iterator[Started]:
+    """The job as pods that recover, under mutual TLS or not; nothing of it is left at the end."""
     flags = ["--checkpoint-claim", "taihu-kept", "--run-claim", "taihu-runs"]
-    flags += [] if certificates is None else ["--tls-secret", _FILES]
+    flags += ["--tls-secret", _FILES] if encrypts else []
     text = _output(sys.executable, "-P", "-m", "taihu", "manifest", str(job), "--name", _NAME, *flags)
     objects = list(yaml.safe_load_all(text))
-    objects += [] if certificates is None else [secret(_FILES, certificates)]
+    objects += [_certificates(job)] if encrypts else []
     for item in objects:
         item.get("data", {}).pop("TAIHU_LINGER", None)
     made = pods_of(objects, image)
@@ -134,6 +134,13 @@ def pods(job: Path, image: str, *, certificates: Path | None = None) -> Iterator
         for name in made:
             play(name, objects, made, Path(folder))
         yield Started({_member(name): container_of(name, made) for name in made}, _volume("taihu-runs") / _NAME)
+
+
+def _certificates(job: Path) -> dict[str, Any]:
+    """A Secret with the files of all processes of the job."""
+    with tempfile.TemporaryDirectory() as folder:
+        _output(sys.executable, "-P", "-m", "taihu", "certs", str(job), "--name", _NAME, "--dir", folder)
+        return secret(_FILES, Path(folder))
 
 
 def _member(pod: str) -> str:

@@ -57,11 +57,6 @@ class Ended:
         return cls(str(results["parameters_sha256"]), str(results["path"]))
 
 
-def _make_certificates(job: Path, folder: Path) -> None:
-    """Have `taihu certs` make the files of all processes of a job in `folder`."""
-    subprocess.run([*_TAIHU, "certs", str(job), "--dir", str(folder)], check=True, stdout=subprocess.DEVNULL)
-
-
 def _own_files(made: Path, folder: Path, member: str) -> list[str]:
     """Copy the files that `member` needs from `made` to a `folder` of its own; the arguments that name them."""
     folder.mkdir()
@@ -92,7 +87,7 @@ def on_hosts(network: ShapedNetwork, job: Path, folder: Path) -> Ended:
         SystemExit: a process failed, its workers differ, or one has tried a port that is shut.
     """
     made = folder / "made"
-    _make_certificates(job, made)
+    subprocess.run([*_TAIHU, "certs", str(job), "--dir", str(made)], check=True, stdout=subprocess.DEVNULL)
     cluster = load_job(job).cluster
     roles = [("server", rank) for rank in range(cluster.servers)]
     roles += [("worker", rank) for rank in range(cluster.workers)]
@@ -128,11 +123,9 @@ def in_compose(image: str, job: Path, _: Path) -> Ended:
         return Ended.of(finished(run))
 
 
-def in_pods(image: str, job: Path, folder: Path) -> Ended:
+def in_pods(image: str, job: Path, _: Path) -> Ended:
     """The job in pods, of which each has its own files from a Secret."""
-    made = folder / "of-pods"
-    _make_certificates(job, made)
-    with pods(job, image, certificates=made) as run:
+    with pods(job, image, encrypts=True) as run:
         return Ended.of(finished(run))
 
 
