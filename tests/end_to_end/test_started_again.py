@@ -147,13 +147,13 @@ def test_certificates_are_renewed_while_a_run_goes_on(start: Start, tmp_path: Pa
     for victim in ("worker 1", run.host):
         run.await_newer_checkpoint()
         observer = authority.security("observer/0")
-        assert fetch_status(run.address, 20, observer).job == "taihu"
         with open_channel(run.address, security=observer, peer="server-0") as channel:
             check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
             assert check(b"", timeout=20)
             authority = signed(authority.folder)
-            # Who is connected stays so.
+            # Who is connected stays so, and whoever comes now shows and is shown what was renewed.
             assert check(b"", timeout=20)
+        assert fetch_status(run.address, 20, observer).job == "taihu"
         run.await_newer_checkpoint()
         run.processes[victim].kill()
         run.processes[victim].wait(timeout=20)
