@@ -1,6 +1,6 @@
 """Attempts of strangers against a job in the middle of its run: `python -m benchmarks.refusals`.
 
-Runs the test that makes them (`tests/security/test_strangers.py`), which also shows that each is counted and that the
+Runs the tests that make them (`tests/security/test_strangers.py`), which also show that each is counted and that the
 job's bits stay what they are, and prints what each met with; --docs puts the table into a page, between its markers.
 """
 
@@ -20,7 +20,11 @@ from benchmarks.rows import in_page
 __all__ = ["attempts_in", "table"]
 
 _ROOT: Final = Path(__file__).parents[1]
-_TEST: Final = "tests/security/test_strangers.py::test_every_attempt_is_refused_and_changes_nothing"
+_FILE: Final = "tests/security/test_strangers.py"
+_TESTS: Final = tuple(
+    f"{_FILE}::test_{name}"
+    for name in ("every_attempt_is_refused_and_changes_nothing", "tls_to_a_port_in_plain_text_is_refused")
+)
 _PAGE: Final = "refused by benchmarks.refusals"
 _HEAD: Final = """\
 | attempt | status | refused because of |
@@ -28,7 +32,7 @@ _HEAD: Final = """\
 
 
 def attempts_in(report: str) -> list[tuple[str, str, str]]:
-    """The name, status and reason of each attempt, from the test's report in JUnit's form."""
+    """The name, status and reason of each attempt, from the tests' report in JUnit's form."""
     # The report is one that pytest has just written.
     found = ElementTree.fromstring(report).iter("property")  # noqa: S314
     return [(each.attrib["name"], *_parts(each.attrib["value"])) for each in found]
@@ -64,10 +68,10 @@ def main() -> None:
             "-o",
             "junit_family=xunit1",
             f"--junitxml={report}",
-            _TEST,
+            *_TESTS,
         ]
         if subprocess.run(command, check=False, cwd=_ROOT, stdout=sys.stderr).returncode:
-            raise SystemExit("error: an attempt was not refused, or the test could not be run")
+            raise SystemExit("error: an attempt was not refused, or the tests could not be run")
         text = table(attempts_in(report.read_text()))
     print(text)
     if options.docs is not None:

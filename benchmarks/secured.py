@@ -53,7 +53,7 @@ class Ended:
 
     @classmethod
     def of(cls, results: Mapping[str, Any]) -> Ended:
-        """What stands in the results of one of its workers."""
+        """From the results of one of its workers."""
         return cls(str(results["parameters_sha256"]), str(results["path"]))
 
 
@@ -136,7 +136,7 @@ def table(runs: Mapping[str, Ended]) -> str:
 
 
 def complaints(runs: Mapping[str, Ended]) -> Iterator[str]:
-    """What is not as it should be: hashes that differ, or values of a run under TLS that gRPC did not carry."""
+    """Hashes that differ, and runs but the first, which are under TLS, whose values did not go by gRPC."""
     if len({run.sha256 for run in runs.values()}) > 1:
         yield "the hashes differ"
     yield from (f"{name}: values went by {run.path}" for name, run in list(runs.items())[1:] if run.path != "grpc")

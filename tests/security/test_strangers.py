@@ -221,15 +221,19 @@ def test_nobody_poses_as_a_server(ours: TestAuthority) -> None:
         rpc.stop(0)
 
 
-def test_tls_to_a_port_in_plain_text_is_refused(ours: TestAuthority) -> None:
-    rpc = RpcServer.create(threads=2)
-    address = f"127.0.0.1:{rpc.listen('127.0.0.1:0')}"
-    rpc.start(())
-    try:
-        attempt = Attempt("", ours.security("observer/0"), STATUS, grpc.StatusCode.UNAVAILABLE, "handshake")
-        assert refused(attempt, address).code() is attempt.status
-    finally:
-        rpc.stop(0)
+def test_tls_to_a_port_in_plain_text_is_refused(
+    undisturbed: list[str], ours: TestAuthority, record_property: Callable[[str, object], None]
+) -> None:
+    attempt = Attempt(
+        "TLS to a port in plain text", ours.security("observer/0"), STATUS, grpc.StatusCode.UNAVAILABLE, "handshake"
+    )
+    with two_workers() as (_, members):
+        hashes = [step(members, 1)]
+        error = refused(attempt, members[0].addresses[0])
+        hashes += [step(members, number) for number in (2, 3, 4)]
+    assert error.code() is attempt.status
+    assert hashes == undisturbed
+    record_property(attempt.name, f"{error.code().name} {attempt.reason}")
 
 
 def test_certificates_are_renewed_while_a_run_goes_on(undisturbed: list[str], ours: TestAuthority) -> None:
