@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,23 +87,20 @@ def on_hosts(network: ShapedNetwork, job: Path, folder: Path) -> Ended:
     Raises:
         SystemExit: a process failed, its workers differ, or one has tried a port that is shut.
     """
-    made = folder / "made"
-    subprocess.run([*_TAIHU, "certs", str(job), "--dir", str(made)], check=True, stdout=subprocess.DEVNULL)
     cluster = load_job(job).cluster
-    roles = [("server", rank) for rank in range(cluster.servers)]
-    roles += [("worker", rank) for rank in range(cluster.workers)]
     results = [folder / f"{rank}.json" for rank in range(cluster.workers)]
     for host in range(_HOSTS):
         network.shut(host, but=_PORT if host < cluster.servers else None)
+    made = folder / "made"
+    subprocess.run([*_TAIHU, "certs", str(job), "--dir", str(made)], check=True, stdout=subprocess.DEVNULL)
     commands = []
-    for role, rank in roles:
+    for role, rank in [*product(["server"], range(cluster.servers)), *product(["worker"], range(cluster.workers))]:
         member = f"{role}-{rank}"
-        words = [role, str(job), "--rank", str(rank), "--coordinator", f"{network.address(0)}:{_PORT}"]
+        own = ["--bind", f"{network.address(rank)}:{_PORT}"]
+        if role == "worker":
+            own = ["--json", str(results[rank]), "--run-dir", "none"]
+        words = [role, str(job), "--rank", str(rank), "--coordinator", f"{network.address(0)}:{_PORT}", *own]
         words += _own_files(made, folder / member, member)
-        if role == "server":
-            words += ["--bind", f"{network.address(rank)}:{_PORT}"]
-        else:
-            words += ["--json", str(results[rank]), "--run-dir", "none"]
         commands.append(network.command(rank % _HOSTS, *_TAIHU, *words))
     run_together(commands, without_settings(os.environ))
     dropped = [network.dropped(host) for host in range(_HOSTS)]
