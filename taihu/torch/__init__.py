@@ -22,6 +22,7 @@ import torch
 
 from taihu.errors import RunError
 from taihu.torch.backend import register
+from taihu.torch.hook import ExchangeState, exchange_hook
 from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer
 from taihu.torch.place import find_place
 from taihu.torch.sharded_linear import AT_LEAST, Choice
@@ -31,8 +32,10 @@ from taihu.wire.log import configure_logs
 
 __all__ = [
     "DistributedOptimizer",
+    "ExchangeState",
     "broadcast_parameters",
     "clip_grad_norm_",
+    "exchange_hook",
     "init",
     "rank",
     "shard_linear",
