@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PACKAGES := protos kernels taihu allreduce ps_server worker
 JOB ?=
 PROGRAMS ?= tests/programs
-TORCH ?= torch==2.13.0
+TORCH ?= torch==2.13.0 accelerate==1.15.0 pytorch-lightning==2.6.6
 CORE ?=
 SAMPLE ?=
 TESTS_AT_ONCE ?= 3

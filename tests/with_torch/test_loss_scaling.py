@@ -32,11 +32,11 @@ def made_model() -> nn.Module:
     return model
 
 
-def loss_of(model: nn.Module, rank: int, step: int, *, half: bool) -> Any:
+def loss_of(model: nn.Module, rank: int, step: int, half: torch.dtype | None) -> Any:
     """The loss of a worker in a step; in a bad one its gradients are infinite."""
     data = torch.Generator().manual_seed(100 * rank + step)
     inputs, labels = torch.randn(16, 12, generator=data), torch.randint(0, 4, (16,), generator=data)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+    with torch.autocast("cpu", dtype=half or torch.bfloat16, enabled=half is not None):
         loss = nn.functional.cross_entropy(model(inputs).float(), labels)
     return loss * float("inf") if (rank, step) == BAD else loss
 
@@ -61,15 +61,15 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("half", [None, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("way", WAYS)
-def test_all_workers_skip_what_is_not_finite_on_one(way: str, half: bool) -> None:
+def test_all_workers_skip_what_is_not_finite_on_one(way: str, half: torch.dtype | None) -> None:
     start = made_model()
 
     def work(world: World) -> Seen:
         model = deepcopy(start)
         optimizer = DistributedOptimizer(sgd(model), model, world)
-        return train(model, optimizer, lambda step: loss_of(model, world.rank, step, half=half))
+        return train(model, optimizer, lambda step: loss_of(model, world.rank, step, half))
 
     seen = on_workers(WORKERS, work, **WAYS[way])
     assert all(each == seen[0] for each in seen)
@@ -80,11 +80,11 @@ def test_all_workers_skip_what_is_not_finite_on_one(way: str, half: bool) -> Non
     assert len(set(parameters)) == STEPS - 1
     if "dlgs" not in way:
         whole = deepcopy(start)
-        _, alone = train(whole, sgd(whole), lambda step: mean_loss(whole, step, half=half))
+        _, alone = train(whole, sgd(whole), lambda step: mean_loss(whole, step, half))
         values = [torch.frombuffer(bytearray(each[-1]), dtype=torch.float32) for each in (parameters, alone)]
         torch.testing.assert_close(values[0], values[1], rtol=2e-2 if half else 1e-4, atol=2e-2 if half else 1e-5)
 
 
-def mean_loss(model: nn.Module, step: int, *, half: bool) -> Any:
+def mean_loss(model: nn.Module, step: int, half: torch.dtype | None) -> Any:
     """In one process: the mean of all workers' losses."""
-    return torch.stack([loss_of(model, rank, step, half=half) for rank in range(WORKERS)]).mean()
+    return torch.stack([loss_of(model, rank, step, half) for rank in range(WORKERS)]).mean()
