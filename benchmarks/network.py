@@ -137,16 +137,25 @@ def run_ranks(command: list[str], ranks: int, rate_bits: float, result: Path, fi
         run_together(commands, environment)
 
 
-def run_together(commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None) -> None:
-    """Run all commands at the same time until the last one has ended; exits with their last words if one fails."""
-    quiet = subprocess.DEVNULL
+def run_together(
+    commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None, *, shown: bool = False
+) -> None:
+    """Run all commands at the same time until the last one has ended; exits with their last words if one fails.
+
+    `shown` lets through what they write to standard output.
+    """
+    output = None if shown else subprocess.DEVNULL
     with ExitStack() as files:
         said = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
         processes = [
-            subprocess.Popen(command, stdout=quiet, stderr=errors, env=environment)
+            subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
             for command, errors in zip(commands, said, strict=True)
         ]
-        codes = [process.wait() for process in processes]
+        try:
+            codes = [process.wait() for process in processes]
+        finally:
+            for process in processes:  # which an interrupt has not reached
+                process.kill()
         if any(codes):
             raise SystemExit(f"error: a role failed: exit codes {codes}\n" + "\n".join(map(last_line, said)))
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["in_page", "load_rows", "row_of_a_cell", "save_rows"]
+__all__ = ["in_page", "load_rows", "row_of_a_cell", "save_picture", "save_rows"]
 
 
 def load_rows(path: Path | None) -> list[dict[str, Any]]:
@@ -22,6 +22,12 @@ def save_rows(path: Path | None, rows: Sequence[dict[str, Any]]) -> None:
     """Write all of them, if there is a path."""
     if path is not None:
         path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def save_picture(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib as PNG and as SVG beside it, whichever of them `path` names."""
+    figure.savefig(path.with_suffix(".png"), dpi=110)
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
 def row_of_a_cell(benchmark: str, cell: Mapping[str, object], data: Path | None) -> dict[str, Any]:
