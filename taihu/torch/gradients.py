@@ -1,4 +1,4 @@
-"""Gradients of PyTorch's parameters as views of an arena, in the order in which backward brings them."""
+"""Gradients of PyTorch's parameters as views of an arena, in the order of its layout."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def trained(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> 
 
 
 def layout_of(named: Iterable[tuple[str, torch.nn.Parameter]]) -> Layout:
-    """A layer for each parameter, the last one first: backward begins at the output."""
+    """A layer for each parameter, the last one first: backward begins at the output, until its order is known."""
     return Layout(
         tuple(
             LayerSpec(name, (TensorSpec("gradient", tuple(parameter.shape) or (1,)),))
@@ -161,11 +161,6 @@ class GradientArena:
         staging = self._staged[index]
         if staging is not None:
             staging.wait(index)
-
-    def forget(self) -> None:
-        """No parameter has a gradient; `take` puts zeros in their places."""
-        for parameter in self.parameters:
-            parameter.grad = None
 
     def give(self) -> None:
         """The arena has what came back for all parameters: have it in their gradients."""

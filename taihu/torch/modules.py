@@ -13,41 +13,41 @@ __all__ = ["ModuleReads"]
 
 
 class ModuleReads:
-    """Tells before each call of a module which layers of the layout it reads: those of the parameters that it owns.
+    """Tells before each call of a module which parameters it reads, by their numbers: those that it owns.
 
     Parameters that are read without a call of their module, as some modules read those of their children, belong to
     the module around that is called: `learn` takes what was seen of the first pass.
 
     Args:
         model: whose modules are watched.
-        layers: of the layout, by the identity of parameters.
-        read: called with the layers, before the module reads them.
+        numbers: of parameters, by their identity; the last one of the model has 0.
+        read: called with numbers, before the module reads these parameters.
         settle: called before a state is taken of a module: all parameters are to be complete.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
-        layers: Mapping[int, int],
+        numbers: Mapping[int, int],
         read: Callable[[Sequence[int]], None],
         settle: Callable[[], None],
     ) -> None:
         self._model = model
-        self._layers = layers
+        self._numbers = numbers
         self._read = read
         self._called: set[torch.nn.Module] = set()
         self._of: dict[torch.nn.Module, list[int]] = {}
         for module in model.modules():
-            own = {layers[id(p)] for p in module.parameters(recurse=False) if id(p) in layers}
+            own = {numbers[id(p)] for p in module.parameters(recurse=False) if id(p) in numbers}
             if own:
-                # In the order of a forward, which is not that of the layout.
+                # In the order of a forward, which is not that of the numbers.
                 self._of[module] = sorted(own, reverse=True)
                 module.register_load_state_dict_pre_hook(_refuse_state)
             module.register_state_dict_pre_hook(lambda *_: settle())
         self._hooks = {module: module.register_forward_pre_hook(self._before) for module in model.modules()}
 
     def learn(self, unread: Iterable[int]) -> list[int]:
-        """Layers `unread` have brought gradients although no module that owns them was called until now.
+        """Parameters `unread` have brought gradients although no module that owns them was called until now.
 
         They belong to the innermost module around that was. Returns those that no module is around.
         """
@@ -55,16 +55,16 @@ class ModuleReads:
         modules = dict(self._model.named_modules(remove_duplicate=False))
         found = set()
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
-            layer = self._layers.get(id(parameter), -1)
-            if layer not in missing:
+            number = self._numbers.get(id(parameter), -1)
+            if number not in missing:
                 continue
             path = name
             while path:
                 path = path.rpartition(".")[0]
                 if modules[path] in self._called:
                     known = self._of.setdefault(modules[path], [])
-                    self._of[modules[path]] = sorted({*known, layer}, reverse=True)
-                    found.add(layer)
+                    self._of[modules[path]] = sorted({*known, number}, reverse=True)
+                    found.add(number)
                     break
         for module, hook in self._hooks.items():
             if module not in self._of:

@@ -60,9 +60,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if model is None:
                 raise ConfigError('update="servers": parameters come while modules run; give the model, too')
             updates = ServerUpdates(ScriptOptimizer(optimizer, parameters), model, layout, parameters)
+        steps = self._steps = world.train(layout, parameters, self._brings, updates)
+        if self._serves:
             by_servers = set(map(id, parameters))
             self._brings = [each for each in self._brings if id(each) not in by_servers]
-        steps = self._steps = world.train(layout, parameters, self._brings, updates)
         if model is not None:
             model.register_forward_pre_hook(lambda *_: steps.begins() if torch.is_grad_enabled() else None)
             model.register_forward_hook(lambda *_: steps.forwarded())
@@ -115,8 +116,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 'saved; save model.state_dict() alone, or give update="workers"'
             )
         state: dict[str, Any] = self.optimizer.state_dict()
-        compression = None if self._steps is None else self._steps.compression
-        own = {} if compression is None else compression.arrays()
+        own = {} if self._steps is None else self._steps.state()
         return {**state, **{_OURS + name: torch.from_numpy(array.copy()) for name, array in own.items()}}
 
     @override
@@ -130,17 +130,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigError(
                 'update="servers": servers begin without state of the optimizer, and take none; give update="workers"'
             )
-        own = {name.removeprefix(_OURS): each for name, each in state_dict.items() if name.startswith(_OURS)}
-        compression = None if self._steps is None else self._steps.compression
-        if compression is not None and own:
-            arrays = {name: each.numpy() for name, each in own.items()}
-            seen, expected = arrays["residual"].size, compression.residual.size
-            if seen != expected:
-                raise ConfigError(
-                    f"the state holds back {seen:,} values, expected {expected:,}: load the state of a worker that "
-                    "trains the same parameters"
-                )
-            compression.resume(arrays)
+        own = {name.removeprefix(_OURS): each.numpy() for name, each in state_dict.items() if name.startswith(_OURS)}
+        if self._steps is not None and own:
+            self._steps.resume(own)
         self.optimizer.load_state_dict(
             {name: each for name, each in state_dict.items() if not name.startswith(_OURS)}
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ from taihu.errors import ConfigError, RunError
 from taihu.layout import Layout
 from taihu.torch.gradients import views_of
 from taihu.torch.modules import ModuleReads
+from taihu.torch.order import with_layers
 from taihu.torch.rules import ScriptOptimizer
+from taihu.update_rules import UpdateRules
 
 __all__ = ["ServerUpdates"]
 
@@ -24,7 +27,7 @@ class ServerUpdates:
         script: the optimizer that they carry out.
         model: whose modules read the parameters.
         layout: a layer for each parameter.
-        parameters: in the layout's order.
+        parameters: in its order, which gives them their numbers; the exchange may have another one.
     """
 
     def __init__(
@@ -45,46 +48,54 @@ class ServerUpdates:
         self._versions: list[int] = []
         self._sent: tuple[float, ...] | None = None
         self.at_step: Sequence[int] = ()
-        """Layers that `step` waits for, because no module is called around those who read them."""
+        """Numbers of parameters that `step` waits for, because no module is called around those who read them."""
 
-    def offer(self, arena: NDArray[np.float32]) -> None:
+    def rules(self, order: Sequence[int]) -> UpdateRules:
+        """The optimizer that servers carry out, where `order[layer]` is the number of the parameter of a layer."""
+        rules = self.script.rules
+        return replace(rules, parameter_groups=tuple(rules.parameter_groups[number] for number in order))
+
+    def offer(self, order: Sequence[int], arena: NDArray[np.float32]) -> None:
         """Put this worker's values into the arena of all parameters, from where the servers get them."""
-        for parameter, place in zip(self._parameters, self._places(arena), strict=True):
+        for parameter, place in self._places(order, arena):
             place.copy_(parameter.detach())
 
-    def take_over(self, arena: NDArray[np.float32]) -> None:
+    def take_over(self, order: Sequence[int], arena: NDArray[np.float32]) -> None:
         """Have the parameters lie in the arena, which has the values of the servers."""
-        for parameter, place in zip(self._parameters, self._places(arena), strict=True):
+        for parameter, place in self._places(order, arena):
             parameter.data = place
 
-    def _places(self, arena: NDArray[np.float32]) -> list[torch.Tensor]:
-        return views_of(self._layout, self._parameters, arena)
+    def _places(
+        self, order: Sequence[int], arena: NDArray[np.float32]
+    ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+        parameters = [self._parameters[number] for number in order]
+        return zip(parameters, views_of(with_layers(self._layout, order), parameters, arena), strict=True)
 
     def watch(self, read: Callable[[Sequence[int]], None], settle: Callable[[], None]) -> None:
-        """The parameters are those of the arena: `read(layers)` before they are read, `settle()` before all are."""
-        layers = {id(parameter): index for index, parameter in enumerate(self._parameters)}
-        self._reads = ModuleReads(self._model, layers, read, settle)
+        """Forwards may begin: `read(numbers)` comes before parameters are read, `settle()` before all of them."""
+        numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
+        self._reads = ModuleReads(self._model, numbers, read, settle)
         self._versions = [parameter._version for parameter in self._parameters]
 
-    def read(self, layer: int) -> None:
-        """The parameters of a layer are complete, until they are pushed again."""
-        self._is_read[layer] = True
+    def read(self, number: int) -> None:
+        """A parameter is complete, until its gradient is pushed again."""
+        self._is_read[number] = True
 
-    def brought(self, layer: int) -> None:
-        """A layer has brought its gradient.
+    def brought(self, number: int) -> None:
+        """A parameter has brought its gradient.
 
         Raises:
-            RunError: nobody had waited for its parameters, so that forward may have read old ones.
+            RunError: nobody had waited for it, so that forward may have read an old one.
         """
         self._has_begun = True
-        if self._is_read[layer]:
+        if self._is_read[number]:
             return
         if self._has_learnt:
             raise RunError(
-                f"parameter {self._layout.layers[layer].name} was read, but no module that reads it was called: call "
-                'optimizer.synchronize() before such a forward, or give update="workers"'
+                f"parameter {self._layout.layers[number].name} was read, but no module that reads it was called: "
+                'call optimizer.synchronize() before such a forward, or give update="workers"'
             )
-        self._unread.append(layer)
+        self._unread.append(number)
 
     def rates(self) -> tuple[float, ...]:
         """The learning rates of the backward that begins.
@@ -98,10 +109,10 @@ class ServerUpdates:
                 'update="servers": backward began before the step() of the one before: a block of '
                 "optimizer.no_sync() adds gradients up"
             )
-        for layer, (parameter, version) in enumerate(zip(self._parameters, self._versions, strict=True)):
+        for number, (parameter, version) in enumerate(zip(self._parameters, self._versions, strict=True)):
             if parameter._version != version:
                 raise RunError(
-                    f"parameter {self._layout.layers[layer].name} was written to here, and the servers hold another "
+                    f"parameter {self._layout.layers[number].name} was written to here, and the servers hold another "
                     'one: give update="workers"'
                 )
         self._sent = self.script.rates()

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from taihu.compression import CompressionState
+from allreduce.communicator import Communicator
 from taihu.errors import RunError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.torch.gradients import GradientArena
+from taihu.torch.layer_steps import LayerSteps
+from taihu.torch.order import ORDER, order_of_state, state_in_order, whole_order
 from taihu.torch.reports import Reports
 from taihu.torch.server_updates import ServerUpdates
 from taihu.wire.clock import Clock, SystemClock
 from worker.session import Session
 from worker.training.calibration import Measuring
-from worker.training.plan_follower import PlanFollower
-from worker.training.step_driver import StepDriver, Wait
+from worker.training.step_driver import Wait
 from worker.training.step_record import StepRecord
 
-__all__ = ["BackwardSteps"]
+__all__ = ["BackwardSteps", "Open"]
+
+Open = Callable[[Sequence[int]], tuple[GradientArena, Session]]
+"""Takes the order in which parameters came; returns their gradients in the layout's order, and the open exchange."""
 
 
 class BackwardSteps:
     """Drives an exchange by what autograd tells of parameters; the thread that calls backward does all of it.
 
-    Groups are pushed in the plan's order, whatever order gradients come in: all workers push alike.
+    The exchange is opened at the end of the first backward whose gradients are exchanged, when it is known in which
+    order they come, and takes all of them then. Parameters have numbers, their positions in `layout`; layers are
+    those of the exchange's layout.
 
     Args:
         job: of the run.
-        layout: a layer for each parameter.
-        gradients: of the parameters.
-        session: that the exchange belongs to.
+        layout: a layer for each parameter, the last one of the model first.
+        parameters: in this order.
+        open_exchange: opens it; all workers call it together.
         reports: are told of steps and plans.
+        agree: called with an order, returns that of worker 0; all workers call it together.
+        communicator: between the workers.
         waits: called with whether this worker waits for others from now on.
         updates: of the servers, where these update: parameters come back then, while the script goes on.
     """
@@ -45,26 +54,27 @@ class BackwardSteps:
         self,
         job: Job,
         layout: Layout,
-        gradients: GradientArena,
-        session: Session,
+        parameters: Sequence[torch.nn.Parameter],
+        open_exchange: Open,
         reports: Reports,
         *,
+        agree: Callable[[Sequence[int]], tuple[int, ...]],
+        communicator: Communicator,
         waits: Callable[[bool], None],
         updates: ServerUpdates | None = None,
         clock: Clock | None = None,
     ) -> None:
+        self._job = job
         self._layout = layout
-        self._gradients = gradients
-        self._session = session
-        self._exchange = session.exchange
+        self._parameters = parameters
+        self._open_exchange = open_exchange
         self._reports = reports
+        self._agree = agree
+        self._communicator = communicator
         self._waits = waits
         self._updates = updates
-        self._copies = job.zero >= 2
         self._clock = clock or SystemClock()
-        self._driver = StepDriver(job, session.exchange, self._wait)
         self._measuring = Measuring(job.exchange.calibration_steps, job.exchange.replan_every)
-        self._follower = PlanFollower(self._measuring, session.client, job.exchange.timeout_s)
         self.step = 0
         """The number of backward passes whose gradients were exchanged."""
         self.is_synced = True
@@ -72,44 +82,72 @@ class BackwardSteps:
         self.is_joined = False
         """Whether workers may have different numbers of backwards, and tell each other of one before each."""
         self._own = 0
+        self._rates: Sequence[float] | None = None
+        self._layers: LayerSteps | None = None
+        self._order: tuple[int, ...] = ()
+        self._layer_of: dict[int, int] = {}
+        # A state of compression that was loaded before there was an exchange.
+        self._loaded: dict[str, NDArray[Any]] = {}
         self._record: StepRecord | None = None
+        # Numbers of the parameters whose gradients are complete in this backward, as they came.
+        self._came: dict[int, None] = {}
         # The step whose updates may still be on their way, and the groups that nobody has read since.
         self._open: StepRecord | None = None
         self._unread: set[int] = set()
         self._waited_in_forward_s = 0.0
         self._start_s = self._forward_end_s = self._clock.now()
-        for index, parameter in enumerate(gradients.parameters):
-            parameter.register_post_accumulate_grad_hook(partial(self._ready, index))
+        for number, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
             if updates is not None:
-                parameter.register_hook(partial(self._accumulates, index))
+                parameter.register_hook(partial(self._accumulates, number))
         if updates is not None:
             updates.watch(self.read, self.settle)
 
-    @property
-    def compression(self) -> CompressionState | None:
-        """The state of compression here, live; None where nothing is compressed."""
-        return self._exchange.compression
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What compression holds back here, and its `ORDER`; live, and empty where nothing is compressed."""
+        if self._layers is None:
+            return self._loaded
+        compression = self._layers.exchange.compression
+        return {} if compression is None else {**compression.arrays(), ORDER: np.array(self._order, dtype=np.int64)}
+
+    def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` returned, from the first backward on where there was none yet.
+
+        Raises:
+            ConfigError: it belongs to other parameters.
+        """
+        if self._job.compression.method == "none":
+            return
+        if self._layers is None:
+            order_of_state(state, self._layout)
+            self._loaded = {name: array.copy() for name, array in state.items()}
+            return
+        compression = self._layers.exchange.compression
+        assert compression is not None  # noqa: S101
+        compression.resume(state_in_order(state, self._layout, self._order))
 
     def begins(self) -> None:
         """A forward begins: gradients that it leads to are to be added to the arena."""
-        if self._updates is None:
-            self._gradients.bind()
+        if self._updates is None and self._layers is not None:
+            self._layers.gradients.bind()
 
     def forwarded(self) -> None:
         """A forward has ended, most likely the last one before backward."""
         self._forward_end_s = self._clock.now()
 
-    def read(self, layers: Sequence[int]) -> None:
-        """Return when the updated parameters of `layers` are here, which a module is about to read."""
+    def read(self, numbers: Sequence[int]) -> None:
+        """Return when the updated parameters `numbers` are here, which a module is about to read."""
         assert self._updates is not None  # noqa: S101
         if self._record is not None:
             return  # what is computed again in backward has been read, and is pushed after that
-        for layer in layers:
-            group = self._driver.group_of(layer)
-            if group in self._unread:
-                self._driver.read(layer)
-                self._unread.discard(group)
-            self._updates.read(layer)
+        for number in numbers:
+            if self._layers is not None:
+                layer = self._layer_of[number]
+                group = self._layers.group_of(layer)
+                if group in self._unread:
+                    self._layers.read(layer)
+                    self._unread.discard(group)
+            self._updates.read(number)
 
     def settle(self) -> None:
         """Return when all parameters are those of the last step, where servers update them."""
@@ -117,16 +155,17 @@ class BackwardSteps:
             return
         self._finish_last()
         if self._record is None:
-            for layer in range(len(self._gradients.parameters)):
-                self._updates.read(layer)
+            for number in range(len(self._parameters)):
+                self._updates.read(number)
 
     def _finish_last(self) -> None:
         """Return when nothing of the step before is under way."""
         if self._open is not None:
             record, self._open = self._open, None
-            self._wait(lambda _: self._driver.finish(), 0)
+            assert self._layers is not None  # noqa: S101
+            self._layers.finish()
             self._unread.clear()
-            self._close(record)
+            self._layers.close(record)
 
     def stepped(self) -> None:
         """The script's optimizer steps, where servers have the gradients already."""
@@ -142,7 +181,8 @@ class BackwardSteps:
         """
         while self._sums(0.0).any():
             self.settle()
-            self._gradients.forget()
+            for parameter in self._parameters:
+                parameter.grad = None
             self._begin(follows=True)
             self._end()
             update()
@@ -150,36 +190,35 @@ class BackwardSteps:
 
     def _sums(self, own: float) -> NDArray[np.float32]:
         """Numbers of all workers by rank, of which `own` is this one's."""
-        communicator = self._session.communicator
-        assert communicator is not None  # noqa: S101 - workers whose gradients come back have met
-        numbers = np.zeros(communicator.size, dtype=np.float32)
-        numbers[communicator.rank] = own
-        self._wait(lambda _: communicator.allreduce(numbers), 0)
+        numbers = np.zeros(self._communicator.size, dtype=np.float32)
+        numbers[self._communicator.rank] = own
+        self._wait(lambda _: self._communicator.allreduce(numbers), 0)
         return numbers
 
-    def _accumulates(self, index: int, _: torch.Tensor) -> None:
+    def _accumulates(self, number: int, _: torch.Tensor) -> None:
         """Autograd is about to add to the gradient of a parameter, in memory that may be on its way yet."""
         self._finish_last()
-        if self._record is not None and self._is_ready[index]:
-            raise self._twice(index)
-        self._gradients.bind_one(index)
+        if self._record is not None and number in self._came:
+            raise self._twice(number)
+        if self._layers is not None:
+            self._layers.gradients.bind_one(self._layer_of[number])
 
-    def _ready(self, index: int, _: torch.Tensor) -> None:
+    def _ready(self, number: int, _: torch.Tensor) -> None:
         """The gradient of a parameter is complete for this backward."""
         if self._updates is not None:
-            self._updates.brought(index)
+            self._updates.brought(number)
         if not self.is_synced:
             return
         record = self._record or self._begin_in_backward()
-        if self._is_ready[index]:
-            raise self._twice(index)
-        self._is_ready[index] = True
-        if not self._copies:
-            self._gradients.take(index)
-        self._push_in_order(record)
+        if number in self._came:
+            raise self._twice(number)
+        self._came[number] = None
+        if self._layers is not None:
+            self._layers.take(self._layer_of[number])
+            self._layers.push(record)
 
-    def _twice(self, index: int) -> RunError:
-        name = self._layout.layers[index].name
+    def _twice(self, number: int) -> RunError:
+        name = self._layout.layers[number].name
         return RunError(f"step {self.step}: {name} has brought its gradient twice in one backward")
 
     def _begin_in_backward(self) -> StepRecord:
@@ -192,7 +231,7 @@ class BackwardSteps:
         return record
 
     def _begin(self, *, follows: bool = False) -> StepRecord:
-        rates = None if self._updates is None else () if follows else self._updates.rates()
+        self._rates = None if self._updates is None else () if follows else self._updates.rates()
         self.step += 1
         serial = self._measuring.is_serial(self.step)
         record = StepRecord(self.step, serial, self._measuring.is_steady(self.step), self._start_s)
@@ -200,71 +239,56 @@ class BackwardSteps:
         record.waited_s = record.waited_in_forward_s = self._waited_in_forward_s
         self._waited_in_forward_s = 0.0
         self._record = record
-        count = len(self._gradients.parameters)
-        self._is_ready, self._ready_s, self._next = [False] * count, [0.0] * count, 0
-        self._driver.begin(self.step, one_by_one=serial, rates=rates)
+        self._came.clear()
+        if self._layers is not None:
+            self._layers.begin(record, self._rates)
         return record
 
-    def _push_in_order(self, record: StepRecord, *, waits: bool = False) -> None:
-        """Tell the driver of layers in the plan's order, as far as their gradients are there, or with `waits` of all.
-
-        A device may still compute what this thread has been told of: it is ready when it has arrived.
-        """
-        while self._next < len(self._is_ready) and self._is_ready[self._next]:
-            if self._copies:
-                self._driver.prepare(self._next)
-                self._gradients.take(self._next)
-            if not self._gradients.is_there(self._next):
-                if not waits:
-                    return
-                self._gradients.wait(self._next)
-            self._ready_s[self._next] = self._clock.now() - record.waited_in_backward_s
-            self._driver.ready(self._next)
-            self._next += 1
+    def _begin_exchange(self, record: StepRecord) -> LayerSteps:
+        """Open the exchange, and have all gradients of the first backward in it."""
+        count = len(self._parameters)
+        # A run that goes on keeps its order, and with it the thresholds.
+        came: Iterable[int] = order_of_state(self._loaded, self._layout) if self._loaded else self._came
+        orders: list[tuple[int, ...]] = []
+        self._wait(lambda _: orders.append(self._agree(whole_order(came, count))), 0)
+        self._order = orders[0]
+        self._layer_of = {number: layer for layer, number in enumerate(self._order)}
+        gradients, session = self._open_exchange(self._order)
+        layers = self._layers = LayerSteps(
+            self._job,
+            gradients,
+            session,
+            self._reports,
+            self._measuring,
+            timed=self._wait,
+            waits=self._waits,
+            clock=self._clock,
+        )
+        if self._loaded:
+            loaded, self._loaded = self._loaded, {}
+            self.resume(loaded)
+        layers.begin(record, self._rates)
+        for number in self._came:
+            layers.take(self._layer_of[number])
+        return layers
 
     def _end(self) -> None:
         """Backward is over: return when all gradients are the means of all workers, unless servers update by them."""
         record = self._record
         assert record is not None  # noqa: S101
-        for index, is_ready in enumerate(self._is_ready):
-            if not is_ready:
-                # It took no part in this forward, here at least.
-                self._is_ready[index] = True
-                if not self._copies:
-                    self._gradients.take(index)
-        self._push_in_order(record, waits=True)
-        record.backward_end_s = self._clock.now()
-        self._driver.end_backward()
+        layers = self._layers or self._begin_exchange(record)
+        layers.end(record)
         if self._updates is not None:
             self._updates.pushed()
-            self._unread = set(range(len(self._session.exchange.plan.groups)))
+            self._unread = set(range(len(layers.exchange.plan.groups)))
             self._record, self._open = None, record
             record.end_s = self._start_s = self._clock.now()
             return
-        self._wait(lambda _: self._driver.finish(), 0)
-        self._gradients.give()
+        layers.finish()
+        layers.gradients.give()
         self._record = None
         record.end_s = self._start_s = self._clock.now()
-        self._close(record)
-
-    def _close(self, record: StepRecord) -> None:
-        """Note the step, and go on by another plan where the workers have agreed on one."""
-        # The plan's order is the layout's: a layer counts when those before it are there, too.
-        latest = record.forward_end_s
-        for ready_s in self._ready_s:
-            latest = max(latest, ready_s)
-            record.ready_s.append(latest)
-        record.waited_s += record.waited_in_backward_s
-        record.times, record.path = self._exchange.group_times(), self._exchange.path
-        self._follower.observe(record)
-        self._reports.stepped(record)
-        self._reports.travels(record.path)
-        if self._measuring.reports_after(self.step):
-            self._waits(True)
-            plan = self._follower.report(self.step)
-            self._waits(False)
-            self._driver.adopt(plan)
-            self._reports.planned(plan)
+        layers.close(record)
 
     def _wait(self, wait: Wait, group: int) -> None:
         self._waits(True)

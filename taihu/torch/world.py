@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 
 import numpy as np
@@ -15,10 +16,11 @@ from allreduce.communicator import Communicator
 from allreduce.rendezvous import Meeting, listen_for_peers
 from taihu.coordination.members import Progress
 from taihu.errors import RunError, TaihuError
-from taihu.job import settled
+from taihu.job import Job, settled
 from taihu.layout import Layout
 from taihu.process.last_will import LastWill
 from taihu.torch.gradients import GradientArena
+from taihu.torch.order import with_layers
 from taihu.torch.place import Place
 from taihu.torch.reports import Reports, options_of
 from taihu.torch.server_updates import ServerUpdates
@@ -79,10 +81,10 @@ class World:
         """This worker's part in layers that are spread over the workers; all of them call this.
 
         Raises:
-            RunError: gradients of whole layers are exchanged already.
+            RunError: there is a DistributedOptimizer already.
             TaihuError: the others cannot be reached.
         """
-        if self._session is not None:
+        if self._steps is not None:
             raise RunError(
                 "shard_linear comes too late: call it before the optimizer and DistributedOptimizer are made"
             )
@@ -105,7 +107,7 @@ class World:
         """Join, take over worker 0's values, and exchange gradients from the next backward on.
 
         Args:
-            layout: a layer for each parameter.
+            layout: a layer for each parameter; worker 0's first backward brings its layers into another order.
             parameters: in the layout's order.
             brings: all tensors that are to be worker 0's everywhere.
             updates: of the servers, where these update: they bring the parameters, which lie in the arena then.
@@ -113,34 +115,61 @@ class World:
         Raises:
             ConfigError: the servers cannot.
             RunError: this process does so already.
-            TaihuError: the others cannot be reached, or train something else.
+            TaihuError: the others cannot be reached.
         """
-        if self._session is not None:
+        if self._steps is not None:
             raise RunError(
                 "this process has a DistributedOptimizer already: give one optimizer all parameters, in groups of "
                 "their own where they are updated differently"
             )
-        rules = None if updates is None else updates.script.rules
-        job = settled(self.job, rules)
-        arenas = arenas_of(job, layout.elements)
-        bring(self.meet(), brings)
-        if updates is not None and self.rank == 0:
-            updates.offer(arenas.parameters)
+        job = settled(self.job, None if updates is None else updates.script.rules)
+        communicator = self.meet()
+        bring(communicator, brings)
+        self._reports.joined(job)
+        self._steps = BackwardSteps(
+            job,
+            layout,
+            parameters,
+            partial(self._open, job=job, layout=layout, parameters=parameters, updates=updates),
+            self._reports,
+            agree=partial(_agree, communicator),
+            communicator=communicator,
+            waits=self._waits,
+            updates=updates,
+        )
+        return self._steps
+
+    def _open(
+        self,
+        order: Sequence[int],
+        *,
+        job: Job,
+        layout: Layout,
+        parameters: Sequence[torch.nn.Parameter],
+        updates: ServerUpdates | None,
+    ) -> tuple[GradientArena, Session]:
+        """Open the exchange of all parameters, whose layers are in `order`.
+
+        Raises:
+            TaihuError: the others cannot be reached, or train something else.
+        """
         assert self._meeting is not None  # noqa: S101
+        layout = with_layers(layout, order)
+        arenas = arenas_of(job, layout.elements)
+        rules = None if updates is None else updates.rules(order)
+        if updates is not None and self.rank == 0:
+            updates.offer(order, arenas.parameters)
         session = self._session = self._stack.enter_context(
             exchange_after_meeting(self.job, self._meeting, Exchanged(layout, arenas, updates=rules), self._reporting)
         )
         self._stack.callback(self._reports.tell_trace, session)
         self._activity.takes_part(session)
         if updates is not None:
-            updates.take_over(arenas.parameters)
-        self._reports.joined(job)
-        gradients = GradientArena(layout, parameters, arenas.gradients, keeps=job.zero < 2, seals=rules is not None)
+            updates.take_over(order, arenas.parameters)
+        in_order = [parameters[number] for number in order]
+        gradients = GradientArena(layout, in_order, arenas.gradients, keeps=job.zero < 2, seals=rules is not None)
         self._stack.callback(gradients.close)
-        self._steps = BackwardSteps(
-            job, layout, gradients, session, self._reports, waits=self._waits, updates=updates
-        )
-        return self._steps
+        return gradients, session
 
     def bring(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Have the values of worker `root` in `tensors`, which all workers have alike; nothing may be under way."""
@@ -183,10 +212,23 @@ class World:
 
     def _progress(self) -> Progress:
         if self._is_waiting:
-            return self._reports.observer.progress()
+            progress = self._reports.observer.progress()
+            if self._session is not None or self._meeting is None:
+                return progress
+            # The first backward has not ended everywhere.
+            return replace(progress, waits_for=self._meeting.communicator.awaited)
         # What the script does between two steps is its own affair, however long it takes.
         self._activity.moved()
         return replace(self._reports.observer.progress(), waits_for="", in_step_seconds=0.0)
+
+
+def _agree(communicator: Communicator, order: Sequence[int]) -> tuple[int, ...]:
+    """Worker 0's order; the own one where worker 0 has another number of parameters, of which the layout tells."""
+    count = torch.tensor([len(order)])
+    bring(communicator, [count])
+    numbers = torch.tensor(order) if len(order) == count.item() else torch.zeros(int(count), dtype=torch.int64)
+    bring(communicator, [numbers])
+    return tuple(numbers.tolist()) if len(order) == count.item() else tuple(order)
 
 
 def bring(communicator: Communicator, tensors: Sequence[torch.Tensor], root: int = 0) -> None:

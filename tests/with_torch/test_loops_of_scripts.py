@@ -134,9 +134,10 @@ def test_an_optimizer_without_its_model_exchanges_as_much() -> None:
     torch.testing.assert_close(first, values_of(replicas()[0].parameters()), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("before", [0, 2])
 @pytest.mark.parametrize("way", WAYS)
-def test_others_wait_for_a_test_by_worker_0_as_long_as_it_takes(way: str) -> None:
-    """Longer than a worker may stand still: what it does between two steps is its own affair."""
+def test_others_wait_for_a_test_by_worker_0_as_long_as_it_takes(way: str, before: int) -> None:
+    """Longer than a worker may stand still: what it does before a step, the first one too, is its own affair."""
     lost_after_s = 0.6
     tested_s = 1.25 * Patience(lost_after_s).still_after_s
 
@@ -144,10 +145,7 @@ def test_others_wait_for_a_test_by_worker_0_as_long_as_it_takes(way: str) -> Non
         model = made_model(0)
         optimizer = DistributedOptimizer(sgd(model), model, world)
         for step, inputs, labels in batches(world.rank):
-            optimizer.zero_grad()
-            backward(model, step, inputs, labels)
-            optimizer.step()
-            if step == 1 and world.rank == 0:
+            if step == before and world.rank == 0:
                 until = time.monotonic() + tested_s
                 model.eval()
                 with torch.no_grad():
@@ -155,6 +153,9 @@ def test_others_wait_for_a_test_by_worker_0_as_long_as_it_takes(way: str) -> Non
                         model(inputs, step)
                         time.sleep(0.05)
                 model.train()
+            optimizer.zero_grad()
+            backward(model, step, inputs, labels)
+            optimizer.step()
         return values_of(model.parameters())
 
     cluster = {"lost_after_s": lost_after_s, "heartbeat_s": 0.05}

@@ -215,6 +215,7 @@ def test_workers_with_other_optimizers_are_told_apart() -> None:
     def work(world: World) -> None:
         optimizer = torch.optim.Adam(models[world.rank].parameters(), betas=(0.9 - 0.1 * world.rank, 0.99))
         DistributedOptimizer(optimizer, models[world.rank], world, update="servers")
+        ones(models[world.rank]).backward()
 
     with pytest.raises(TaihuError, match=r"worker [01]'s optimizer differs from that of the others: adam has beta1"):
         on_workers(2, work, servers=1)
@@ -227,6 +228,7 @@ def test_who_updates_is_said_alike() -> None:
         optimizer = torch.optim.Adam(models[world.rank].parameters())
         update: Any = ("workers", "servers")[world.rank]
         DistributedOptimizer(optimizer, models[world.rank], world, update=update)
+        ones(models[world.rank]).backward()
 
     with pytest.raises(TaihuError, match=r'it says update="(workers|servers)", expected "(workers|servers)"'):
         on_workers(2, work, servers=1)

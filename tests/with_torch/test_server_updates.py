@@ -125,7 +125,8 @@ def spread(make: Make, *, steps: int = STEPS, hashes_all: bool = False, **exchan
         keep_hash()
         # Steps were measured, and their plan holds, in an order that all workers have.
         assert optimizer._steps is not None
-        assert steps < STEPS or optimizer._steps._exchange.plan.version > 1
+        assert optimizer._steps._layers is not None
+        assert steps < STEPS or optimizer._steps._layers.exchange.plan.version > 1
         return losses, hashes
 
     seen = on_workers(3, work, servers=2, exchange=exchange)
@@ -209,13 +210,18 @@ def test_forward_computes_with_what_is_there_while_the_rest_is_on_its_way(monkey
         if world.rank:
             other = copy.deepcopy(model)
             optimizer = DistributedOptimizer(torch.optim.SGD(other.parameters()), other, world, update="servers")
-            other(torch.ones(1, 3)).sum().backward()
-            optimizer.step()
+            for _ in range(2):
+                other(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
             return
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), model, world, update="servers")
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        optimizer.synchronize()
         assert optimizer._steps is not None
+        assert optimizer._steps._layers is not None
         nonlocal watched
-        watched = optimizer._steps._exchange
+        watched = optimizer._steps._layers.exchange
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
         for number, module in enumerate(model):

@@ -1,0 +1,85 @@
+"""The order of parameters in the layout: that in which gradients were complete in worker 0's first backward.
+
+A parameter has a number, its position in the model from the output side; `order[layer]` is the number of the one that
+is this layer of the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.errors import ConfigError
+from taihu.layout import Layout
+
+__all__ = ["ORDER", "order_of_state", "state_in_order", "whole_order", "with_layers"]
+
+ORDER: Final = "order"
+"""The name of the order in a state, shape (parameters,), int64; one that has none is in the order of numbers."""
+
+_OF_VALUES: Final = ("residual", "velocity")
+_OF_UNITS: Final = ("bounds", "thresholds", "ages", "kept")
+
+
+def whole_order(came: Iterable[int], count: int) -> tuple[int, ...]:
+    """All numbers below `count`: those that `came` as they did, and the others behind them."""
+    return tuple(dict.fromkeys([*came, *range(count)]))
+
+
+def with_layers(layout: Layout, order: Sequence[int]) -> Layout:
+    """The layout whose layer i is layer `order[i]` of `layout`."""
+    return Layout(tuple(layout.layers[number] for number in order))
+
+
+def order_of_state(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> tuple[int, ...]:
+    """The order in which a state of compression was kept, see `CompressionState.arrays`.
+
+    Args:
+        arrays: the state.
+        layout: of the parameters in the order of their numbers.
+
+    Raises:
+        ConfigError: it belongs to other parameters.
+    """
+    seen, count = arrays["residual"].size, len(layout.layers)
+    if seen != layout.elements:
+        raise ConfigError(
+            f"the state holds back {seen:,} values, expected {layout.elements:,}: load the state of a worker that "
+            "trains the same parameters"
+        )
+    order = tuple(map(int, arrays.get(ORDER, np.arange(count)).tolist()))
+    if sorted(order) != list(range(count)):
+        raise ConfigError(
+            f"the state is in an order of {len(order)} parameters, expected each of {count} once: load the state of "
+            "a worker that trains the same parameters"
+        )
+    return order
+
+
+def state_in_order(
+    arrays: Mapping[str, NDArray[Any]], layout: Layout, order: Sequence[int]
+) -> dict[str, NDArray[Any]]:
+    """A state of compression as one that is kept in `order`; thresholds of another order are made anew.
+
+    Args:
+        arrays: the state.
+        layout: of the parameters in the order of their numbers.
+        order: of the state that is returned.
+
+    Raises:
+        ConfigError: it belongs to other parameters.
+    """
+    before = order_of_state(arrays, layout)
+    if before == tuple(order):
+        return dict(arrays)
+    offsets = with_layers(layout, before).offsets
+    layers = {number: slice(offsets[place], offsets[place + 1]) for place, number in enumerate(before)}
+    moved = {name: array[:0] if name in _OF_UNITS else array for name, array in arrays.items()}
+    moved[ORDER] = np.array(order, dtype=np.int64)
+    for name in _OF_VALUES:
+        if len(values := arrays[name]):
+            moved[name] = np.concatenate([values[layers[number]] for number in order])
+    return moved
