@@ -104,7 +104,7 @@ class BackwardSteps:
             updates.watch(self.read, self.settle)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """What compression holds back here, and its `ORDER`; live, and empty where nothing is compressed."""
+        """The live state of compression here, and its `ORDER`; empty where nothing is compressed."""
         if self._layers is None:
             return self._loaded
         compression = self._layers.exchange.compression

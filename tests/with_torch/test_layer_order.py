@@ -219,7 +219,7 @@ COMPRESSED: Mapping[str, Any] = {"compression": {"method": "lags", "density": 0.
 
 
 def kept(optimizer: DistributedOptimizer) -> dict[str, torch.Tensor]:
-    """What is held back of each parameter."""
+    """Residuals by the names of parameters."""
     state, steps = optimizer.state_dict(), optimizer._steps
     assert steps is not None
     layout = with_layers(steps._layout, state["taihu.order"].tolist())
