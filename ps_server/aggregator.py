@@ -1,8 +1,8 @@
 """Collects the frames of all workers: a pure object, no gRPC, threads or clocks.
 
 Every frame of the plan is summed on its own, so that its answer starts on the way back while the rest of its group is
-still being pushed. Steps of one frame follow each other without gaps: a worker pushes step t + 1 only after it has
-pulled step t, so anything else is stale or a defect.
+still being pushed. Steps of one frame follow each other without gaps, unless workers may leave some out: a worker
+pushes step t + 1 only after it has pulled step t, so anything else is stale or a defect.
 
 Attempts count how often the run has gone back, and never fall in it. The first frame of a higher one drops what had
 come of the step under way, and what still comes of a lower one is refused. That is for a step of which nothing has
@@ -48,22 +48,35 @@ class Complete(Generic[Payload]):
 
 
 class _Slot(Generic[Payload]):
-    """The state of one frame: contributions to the step after `step`."""
+    """The state of one frame: contributions to a step after `step`, which is `awaited` where some are there."""
 
     def __init__(self, frame: FrameSpec, step: int) -> None:
         self.frame = frame
-        self.step = step
+        self.step = self.awaited = step
         self.applied = True
         self.skipped = False
         self.pending: dict[int, Payload] = {}
 
 
 class Aggregator(Generic[Payload]):
-    """Collects contributions to the frames of a plan, starting after `last_step`."""
+    """Collects contributions to the frames of a plan, starting after `last_step`.
 
-    def __init__(self, *, job: str, plan: int, workers: int, frames: Sequence[FrameSpec], last_step: int = 0) -> None:
+    With `gaps` workers may leave a frame out of a step, all of them alike.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        plan: int,
+        workers: int,
+        frames: Sequence[FrameSpec],
+        last_step: int = 0,
+        gaps: bool = False,
+    ) -> None:
         self._job = job
         self._workers = workers
+        self._gaps = gaps
         self._incarnations: dict[int, int] = {}
         self._left: set[int] = set()
         self._attempt = 0
@@ -128,13 +141,11 @@ class Aggregator(Generic[Payload]):
         What waits is nothing if `attempt` is a higher one.
         """
         given_up = attempt > self._attempt
-        return all(
-            slot.step == step and slot.applied and (given_up or not slot.pending) for slot in self._slots.values()
-        )
+        return all(self._has_ended(slot, step) and (given_up or not slot.pending) for slot in self._slots.values())
 
     def has_ended(self, step: int) -> bool:
         """Whether every frame has been applied up to `step`, and none beyond it; frames may wait for workers."""
-        return all(slot.step == step and slot.applied for slot in self._slots.values())
+        return all(self._has_ended(slot, step) for slot in self._slots.values())
 
     def offer(self, header: FrameHeader, payload: Payload) -> Outcome | Complete[Payload]:
         """Take one frame in; only a frame that is not refused changes anything.
@@ -158,6 +169,7 @@ class Aggregator(Generic[Payload]):
         if absent := self._left - slot.pending.keys():
             raise _left(min(absent), sender)
         slot.pending[sender] = payload
+        slot.awaited = at.step
         if len(slot.pending) < self._workers:
             return Outcome.PENDING
         contributions = tuple(slot.pending[rank] for rank in range(self._workers))
@@ -197,12 +209,18 @@ class Aggregator(Generic[Payload]):
             if slot.pending
         }
 
+    def _has_ended(self, slot: _Slot[Payload], step: int) -> bool:
+        """Whether a frame has been applied up to `step`, and not beyond it."""
+        return slot.applied and (slot.step == step or (self._gaps and slot.step < step))
+
     def _check_step(self, header: FrameHeader, slot: _Slot[Payload]) -> None:
         """Refuse all but the step to come, and the last one if it was collected here."""
         at, group, offset, _ = header.address
-        if at.step == slot.step > self._last_step or (at.step == slot.step + 1 and slot.applied):
+        following = slot.awaited if slot.pending else slot.step + 1
+        is_next = at.step == following or (self._gaps and not slot.pending and at.step > following)
+        if at.step == slot.step > self._last_step or (is_next and slot.applied):
             return
-        expected = slot.step + 1 if slot.applied else f"none before the answer to step {slot.step}"
+        expected = str(following) if slot.applied else f"none before the answer to step {slot.step}"
         raise StaleError(
             f"{header.sender.label}, group {group}, offset {offset}: step {at.step}, expected {expected}"
         )

@@ -115,7 +115,11 @@ class ServerShard:
         self._summing.adopt(frames)
         self._scratches = ScratchPool(frames)
         self._aggregator: Aggregator[Contribution] = Aggregator(
-            job=job.name, plan=plan.version, workers=job.cluster.workers, frames=frames
+            job=job.name,
+            plan=plan.version,
+            workers=job.cluster.workers,
+            frames=frames,
+            gaps=job.leaves_out,
         )
         self.buffers = FrameBuffers()
 

@@ -32,10 +32,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer with parameters; its tensors lie one after another."""
+    """One layer with parameters; its tensors lie one after another.
+
+    Layers of different `kind` are never exchanged together: a step may bring gradients of one kind alone.
+    """
 
     name: str
     tensors: tuple[TensorSpec, ...]
+    kind: int = 0
 
     @cached_property
     def elements(self) -> int:
@@ -67,8 +71,13 @@ class Layout:
 
     def by_tensor(self) -> Layout:
         """The same arena with each tensor as a layer of its own, named LAYER.TENSOR."""
-        tensors = ((f"{layer.name}.{tensor.name}", tensor) for layer in self.layers for tensor in layer.tensors)
-        return Layout(tuple(LayerSpec(name, (tensor,)) for name, tensor in tensors))
+        return Layout(
+            tuple(
+                LayerSpec(f"{layer.name}.{tensor.name}", (tensor,), layer.kind)
+                for layer in self.layers
+                for tensor in layer.tensors
+            )
+        )
 
     @cached_property
     def digest(self) -> str:

@@ -16,7 +16,7 @@ from taihu.planner.calibration import calibrate, with_measured_bytes
 from taihu.planner.carriage import Carriage, faster_carrier, first_carriage, steps_by
 from taihu.planner.decide import best_frame_elements, decide, predict
 from taihu.planner.fc_mode import FcLayer
-from taihu.planner.groups import Group, cap_groups, plan_groups
+from taihu.planner.groups import Group, cap_groups, cut_at_kinds, plan_groups
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.partition import SPARSE_FRAME_ELEMENTS
 from taihu.planner.profile import Compression, LinkCost, Profile
@@ -73,7 +73,8 @@ def _asks_links(job: Job) -> bool:
 
 
 def _capped(job: Job, layout: Layout, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-    """No group is larger than a bucket where its memory is given back."""
+    """No group has layers of several kinds, nor is larger than a bucket where its memory is given back."""
+    groups = cut_at_kinds(groups, layout)
     if job.zero < 2:
         return groups
     return cap_groups(groups, layout, job.bucket_bytes(layout.elements) // BYTES_PER_VALUE)

@@ -223,6 +223,11 @@ class Job(Section):
         return 1 if self.servers else 0
 
     @property
+    def leaves_out(self) -> bool:
+        """Whether a step may bring gradients of some layers alone: those of one of a script's optimizers."""
+        return self.exchange.returns == "gradients"
+
+    @property
     def refuses_non_finite(self) -> bool:
         """Whether gradients that are not finite end the run; those that come back are judged by whoever updates."""
         if self.exchange.non_finite is None:

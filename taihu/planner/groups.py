@@ -18,6 +18,7 @@ __all__ = [
     "GroupCountdown",
     "cap_groups",
     "check_groups",
+    "cut_at_kinds",
     "gradient_room",
     "group_bounds",
     "group_of_layer",
@@ -92,6 +93,10 @@ class GroupCountdown:
         self.missing[group] -= count
         return None if self.missing[group] else group
 
+    def leave_out(self, group: int) -> None:
+        """Nothing of a group is missing any more, although none of it came."""
+        self.missing[group] = 0
+
 
 def cap_groups(groups: Sequence[Group], layout: Layout, most_elements: int) -> tuple[Group, ...]:
     """Cut every group between layers so that none of several layers has more than `most_elements`.
@@ -99,6 +104,20 @@ def cap_groups(groups: Sequence[Group], layout: Layout, most_elements: int) -> t
     These are the buffers of constant size of ZeRO-R (Rajbhandari et al. 2020, section 6.2).
     """
     return tuple(part for group in groups for part in _parts(group, layout, most_elements))
+
+
+def cut_at_kinds(groups: Sequence[Group], layout: Layout) -> tuple[Group, ...]:
+    """Cut every group between layers of different kinds."""
+    return tuple(part for group in groups for part in _of_one_kind(group, layout))
+
+
+def _of_one_kind(group: Group, layout: Layout) -> Iterator[Group]:
+    first = group.first_layer
+    for layer in range(first + 1, group.last_layer + 1):
+        if layout.layers[layer].kind != layout.layers[first].kind:
+            yield Group(first, layer - 1)
+            first = layer
+    yield Group(first, group.last_layer)
 
 
 def _parts(group: Group, layout: Layout, most_elements: int) -> Iterator[Group]:

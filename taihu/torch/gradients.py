@@ -121,9 +121,9 @@ class GradientArena:
         self._settle()
         self._unpin()
 
-    def bind(self) -> None:
-        """Have backward add to the arena wherever a parameter has no gradient, as after `zero_grad`."""
-        for index in range(len(self.parameters)):
+    def bind(self, indices: Iterable[int]) -> None:
+        """Have backward add to the arena where parameters `indices` have no gradient, as after `zero_grad`."""
+        for index in indices:
             self.bind_one(index)
 
     def bind_one(self, index: int) -> None:
@@ -162,9 +162,10 @@ class GradientArena:
         if staging is not None:
             staging.wait(index)
 
-    def give(self) -> None:
-        """The arena has what came back for all parameters: have it in their gradients."""
-        for index, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
+    def give(self, indices: Iterable[int]) -> None:
+        """The arena has what came back for parameters `indices`: have it in their gradients."""
+        for index in indices:
+            parameter, view = self.parameters[index], self._views[index]
             if self._is_bound[index]:
                 continue
             if parameter.grad is None:

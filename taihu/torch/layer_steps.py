@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from taihu.job import Job
 from taihu.torch.gradients import GradientArena
 from taihu.torch.reports import Reports
+from taihu.torch.turns import Brought, Turns
 from taihu.wire.clock import Clock
 from worker.exchange.shell import Exchange
 from worker.session import Session
@@ -18,8 +20,20 @@ from worker.training.step_record import StepRecord
 __all__ = ["LayerSteps"]
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The part of the layout that a step exchanges, and the groups that are left out of it; all ascending."""
+
+    layers: list[int]
+    groups: list[int]
+    left_out: list[int]
+
+
 class LayerSteps:
     """Pushes groups in the plan's order, whatever order gradients come in: all workers push alike.
+
+    Where a script has several optimizers, groups without a gradient of those that a step is about are left out of it.
+    What is expected of them is pushed as it comes, the others at the end of backward: this order is everybody's, too.
 
     A step is `begin`; `take` for each gradient; `end`, `finish` and `close`. One thread calls all of these.
 
@@ -29,6 +43,8 @@ class LayerSteps:
         session: that the exchange belongs to.
         reports: are told of steps and plans.
         measuring: says when workers report.
+        owners: of each layer the number of the optimizer.
+        turns: of the optimizers.
         timed: carries out a wait, and measures it.
         waits: called with whether this worker waits for others from now on.
     """
@@ -41,12 +57,16 @@ class LayerSteps:
         reports: Reports,
         measuring: Measuring,
         *,
+        owners: Sequence[int],
+        turns: Turns,
         timed: Callable[[Wait, int], None],
         waits: Callable[[bool], None],
         clock: Clock,
     ) -> None:
         self.gradients = gradients
         self.exchange: Exchange = session.exchange
+        self._owners = owners
+        self._turns = turns
         self._reports = reports
         self._measuring = measuring
         self._timed = timed
@@ -55,6 +75,7 @@ class LayerSteps:
         self._copies = job.zero >= 2
         self._driver = StepDriver(job, session.exchange, timed)
         self._follower = PlanFollower(measuring, session.client, job.exchange.timeout_s)
+        self._parts: dict[Brought, _Part] = {}
 
     def group_of(self, layer: int) -> int:
         """The group that a layer belongs to."""
@@ -66,8 +87,9 @@ class LayerSteps:
 
     def begin(self, record: StepRecord, rates: Sequence[float] | None) -> None:
         """A step begins; nothing of the one before is under way. `rates` as `Exchange.begin` takes them."""
-        count = len(self.gradients.parameters)
+        count = len(self._owners)
         self._is_ready, self._ready_s, self._next = [False] * count, [0.0] * count, 0
+        self._order = self._part_of(self._turns.expected).layers
         self._driver.begin(record.step, one_by_one=record.serial, rates=rates)
 
     def take(self, layer: int) -> None:
@@ -77,27 +99,39 @@ class LayerSteps:
             self.gradients.take(layer)
 
     def push(self, record: StepRecord, *, waits: bool = False) -> None:
-        """Tell the driver of layers in the plan's order, as far as their gradients are there, or with `waits` of all.
+        """Tell the driver of layers in their order, as far as their gradients are there, or with `waits` of all.
 
         A device may still compute what this thread has been told of: it is ready when it has arrived.
         """
-        while self._next < len(self._is_ready) and self._is_ready[self._next]:
+        while self._next < len(self._order) and self._is_ready[layer := self._order[self._next]]:
             if self._copies:
-                self._driver.prepare(self._next)
-                self.gradients.take(self._next)
-            if not self.gradients.is_there(self._next):
+                self._driver.prepare(layer)
+                self.gradients.take(layer)
+            if not self.gradients.is_there(layer):
                 if not waits:
                     return
-                self.gradients.wait(self._next)
-            self._ready_s[self._next] = self._clock.now() - record.waited_in_backward_s
-            self._driver.ready(self._next)
+                self.gradients.wait(layer)
+            self._ready_s[layer] = self._clock.now() - record.waited_in_backward_s
+            self._driver.ready(layer)
             self._next += 1
 
-    def end(self, record: StepRecord) -> None:
-        """Backward is over: what has not come took no part in this forward, here at least, and counts as zeros."""
-        for layer, is_ready in enumerate(self._is_ready):
-            if not is_ready:
+    def end(self, record: StepRecord, brought: Brought) -> None:
+        """Backward is over, and has brought gradients of these optimizers.
+
+        What has not come of them took no part in this forward, here at least, and counts as zeros.
+        """
+        self._turns.agreed(brought)
+        part = self._part = self._part_of(brought)
+        for layer in part.layers:
+            if not self._is_ready[layer]:
                 self.take(layer)
+        for group in part.left_out:
+            self._driver.leave_out(group)
+        if self._order is not part.layers:
+            # All that was pushed is part of it.
+            wanted, expected = set(part.layers), set(self._order)
+            self._order = [layer for layer in self._order if layer in wanted]
+            self._order += [layer for layer in part.layers if layer not in expected]
         self.push(record, waits=True)
         record.backward_end_s = self._clock.now()
         self._driver.end_backward()
@@ -105,6 +139,10 @@ class LayerSteps:
     def finish(self) -> None:
         """Return when every group has been summed, and updated where servers do so."""
         self._timed(lambda _: self._driver.finish(), 0)
+
+    def give(self) -> None:
+        """Have what came back in the gradients of the parameters that the step was about."""
+        self.gradients.give(self._part.layers)
 
     def close(self, record: StepRecord) -> None:
         """Note a step that has ended, and go on by another plan where the workers have agreed on one."""
@@ -114,13 +152,29 @@ class LayerSteps:
             latest = max(latest, ready_s)
             record.ready_s.append(latest)
         record.waited_s += record.waited_in_backward_s
-        record.times, record.path = self.exchange.group_times(), self.exchange.path
-        self._follower.observe(record)
+        times = self.exchange.group_times()
+        record.times, record.path = [times[group] for group in self._part.groups], self.exchange.path
+        if self._turns.counts:
+            self._follower.observe(record, self._turns.counted)
         self._reports.stepped(record)
         self._reports.travels(record.path)
-        if self._measuring.reports_after(record.step):
+        if self._turns.counts and self._measuring.reports_after(self._turns.counted):
             self._waits(True)
             plan = self._follower.report(record.step)
             self._waits(False)
             self._driver.adopt(plan)
+            self._parts.clear()
             self._reports.planned(plan)
+
+    def _part_of(self, brought: Brought) -> _Part:
+        """The groups that have a layer of one of these optimizers."""
+        part = self._parts.get(brought)
+        if part is None:
+            group_of = [self.group_of(layer) for layer in range(len(self._owners))]
+            groups = {group for group, owner in zip(group_of, self._owners, strict=True) if owner in brought}
+            part = self._parts[brought] = _Part(
+                [layer for layer, group in enumerate(group_of) if group in groups],
+                sorted(groups),
+                sorted(set(group_of) - groups),
+            )
+        return part

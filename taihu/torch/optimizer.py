@@ -49,6 +49,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._world = world
         self._brings: list[torch.Tensor] = []
         self._steps: BackwardSteps | None = None
+        self._number = 0
         self._serves = update == "servers" and not world.is_alone
         if world.is_alone:
             return
@@ -60,12 +61,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if model is None:
                 raise ConfigError('update="servers": parameters come while modules run; give the model, too')
             updates = ServerUpdates(ScriptOptimizer(optimizer, parameters), model, layout, parameters)
-        steps = self._steps = world.train(layout, parameters, self._brings, updates)
+        steps, numbers = world.train(layout, parameters, self._brings, updates, model=model)
+        self._steps, self._number = steps, steps.optimizers - 1
         if self._serves:
             by_servers = set(map(id, parameters))
             self._brings = [each for each in self._brings if id(each) not in by_servers]
         if model is not None:
-            model.register_forward_pre_hook(lambda *_: steps.begins() if torch.is_grad_enabled() else None)
+            model.register_forward_pre_hook(lambda *_: steps.begins(numbers) if torch.is_grad_enabled() else None)
             model.register_forward_hook(lambda *_: steps.forwarded())
 
     @property
@@ -105,7 +107,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizer inside, which can load it, too; with what compression has held back here.
 
-        That differs from worker to worker: each saves and loads its own.
+        That differs from worker to worker: each saves and loads its own. Of several optimizers the first one has it.
 
         Raises:
             ConfigError: the state is on the servers.
@@ -116,7 +118,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 'saved; save model.state_dict() alone, or give update="workers"'
             )
         state: dict[str, Any] = self.optimizer.state_dict()
-        own = {} if self._steps is None else self._steps.state()
+        own = {} if self._steps is None or self._number else self._steps.state()
         return {**state, **{_OURS + name: torch.from_numpy(array.copy()) for name, array in own.items()}}
 
     @override
@@ -153,7 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         the end of the block all have the parameters of the last of them. Means are those of all workers all the same.
 
         Raises:
-            ConfigError: layers are spread over the workers.
+            ConfigError: layers are spread over the workers, or there are several optimizers.
         """
         if self._steps is None:
             yield
@@ -162,6 +164,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigError(
                 "join(): a forward of layers that shard_linear has spread needs all workers; give each as many "
                 "batches, of any sizes"
+            )
+        if self._steps.optimizers > 1:
+            raise ConfigError(
+                f"join(): the script has {self._steps.optimizers} optimizers, and which of them steps behind a "
+                "backward of others is not known here; give each worker as many batches"
             )
         self._steps.is_joined = True
         try:
@@ -182,12 +189,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """During the block gradients are added up here; the first backward behind it exchanges the sum."""
+        """During the block gradients are added up here; the first backward behind it exchanges the sum.
+
+        Those of other optimizers are exchanged as ever.
+        """
         if self._steps is None:
             yield
             return
-        former, self._steps.is_synced = self._steps.is_synced, False
+        former, self._steps.adds_up = self._steps.adds_up, self._steps.adds_up | {self._number}
         try:
             yield
         finally:
-            self._steps.is_synced = former
+            self._steps.adds_up = former

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from allreduce.communicator import Communicator
-from taihu.errors import RunError
+from taihu.errors import ConfigError, RunError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.torch.gradients import GradientArena
@@ -19,6 +19,7 @@ from taihu.torch.layer_steps import LayerSteps
 from taihu.torch.order import ORDER, order_of_state, state_in_order, whole_order
 from taihu.torch.reports import Reports
 from taihu.torch.server_updates import ServerUpdates
+from taihu.torch.turns import Brought, Turns
 from taihu.wire.clock import Clock, SystemClock
 from worker.session import Session
 from worker.training.calibration import Measuring
@@ -35,13 +36,11 @@ class BackwardSteps:
     """Drives an exchange by what autograd tells of parameters; the thread that calls backward does all of it.
 
     The exchange is opened at the end of the first backward whose gradients are exchanged, when it is known in which
-    order they come, and takes all of them then. Parameters have numbers, their positions in `layout`; layers are
-    those of the exchange's layout.
+    order they come, and takes all of them then. Parameters have numbers, their positions among all that were added;
+    layers are those of the exchange's layout.
 
     Args:
         job: of the run.
-        layout: a layer for each parameter, the last one of the model first.
-        parameters: in this order.
         open_exchange: opens it; all workers call it together.
         reports: are told of steps and plans.
         agree: called with an order, returns that of worker 0; all workers call it together.
@@ -53,8 +52,6 @@ class BackwardSteps:
     def __init__(
         self,
         job: Job,
-        layout: Layout,
-        parameters: Sequence[torch.nn.Parameter],
         open_exchange: Open,
         reports: Reports,
         *,
@@ -65,24 +62,29 @@ class BackwardSteps:
         clock: Clock | None = None,
     ) -> None:
         self._job = job
-        self._layout = layout
-        self._parameters = parameters
+        self._layout = Layout(())
+        self._parameters: list[torch.nn.Parameter] = []
+        # Of each parameter the number of its optimizer.
+        self._owners: list[int] = []
         self._open_exchange = open_exchange
         self._reports = reports
         self._agree = agree
         self._communicator = communicator
         self._waits = waits
-        self._updates = updates
+        self.updates = updates
         self._clock = clock or SystemClock()
         self._measuring = Measuring(job.exchange.calibration_steps, job.exchange.replan_every)
         self.step = 0
         """The number of backward passes whose gradients were exchanged."""
-        self.is_synced = True
-        """Whether the next backward's gradients are exchanged; else they are added up here."""
+        self.optimizers = 0
+        """The number of optimizers whose parameters were added."""
+        self.adds_up: frozenset[int] = frozenset()
+        """The optimizers whose gradients are added up here, and not exchanged, in the next backward."""
         self.is_joined = False
         """Whether workers may have different numbers of backwards, and tell each other of one before each."""
         self._own = 0
         self._rates: Sequence[float] | None = None
+        self._turns: Turns | None = None
         self._layers: LayerSteps | None = None
         self._order: tuple[int, ...] = ()
         self._layer_of: dict[int, int] = {}
@@ -96,12 +98,48 @@ class BackwardSteps:
         self._unread: set[int] = set()
         self._waited_in_forward_s = 0.0
         self._start_s = self._forward_end_s = self._clock.now()
-        for number, parameter in enumerate(parameters):
-            parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
-            if updates is not None:
-                parameter.register_hook(partial(self._accumulates, number))
         if updates is not None:
             updates.watch(self.read, self.settle)
+
+    @property
+    def layout(self) -> Layout:
+        """A layer for each parameter, by numbers."""
+        return self._layout
+
+    @property
+    def parameters(self) -> Sequence[torch.nn.Parameter]:
+        """All parameters, by numbers."""
+        return self._parameters
+
+    def add(self, layout: Layout, parameters: Sequence[torch.nn.Parameter]) -> range:
+        """Exchange the gradients of one more optimizer's parameters; returns their numbers.
+
+        Args:
+            layout: a layer for each of them, the last one of the model first.
+            parameters: in this order.
+
+        Raises:
+            ConfigError: another optimizer has one of them, too.
+            RunError: the first backward has begun.
+        """
+        if self._turns is not None:
+            raise RunError(
+                "an optimizer comes behind the first backward: give all of them to DistributedOptimizer before it"
+            )
+        known = set(map(id, self._parameters))
+        for layer, parameter in zip(layout.layers, parameters, strict=True):
+            if id(parameter) in known:
+                raise ConfigError(f"{layer.name} is a parameter of another optimizer, too: give it to one of them")
+        numbers = range(len(self._parameters), len(self._parameters) + len(parameters))
+        self._layout = Layout((*self._layout.layers, *layout.layers))
+        self._parameters += parameters
+        self._owners += [self.optimizers] * len(parameters)
+        self.optimizers += 1
+        for number, parameter in zip(numbers, parameters, strict=True):
+            parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
+            if self.updates is not None:
+                parameter.register_hook(partial(self._accumulates, number))
+        return numbers
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The live state of compression here, and its `ORDER`; empty where nothing is compressed."""
@@ -126,10 +164,10 @@ class BackwardSteps:
         assert compression is not None  # noqa: S101
         compression.resume(state_in_order(state, self._layout, self._order))
 
-    def begins(self) -> None:
-        """A forward begins: gradients that it leads to are to be added to the arena."""
-        if self._updates is None and self._layers is not None:
-            self._layers.gradients.bind()
+    def begins(self, numbers: Iterable[int]) -> None:
+        """A forward begins: gradients of parameters `numbers` that it leads to are to be added to the arena."""
+        if self.updates is None and self._layers is not None:
+            self._layers.gradients.bind(self._layer_of[number] for number in numbers)
 
     def forwarded(self) -> None:
         """A forward has ended, most likely the last one before backward."""
@@ -137,7 +175,7 @@ class BackwardSteps:
 
     def read(self, numbers: Sequence[int]) -> None:
         """Return when the updated parameters `numbers` are here, which a module is about to read."""
-        assert self._updates is not None  # noqa: S101
+        assert self.updates is not None  # noqa: S101
         if self._record is not None:
             return  # what is computed again in backward has been read, and is pushed after that
         for number in numbers:
@@ -147,16 +185,16 @@ class BackwardSteps:
                 if group in self._unread:
                     self._layers.read(layer)
                     self._unread.discard(group)
-            self._updates.read(number)
+            self.updates.read(number)
 
     def settle(self) -> None:
         """Return when all parameters are those of the last step, where servers update them."""
-        if self._updates is None:
+        if self.updates is None:
             return
         self._finish_last()
         if self._record is None:
             for number in range(len(self._parameters)):
-                self._updates.read(number)
+                self.updates.read(number)
 
     def _finish_last(self) -> None:
         """Return when nothing of the step before is under way."""
@@ -169,9 +207,9 @@ class BackwardSteps:
 
     def stepped(self) -> None:
         """The script's optimizer steps, where servers have the gradients already."""
-        assert self._updates is not None  # noqa: S101
-        self._updates.stepped()
-        self.read(self._updates.at_step)
+        assert self.updates is not None  # noqa: S101
+        self.updates.stepped()
+        self.read(self.updates.at_step)
 
     def follow(self, update: Callable[[], None]) -> int:
         """Take part in the backwards of workers that have more, with gradients of zeros; `update` follows each.
@@ -205,9 +243,9 @@ class BackwardSteps:
 
     def _ready(self, number: int, _: torch.Tensor) -> None:
         """The gradient of a parameter is complete for this backward."""
-        if self._updates is not None:
-            self._updates.brought(number)
-        if not self.is_synced:
+        if self.updates is not None:
+            self.updates.brought(number)
+        if self._owners[number] in self.adds_up:
             return
         record = self._record or self._begin_in_backward()
         if number in self._came:
@@ -231,10 +269,14 @@ class BackwardSteps:
         return record
 
     def _begin(self, *, follows: bool = False) -> StepRecord:
-        self._rates = None if self._updates is None else () if follows else self._updates.rates()
+        self._rates = None if self.updates is None else () if follows else self.updates.rates()
         self.step += 1
-        serial = self._measuring.is_serial(self.step)
-        record = StepRecord(self.step, serial, self._measuring.is_steady(self.step), self._start_s)
+        turns = self._turns = self._turns or Turns(self.optimizers)
+        turns.begin()
+        number = turns.counted + 1
+        serial = turns.expects_all and self._measuring.is_serial(number)
+        steady = not serial and self._measuring.is_steady(number)
+        record = StepRecord(self.step, serial, steady, self._start_s)
         record.forward_end_s = max(self._start_s, self._forward_end_s)
         record.waited_s = record.waited_in_forward_s = self._waited_in_forward_s
         self._waited_in_forward_s = 0.0
@@ -254,12 +296,15 @@ class BackwardSteps:
         self._order = orders[0]
         self._layer_of = {number: layer for layer, number in enumerate(self._order)}
         gradients, session = self._open_exchange(self._order)
+        assert self._turns is not None  # noqa: S101
         layers = self._layers = LayerSteps(
             self._job,
             gradients,
             session,
             self._reports,
             self._measuring,
+            owners=[self._owners[number] for number in self._order],
+            turns=self._turns,
             timed=self._wait,
             waits=self._waits,
             clock=self._clock,
@@ -277,18 +322,27 @@ class BackwardSteps:
         record = self._record
         assert record is not None  # noqa: S101
         layers = self._layers or self._begin_exchange(record)
-        layers.end(record)
-        if self._updates is not None:
-            self._updates.pushed()
+        layers.end(record, self._brought())
+        if self.updates is not None:
+            self.updates.pushed()
             self._unread = set(range(len(layers.exchange.plan.groups)))
             self._record, self._open = None, record
             record.end_s = self._start_s = self._clock.now()
             return
         layers.finish()
-        layers.gradients.give()
+        layers.give()
         self._record = None
         record.end_s = self._start_s = self._clock.now()
         layers.close(record)
+
+    def _brought(self) -> Brought:
+        """The optimizers that some worker has gradients of in this backward."""
+        if self.optimizers == 1:
+            return frozenset((0,))
+        has_some = np.zeros(self.optimizers, dtype=np.float32)
+        has_some[[self._owners[number] for number in self._came]] = 1.0
+        self._wait(lambda _: self._communicator.allreduce(has_some), 0)
+        return frozenset(np.flatnonzero(has_some).tolist())
 
     def _wait(self, wait: Wait, group: int) -> None:
         self._waits(True)

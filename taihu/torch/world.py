@@ -15,7 +15,7 @@ import torch
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import Meeting, listen_for_peers
 from taihu.coordination.members import Progress
-from taihu.errors import RunError, TaihuError
+from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job, settled
 from taihu.layout import Layout
 from taihu.process.last_will import LastWill
@@ -52,6 +52,7 @@ class World:
         self._session: Session | None = None
         self._spread: Spread | None = None
         self._steps: BackwardSteps | None = None
+        self._models: list[torch.nn.Module | None] = []
         self._is_waiting = False
         self._has_left = False
         self._activity = Activity(SystemClock())
@@ -103,58 +104,75 @@ class World:
         parameters: Sequence[torch.nn.Parameter],
         brings: Sequence[torch.Tensor],
         updates: ServerUpdates | None = None,
-    ) -> BackwardSteps:
-        """Join, take over worker 0's values, and exchange gradients from the next backward on.
+        *,
+        model: torch.nn.Module | None = None,
+    ) -> tuple[BackwardSteps, range]:
+        """Join, take over worker 0's values, and exchange an optimizer's gradients from the next backward on.
+
+        All workers call this alike, for one optimizer after the other.
 
         Args:
             layout: a layer for each parameter; worker 0's first backward brings its layers into another order.
             parameters: in the layout's order.
             brings: all tensors that are to be worker 0's everywhere.
+            model: the one that the parameters belong to, if it is known.
             updates: of the servers, where these update: they bring the parameters, which lie in the arena then.
 
+        Returns:
+            The steps of all optimizers, and the numbers that these parameters have there.
+
         Raises:
-            ConfigError: the servers cannot.
-            RunError: this process does so already.
+            ConfigError: the servers cannot, or not for several optimizers.
+            RunError: the first backward has begun.
             TaihuError: the others cannot be reached.
         """
-        if self._steps is not None:
-            raise RunError(
-                "this process has a DistributedOptimizer already: give one optimizer all parameters, in groups of "
-                "their own where they are updated differently"
+        if self._steps is not None and (updates is not None or self._steps.updates is not None):
+            raise ConfigError(
+                'update="servers": servers carry out one optimizer of a script: give it all parameters, in groups of '
+                'their own, or give all of them update="workers"'
             )
         job = settled(self.job, None if updates is None else updates.script.rules)
         communicator = self.meet()
         bring(communicator, brings)
-        self._reports.joined(job)
-        self._steps = BackwardSteps(
-            job,
-            layout,
-            parameters,
-            partial(self._open, job=job, layout=layout, parameters=parameters, updates=updates),
-            self._reports,
-            agree=partial(_agree, communicator),
-            communicator=communicator,
-            waits=self._waits,
-            updates=updates,
-        )
-        return self._steps
+        if self._steps is None:
+            self._reports.joined(job)
+            self._steps = BackwardSteps(
+                job,
+                partial(self._open, job=job),
+                self._reports,
+                agree=partial(_agree, communicator),
+                communicator=communicator,
+                waits=self._waits,
+                updates=updates,
+            )
+        return self._steps, self._steps.add(self._of_optimizer(layout, model, job), parameters)
 
-    def _open(
-        self,
-        order: Sequence[int],
-        *,
-        job: Job,
-        layout: Layout,
-        parameters: Sequence[torch.nn.Parameter],
-        updates: ServerUpdates | None,
-    ) -> tuple[GradientArena, Session]:
+    def _of_optimizer(self, layout: Layout, model: torch.nn.Module | None, job: Job) -> Layout:
+        """The layers of one more optimizer, with names and a kind of their own where it is not the first.
+
+        Optimizers of one model may share groups: what comes in a backward of others alone goes as it is, or as zeros.
+        Where gradients are compressed it would not be as it was: something of what is held back would be sent.
+        """
+        number = len(self._models)
+        self._models.append(model)
+        if not number:
+            return layout
+        shares = model is not None and job.compression.method == "none"
+        kind = next(i for i, each in enumerate(self._models) if each is model) if shares else number
+        return Layout(
+            tuple(replace(layer, name=f"optimizer {number}: {layer.name}", kind=kind) for layer in layout.layers)
+        )
+
+    def _open(self, order: Sequence[int], *, job: Job) -> tuple[GradientArena, Session]:
         """Open the exchange of all parameters, whose layers are in `order`.
 
         Raises:
             TaihuError: the others cannot be reached, or train something else.
         """
         assert self._meeting is not None  # noqa: S101
-        layout = with_layers(layout, order)
+        assert self._steps is not None  # noqa: S101
+        updates, parameters = self._steps.updates, self._steps.parameters
+        layout = with_layers(self._steps.layout, order)
         arenas = arenas_of(job, layout.elements)
         rules = None if updates is None else updates.rules(order)
         if updates is not None and self.rank == 0:

@@ -122,6 +122,7 @@ def layout_to_message(layout: Layout) -> tensor_pb2.Layout:
             tensor_pb2.LayerSpec(
                 name=layer.name,
                 tensors=[tensor_pb2.TensorSpec(name=t.name, shape=t.shape) for t in layer.tensors],
+                kind=layer.kind,
             )
             for layer in layout.layers
         ]
@@ -140,7 +141,7 @@ def layout_from_message(message: tensor_pb2.Layout) -> Layout:
                 raise FrameError(f"layout: {layer.name}/{tensor.name} has a negative dimension {list(tensor.shape)}")
     return Layout(
         tuple(
-            LayerSpec(layer.name, tuple(TensorSpec(t.name, tuple(t.shape)) for t in layer.tensors))
+            LayerSpec(layer.name, tuple(TensorSpec(t.name, tuple(t.shape)) for t in layer.tensors), layer.kind)
             for layer in message.layers
         )
     )

@@ -182,6 +182,18 @@ def test_groups_whose_memory_is_given_back_are_no_larger_than_a_bucket(zero: int
         assert all(left + right.elements > 20_000 for left, right in following_layers(planning.plan.groups, sizes))
 
 
+@pytest.mark.parametrize("plan", ["auto", "single"])
+def test_groups_have_layers_of_one_kind_before_and_behind_a_report(plan: str) -> None:
+    layout = Layout(tuple(replace(layer, kind=number // 5) for number, layer in enumerate(TWELVE.layers)))
+    settings = make_job(1, 2, exchange={"plan": plan}, compression={"method": "none"})
+    first = first_plan(settings, layout, one_host=False).groups
+    second = reported(settings, 0.0001, layout=layout).plan.groups
+    assert len(first) == (3 if plan == "single" else 12)
+    assert len(second) < 12
+    for groups in (first, second):
+        assert {group.last_layer for group in groups} >= {4, 9, 11}
+
+
 def test_beside_spread_layers_groups_are_an_eighth_of_what_is_exchanged() -> None:
     layout = layout_of(*[400_000] * 12)
     settings = {"zero": 3, "plan": "single", "kind": "ring"}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cluster import layout_of
 
+from taihu.layout import Layout
 from taihu.planner.groups import (
     Group,
     cap_groups,
     check_groups,
+    cut_at_kinds,
     gradient_room,
     group_bounds,
     group_of_layer,
@@ -44,6 +47,21 @@ def test_capped_groups_are_the_fewest_parts_of_what_was_merged(
         if former[left.first_layer] == former[right.first_layer]:
             held = sum(sizes[left.first_layer : left.last_layer + 1])
             assert held + sizes[right.first_layer] > most
+
+
+@given(merged(), st.data())
+def test_groups_are_cut_where_the_kind_of_layers_changes_and_nowhere_else(
+    job: tuple[list[int], tuple[Group, ...]], data: st.DataObject
+) -> None:
+    sizes, groups = job
+    kinds = data.draw(st.lists(st.integers(0, 2), min_size=len(sizes), max_size=len(sizes)))
+    plain = layout_of(*sizes)
+    layout = Layout(tuple(replace(layer, kind=kind) for layer, kind in zip(plain.layers, kinds, strict=True)))
+    cut = cut_at_kinds(groups, layout)
+    check_groups(layout, cut)
+    ends = {group.last_layer for group in groups}
+    changes = {layer for layer, (kind, following) in enumerate(pairwise(kinds)) if kind != following}
+    assert {group.last_layer for group in cut} == ends | changes
 
 
 @given(merged())

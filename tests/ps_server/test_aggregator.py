@@ -44,7 +44,8 @@ class Interpreter:
         command, *words = line.split()
         match command:
             case "workers":
-                return self._start(parse_options([command, *words], {"workers": "", "frames": "", "after-step": "0"}))
+                known = {"workers": "", "frames": "", "after-step": "0", "gaps": "refused"}
+                return self._start(parse_options([command, *words], known))
             case "admit":
                 rank, _, incarnation = words
                 self._aggregator.admit(int(rank), int(incarnation))
@@ -87,6 +88,7 @@ class Interpreter:
             workers=int(options["workers"]),
             frames=frames,
             last_step=int(options["after-step"]),
+            gaps=options["gaps"] == "taken",
         )
         return "ok"
 
@@ -349,6 +351,34 @@ def test_any_sequence_of_commands_has_the_outcomes_of_the_ledger() -> None:
 
     check()
     assert {"pending", "complete", "duplicate", "answered", "StaleError", "FrameError"} <= set(seen)
+
+
+@given(st.data(), st.integers(1, 3), st.integers(0, 7))
+def test_frames_that_all_workers_leave_out_of_a_step_are_waited_for_by_nobody(
+    data: st.DataObject, workers: int, last_step: int
+) -> None:
+    aggregator: Aggregator[tuple[int, int, int]] = Aggregator(
+        job="demo", plan=1, workers=workers, frames=FRAMES, last_step=last_step, gaps=True
+    )
+    for rank in range(workers):
+        aggregator.admit(rank, 5)
+    for step in range(last_step + 1, last_step + 5):
+        brought = data.draw(st.sets(st.integers(0, len(FRAMES) - 1)))
+        pushes = data.draw(st.permutations([(rank, number) for rank in range(workers) for number in brought]))
+        sums = {}
+        for rank, number in pushes:
+            frame = FRAMES[number]
+            header = header_of("demo", 5, 1, step, frame.group, frame.offset, frame.count, rank)
+            outcome = aggregator.offer(header, (step, rank, number))
+            if isinstance(outcome, Complete):
+                sums[number] = outcome
+                assert not aggregator.is_quiet_after(step)
+                aggregator.applied(frame)
+        assert {number: each.contributions for number, each in sums.items()} == {
+            number: tuple((step, rank, number) for rank in range(workers)) for number in brought
+        }
+        assert aggregator.is_quiet_after(step)
+        assert not brought or not aggregator.is_quiet_after(step - 1)
 
 
 def test_parameters_may_be_asked_for_as_they_are_between_two_steps() -> None:

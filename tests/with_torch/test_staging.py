@@ -141,7 +141,7 @@ def test_nothing_is_sent_before_it_is_there_or_read_before_it_is_back(
             np.testing.assert_array_equal(sent, np.full(sizes[index], value))
             sent *= 2
             expected[index] += 2 * value
-        gradients.give()
+        gradients.give(range(len(parameters)))
         for parameter in parameters:
             streams.compute.put(partial(parameter.data.add_, parameter.grad))
     streams.finish()

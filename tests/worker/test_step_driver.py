@@ -121,6 +121,30 @@ def test_groups_may_be_exchanged_one_by_one(zero: int, precision: str) -> None:
         assert waits == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_groups_that_are_left_out_of_a_step_are_as_they_were(one_by_one: bool) -> None:
+    layout = layout_of([1, 2, 1])
+    groups = tuple(Group(layer, layer) for layer in range(3))
+    job = alone(0)
+
+    def work(worker: Worker) -> list[Values]:
+        driver, seen = StepDriver(job, worker.exchange), [worker.arenas.parameters.copy()]
+        for step, left_out in ((1, [1]), (2, [0, 2]), (3, [])):
+            driver.begin(step, one_by_one=one_by_one)
+            worker.arenas.gradients[:] = 1.0
+            for group in range(3):
+                (driver.leave_out if group in left_out else driver.ready)(group)
+            driver.end_backward()
+            assert list(pushed(worker)) == [group not in left_out for group in range(3)]
+            driver.finish()
+            seen.append(worker.arenas.parameters.copy())
+        return seen
+
+    (seen,) = run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000))
+    for (before, after), moved in zip(itertools.pairwise(seen), ([1, 0, 0, 1], [0, 1, 1, 0], [1] * 4), strict=True):
+        np.testing.assert_array_equal(after, before - np.repeat(moved, 3).astype(np.float32) / 2)
+
+
 def test_too_many_and_too_few_gradients_are_told() -> None:
     layout = layout_of([2, 1])
     job = alone(0)

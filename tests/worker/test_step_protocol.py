@@ -65,6 +65,7 @@ class Interpreter:
             "plan": self._adopt,
             "begin": self._begin,
             "ready": lambda group, *doubt: self._protocol.ready(int(group), fits=not doubt),
+            "leave-out": lambda group: self._protocol.leave_out(int(group)),
             "agreed": lambda on, what: self._protocol.agreed(skipped=what == "skipping"),
             "write": lambda group: self._protocol.write(int(group)),
             "forward": self._forward,

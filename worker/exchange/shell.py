@@ -205,6 +205,14 @@ class Exchange:
         self._times[group].ready_s = self._clock.now()
         self._do(self._told(partial(self._protocol.ready, group, fits=fits)))
 
+    def leave_out(self, group: int) -> None:
+        """Exchange nothing of the group in this step, as all workers do: its gradients stay as they are here.
+
+        Raises:
+            ExchangeError: it was pushed, or groups of a step go together.
+        """
+        self._do(self._told(partial(self._protocol.leave_out, group)))
+
     def complete(self, group: int) -> None:
         """Return when the group that was pushed has been summed and updated by all.
 

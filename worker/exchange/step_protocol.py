@@ -39,9 +39,9 @@ class _Group:
 class StepProtocol:
     """One worker's part in the exchange, step by step; `adopt` comes first.
 
-    Inputs of the training loop are `begin`, `write`, `ready`, `agreed`, `abort` and `adopt`; those of the network are
-    `updated`, `applied` and `lost`. `parameters` has inputs of its own. Parts of groups are counted here: a route
-    says how many each group has. Only an input that is not refused changes anything.
+    Inputs of the training loop are `begin`, `write`, `ready`, `leave_out`, `agreed`, `abort` and `adopt`; those of
+    the network are `updated`, `applied` and `lost`. `parameters` has inputs of its own. Parts of groups are counted
+    here: a route says how many each group has. Only an input that is not refused changes anything.
 
     Attributes:
         parameters: those of the groups, where they do not all stay.
@@ -167,10 +167,7 @@ class StepProtocol:
         Raises:
             ExchangeError: they were complete before, or no step has begun.
         """
-        phase = self._phases[group]
-        if phase is not Phase.AWAITED or self._given_up:
-            state = "its attempt was given up" if self._given_up else f"it is {phase.value}"
-            raise ExchangeError(f"group {group} was to be pushed in step {self.at.step}: {state}; begin comes first")
+        self._check_awaited(group)
         if not self._rules.holds:
             return self._push(group)
         self.overflowed |= not fits
@@ -180,6 +177,17 @@ class StepProtocol:
         if self._rules.agrees:
             return (Agree(self.overflowed),)
         return self._push_all(skipped=self.overflowed)
+
+    def leave_out(self, group: int) -> Sequence[Action]:
+        """Nothing of the group is exchanged in this step, on no worker.
+
+        Raises:
+            ExchangeError: its gradients were complete before, no step has begun, or groups of a step go together.
+        """
+        self._check_awaited(group)
+        if self._rules.holds or self._rules.clips or self._rules.fetches:
+            raise ExchangeError(f"group {group} was to be left out of step {self.at.step}, which ends as a whole")
+        return self._end(group)
 
     def agreed(self, *, skipped: bool) -> Sequence[Action]:
         """All workers know whether the step, whose groups are all held back, is skipped."""
@@ -246,6 +254,12 @@ class StepProtocol:
         """Give up the present attempt, of which nothing can be completed any more, because `member` is gone."""
         self._lost = self._lost or member
         return ()
+
+    def _check_awaited(self, group: int) -> None:
+        phase = self._phases[group]
+        if phase is not Phase.AWAITED or self._given_up:
+            state = "its attempt was given up" if self._given_up else f"it is {phase.value}"
+            raise ExchangeError(f"group {group} was to be pushed in step {self.at.step}: {state}; begin comes first")
 
     def _push(self, group: int, *, skipped: bool = False) -> list[Action]:
         self._phases[group] = Phase.SUMMING

@@ -31,9 +31,12 @@ class PlanFollower:
         self._timeout_s = timeout_s
         self._measured: list[StepMeasurement] = []
 
-    def observe(self, record: StepRecord) -> None:
-        """Keep a step that is to be reported; its exchange has ended."""
-        if self._measuring.is_measured(record.step):
+    def observe(self, record: StepRecord, number: int | None = None) -> None:
+        """Keep a step that is to be reported; its exchange has ended.
+
+        `number` counts those that may be, where others lie between them.
+        """
+        if self._measuring.is_measured(record.step if number is None else number):
             self._measured.append(_measurement(record))
 
     def report(self, step: int) -> Plan:

@@ -37,6 +37,7 @@ class StepDriver:
         self._timed = timed
         self._one_by_one = False
         self._step = 0
+        self._left_out: set[int] = set()
         self.adopt(exchange.plan)
 
     def adopt(self, plan: Plan) -> None:
@@ -65,6 +66,7 @@ class StepDriver:
         self._one_by_one = one_by_one and not self._together
         self._exchange.begin(step, attempt, rates)
         self._countdown.begin()
+        self._left_out.clear()
 
     def prepare(self, layer: int) -> None:
         """Return when backward may read the parameters of a layer and write its gradients."""
@@ -83,6 +85,12 @@ class StepDriver:
         """The gradient of one more tensor of a layer is complete."""
         self._count_down(layer, 1)
 
+    def leave_out(self, group: int) -> None:
+        """Nothing of the group is exchanged in this step, on no worker; none of its layers is `ready` in it."""
+        self._countdown.leave_out(group)
+        self._left_out.add(group)
+        self._exchange.leave_out(group)
+
     def end_backward(self) -> None:
         """All gradients are complete; what was left to be exchanged one by one is exchanged.
 
@@ -97,7 +105,8 @@ class StepDriver:
             )
         if self._one_by_one and self._keeps_gradients:
             for group in range(len(missing)):
-                self._exchange_alone(group)
+                if group not in self._left_out:
+                    self._exchange_alone(group)
 
     def finish(self) -> None:
         """Return when every group has been summed and updated by all."""
