@@ -93,8 +93,8 @@ class GroupCountdown:
         self.missing[group] -= count
         return None if self.missing[group] else group
 
-    def leave_out(self, group: int) -> None:
-        """Nothing of a group is missing any more, although none of it came."""
+    def end(self, group: int) -> None:
+        """Nothing of a group is missing any more: all of it is there, or none of it comes."""
         self.missing[group] = 0
 
 

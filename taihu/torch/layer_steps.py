@@ -75,7 +75,7 @@ class LayerSteps:
         self._copies = job.zero >= 2
         self._driver = StepDriver(job, session.exchange, timed)
         self._follower = PlanFollower(measuring, session.client, job.exchange.timeout_s)
-        self._parts: dict[Brought, _Part] = {}
+        self._adopted()
 
     def group_of(self, layer: int) -> int:
         """The group that a layer belongs to."""
@@ -112,8 +112,9 @@ class LayerSteps:
                     return
                 self.gradients.wait(layer)
             self._ready_s[layer] = self._clock.now() - record.waited_in_backward_s
-            self._driver.ready(layer)
             self._next += 1
+            if (group := self._last_of.get(layer)) is not None:
+                self._driver.group_ready(group)
 
     def end(self, record: StepRecord, brought: Brought) -> None:
         """Backward is over, and has brought gradients of these optimizers.
@@ -163,8 +164,14 @@ class LayerSteps:
             plan = self._follower.report(record.step)
             self._waits(False)
             self._driver.adopt(plan)
-            self._parts.clear()
+            self._adopted()
             self._reports.planned(plan)
+
+    def _adopted(self) -> None:
+        """Groups are those of another plan; their layers come in order, so that the last one completes each."""
+        groups = self.exchange.plan.groups
+        self._last_of = {group.last_layer: number for number, group in enumerate(groups)}
+        self._parts: dict[Brought, _Part] = {}
 
     def _part_of(self, brought: Brought) -> _Part:
         """The groups that have a layer of one of these optimizers."""

@@ -167,7 +167,7 @@ class BackwardSteps:
     def begins(self, numbers: Iterable[int]) -> None:
         """A forward begins: gradients of parameters `numbers` that it leads to are to be added to the arena."""
         if self.updates is None and self._layers is not None:
-            self._layers.gradients.bind(self._layer_of[number] for number in numbers)
+            self._layers.gradients.bind(map(self._layer_of.__getitem__, numbers))
 
     def forwarded(self) -> None:
         """A forward has ended, most likely the last one before backward."""

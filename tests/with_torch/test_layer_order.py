@@ -111,14 +111,14 @@ def test_what_is_complete_first_is_pushed_first_in_worker_0s_order(way: str, mon
     tables = dict(WAYS[way])
     update = tables.pop("update", "workers")
     told: dict[int, list[str]] = {}
-    ready = StepDriver.ready
+    ready = StepDriver.group_ready
 
-    def tell(driver: StepDriver, layer: int) -> None:
+    def tell(driver: StepDriver, group: int) -> None:
         if (events := told.get(id(driver))) is not None:
-            events.append(f"ready {layer}")
-        ready(driver, layer)
+            events.append(f"ready {group}")
+        ready(driver, group)
 
-    monkeypatch.setattr(StepDriver, "ready", tell)
+    monkeypatch.setattr(StepDriver, "group_ready", tell)
 
     def work(world: World) -> tuple[list[float], list[str], list[str], list[torch.Tensor]]:
         model = Net(ORDERS[world.rank])

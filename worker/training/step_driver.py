@@ -19,8 +19,9 @@ class StepDriver:
     """Says to an exchange by groups what a model says by layers; it knows of no images, and measures nothing.
 
     Layers are those of the plan's layout. A step is `read` for every layer before its forward; `begin`; for every
-    layer `prepare` before its backward and `ready` after it; `end_backward`. A group is pushed when all tensors of
-    its layers are ready, in whatever order they come, the same on all workers. One thread calls all of these.
+    layer `prepare` before its backward and `ready` after it, or `group_ready` for all of a group; `end_backward`. A
+    group is pushed when all tensors of its layers are ready, in whatever order they come, the same on all workers.
+    One thread calls all of these.
 
     Args:
         job: says whether gradients are held back, or have no memory beyond their exchange.
@@ -85,9 +86,14 @@ class StepDriver:
         """The gradient of one more tensor of a layer is complete."""
         self._count_down(layer, 1)
 
+    def group_ready(self, group: int) -> None:
+        """The gradients of all tensors of all layers of a group are complete; says in one call what `ready` says."""
+        self._countdown.end(group)
+        self._push(group)
+
     def leave_out(self, group: int) -> None:
         """Nothing of the group is exchanged in this step, on no worker; none of its layers is `ready` in it."""
-        self._countdown.leave_out(group)
+        self._countdown.end(group)
         self._left_out.add(group)
         self._exchange.leave_out(group)
 
