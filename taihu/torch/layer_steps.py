@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from taihu.job import Job
 from taihu.torch.gradients import GradientArena
@@ -90,6 +91,7 @@ class LayerSteps:
         count = len(self._owners)
         self._is_ready, self._ready_s, self._next = [False] * count, [0.0] * count, 0
         self._order = self._part_of(self._turns.expected).layers
+        self._is_measured = self._measuring.is_measured(self._turns.counted + 1)
         self._driver.begin(record.step, one_by_one=record.serial, rates=rates)
 
     def take(self, layer: int) -> None:
@@ -111,7 +113,8 @@ class LayerSteps:
                 if not waits:
                     return
                 self.gradients.wait(layer)
-            self._ready_s[layer] = self._clock.now() - record.waited_in_backward_s
+            if self._is_measured:
+                self._ready_s[layer] = self._clock.now() - record.waited_in_backward_s
             self._next += 1
             if (group := self._last_of.get(layer)) is not None:
                 self._driver.group_ready(group)
@@ -147,15 +150,12 @@ class LayerSteps:
 
     def close(self, record: StepRecord) -> None:
         """Note a step that has ended, and go on by another plan where the workers have agreed on one."""
-        # The plan's order is the layout's: a layer counts when those before it are there, too.
-        latest = record.forward_end_s
-        for ready_s in self._ready_s:
-            latest = max(latest, ready_s)
-            record.ready_s.append(latest)
         record.waited_s += record.waited_in_backward_s
         times = self.exchange.group_times()
         record.times, record.path = [times[group] for group in self._part.groups], self.exchange.path
-        if self._turns.counts:
+        if self._turns.counts and self._is_measured:
+            # The plan's order is the layout's: a layer counts when those before it are there, too.
+            record.ready_s = list(accumulate(self._ready_s, max, initial=record.forward_end_s))[1:]
             self._follower.observe(record, self._turns.counted)
         self._reports.stepped(record)
         self._reports.travels(record.path)

@@ -13,8 +13,10 @@ from support.torch_workers import on_workers
 from torch import nn
 
 from taihu.torch.optimizer import DistributedOptimizer
+from taihu.torch.reports import Reports
 from taihu.torch.world import World
 from worker.exchange.shell import Exchange
+from worker.training.step_record import StepRecord
 
 STEPS, BATCH, WORKERS = 9, 12, 3
 RINGS: dict[str, dict[str, Any]] = {"ring": {}, "ring of one group": {"exchange": {"plan": "single"}}}
@@ -208,7 +210,15 @@ def test_models_that_train_in_turns_are_those_of_one_process(way: str, loop: str
 def test_groups_go_while_their_backward_is_under_way_and_no_others_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second round on it is known which backward comes next; groups have parameters of one model."""
     told: dict[int, list[str]] = {}
-    push = Exchange.push
+    push, stepped = Exchange.push, Reports.stepped
+    elements: dict[int, list[list[int]]] = {}
+
+    def note(reports: Reports, record: StepRecord) -> None:
+        assert record.sample().exchange_seconds <= record.end_s - record.start_s
+        elements.setdefault(id(reports), []).append([times.elements for times in record.times])
+        stepped(reports, record)
+
+    monkeypatch.setattr(Reports, "stepped", note)
 
     def pushed(exchange: Exchange, group: int) -> None:
         if (events := told.get(id(exchange))) is not None:
@@ -235,14 +245,25 @@ def test_groups_go_while_their_backward_is_under_way_and_no_others_go(monkeypatc
     for seen, sent in on_workers(2, work, exchange={"calibration_steps": 4, "plan": "bucket:1MB"}):
         assert seen == [*judge, *judge, *judge, *made]
         assert all(sent)
+    judges, mades = (
+        sum(map(torch.numel, model.parameters())) for model in (Pair(plain, 0).judge, Pair(plain, 0).made)
+    )
+    assert len(elements) == 2
+    for told_of in elements.values():
+        assert told_of == [[judges], [judges], [judges, mades]] * 8
 
 
-def test_what_is_held_back_of_one_optimizer_waits_for_its_turn() -> None:
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("shares", [False, True], ids=["two models", "one model"])
+def test_what_is_held_back_of_one_optimizer_waits_for_its_turn(servers: int, shares: bool) -> None:
     """Neither it nor the gradients of the other model change in a backward that brings none of them."""
     layers = sum(parameter.numel() for parameter in Pair(plain, 0).judge.parameters())
 
     def work(world: World) -> Seen:
-        pair = Pair(wrapping(world), 0)
+        pair = Pair(plain if shares else wrapping(world), 0)
+        if shares:
+            both = nn.ModuleList([pair.made, pair.judge])
+            pair.maker, pair.judging = (wrapping(world)(own, both) for own in (pair.maker, pair.judging))
         for step in range(4):
             list(gan_with_a_frozen_judge(pair, step, share_of(world)))
         before = pair.maker.state_dict()["taihu.residual"].clone()
@@ -258,9 +279,9 @@ def test_what_is_held_back_of_one_optimizer_waits_for_its_turn() -> None:
         pair.judging.step()
         return [], pair.values()
 
-    for servers in (0, 2):
-        seen = on_workers(2, work, servers=servers, compression={"method": "lags", "density": 0.2})
-        assert all(map(torch.equal, seen[0][1], seen[1][1]))
+    lags = {"method": "lags", "density": 0.2}
+    seen = on_workers(2, work, servers=servers, compression=lags, exchange={"plan": "single"})
+    assert all(map(torch.equal, seen[0][1], seen[1][1]))
 
 
 def test_a_state_of_compression_is_that_of_all_optimizers_and_lies_with_the_first() -> None:

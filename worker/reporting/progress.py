@@ -91,21 +91,26 @@ class ProgressMeter:
         self._numbers["sent"].append(sample.sent_bytes)
         self._numbers["received"].append(sample.received_bytes)
         self._numbers["selected"].append(sample.selected_ratio)
-        step_seconds = fmean(s.step_seconds for s in self._recent)
+        step_seconds = self._mean("step_seconds")
         self.progress = replace(
             self.progress,
             step=step,
             loss=sample.loss,
             samples_per_second=self._batch / step_seconds,
             step_seconds=step_seconds,
-            compute_seconds=fmean(s.compute_seconds for s in self._recent),
-            compress_seconds=fmean(s.compress_seconds for s in self._recent),
-            exchange_seconds=fmean(s.exchange_seconds for s in self._recent),
-            wait_seconds=fmean(s.wait_seconds for s in self._recent),
-            selected_ratio=fmean(s.selected_ratio for s in self._recent),
-            bytes_sent_per_step=round(fmean(s.sent_bytes for s in self._recent)),
-            bytes_received_per_step=round(fmean(s.received_bytes for s in self._recent)),
+            compute_seconds=self._mean("compute_seconds"),
+            compress_seconds=self._mean("compress_seconds"),
+            exchange_seconds=self._mean("exchange_seconds"),
+            wait_seconds=self._mean("wait_seconds"),
+            selected_ratio=self._mean("selected_ratio"),
+            bytes_sent_per_step=round(self._mean("sent_bytes")),
+            bytes_received_per_step=round(self._mean("received_bytes")),
         )
+
+    def _mean(self, name: str) -> float:
+        """Of a field of the recent steps."""
+        # A list: `fmean` counts what has no length in Python, which takes most of a small step's notes.
+        return fmean([getattr(sample, name) for sample in self._recent])
 
     def evaluated(
         self, *, epoch: int, seconds: float, test_loss: float, test_metrics: Mapping[str, float]
