@@ -4,7 +4,8 @@ BIN := $(VENV)/bin
 PACKAGES := protos kernels taihu allreduce ps_server worker
 JOB ?=
 PROGRAMS ?= tests/programs
-TORCH ?= torch==2.13.0 accelerate==1.15.0 pytorch-lightning==2.6.6
+TORCH ?= torch==2.13.0
+FRAMEWORKS ?= accelerate==1.15.0 pytorch-lightning==2.6.6
 CORE ?=
 SAMPLE ?=
 TESTS_AT_ONCE ?= 3
@@ -55,8 +56,8 @@ test-deploy: $(VENV)/tested ## run the tests that need programs of Debian's, as 
 	$(BIN)/pytest $(PROGRAMS)
 
 test-torch: $(VENV)/tested ## install torch beside everything else, and run the tests of models exported to it
-	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pytest tests/with_torch
+	$(BIN)/pip install --quiet $(TORCH) $(FRAMEWORKS)
+	$(BIN)/pytest tests/with_torch $(if $(FRAMEWORKS),,--ignore tests/with_torch/test_backend_frameworks.py)
 
 # All mutants of all cores take an hour and more: name a core, or a sample of each. A run that is broken off goes on.
 mutants: $(VENV)/tested ## small wrong changes to the pure cores that tests notice (CORE=planner SAMPLE=60)
