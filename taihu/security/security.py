@@ -16,12 +16,12 @@ __all__ = ["Refusals", "Security"]
 
 
 class Refusals:
-    """Calls that were refused, by method and reason, and handshakes that were begun; thread-safe."""
+    """Calls that were refused, by method and reason, and handshakes: begun, or come to nothing. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: Counter[tuple[str, str]] = Counter()
-        self._handshakes = 0
+        self._handshakes = self._refused_handshakes = 0
 
     def add(self, method: str, reason: str) -> None:
         """A call of `method`, or `other` for one that does not exist, was refused for one of few reasons."""
@@ -32,6 +32,11 @@ class Refusals:
         """Somebody has connected, and TLS begins."""
         with self._lock:
             self._handshakes += 1
+
+    def handshake_refused(self) -> None:
+        """A handshake has led to no call."""
+        with self._lock:
+            self._refused_handshakes += 1
 
     @property
     def calls(self) -> dict[tuple[str, str], int]:
@@ -44,6 +49,12 @@ class Refusals:
         """The number of handshakes that were begun, whatever became of them."""
         with self._lock:
             return self._handshakes
+
+    @property
+    def refused_handshakes(self) -> int:
+        """The number of handshakes that led to no call."""
+        with self._lock:
+            return self._refused_handshakes
 
 
 @dataclass(frozen=True)

@@ -65,23 +65,30 @@ class CallerCheck:
 
 @dataclass(frozen=True)
 class AccessInterceptor(grpc.ServerInterceptor):
-    """Lets each call in or refuses it, before its first message is waited for."""
+    """Lets each call in or refuses it, before its first message is waited for; `called` is told of whom it is."""
 
     check: CallerCheck
+    called: Callable[[str], None] = lambda _: None
 
     @override
     def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Handler | None], details: grpc.HandlerCallDetails
     ) -> Handler | None:
-        method, let_in = details.method, self.check.let_in
+        method = details.method
         try:
             rule = self.check.access.rule(method)
         except RefusedError:
-            return grpc.stream_stream_rpc_method_handler(lambda _, context: let_in(method, lambda: None, context))
+            return grpc.stream_stream_rpc_method_handler(lambda _, context: self._let_in(method, None, context))
         handler = continuation(details)
-        if handler is None or rule.open_to_all:
-            return handler
-        return _before(handler, lambda _, context: let_in(method, partial(_claim_of_stream, rule, context), context))
+        if handler is None:
+            return None
+        if rule.open_to_all:
+            return _before(handler, lambda _, context: self.called(context.peer()))
+        return _before(handler, lambda _, context: self._let_in(method, rule, context))
+
+    def _let_in(self, method: str, rule: Rule | None, context: grpc.ServicerContext) -> None:
+        self.called(context.peer())
+        self.check.let_in(method, lambda: None if rule is None else _claim_of_stream(rule, context), context)
 
 
 @dataclass(frozen=True)
@@ -113,13 +120,13 @@ def _before(handler: Handler, check: Callable[[Any, grpc.ServicerContext], None]
         (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
     }
     behaviour, make = behaviours[handler.request_streaming, handler.response_streaming]
-    answer = cast("Callable[[Any, grpc.ServicerContext], Any]", behaviour)
+    answer = cast("Callable[..., Any]", behaviour)
 
     # gRPC finds the threads of a call among the attributes of what answers it.
     @wraps(answer, assigned=())
-    def checked(request: Any, context: grpc.ServicerContext) -> Any:
+    def checked(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
         check(request, context)
-        return answer(request, context)
+        return answer(request, context, *more)
 
     made: Handler = make(checked, handler.request_deserializer, handler.response_serializer)
     return made

@@ -157,7 +157,7 @@ class _DamagedFrames(Collector):
 
 
 class RefusedCalls(Collector):
-    """Calls that `refusals` has counted, and handshakes that were begun, looked up when somebody reads."""
+    """Calls and handshakes that `refusals` has counted, looked up when somebody reads."""
 
     def __init__(self, role: str, rank: int, refusals: Refusals) -> None:
         self._labels = (role, str(rank))
@@ -169,10 +169,14 @@ class RefusedCalls(Collector):
         refused = CounterMetricFamily("taihu_refused_calls", "Calls that were not let in.", labels=names)
         for (method, reason), count in sorted(self._refusals.calls.items()):
             refused.add_metric((*self._labels, method, reason), count)
-        text = "Handshakes of TLS that were begun; those that fail are in the log."
-        begun = CounterMetricFamily("taihu_tls_handshakes", text, labels=names[:2])
-        begun.add_metric(self._labels, self._refusals.handshakes)
-        return [refused, begun]
+        counts = {
+            "taihu_tls_handshakes": ("Handshakes of TLS that were begun.", self._refusals.handshakes),
+            "taihu_refused_handshakes": ("Handshakes of TLS that led to no call.", self._refusals.refused_handshakes),
+        }
+        families = [CounterMetricFamily(name, text, labels=names[:2]) for name, (text, _) in counts.items()]
+        for family, (_, count) in zip(families, counts.values(), strict=True):
+            family.add_metric(self._labels, count)
+        return [refused, *families]
 
 
 class ServerMetrics:

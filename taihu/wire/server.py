@@ -17,6 +17,7 @@ from taihu.security.security import Security
 from taihu.wire.access import AccessInterceptor, CallerCheck, ClaimInterceptor
 from taihu.wire.address import is_loopback, split_address
 from taihu.wire.channel import shared_options
+from taihu.wire.handshakes import Handshakes
 from taihu.wire.health import Health
 from taihu.wire.patience import Patience
 from taihu.wire.room import SILENT_PLACES, Room
@@ -44,13 +45,15 @@ def _limits(patience: Patience) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _interceptors(security: Security, silence: SilenceInterceptor) -> list[grpc.ServerInterceptor]:
+def _interceptors(
+    security: Security, silence: SilenceInterceptor, handshakes: Handshakes
+) -> list[grpc.ServerInterceptor]:
     """The checks of a call: of its caller, of its silence, and of what its request tells of the caller."""
     if not security.authenticates:
         return [silence]
     check = CallerCheck(security.access, security.refusals)
     claims = [ClaimInterceptor(check)] if check.access.by_certificate else []
-    return [AccessInterceptor(check), silence, *claims]
+    return [AccessInterceptor(check, handshakes.called), silence, *claims]
 
 
 @dataclass
@@ -62,6 +65,7 @@ class RpcServer:
     _servicer: health.HealthServicer
     _threads: tuple[ThreadPoolExecutor, ...]
     _room: Room
+    _handshakes: Handshakes
     _security: Security
     _services: tuple[str, ...] = ()
 
@@ -81,12 +85,13 @@ class RpcServer:
         """
         patience, security = patience or Patience(), security or Security()
         room = Room(SILENT_PLACES, patience.answer_s)
+        handshakes = Handshakes(security.refusals, patience.answer_s)
         streams = ThreadPoolExecutor(threads + SILENT_PLACES, thread_name_prefix="rpc")
         calls = ThreadPoolExecutor(threads + SILENT_PLACES, thread_name_prefix="rpc-call")
         watches = ThreadPoolExecutor(_WATCHES, thread_name_prefix="rpc-health")
         server = grpc.server(
             streams,
-            interceptors=_interceptors(security, SilenceInterceptor(room, calls, watches)),
+            interceptors=_interceptors(security, SilenceInterceptor(room, calls, watches), handshakes),
             maximum_concurrent_rpcs=4 * (threads + SILENT_PLACES),
             options=(
                 *shared_options(patience),
@@ -99,7 +104,7 @@ class RpcServer:
         )
         servicer = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        return cls(server, own_health or Health(), servicer, (streams, calls, watches), room, security)
+        return cls(server, own_health or Health(), servicer, (streams, calls, watches), room, handshakes, security)
 
     def listen(self, address: str) -> int:
         """Bind `host:port` (port 0 takes a free one) and return the port.
@@ -126,7 +131,7 @@ class RpcServer:
         security = self._security
         if security.files is None:
             return self.grpc_server.add_insecure_port(address)
-        certificates = RenewedCertificates(security.files, security.refusals.handshake)
+        certificates = RenewedCertificates(security.files, self._handshakes.begun)
         credentials = certificates.credentials(ask_clients=security.asks_clients)
         return self.grpc_server.add_secure_port(address, credentials)
 
@@ -156,6 +161,7 @@ class RpcServer:
         for threads in self._threads:
             threads.shutdown(wait=False)
         self._room.close()
+        self._handshakes.close()
 
 
 def remaining_s(context: grpc.ServicerContext) -> float:
