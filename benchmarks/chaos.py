@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.rows import in_page, load_rows, save_rows
+from benchmarks.rows import load_rows, publish, save_rows
 
 __all__ = ["KINDS", "daemons_of", "disturbed", "table"]
 
@@ -180,9 +180,7 @@ def main() -> None:
             rows.append(measure(kind, **own, steps=options.steps, kept=options.kept))
             save_rows(options.json, rows)
             print(table(rows[-1:]).splitlines()[-1], flush=True)
-    print(table(rows))
-    if options.docs is not None:
-        options.docs.write_text(in_page(options.docs.read_text(), _PAGE, table(rows)))
+    publish(table(rows), _PAGE, options.docs)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-__all__ = ["ShapedNetwork", "last_line", "run_ranks", "run_together"]
+__all__ = ["ShapedNetwork", "last_line", "run_ranks", "run_together", "run_torch_workers"]
 
 _PORT = 7072
 
@@ -135,6 +135,29 @@ def run_ranks(command: list[str], ranks: int, rate_bits: float, result: Path, fi
         commands[0] += ["--json", str(result), *first]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
         run_together(commands, environment)
+
+
+def run_torch_workers(
+    network: ShapedNetwork, command: Sequence[str], environment: Mapping[str, str], *, shown: bool = False
+) -> None:
+    """Run a worker of a PyTorch script on each host, by the environment that torchrun gives, one thread each.
+
+    taihu's go around a ring, unless `environment` says otherwise.
+    """
+    own = {
+        "MASTER_ADDR": network.address(0),
+        "MASTER_PORT": "29511",
+        "WORLD_SIZE": str(network.hosts),
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "OMP_NUM_THREADS": "1",
+        "TAIHU_CLUSTER__COORDINATOR": f"{network.address(0)}:{_PORT}",
+        "TAIHU_EXCHANGE__KIND": "ring",
+        **environment,
+    }
+    commands = [
+        network.command(rank, "env", f"RANK={rank}", f"TAIHU_RANK={rank}", *command) for rank in range(network.hosts)
+    ]
+    run_together(commands, {**os.environ, **own}, shown=shown)
 
 
 def run_together(

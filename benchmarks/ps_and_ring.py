@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks import allreduce, exchange
-from benchmarks.rows import in_page, load_rows, save_rows
+from benchmarks.rows import load_rows, publish, save_rows
 from taihu.planner.model_shapes import layer_table
 
 __all__ = ["allreduce_ratio", "columns_ratio", "measure", "paper_ratio", "table"]
@@ -126,9 +126,7 @@ def main() -> None:
                 rows = _with(rows, measure(model, workers, options.rate, options.rounds))
                 save_rows(options.json, rows)
                 print(_line(rows[-1]), flush=True)
-    print(table(rows))
-    if options.docs is not None:
-        options.docs.write_text(in_page(options.docs.read_text(), _PAGE, table(rows)))
+    publish(table(rows), _PAGE, options.docs)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
-from benchmarks.rows import in_page
+from benchmarks.rows import publish
 
 __all__ = ["attempts_in", "table"]
 
@@ -73,9 +73,7 @@ def main() -> None:
         if subprocess.run(command, check=False, cwd=_ROOT, stdout=sys.stderr).returncode:
             raise SystemExit("error: an attempt was not refused, or the tests could not be run")
         text = table(attempts_in(report.read_text()))
-    print(text)
-    if options.docs is not None:
-        options.docs.write_text(in_page(options.docs.read_text(), _PAGE, text))
+    publish(text, _PAGE, options.docs)
 
 
 if __name__ == "__main__":

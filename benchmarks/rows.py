@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["in_page", "load_rows", "row_of_a_cell", "save_picture", "save_rows"]
+__all__ = ["in_page", "load_rows", "publish", "row_of_a_cell", "save_picture", "save_rows"]
 
 
 def load_rows(path: Path | None) -> list[dict[str, Any]]:
@@ -42,6 +42,13 @@ def row_of_a_cell(benchmark: str, cell: Mapping[str, object], data: Path | None)
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1])
     row: dict[str, Any] = json.loads(done.stdout)
     return row
+
+
+def publish(text: str, mark: str, page: Path | None) -> None:
+    """Print a table, and put it between its marks in `page`, if there is one."""
+    print(text)
+    if page is not None:
+        page.write_text(in_page(page.read_text(), mark, text))
 
 
 def in_page(page: str, mark: str, text: str) -> str:

@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from benchmarks.chaos import daemons_of
-from benchmarks.rows import in_page, load_rows, save_rows
+from benchmarks.rows import load_rows, publish, save_rows
 from taihu.chaos.memory import ChaosMemory
 from taihu.chaos.points import Point
 
@@ -307,9 +307,7 @@ def main() -> None:
             took = "not passed" if row["fault_s"] is None else f"exit {row['code']} after {row['seconds']:.1f} s"
             name = _cell_of(row).name
             print(f"{name}: {took}{''.join(f'; {each}' for each in row['problems'])}", flush=True)
-    print(table(rows))
-    if options.docs is not None:
-        options.docs.write_text(in_page(options.docs.read_text(), _PAGE, table(rows)))
+    publish(table(rows), _PAGE, options.docs)
 
 
 if __name__ == "__main__":

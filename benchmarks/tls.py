@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import exchange
-from benchmarks.rows import in_page, load_rows, save_rows
+from benchmarks.rows import load_rows, publish, save_rows
 
 __all__ = ["compare", "table"]
 
@@ -95,9 +95,7 @@ def main() -> None:
             if rate not in {row["rate"] for row in rows}:
                 rows.append(compare(rate, rounds, starts, certificates))
                 save_rows(options.json, rows)
-    print(table(rows))
-    if options.docs is not None:
-        options.docs.write_text(in_page(options.docs.read_text(), _PAGE, table(rows)))
+    publish(table(rows), _PAGE, options.docs)
 
 
 if __name__ == "__main__":

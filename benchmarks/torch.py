@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +17,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from benchmarks.network import ShapedNetwork, run_together
-from benchmarks.rows import in_page, load_rows, save_rows
+from benchmarks.network import ShapedNetwork, run_torch_workers
+from benchmarks.rows import load_rows, publish, save_rows
 
 __all__ = ["measure", "table"]
 
 _PAGE: Final = "measured by benchmarks.torch"
 _WORKERS: Final = 3
-_PORT: Final = 7072
 _RATES: Final = MappingProxyType({"100 Mbit/s": 100e6, "1 Gbit/s": 1e9})
 _EXCHANGES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
@@ -44,18 +42,7 @@ def measure(model: str, rate: str, exchange: str, steps: int, rounds: int) -> di
         result = Path(name) / "times.json"
         command = [sys.executable, "-m", "benchmarks.torch_ways", "--model", model, "--json", str(result)]
         command += ["--steps", str(steps), "--rounds", str(rounds)]
-        place = {"MASTER_ADDR": network.address(0), "MASTER_PORT": "29511", "WORLD_SIZE": str(_WORKERS)}
-        own = {
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "OMP_NUM_THREADS": "1",
-            "TAIHU_CLUSTER__COORDINATOR": f"{network.address(0)}:{_PORT}",
-            "TAIHU_EXCHANGE__KIND": "ring",
-            **_EXCHANGES[exchange],
-        }
-        commands = [
-            network.command(rank, "env", f"RANK={rank}", f"TAIHU_RANK={rank}", *command) for rank in range(_WORKERS)
-        ]
-        run_together(commands, {**os.environ, **place, **own})
+        run_torch_workers(network, command, _EXCHANGES[exchange])
         times = json.loads(result.read_text())
     return {"model": model, "rate": rate, "exchange": exchange, "times": times}
 
@@ -103,9 +90,7 @@ def main() -> None:
             rows.append(measure(*wanted, options.steps, options.rounds))
             save_rows(options.json, rows)
             print(table(rows[-1:]).splitlines()[-1], flush=True)
-    print(table(rows))
-    if options.docs is not None:
-        options.docs.write_text(in_page(options.docs.read_text(), _PAGE, table(rows)))
+    publish(table(rows), _PAGE, options.docs)
 
 
 if __name__ == "__main__":

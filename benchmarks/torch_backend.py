@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import taihu.torch.backend  # noqa: F401 - registers the backend
 from benchmarks.network import ShapedNetwork, run_together
-from benchmarks.rows import in_page, load_rows, save_rows
+from benchmarks.rows import load_rows, publish, save_rows
 
 __all__ = ["main", "table"]
 
@@ -67,17 +67,20 @@ def _model() -> Any:
 
 
 def _in_turns(calls: dict[str, Call], rounds: int, times: int) -> dict[str, float]:
-    """Median seconds of a call, by contestant; all ranks begin each round together."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    """Median seconds of a call and of a processor in it, by contestant; all ranks begin each round together."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for number in range(_WARM + rounds):
         for name, call in calls.items():
             dist.barrier()
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.process_time()
             for _ in range(times):
                 call()
             if number >= _WARM:
-                seconds[name].append((time.perf_counter() - start) / times)
-    return {name: statistics.median(each) for name, each in seconds.items()}
+                taken[name].append(((time.perf_counter() - start) / times, (time.process_time() - busy) / times))
+    medians = {}
+    for name, pairs in taken.items():
+        medians[name], medians[f"{name} cpu"] = map(statistics.median, zip(*pairs, strict=True))
+    return medians
 
 
 def _allreduce(buffer: Any, group: Any) -> Call:
@@ -150,11 +153,14 @@ def _on_hosts(rate: float, options: argparse.Namespace, result: Path) -> None:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown, in milliseconds, with how often ours fits into Gloo's."""
-    lines = ["| links | what | ours ms | Gloo ms | Gloo / ours |", "|---|---|---|---|---|"]
+    """The rows as Markdown, in milliseconds: by the clock, and of a processor on one rank."""
+    columns = ("links", "what", "ours ms", "Gloo ms", "Gloo / ours", "ours CPU ms", "Gloo CPU ms")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
         ours, gloo = row["taihu"], row["gloo"]
-        lines.append(f"| {row['link']} | {row['what']} | {1e3 * ours:.2f} | {1e3 * gloo:.2f} | {gloo / ours:.2f} |")
+        cells = [row["link"], row["what"], f"{1e3 * ours:.2f}", f"{1e3 * gloo:.2f}", f"{gloo / ours:.2f}"]
+        cells += [f"{1e3 * row[name]:.2f}" for name in ("taihu cpu", "gloo cpu")]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -184,9 +190,7 @@ def main() -> None:
         if link not in {row["link"] for row in rows}:
             rows += _measure(link, options)
             save_rows(options.json, rows)
-    print(table(rows))
-    if options.docs is not None:
-        options.docs.write_text(in_page(options.docs.read_text(), _PAGE, table(rows)))
+    publish(table(rows), _PAGE, options.docs)
 
 
 if __name__ == "__main__":

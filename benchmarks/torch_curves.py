@@ -20,7 +20,7 @@ from typing import Any, Final
 import matplotlib as mpl
 
 from benchmarks.network import last_line
-from benchmarks.rows import in_page, load_rows, save_picture, save_rows
+from benchmarks.rows import load_rows, publish, save_picture, save_rows
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -106,11 +106,9 @@ def main() -> None:
         if way not in known:
             rows.append(trained(way, options.steps))
             save_rows(options.json, rows)
-    print(table(rows))
     if options.picture is not None:
         draw(rows, options.picture)
-    if options.docs is not None:
-        options.docs.write_text(in_page(options.docs.read_text(), _PAGE, table(rows)))
+    publish(table(rows), _PAGE, options.docs)
 
 
 if __name__ == "__main__":

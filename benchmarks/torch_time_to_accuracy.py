@@ -2,9 +2,9 @@
 
 Three workers with a host each (network namespaces with shaped links, as root) train the same network from the same
 values until worker 0 measures the accuracy on the test images, one way after the other: by DistributedDataParallel
-over Gloo, plain, with the fp16 hook and with taihu's hook, and by taihu's optimizer, both with dlgs at 5 %. The clock
-stands still during tests; all have the same learning rates, which fall in a line. Rows that the file of --json holds
-are not trained again. Needs Debian's dataset-fashion-mnist.
+over Gloo, plain, with the fp16 hook and with taihu's hook, and by taihu's optimizer, with dlgs at 5 % and at 1 %. The
+clock stands still during tests; all have the same learning rates, which fall in a line. Rows that the file of --json
+holds are not trained again. Needs Debian's dataset-fashion-mnist.
 
     python -m benchmarks.torch_time_to_accuracy --json /tmp/rows.json
     python -m benchmarks.torch_time_to_accuracy --json /tmp/rows.json --steps 60 --goal 0.5  # to try it
@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import matplotlib as mpl
 
-from benchmarks.network import ShapedNetwork, run_together
-from benchmarks.rows import in_page, load_rows, save_picture, save_rows
+from benchmarks.network import ShapedNetwork, run_torch_workers
+from benchmarks.rows import load_rows, publish, save_picture, save_rows
 from benchmarks.torch_fashion import WAYS
 
 mpl.use("Agg")
@@ -34,7 +34,6 @@ __all__ = ["draw", "measure", "table"]
 
 _PAGE: Final = "measured by benchmarks.torch_time_to_accuracy"
 _WORKERS: Final = 3
-_PORT: Final = 7072
 
 
 def measure(way: str, rate_bits: float, goal: float, steps: int, limit_s: float) -> dict[str, Any]:
@@ -43,19 +42,7 @@ def measure(way: str, rate_bits: float, goal: float, steps: int, limit_s: float)
         result = Path(name) / "curve.json"
         command = [sys.executable, "-m", "benchmarks.torch_fashion", "--way", way, "--json", str(result)]
         command += ["--goal", str(goal), "--steps", str(steps), "--limit", str(limit_s)]
-        own = {
-            "MASTER_ADDR": network.address(0),
-            "MASTER_PORT": "29511",
-            "WORLD_SIZE": str(_WORKERS),
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "OMP_NUM_THREADS": "1",
-            "TAIHU_CLUSTER__COORDINATOR": f"{network.address(0)}:{_PORT}",
-            "TAIHU_EXCHANGE__KIND": "ring",
-        }
-        commands = [
-            network.command(rank, "env", f"RANK={rank}", f"TAIHU_RANK={rank}", *command) for rank in range(_WORKERS)
-        ]
-        run_together(commands, {**os.environ, **own}, shown=True)
+        run_torch_workers(network, command, {}, shown=True)
         curve = json.loads(result.read_text())
     return {"way": way, "rate_bits": rate_bits, "goal": goal, "load": os.getloadavg()[0], **curve}
 
@@ -117,11 +104,9 @@ def main() -> None:
             rows.append(measure(way, options.rate, options.goal, options.steps, options.limit))
             save_rows(options.json, rows)
             print(table(rows).splitlines()[-1], flush=True)
-    print(table(rows))
     if options.picture is not None:
         draw(rows, options.picture)
-    if options.docs is not None:
-        options.docs.write_text(in_page(options.docs.read_text(), _PAGE, table(rows)))
+    publish(table(rows), _PAGE, options.docs)
 
 
 if __name__ == "__main__":

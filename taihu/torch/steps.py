@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.torch.gradients import GradientArena
 from taihu.torch.layer_steps import LayerSteps
-from taihu.torch.order import ORDER, order_of_state, state_in_order, whole_order
+from taihu.torch.order import ORDER, order_of_state, state_in_order, whole_order, with_layers
 from taihu.torch.reports import Reports
 from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.turns import Brought, Turns
@@ -28,8 +29,8 @@ from worker.training.step_record import StepRecord
 
 __all__ = ["BackwardSteps", "Open"]
 
-Open = Callable[[Sequence[int]], tuple[GradientArena, Session]]
-"""Takes the order in which parameters came; returns their gradients in the layout's order, and the open exchange."""
+Open = Callable[[Sequence[int], Layout, Sequence[torch.nn.Parameter]], tuple[GradientArena, Session]]
+"""Takes the order in which parameters came, layout and parameters in it; returns gradients and the open exchange."""
 
 
 class BackwardSteps:
@@ -100,16 +101,6 @@ class BackwardSteps:
         self._start_s = self._forward_end_s = self._clock.now()
         if updates is not None:
             updates.watch(self.read, self.settle)
-
-    @property
-    def layout(self) -> Layout:
-        """A layer for each parameter, by numbers."""
-        return self._layout
-
-    @property
-    def parameters(self) -> Sequence[torch.nn.Parameter]:
-        """All parameters, by numbers."""
-        return self._parameters
 
     def add(self, layout: Layout, parameters: Sequence[torch.nn.Parameter]) -> range:
         """Exchange the gradients of one more optimizer's parameters; returns their numbers.
@@ -230,7 +221,8 @@ class BackwardSteps:
         """Numbers of all workers by rank, of which `own` is this one's."""
         numbers = np.zeros(self._communicator.size, dtype=np.float32)
         numbers[self._communicator.rank] = own
-        self._wait(lambda _: self._communicator.allreduce(numbers), 0)
+        with self._waiting():
+            self._communicator.allreduce(numbers)
         return numbers
 
     def _accumulates(self, number: int, _: torch.Tensor) -> None:
@@ -291,11 +283,11 @@ class BackwardSteps:
         count = len(self._parameters)
         # A run that goes on keeps its order, and with it the thresholds.
         came: Iterable[int] = order_of_state(self._loaded, self._layout) if self._loaded else self._came
-        orders: list[tuple[int, ...]] = []
-        self._wait(lambda _: orders.append(self._agree(whole_order(came, count))), 0)
-        self._order = orders[0]
+        with self._waiting():
+            self._order = self._agree(whole_order(came, count))
         self._layer_of = {number: layer for layer, number in enumerate(self._order)}
-        gradients, session = self._open_exchange(self._order)
+        in_order = [self._parameters[number] for number in self._order]
+        gradients, session = self._open_exchange(self._order, with_layers(self._layout, self._order), in_order)
         assert self._turns is not None  # noqa: S101
         layers = self._layers = LayerSteps(
             self._job,
@@ -341,14 +333,21 @@ class BackwardSteps:
             return frozenset((0,))
         has_some = np.zeros(self.optimizers, dtype=np.float32)
         has_some[[self._owners[number] for number in self._came]] = 1.0
-        self._wait(lambda _: self._communicator.allreduce(has_some), 0)
+        with self._waiting():
+            self._communicator.allreduce(has_some)
         return frozenset(np.flatnonzero(has_some).tolist())
 
     def _wait(self, wait: Wait, group: int) -> None:
+        with self._waiting():
+            wait(group)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """In the block this worker waits for others; how long is measured."""
         self._waits(True)
         start = self._clock.now()
         try:
-            wait(group)
+            yield
         finally:
             self._waits(False)
         waited_s = self._clock.now() - start

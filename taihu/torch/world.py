@@ -20,7 +20,6 @@ from taihu.job import Job, settled
 from taihu.layout import Layout
 from taihu.process.last_will import LastWill
 from taihu.torch.gradients import GradientArena
-from taihu.torch.order import with_layers
 from taihu.torch.place import Place
 from taihu.torch.reports import Reports, options_of
 from taihu.torch.server_updates import ServerUpdates
@@ -138,7 +137,7 @@ class World:
             self._reports.joined(job)
             self._steps = BackwardSteps(
                 job,
-                partial(self._open, job=job),
+                partial(self._open, job=job, updates=updates),
                 self._reports,
                 agree=partial(_agree, communicator),
                 communicator=communicator,
@@ -163,16 +162,21 @@ class World:
             tuple(replace(layer, name=f"optimizer {number}: {layer.name}", kind=kind) for layer in layout.layers)
         )
 
-    def _open(self, order: Sequence[int], *, job: Job) -> tuple[GradientArena, Session]:
-        """Open the exchange of all parameters, whose layers are in `order`.
+    def _open(
+        self,
+        order: Sequence[int],
+        layout: Layout,
+        parameters: Sequence[torch.nn.Parameter],
+        *,
+        job: Job,
+        updates: ServerUpdates | None,
+    ) -> tuple[GradientArena, Session]:
+        """Open the exchange of all parameters, which are, as their layers, in `order`.
 
         Raises:
             TaihuError: the others cannot be reached, or train something else.
         """
         assert self._meeting is not None  # noqa: S101
-        assert self._steps is not None  # noqa: S101
-        updates, parameters = self._steps.updates, self._steps.parameters
-        layout = with_layers(self._steps.layout, order)
         arenas = arenas_of(job, layout.elements)
         rules = None if updates is None else updates.rules(order)
         if updates is not None and self.rank == 0:
@@ -184,8 +188,7 @@ class World:
         self._activity.takes_part(session)
         if updates is not None:
             updates.take_over(order, arenas.parameters)
-        in_order = [parameters[number] for number in order]
-        gradients = GradientArena(layout, in_order, arenas.gradients, keeps=job.zero < 2, seals=rules is not None)
+        gradients = GradientArena(layout, parameters, arenas.gradients, keeps=job.zero < 2, seals=rules is not None)
         self._stack.callback(gradients.close)
         return gradients, session
 

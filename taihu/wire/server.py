@@ -53,7 +53,8 @@ def _interceptors(
         return [silence]
     check = CallerCheck(security.access, security.refusals)
     claims = [ClaimInterceptor(check)] if check.access.by_certificate else []
-    return [AccessInterceptor(check, handshakes.called), silence, *claims]
+    access = AccessInterceptor(check, handshakes.called) if security.encrypts else AccessInterceptor(check)
+    return [access, silence, *claims]
 
 
 @dataclass

@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 from structlog.testing import capture_logs
 from support.daemons import wait_for
+from support.set_clock import SetClock
 
 from taihu.security.security import Refusals
 from taihu.wire.handshakes import Handshakes
@@ -16,24 +17,11 @@ from taihu.wire.room import SILENT_PLACES
 WITHIN_S = 5.0
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def now(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
 class Watched:
     """Handshakes by a clock that a test sets."""
 
     def __init__(self) -> None:
-        self.clock, self.refusals = Clock(), Refusals()
+        self.clock, self.refusals = SetClock(), Refusals()
         self.handshakes = Handshakes(self.refusals, WITHIN_S, self.clock)
 
     def go_on(self, seconds: float) -> None:

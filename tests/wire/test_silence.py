@@ -15,6 +15,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 from support.daemons import wait_for
 from support.loopback import Loopback, loopback_method
+from support.set_clock import SetClock
 
 from allreduce.peer_service import PEER_SERVICE
 from taihu.security.security import Security
@@ -29,22 +30,9 @@ from taihu.wire.server import RpcServer
 TIMEOUT_S = 20.0
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def now(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
 def test_one_more_takes_the_place_of_the_one_that_has_waited_longest() -> None:
     sent_away: list[str] = []
-    with ExitStack() as stack, closing(Room(2, 1e6, Clock())) as room:
+    with ExitStack() as stack, closing(Room(2, 1e6, SetClock())) as room:
         stack.enter_context(room.place(lambda: sent_away.append("first")))
         with room.place(lambda: sent_away.append("one that speaks")):
             pass
@@ -55,7 +43,7 @@ def test_one_more_takes_the_place_of_the_one_that_has_waited_longest() -> None:
 
 
 def test_who_waits_too_long_is_sent_away_and_others_stay() -> None:
-    clock, sent_away = Clock(), SimpleQueue[str]()
+    clock, sent_away = SetClock(), SimpleQueue[str]()
     with closing(Room(3, 5.0, clock)) as room, room.place(lambda: sent_away.put("early")):
         clock.now_s = 4.0
         with room.place(lambda: sent_away.put("late")):
