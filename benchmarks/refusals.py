@@ -23,7 +23,11 @@ _ROOT: Final = Path(__file__).parents[1]
 _FILE: Final = "tests/security/test_strangers.py"
 _TESTS: Final = tuple(
     f"{_FILE}::test_{name}"
-    for name in ("every_attempt_is_refused_and_changes_nothing", "tls_to_a_port_in_plain_text_is_refused")
+    for name in (
+        "every_attempt_is_refused_and_changes_nothing",
+        "tls_to_the_page_of_metrics_is_refused",
+        "tls_to_a_port_in_plain_text_is_refused",
+    )
 )
 _PAGE: Final = "refused by benchmarks.refusals"
 _HEAD: Final = """\

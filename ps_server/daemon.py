@@ -99,6 +99,7 @@ class ServerDaemon:
                 host,
                 linger_s=options.linger_s,
                 health=listening.health,
+                refusals=listening.security.refusals,
             )
 
     def __enter__(self) -> Self:

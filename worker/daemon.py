@@ -91,9 +91,12 @@ class WorkerDaemon:
 
     def _metrics_page(self, port: int) -> MetricsPage:
         listen = self._options.listen
-        self._metrics.exported.put(RefusedCalls("worker", self._options.rank, listen.security.refusals))
+        refusals = listen.security.refusals
+        self._metrics.exported.put(RefusedCalls("worker", self._options.rank, refusals))
         host, linger_s = self._metrics_host, self._options.linger_s
-        return MetricsPage(self._metrics.registry, port, host, linger_s=linger_s, health=listen.health)
+        return MetricsPage(
+            self._metrics.registry, port, host, linger_s=linger_s, health=listen.health, refusals=refusals
+        )
 
     @property
     def _metrics_host(self) -> str:

@@ -115,10 +115,13 @@ class Reports:
     def __enter__(self) -> Self:
         begin_results(self._options.results, self._rank)
         if self._options.metrics_port is not None:
-            self._metrics.exported.put(RefusedCalls("worker", self._rank, self._listen.security.refusals))
+            refusals = self._listen.security.refusals
+            self._metrics.exported.put(RefusedCalls("worker", self._rank, refusals))
             host, port = host_of(self._listen.bind), self._options.metrics_port
             linger_s, health = self._options.linger_s, self._listen.health
-            page = MetricsPage(self._metrics.registry, port, host, linger_s=linger_s, health=health)
+            page = MetricsPage(
+                self._metrics.registry, port, host, linger_s=linger_s, health=health, refusals=refusals
+            )
             self._stack.enter_context(page)
             structlog.get_logger().info("metrics", port=page.port, role="worker", rank=self._rank)
         self._stack.enter_context(self._run_log)

@@ -218,7 +218,7 @@ class MetricsPage:
     """The /metrics page of a registry, which tells a process's health too; a context manager that closes the port.
 
     It lingers for `linger_s` at the end, so that a scraper sees how the run ended; SIGTERM ends that, and who was
-    told to end before sets `lingers` to False.
+    told to end before sets `lingers` to False. `refusals` are told of who speaks TLS to it.
     """
 
     def __init__(
@@ -229,6 +229,7 @@ class MetricsPage:
         *,
         linger_s: float = 0.0,
         health: Health | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
         self._linger_s = linger_s
         self.lingers = True
@@ -236,7 +237,9 @@ class MetricsPage:
             raise ConfigError(f"metrics port {port}: expected a number from 0 to 65535")
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
         try:
-            self._server, self._thread = serve_page(registry, health or Health(), host or everywhere, port)
+            self._server, self._thread = serve_page(
+                registry, health or Health(), host or everywhere, port, refusals or Refusals()
+            )
         except OSError as error:
             raise ConfigError(
                 f"metrics port {port}: {error.strerror or error}; "

@@ -10,9 +10,11 @@ from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from typing_extensions import override
 
+from taihu.security.security import Refusals
 from taihu.wire.health import Health, with_health
 from taihu.wire.room import Room
 
@@ -20,6 +22,8 @@ __all__ = ["PageServer", "serve_page"]
 
 _PLACES: Final = 16
 _LONGEST_S: Final = 10.0
+# The first byte of whoever begins a handshake; no line of HTTP begins so.
+_TLS: Final = b"\x16"
 
 
 class PageServer(ThreadingMixIn, WSGIServer):
@@ -29,6 +33,7 @@ class PageServer(ThreadingMixIn, WSGIServer):
     request_queue_size = 64
 
     def __init__(self, address: Any, handler: type[WSGIRequestHandler]) -> None:
+        self.refusals = Refusals()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._room = Room(_PLACES, _LONGEST_S)
         super().__init__(address, handler)
@@ -61,7 +66,19 @@ class PageServer(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
+    server: PageServer
     timeout = _LONGEST_S
+
+    @override
+    def handle(self) -> None:
+        # A handshake has no end of a line, for which a request would be waited for.
+        if self.rfile.peek(1)[:1] != _TLS:
+            super().handle()
+            return
+        self.server.refusals.add("metrics", "tls")
+        structlog.get_logger().warning(
+            "call refused", method="metrics", reason="tls", caller=self.address_string(), remedy="ask by http://"
+        )
 
     @override
     def log_message(self, format: str, *args: object) -> None:
@@ -69,11 +86,15 @@ class _Handler(WSGIRequestHandler):
 
 
 def serve_page(
-    registry: CollectorRegistry, health: Health, host: str, port: int
+    registry: CollectorRegistry, health: Health, host: str, port: int, refusals: Refusals
 ) -> tuple[PageServer, threading.Thread]:
-    """Serve `registry` and `health` at `host`, an address, from now on; raises OSError where it cannot listen."""
+    """Serve `registry` and `health` at `host`, an address, from now on; raises OSError where it cannot listen.
+
+    Whoever speaks TLS is sent away, and `refusals` are told.
+    """
     application = with_health(make_wsgi_app(registry), health)
     server: PageServer = make_server(host, port, application, PageServer, handler_class=_Handler)
+    server.refusals = refusals
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     return server, thread

@@ -30,7 +30,7 @@ from protos import coordinator_pb2 as pb
 from protos import parameter_server_pb2 as ps
 from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.coordination.status import fetch_status
-from taihu.errors import ConfigError, RefusedError
+from taihu.errors import ConfigError, PeerUnreachableError, RefusedError
 from taihu.security.certificates import Validity
 from taihu.security.security import Security
 from taihu.security.token import Token
@@ -126,7 +126,11 @@ def refused(attempt: Attempt, address: str) -> grpc.Call:
 def two_workers(**sections: dict[str, object]) -> Iterator[tuple[Cluster, list[Member]]]:
     """A server and two workers, who have exchanged nothing yet."""
     job = make_job(1, 2, exchange={"transport": "grpc"}, **sections)
-    with Cluster(job) as cluster, cluster.member(0, LAYOUT) as first, cluster.member(1, LAYOUT) as second:
+    with (
+        Cluster(job, metrics_port=0) as cluster,
+        cluster.member(0, LAYOUT) as first,
+        cluster.member(1, LAYOUT) as second,
+    ):
         first.exchange.start()
         second.exchange.start()
         yield cluster, [first, second]
@@ -244,15 +248,37 @@ def test_who_is_answered_or_refused_has_made_a_call(ours: TestAuthority, method:
         rpc.stop(0)
 
 
+def test_tls_to_the_page_of_metrics_is_refused(
+    undisturbed: list[str], ours: TestAuthority, record_property: Callable[[str, object], None]
+) -> None:
+    """The one port of a job under TLS that is in plain text."""
+    with capture_logs() as logs, two_workers(security=dict(ours.settings())) as (cluster, members):
+        hashes = [step(members, 1)]
+        port = cluster.servers[0].metrics_port
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            _certificate_of(f"127.0.0.1:{port}", ours)
+        labels = {"role": "server", "rank": "0", "method": "metrics", "reason": "tls"}
+        registry = cluster.servers[0].metrics.registry
+        wait_for(lambda: registry.get_sample_value("taihu_refused_calls_total", labels) == 1, "it is not counted")
+        wait_for(lambda: any(each.get("reason") == "tls" for each in logs), "it is not told of")
+        hashes += [step(members, number) for number in (2, 3, 4)]
+    (entry,) = [each for each in logs if each["event"] == "call refused"]
+    assert (entry["method"], entry["reason"], entry["caller"]) == ("metrics", "tls", "127.0.0.1")
+    assert hashes == undisturbed
+    record_property("TLS to the page of metrics", "closed tls")
+
+
 def test_tls_to_a_port_in_plain_text_is_refused(
     undisturbed: list[str], ours: TestAuthority, record_property: Callable[[str, object], None]
 ) -> None:
     attempt = Attempt(
-        "TLS to a port in plain text", ours.security("observer/0"), STATUS, grpc.StatusCode.UNAVAILABLE, "handshake"
+        "TLS to a job in plain text", ours.security("observer/0"), STATUS, grpc.StatusCode.UNAVAILABLE, "handshake"
     )
     with two_workers() as (_, members):
         hashes = [step(members, 1)]
         error = refused(attempt, members[0].addresses[0])
+        with pytest.raises(PeerUnreachableError, match=r"TLS may have failed: check \[security\]"):
+            fetch_status(members[0].addresses[0], 1, attempt.shown)
         hashes += [step(members, number) for number in (2, 3, 4)]
     assert error.code() is attempt.status
     assert hashes == undisturbed

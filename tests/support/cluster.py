@@ -47,10 +47,11 @@ def layout_of(*sizes: int) -> Layout:
 
 
 class Cluster:
-    """`job`'s servers, each in a thread; a context manager."""
+    """`job`'s servers, each in a thread; a context manager. With `metrics_port` 0 each has a page of metrics."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, metrics_port: int | None = None) -> None:
         self.job = job
+        self._metrics_port = metrics_port
         self.outcomes: dict[int, TaihuError | None] = {}
         self._stack = ExitStack()
         self._threads: list[threading.Thread] = []
@@ -70,7 +71,7 @@ class Cluster:
 
     def options(self, index: int) -> ServerOptions:
         """Those of a server."""
-        return ServerOptions(index, bind="127.0.0.1:0")
+        return ServerOptions(index, bind="127.0.0.1:0", metrics_port=self._metrics_port)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
