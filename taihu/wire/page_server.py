@@ -72,7 +72,7 @@ class _Handler(WSGIRequestHandler):
     @override
     def handle(self) -> None:
         # A handshake has no end of a line, for which a request would be waited for.
-        if self.rfile.peek(1)[:1] != _TLS:
+        if self.connection.recv(1, socket.MSG_PEEK) != _TLS:
             super().handle()
             return
         self.server.refusals.add("metrics", "tls")
