@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from taihu.job import Job
 from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.job.security import Certified, certified
 from taihu.process.options import JobArgument
-from taihu.security.certificates import Authority, Validity, is_good, load_authority, write_pair
+from taihu.security.certificates import Authority, Validity, is_good, load_authority, write_certificate, write_pair
 
 __all__ = ["certs"]
 
@@ -25,6 +26,10 @@ def certs(
     job_file: JobArgument = None,
     *,
     folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where the files are, or shall be.")],
+    own_folder: Annotated[
+        Path | None,
+        typer.Option("--authority", metavar="DIR", help="Where the authority and its key are kept, if not there."),
+    ] = None,
     hosts: Annotated[
         str,
         typer.Option("--hosts", metavar="NAME,ADDRESS", help="Names and addresses for other tools, in every one."),
@@ -46,7 +51,7 @@ def certs(
 
     There is one for every server and worker, for an observer (taihu status, top, plan) and an operator, who may stop
     the run. What is there and good stays: the authority always, a certificate until a third of its time is left.
-    Give each host the files of its own processes and ca.pem; keep ca-key.pem to yourself.
+    Give each host the files of its own processes and ca.pem; keep ca-key.pem to yourself: --authority keeps it apart.
 
     \b
     Examples:
@@ -54,13 +59,14 @@ def certs(
       taihu certs --servers 1 --workers 2 --dir certs --also observer/grafana
       taihu certs job.toml --dir certs --renew --days 30      # while a run goes on, too
       taihu certs job.toml --dir certs --hosts node1,10.0.0.1
+      taihu certs job.toml --dir certs --authority ~/authority
     """  # noqa: D301
     job = flags.resolve(job_file)
     names = tuple(filter(None, re.split(r"[,\s]+", hosts)))
     members = tuple(certified(job, domain, also or ()))
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        authority, is_new = _authority(folder, job)
+        authority, is_new = _authority_in(own_folder, folder, job) if own_folder else _authority(folder, job)
         made = [each for each in members if _issue(authority, folder, each, names, days=days, renew=renew)]
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}") from None
@@ -82,6 +88,21 @@ def _authority(folder: Path, job: Job) -> tuple[Authority, bool]:
     authority = Authority.make(f"taihu development authority of {job.name}"[:64], Validity.of_days(_CA_DAYS))
     write_pair(authority.issued, certificate, key)
     return authority, True
+
+
+def _authority_in(own: Path, folder: Path, job: Job) -> tuple[Authority, bool]:
+    """The one in a folder of its own, where one that is in `folder` goes; `folder` has its certificate alone."""
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (folder / "ca-key.pem").exists() and not own.samefile(folder):
+        if (own / "ca-key.pem").exists():
+            raise ConfigError(
+                f"{folder} and {own} both have an authority: remove {folder / 'ca-key.pem'}, or the other"
+            )
+        for name in ("ca.pem", "ca-key.pem"):
+            shutil.move(folder / name, own / name)
+    authority, is_new = _authority(own, job)
+    write_certificate(authority.issued, folder / "ca.pem")
+    return authority, is_new
 
 
 def _issue(

@@ -19,7 +19,17 @@ from taihu.errors import ConfigError
 from taihu.security.identity import Identity, identity_among
 from taihu.security.token import read_secret
 
-__all__ = ["Authority", "Issued", "Validity", "check_time", "identity_in", "is_good", "load_authority", "write_pair"]
+__all__ = [
+    "Authority",
+    "Issued",
+    "Validity",
+    "check_time",
+    "identity_in",
+    "is_good",
+    "load_authority",
+    "write_certificate",
+    "write_pair",
+]
 
 _SLACK: Final = timedelta(minutes=5)
 """Clocks of hosts differ: a certificate is good from a little before it was made."""
@@ -140,12 +150,21 @@ def is_good(path: Path, authority: Authority, identity: Identity, names: Iterabl
 
 def write_pair(issued: Issued, certificate: Path, key: Path) -> None:
     """Write both files, each whole; the key so that nobody else can read it, ever."""
-    for path, content, mode in ((key, issued.key, 0o600), (certificate, issued.certificate, 0o644)):
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.unlink(missing_ok=True)
-        part.touch(mode, exist_ok=False)
-        part.write_bytes(content)
-        part.replace(path)
+    _write(key, issued.key, 0o600)
+    write_certificate(issued, certificate)
+
+
+def write_certificate(issued: Issued, certificate: Path) -> None:
+    """Write that file alone, whole."""
+    _write(certificate, issued.certificate, 0o644)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)
+    part.touch(mode, exist_ok=False)
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def load_authority(certificate: Path, key: Path) -> Authority:

@@ -92,6 +92,24 @@ def test_the_certificates_of_another_authority_are_replaced(make: Make, tmp_path
     assert all(content != before[name] for name, content in contents(tmp_path / "two").items() if "ca" not in name)
 
 
+def test_the_authority_may_be_kept_apart(make: Make, run_certs: Command, tmp_path: Path) -> None:
+    own, folder = tmp_path / "own", tmp_path / "certs"
+    make(folder)
+    before = contents(folder)
+    make(folder, "--servers", "1", "--authority", str(own))
+    # It has moved, and what it had signed is good.
+    kept = {name: content for name, content in before.items() if name != "ca-key.pem"}
+    assert contents(folder) == kept
+    assert contents(own) == {name: before[name] for name in ("ca.pem", "ca-key.pem")}
+    assert (own / "ca-key.pem").stat().st_mode & 0o777 == 0o600
+    make(folder, "--servers", "1", "--authority", str(own))
+    assert contents(folder) == kept
+    make(tmp_path / "others")
+    code, _, error = run_certs("--dir", tmp_path / "others", "--authority", own)
+    assert code == 2
+    assert f"remove {tmp_path / 'others' / 'ca-key.pem'}" in error
+
+
 @pytest.mark.parametrize("place", ["observer", "root/1", "worker/one", "worker/-1"])
 def test_what_is_no_identity_is_refused(run_certs: Command, tmp_path: Path, place: str) -> None:
     code, _, error = run_certs("--dir", tmp_path / "certs", "--also", place)

@@ -74,7 +74,7 @@ def test_the_image_has_places_for_volumes_that_its_user_may_write() -> None:
     user = services({})["server"]["user"]
     owner, group = user.split(":")
     made = re.findall(rf"install -d -o {owner} -g {group} (.+)", (DEPLOY / "Containerfile").read_text())
-    assert made == ["/runs /checkpoints /certificates"]
+    assert made == ["/runs /checkpoints /certificates /authority"]
 
 
 def await_file(awaited: Path) -> None:
@@ -103,10 +103,14 @@ def test_each_container_finds_the_certificate_that_was_made_for_it(
         for key, value in settings.items():
             monkeypatch.setenv(key, value.replace(command[-1], str(folder)))
         if name == "certs":
-            code, _, error = run_certs(DEPLOY / "job.toml", *command[2:-1], folder)
+            own = mounts(found["certs"])["authority"]
+            options = [str(tmp_path / "own") if each == own else each for each in command[2:-1]]
+            code, _, error = run_certs(DEPLOY / "job.toml", *options, folder)
             assert code == 0, error
+            assert not (folder / "ca-key.pem").exists()
             continue
         assert "certificates:/certificates:ro" in found[name]["volumes"]
+        assert "authority" not in mounts(found[name])
         # Podman starts no container again whose dependency has ended, so the image waits for what is made last.
         assert "depends_on" not in found[name]
         awaited = folder / Path(settings["AWAITED_FILE"]).relative_to(command[-1])
