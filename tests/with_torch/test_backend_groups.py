@@ -115,7 +115,7 @@ def refused(rank: int) -> list[str]:
     attempts: list[Callable[[], object]] = [
         lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), op=dist.ReduceOp.AVG),
         lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND),
-        lambda: dist.all_reduce(torch.eye(2).to_sparse()),
+        lambda: dist.all_gather([torch.eye(2)] * 2, torch.eye(2).to_sparse()),
         lambda: dist.all_gather_single(torch.ones(3), torch.ones(1)),
         lambda: dist.all_gather([torch.ones(2), torch.ones(3)], torch.ones(4)),
     ]

@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["check_dense", "check_one", "check_sizes", "flattened", "options_of", "seconds_of", "split_rows"]
+__all__ = [
+    "check_dense",
+    "check_one",
+    "check_sizes",
+    "check_sparse",
+    "flattened",
+    "options_of",
+    "seconds_of",
+    "split_rows",
+]
 
 
 def check_dense(what: str, tensors: Sequence[Any]) -> None:
@@ -16,6 +25,13 @@ def check_dense(what: str, tensors: Sequence[Any]) -> None:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
             kind = f"{tensor.layout} tensor on {tensor.device}"
             raise ValueError(f"taihu {what}: expected dense tensors on cpu, got a {kind}; use gloo or nccl for it")
+
+
+def check_sparse(what: str, tensor: Any) -> None:
+    """Raise ValueError unless it is a sparse COO tensor in the memory of the CPU."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.sparse_coo:
+        kind = f"{tensor.layout} tensor on {tensor.device}"
+        raise ValueError(f"taihu {what}: expected a sparse COO tensor on cpu, got a {kind}; use nccl for it")
 
 
 def check_one(what: str, tensors: Sequence[Any]) -> Any:

@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 
 from taihu.errors import ExchangeError
-from taihu.torch.group import moves, sums
+from taihu.torch.group import moves, sparse, sums
 from taihu.torch.group.checks import (
     check_dense,
     check_one,
     check_sizes,
+    check_sparse,
     flattened,
     options_of,
     seconds_of,
@@ -70,9 +71,12 @@ class TaihuGroup(dist.ProcessGroup):
         leave_at_exit(self)
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
-        """Reduce each tensor over all ranks, in place."""
+        """Reduce each tensor over all ranks, in place; a sparse COO tensor is summed, and coalesced then."""
         tensors = tensors if isinstance(tensors, list) else [tensors]
-        return self._reduce_all("allreduce", tensors, options_of(dist.AllreduceOptions, opts, timeout))
+        opts = options_of(dist.AllreduceOptions, opts, timeout)
+        if any(tensor.layout is torch.sparse_coo for tensor in tensors):
+            return self._sum_sparse("allreduce", tensors, opts)
+        return self._reduce_all("allreduce", tensors, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
         """Reduce each tensor over all ranks, in place."""
@@ -88,6 +92,12 @@ class TaihuGroup(dist.ProcessGroup):
                     sums.all_reduce(turn, contiguous, reduction)
 
         return self._issue(what, tensors, run, opts)
+
+    def _sum_sparse(self, what: str, tensors: Tensors, opts: Any) -> GroupWork:
+        tensor = check_one(what, tensors)
+        check_sparse(what, tensor)
+        sums.check_sum(what, opts.reduceOp)
+        return self._queue(what, tensors, lambda turn: sparse.all_reduce(turn, tensor), opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Reduce a tensor over all ranks into that of the root; others keep theirs."""
@@ -256,8 +266,11 @@ class TaihuGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
     def _issue(self, what: str, result: Tensors, run: Run, opts: Any = None) -> GroupWork:
-        """Queue an operation behind those that were issued before."""
+        """Queue an operation on dense tensors behind those that were issued before."""
         check_dense(what, result)
+        return self._queue(what, result, run, opts)
+
+    def _queue(self, what: str, result: Tensors, run: Run, opts: Any) -> GroupWork:
         timeout_s = seconds_of(getattr(opts, "timeout", None), self._timeout_s)
         return self._order.issue(
             GroupWork(what, result), partial(self._run, run, Turn(self._exchange, what, timeout_s))

@@ -17,7 +17,7 @@ from taihu.planner.partition import slice_bounds
 from taihu.torch.group.bits import SUMMED, bytes_of, values_of
 from taihu.torch.group.exchange import Bytes, Turn
 
-__all__ = ["Reduction", "all_reduce", "reduce_scatter", "reduce_to", "reduction_of"]
+__all__ = ["Reduction", "all_reduce", "check_sum", "reduce_scatter", "reduce_to", "reduction_of"]
 
 _GATHERED_BYTES: Final = 64 << 10
 """Up to so many bytes of all ranks together everybody reduces everything: one transfer instead of two."""
@@ -69,6 +69,12 @@ def reduction_of(what: str, op: Any, dtype: Any) -> Reduction:
             f"taihu {what}: no {name} of {dtype}; expected SUM, AVG, PRODUCT, MIN, MAX, of integers BAND, BOR, BXOR"
         )
     return Reduction(_COMBINED[name], is_sum=name == "SUM", is_mean=name == "AVG")
+
+
+def check_sum(what: str, op: Any) -> None:
+    """Raise ValueError unless a ReduceOp is SUM, the only one that there is of sparse tensors, as with Gloo."""
+    if _name_of(op) != "SUM":
+        raise ValueError(f"taihu {what}: no {_name_of(op)} of sparse tensors; expected SUM, or dense tensors")
 
 
 def _name_of(op: Any) -> str:
