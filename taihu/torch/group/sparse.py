@@ -121,7 +121,7 @@ def _counts_of_all(turn: Turn, form: Form, count: int) -> list[int]:
     headers[turn.rank] = header(form, count)
     parts: list[list[Bytes]] = [[each.view(np.uint8)] for each in headers]
     turn.swap([parts[turn.rank]] * turn.size, parts)
-    return read_headers(form, headers)
+    return read_headers(form, list(headers))
 
 
 def header(form: Form, count: int) -> Header:
