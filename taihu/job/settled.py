@@ -37,12 +37,8 @@ def settled(job: Job, updates: UpdateRules | None) -> Job:
         )
     if zero == 0:
         raise ConfigError(
-            'update="servers": in stage 0 of ZeRO servers keep nothing; set exchange.zero to 1 or 2, or give '
+            'update="servers": in stage 0 of ZeRO servers keep nothing; set exchange.zero to 1, 2 or 3, or give '
             'update="workers"'
-        )
-    if zero == 3:
-        raise ConfigError(
-            'update="servers": parameters of a script stay on every worker; set exchange.zero to 1 or 2'
         )
     job = _with_dense_answers(job)
     own = {key: getattr(updates.settings, key) for key in CONSTANTS}

@@ -74,6 +74,7 @@ class LayerSteps:
         self._waits = waits
         self._clock = clock
         self._copies = job.zero >= 2
+        self._is_open = False
         self._driver = StepDriver(job, session.exchange, timed)
         self._follower = PlanFollower(measuring, session.client, job.exchange.timeout_s)
         self._adopted()
@@ -86,6 +87,29 @@ class LayerSteps:
         """Return when the updated parameters of a layer are here."""
         self._driver.read(layer)
 
+    def fetch(self, layer: int, *, again: bool) -> None:
+        """Return when the parameters of a layer's group are here, to stay until `free` or until they are pushed.
+
+        Args:
+            layer: one whose group is not pushed in a step that has begun and not ended.
+            again: whether it is a backward that reads them.
+        """
+        if not again:
+            self._driver.read(layer)
+        elif self._is_open:
+            self._driver.recall(layer)
+        else:
+            self._driver.recall_alone(layer)
+        self.exchange.hold(self.group_of(layer))
+
+    def free(self, group: int) -> None:
+        """The parameters of a group need not stay."""
+        self.exchange.free(group)
+
+    def is_sent(self, layer: int) -> bool:
+        """Whether the gradients of the layer's group have been pushed in a backward that has not ended."""
+        return self._is_open and self.exchange.plan.groups[self.group_of(layer)].last_layer < self._next
+
     def begin(self, record: StepRecord, rates: Sequence[float] | None) -> None:
         """A step begins; nothing of the one before is under way. `rates` as `Exchange.begin` takes them."""
         count = len(self._owners)
@@ -93,6 +117,7 @@ class LayerSteps:
         self._order = self._part_of(self._turns.expected).layers
         self._is_measured = self._measuring.is_measured(self._turns.counted + 1)
         self._driver.begin(record.step, one_by_one=record.serial, rates=rates)
+        self._is_open = True
 
     def take(self, layer: int) -> None:
         """The gradient of a layer is complete."""
@@ -107,7 +132,7 @@ class LayerSteps:
         """
         while self._next < len(self._order) and self._is_ready[layer := self._order[self._next]]:
             if self._copies:
-                self._driver.prepare(layer)
+                self._driver.make_room(layer)
                 self.gradients.take(layer)
             if not self.gradients.is_there(layer):
                 if not waits:
@@ -139,6 +164,7 @@ class LayerSteps:
         self.push(record, waits=True)
         record.backward_end_s = self._clock.now()
         self._driver.end_backward()
+        self._is_open = False
 
     def finish(self) -> None:
         """Return when every group has been summed, and updated where servers do so."""

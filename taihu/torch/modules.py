@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
 from taihu.errors import ConfigError
 
-__all__ = ["ModuleReads"]
+__all__ = ["ModuleReads", "Uses"]
+
+
+class Uses(Protocol):
+    """Where parameters do not stay: they are here while a module uses them."""
+
+    def use(self, user: object, numbers: Sequence[int]) -> None:
+        """Return when these parameters are here, to stay until `leave(user)`."""
+
+    def leave(self, user: object) -> None:
+        """`user`, who may have used nothing, uses nothing any more."""
 
 
 class ModuleReads:
@@ -23,6 +34,7 @@ class ModuleReads:
         numbers: of parameters, by their identity; the last one of the model has 0.
         read: called with numbers, before the module reads these parameters.
         settle: called before a state is taken of a module: all parameters are to be complete.
+        uses: told, in the place of `read`, who reads parameters, and when it has; states are copies then.
     """
 
     def __init__(
@@ -31,10 +43,12 @@ class ModuleReads:
         numbers: Mapping[int, int],
         read: Callable[[Sequence[int]], None],
         settle: Callable[[], None],
+        uses: Uses | None = None,
     ) -> None:
         self._model = model
         self._numbers = numbers
         self._read = read
+        self._uses = uses
         self._called: set[torch.nn.Module] = set()
         self._of: dict[torch.nn.Module, list[int]] = {}
         for module in model.modules():
@@ -44,7 +58,19 @@ class ModuleReads:
                 self._of[module] = sorted(own, reverse=True)
                 module.register_load_state_dict_pre_hook(_refuse_state)
             module.register_state_dict_pre_hook(lambda *_: settle())
-        self._hooks = {module: module.register_forward_pre_hook(self._before) for module in model.modules()}
+            if own and uses is not None:
+                module.register_state_dict_pre_hook(lambda module, *_: uses.use(module, self._own[module]))
+                module.register_state_dict_post_hook(partial(self._copy))
+        self._own = dict(self._of)
+        # What a script's hooks of a module read is in between.
+        self._hooks = {
+            module: [module.register_forward_pre_hook(self._before, prepend=True)] for module in model.modules()
+        }
+        if uses is not None:
+            # A view of a parameter that leaves its module is noticed in all of the model's forward.
+            self._of.setdefault(model, [])
+            for module, hooks in self._hooks.items():
+                hooks.append(module.register_forward_hook(lambda user, *_: uses.leave(user), always_call=True))
 
     def learn(self, unread: Iterable[int]) -> list[int]:
         """Parameters `unread` have brought gradients although no module that owns them was called until now.
@@ -66,17 +92,31 @@ class ModuleReads:
                     self._of[modules[path]] = sorted({*known, number}, reverse=True)
                     found.add(number)
                     break
-        for module, hook in self._hooks.items():
+        for module, hooks in self._hooks.items():
             if module not in self._of:
-                hook.remove()
+                for hook in hooks:
+                    hook.remove()
         self._called.clear()
         return sorted(missing - found)
 
     def _before(self, module: torch.nn.Module, _: Any) -> None:
         self._called.add(module)
         own = self._of.get(module)
-        if own is not None:
+        if own is None:
+            return
+        if self._uses is None:
             self._read(own)
+        else:
+            self._uses.use(module, own)
+
+    def _copy(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        """The state has values of its own, since the parameters' memory is given back."""
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            value = state.get(prefix + name)
+            if value is not None and value is not parameter and id(parameter) in self._numbers:
+                state[prefix + name] = value.clone()
+        if self._uses is not None:
+            self._uses.leave(module)
 
 
 def _refuse_state(module: torch.nn.Module, *_: Any) -> None:

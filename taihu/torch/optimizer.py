@@ -148,6 +148,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._steps.settle()
 
     @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """In the block all parameters are here, those of the last step, as an average or a copy of the model wants.
+
+        In stage 3 of ZeRO they are not, outside of their modules' forwards. A backward comes behind the block.
+        """
+        if self._steps is None:
+            yield
+            return
+        with self._steps.gathered():
+            yield
+
+    @contextmanager
     def join(self) -> Iterator[None]:
         """In the block workers may have different numbers of backwards, as where batches do not come out even.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from taihu.errors import ConfigError, RunError
 from taihu.layout import Layout
 from taihu.torch.gradients import views_of
-from taihu.torch.modules import ModuleReads
+from taihu.torch.modules import ModuleReads, Uses
 from taihu.torch.order import with_layers
 from taihu.torch.rules import ScriptOptimizer
 from taihu.update_rules import UpdateRules
@@ -55,10 +55,15 @@ class ServerUpdates:
         rules = self.script.rules
         return replace(rules, parameter_groups=tuple(rules.parameter_groups[number] for number in order))
 
-    def offer(self, order: Sequence[int], arena: NDArray[np.float32]) -> None:
-        """Put this worker's values into the arena of all parameters, from where the servers get them."""
-        for parameter, place in self._places(order, arena):
+    def offer(self, order: Sequence[int], arena: NDArray[np.float32]) -> Callable[[int], None]:
+        """What puts this worker's values of a layer into the arena of all parameters, where servers get them from."""
+        places = list(self._places(order, arena))
+
+        def put(layer: int) -> None:
+            parameter, place = places[layer]
             place.copy_(parameter.detach())
+
+        return put
 
     def take_over(self, order: Sequence[int], arena: NDArray[np.float32]) -> None:
         """Have the parameters lie in the arena, which has the values of the servers."""
@@ -71,10 +76,15 @@ class ServerUpdates:
         parameters = [self._parameters[number] for number in order]
         return zip(parameters, views_of(with_layers(self._layout, order), parameters, arena), strict=True)
 
-    def watch(self, read: Callable[[Sequence[int]], None], settle: Callable[[], None]) -> None:
-        """Forwards may begin: `read(numbers)` comes before parameters are read, `settle()` before all of them."""
+    def watch(
+        self, read: Callable[[Sequence[int]], None], settle: Callable[[], None], uses: Uses | None = None
+    ) -> None:
+        """Forwards may begin: `read(numbers)` comes before parameters are read, `settle()` before all of them.
+
+        Where parameters do not stay, `uses` takes the place of `read`.
+        """
         numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
-        self._reads = ModuleReads(self._model, numbers, read, settle)
+        self._reads = ModuleReads(self._model, numbers, read, settle, uses)
         self._versions = [parameter._version for parameter in self._parameters]
 
     def read(self, number: int) -> None:

@@ -17,6 +17,7 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.torch.gradients import GradientArena
 from taihu.torch.layer_steps import LayerSteps
+from taihu.torch.live import LiveParameters
 from taihu.torch.order import ORDER, order_of_state, state_in_order, whole_order, with_layers
 from taihu.torch.reports import Reports
 from taihu.torch.server_updates import ServerUpdates
@@ -99,8 +100,10 @@ class BackwardSteps:
         self._unread: set[int] = set()
         self._waited_in_forward_s = 0.0
         self._start_s = self._forward_end_s = self._clock.now()
+        # Of the parameters that are here, where they do not stay.
+        self._live: LiveParameters | None = None
         if updates is not None:
-            updates.watch(self.read, self.settle)
+            updates.watch(self.read, self.settle, self if job.zero == 3 else None)
 
     def add(self, layout: Layout, parameters: Sequence[torch.nn.Parameter]) -> range:
         """Exchange the gradients of one more optimizer's parameters; returns their numbers.
@@ -178,6 +181,33 @@ class BackwardSteps:
                     self._unread.discard(group)
             self.updates.read(number)
 
+    def use(self, user: object, numbers: Sequence[int]) -> None:
+        """Return when parameters `numbers` are here, to stay until `leave(user)`, where they do not stay as it is."""
+        if self._live is None:
+            self.read(numbers)
+            return
+        assert self.updates is not None  # noqa: S101
+        self._live.use(user, [self._layer_of[number] for number in numbers])
+        for number in numbers:
+            self.updates.read(number)
+
+    def leave(self, user: object) -> None:
+        """`user`, who may have used nothing, uses nothing any more."""
+        if self._live is not None:
+            self._live.leave(user)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """In the block all parameters are here, and those of the last step."""
+        self.settle()
+        block = object()
+        # As a forward reads them.
+        self.use(block, sorted(self._layer_of, key=self._layer_of.__getitem__, reverse=True))
+        try:
+            yield
+        finally:
+            self.leave(block)
+
     def settle(self) -> None:
         """Return when all parameters are those of the last step, where servers update them."""
         if self.updates is None:
@@ -194,13 +224,17 @@ class BackwardSteps:
             assert self._layers is not None  # noqa: S101
             self._layers.finish()
             self._unread.clear()
+            plan = self._layers.exchange.plan
             self._layers.close(record)
+            if self._live is not None and self._layers.exchange.plan is not plan:
+                self._live.regroup()
 
     def stepped(self) -> None:
         """The script's optimizer steps, where servers have the gradients already."""
         assert self.updates is not None  # noqa: S101
         self.updates.stepped()
-        self.read(self.updates.at_step)
+        if self._live is None:
+            self.read(self.updates.at_step)
 
     def follow(self, update: Callable[[], None]) -> int:
         """Take part in the backwards of workers that have more, with gradients of zeros; `update` follows each.
@@ -261,6 +295,11 @@ class BackwardSteps:
         return record
 
     def _begin(self, *, follows: bool = False) -> StepRecord:
+        if self._live is not None and self._live.in_use:
+            raise RunError(
+                "backward began in a block of optimizer.gathered(), or while the model is being called: parameters "
+                "change by it, and leave; call it behind"
+            )
         self._rates = None if self.updates is None else () if follows else self.updates.rates()
         self.step += 1
         turns = self._turns = self._turns or Turns(self.optimizers)
@@ -307,6 +346,9 @@ class BackwardSteps:
         layers.begin(record, self._rates)
         for number in self._came:
             layers.take(self._layer_of[number])
+        if self._job.zero == 3:
+            layout = with_layers(self._layout, self._order)
+            self._live = LiveParameters(layout, in_order, layers)
         return layers
 
     def _end(self) -> None:

@@ -178,17 +178,21 @@ class World:
         """
         assert self._meeting is not None  # noqa: S101
         arenas = arenas_of(job, layout.elements)
-        rules = None if updates is None else updates.rules(order)
-        if updates is not None and self.rank == 0:
-            updates.offer(order, arenas.parameters)
+        exchanged = Exchanged(layout, arenas)
+        if updates is not None:
+            put = updates.offer(order, arenas.parameters)
+            exchanged = Exchanged(layout, arenas, put, updates.rules(order))
+            if self.rank == 0 and arenas.parameter_pages is None:
+                for layer in range(len(layout.layers)):
+                    put(layer)
         session = self._session = self._stack.enter_context(
-            exchange_after_meeting(self.job, self._meeting, Exchanged(layout, arenas, updates=rules), self._reporting)
+            exchange_after_meeting(self.job, self._meeting, exchanged, self._reporting)
         )
         self._stack.callback(self._reports.tell_trace, session)
         self._activity.takes_part(session)
         if updates is not None:
             updates.take_over(order, arenas.parameters)
-        gradients = GradientArena(layout, parameters, arenas.gradients, keeps=job.zero < 2, seals=rules is not None)
+        gradients = GradientArena(layout, parameters, arenas.gradients, keeps=job.zero < 2, seals=updates is not None)
         self._stack.callback(gradients.close)
         return gradients, session
 

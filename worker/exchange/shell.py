@@ -49,7 +49,7 @@ class Exchange:
     `wait` returns, the group's range of both arenas belongs to the exchange. Completion: when `wait` returns, the
     group's parameters are those of the step just pushed. Memory: where groups do not have some all the time (ZeRO
     stages 2 and 3), `prepare` comes before backward, and what `wait` or `prepare` promise of one group ends with the
-    next call for another.
+    next call for another, unless it is held (`hold`).
 
     Threads: one thread, which trains, calls all of these but `fail`. What it causes it does itself; sums are taken
     in, and parameters updated, by the threads of the route that receive; what comes of their news and touches values
@@ -241,12 +241,29 @@ class Exchange:
         if self._rules.fetches:
             self._read(self._protocol.parameters.backward_reading(group, ahead=ahead))
 
+    def recall_alone(self, group: int) -> None:
+        """As `recall`, in a backward that belongs to no step: what there is room for stays, nothing comes ahead."""
+        if self._rules.fetches:
+            self._read(self._protocol.parameters.lone_reading(group))
+
+    def hold(self, group: int) -> None:
+        """Keep the group's parameters, which are in the arena, until `free`, `push` or `adopt`."""
+        self._told(partial(self._protocol.parameters.hold, group))
+
+    def free(self, group: int) -> None:
+        """Have the group's parameters stay no longer than others do; it need not be held."""
+        self._told(partial(self._protocol.parameters.free, group))
+
     def prepare(self, group: int) -> None:
         """Return when backward may read the group's parameters and write its gradients."""
+        self.make_room(group)
+        self.recall(group)
+
+    def make_room(self, group: int) -> None:
+        """Return when the group's gradients may be written."""
         if self._rules.drops_gradients:
             self._wait_until(lambda: self._protocol.may_write(group), group)
             self._told(partial(self._protocol.write, group))
-        self.recall(group)
 
     def agree(self, flags: NDArray[np.float64]) -> None:
         """Replace `flags`, shape (n,), by those of worker 0, where all workers have to read parameters together."""

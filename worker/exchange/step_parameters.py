@@ -81,8 +81,8 @@ def leading_groups(order: Iterable[int], sizes: Sequence[int], room: int) -> tup
 class StepParameters:
     """The parameters of one worker's groups; `adopt` comes first.
 
-    `turn` is the input of the training loop, `arrived` that of the network; `widened` is what comes of an action. The
-    protocol tells of the rest, and keeps the phases of all groups, which are looked at here.
+    `turn`, `hold` and `free` are inputs of the training loop, `arrived` is that of the network; `widened` is what
+    comes of an action. The protocol tells of the rest, and keeps the phases of all groups, which are looked at here.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -91,6 +91,8 @@ class StepParameters:
         self._phases: Sequence[Phase] = ()
         self._sizes: list[int] = []
         self._live = 0
+        # What stays whatever is turned to; it takes of the room of what is fetched ahead.
+        self._held: set[int] = set()
         self._at = At(0, 0)
         self._given_up = False
 
@@ -125,18 +127,36 @@ class StepParameters:
         # used may stay for the one, where there is room for all that comes before, but is not asked for.
         order = (*reversed(range(group)), *range(group + 1, len(self._groups)))
         chosen = self._beside(group, order)
-        return Reading(group, chosen[:group], chosen[group:])
+        return Reading(
+            group, tuple(each for each in chosen if each < group), tuple(each for each in chosen if each > group)
+        )
 
     def backward_reading(self, group: int, *, ahead: bool = True) -> Reading:
         """The reading of backward at `group`; unless `ahead`, it is not known what comes next."""
         return Reading(group, self._beside(group, self._needed_after(group)) if ahead else ())
 
+    def lone_reading(self, group: int) -> Reading:
+        """The reading of a backward that belongs to no step: nothing comes ahead, what there is room for stays."""
+        order = (*range(group + 1, len(self._groups)), *reversed(range(group)))
+        return Reading(group, staying=self._beside(group, order))
+
+    def hold(self, group: int) -> Sequence[Action]:
+        """The group, which is here, stays until it is freed or pushed, or there are other groups."""
+        self._held.add(group)
+        return ()
+
+    def free(self, group: int) -> Sequence[Action]:
+        """The group stays no longer than others."""
+        self._held.discard(group)
+        return ()
+
     def turn(self, reading: Reading) -> Sequence[Action]:
         """Use what `reading` says until the next call; `may_turn` said so."""
         actions: list[Action] = []
         wanted = reading.wanted
+        staying = self._held.union(wanted, reading.staying)
         for group, known in enumerate(self._groups):
-            if known.place is Place.HERE and group not in wanted and group not in reading.staying:
+            if known.place is Place.HERE and group not in staying:
                 known.place = Place.AWAY
                 actions.append(Drop(group))
         for group in wanted:
@@ -177,6 +197,7 @@ class StepParameters:
         # What has come by one plan is there by the next one too.
         is_kept = bool(self._groups) and all(known.is_kept for known in self._groups)
         actions = (DropAll(),) if self._groups and self._rules.fetches else ()
+        self._held.clear()
         self._groups = [_Group(count, self._at.step, is_kept=is_kept) for count in parts]
         self._phases = phases
         self._sizes = list(sizes)
@@ -202,6 +223,7 @@ class StepParameters:
     def pushed(self, group: int) -> Sequence[Action]:
         """The group's gradients go: its parameters are not needed any more in this step."""
         known = self._groups[group]
+        self._held.discard(group)
         if known.place is not Place.HERE:
             return ()
         known.place = Place.AWAY
@@ -225,6 +247,7 @@ class StepParameters:
         return (Drop(group),)
 
     def _drop_all_here(self) -> list[Action]:
+        self._held.clear()
         dropped = [group for group, known in enumerate(self._groups) if known.place is Place.HERE]
         for group in dropped:
             self._groups[group].place = Place.AWAY
@@ -250,7 +273,8 @@ class StepParameters:
     def _beside(self, group: int, order: Iterable[int]) -> tuple[int, ...]:
         """The groups behind `group` in `order` that there is room for beside it."""
         fetched = takewhile(lambda each: not self._groups[each].is_kept, order)
-        return leading_groups(fetched, self._sizes, self._live - self._sizes[group])
+        in_use = sum(self._sizes[each] for each in self._held | {group})
+        return leading_groups((each for each in fetched if each not in self._held), self._sizes, self._live - in_use)
 
     def _needed_after(self, group: int) -> Iterator[int]:
         """The groups in the order in which backward and the next forward need them, while `group` is used.

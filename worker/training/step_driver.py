@@ -73,10 +73,22 @@ class StepDriver:
         """Return when backward may read the parameters of a layer and write its gradients."""
         self._timed(self._exchange.prepare, self._group_of[layer])
 
+    def make_room(self, layer: int) -> None:
+        """Return when the gradients of a layer, which are complete elsewhere, may be written; see `prepare`."""
+        self._timed(self._exchange.make_room, self._group_of[layer])
+
+    def recall(self, layer: int) -> None:
+        """Return when the backward of the step that has begun may read the parameters of a layer."""
+        self._timed(self._exchange.recall, self._group_of[layer])
+
+    def recall_alone(self, layer: int) -> None:
+        """Return when a backward that belongs to no step may read the parameters of a layer."""
+        self._timed(self._exchange.recall_alone, self._group_of[layer])
+
     def read_again(self, layer: int) -> None:
         """Return when a forward that is computed again may read the parameters of a layer."""
         # The groups of a segment are read in forward order, and then again.
-        self._timed(self._recall_alone, self._group_of[layer])
+        self._timed(self._read_again, self._group_of[layer])
 
     def ready(self, layer: int) -> None:
         """The gradients of all tensors of a layer are complete."""
@@ -144,5 +156,5 @@ class StepDriver:
         self._exchange.push(group)
         self._timed(self._exchange.complete, group)
 
-    def _recall_alone(self, group: int) -> None:
+    def _read_again(self, group: int) -> None:
         self._exchange.recall(group, ahead=False)
