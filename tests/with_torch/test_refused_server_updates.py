@@ -160,8 +160,7 @@ def test_other_dtypes_are_refused() -> None:
     [
         ({"kind": "ring", "returns": "gradients"}, "servers", "a ring has no servers; start it with --servers"),
         ({"returns": "gradients"}, "servers", "exchange.returns is 'gradients'; set exchange.returns = 'script'"),
-        ({"zero": 0}, "servers", "set exchange.zero to 1 or 2"),
-        ({"zero": 3}, "servers", "set exchange.zero to 1 or 2"),
+        ({"zero": 0}, "servers", "set exchange.zero to 1, 2 or 3"),
         ({"zero": 2}, "workers", 'give DistributedOptimizer update="servers", or set exchange.zero = 0'),
         ({}, "everybody", 'expected "workers" or "servers"'),
     ],

@@ -260,9 +260,13 @@ class Exchange:
         self.recall(group)
 
     def make_room(self, group: int) -> None:
-        """Return when the group's gradients may be written."""
+        """Return when the group's gradients may be written, and pushed unless others are read before.
+
+        What is on its way of its parameters comes first: behind the push it would pass for what the push brings.
+        """
         if self._rules.drops_gradients:
-            self._wait_until(lambda: self._protocol.may_write(group), group)
+            may_write, is_quiet = self._protocol.may_write, self._protocol.parameters.is_quiet
+            self._wait_until(lambda: may_write(group) and is_quiet(group), group)
             self._told(partial(self._protocol.write, group))
 
     def agree(self, flags: NDArray[np.float64]) -> None:

@@ -184,6 +184,8 @@ class ServerLink:
     def adopt(self, plan: Plan) -> None:
         """Cut groups by `plan` from the next step on; nothing may be under way."""
         self._plan = plan
+        # Parameters may be asked for before the step begins.
+        self._at = self._at._replace(plan=plan.version)
         self._framing = Framing(self._shard, plan.groups, plan.frame_elements)
         self._answers.adopt(self._framing, plan.version)
         if self._opened:
