@@ -293,7 +293,11 @@ def linear() -> nn.Module:
 Act = Callable[[Any, DistributedOptimizer], object]
 STOPS: Mapping[str, tuple[Callable[[], nn.Module], Act, str]] = {
     "outside": (lambda: Tied("itself"), ones, r"parameter embedding\.weight is not here, as its module is not being"),
-    "a view": (lambda: Tied("a view"), ones, r"parameter embedding\.weight is read behind the forward of its modules"),
+    "a view": (
+        lambda: Tied("a view"),
+        ones,
+        r"parameter embedding\.weight is read behind the forward of its modules",
+    ),
     "an old graph": (linear, behind_a_step, r"needs parameter 1\.weight as it was before a step"),
     "backward in a block": (linear, in_a_block, r"backward began in a block of optimizer\.gathered\(\)"),
     "written": (linear, written_in_a_block, r"parameter 0\.weight was written to here"),

@@ -70,6 +70,9 @@ class Interpreter:
             "write": lambda group: self._protocol.write(int(group)),
             "forward": self._forward,
             "backward": self._backward,
+            "between": self._between,
+            "hold": lambda group: self._protocol.parameters.hold(int(group)),
+            "free": lambda group: self._protocol.parameters.free(int(group)),
             "updated": self._updated,
             "applied": self._applied,
             "arrived": self._arrived,
@@ -93,6 +96,10 @@ class Interpreter:
     def _backward(self, group: str, *alone: str) -> Sequence[Action]:
         parameters = self._protocol.parameters
         return parameters.turn(parameters.backward_reading(int(group), ahead=not alone))
+
+    def _between(self, group: str) -> Sequence[Action]:
+        parameters = self._protocol.parameters
+        return parameters.turn(parameters.lone_reading(int(group)))
 
     def _updated(self, group: str, *rest: str) -> Sequence[Action]:
         at = At(*map(int, rest[1:4])) if rest and rest[0] == "at" else self._protocol.at
@@ -188,6 +195,7 @@ class Training(RuleBasedStateMachine):
         self.fetches: list[tuple[int, int]] = []
         self.widening: list[int] = []
         self.asked: list[int] = []
+        self.held: set[int] = set()
         self.ended: set[int] = set()
         self.current: Reading | None = None
         self.in_backward = False
@@ -247,6 +255,7 @@ class Training(RuleBasedStateMachine):
                     self.applying.append(at)
                 case Drop(group):
                     assert self.current is None or not self.is_read(group), "dropped what is read"
+                    assert group not in self.held, "dropped what is held"
                     self.parameters.discard(group)
                 case DropAll():
                     self.parameters.clear()
@@ -319,8 +328,24 @@ class Training(RuleBasedStateMachine):
         self.gradients.add(group)
         return not self.promised.fetches or self._turn(self.protocol.parameters.backward_reading(group))
 
+    @precondition(lambda self: self.parameters and not self.promised.widens)
+    @rule(data=st.data())
+    def hold(self, data: st.DataObject) -> None:
+        """What is here may be kept until it is freed, or pushed."""
+        group = data.draw(st.sampled_from(sorted(self.parameters)))
+        self.protocol.parameters.hold(group)
+        self.held.add(group)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(sorted(self.held)))
+        self.protocol.parameters.free(group)
+        self.held.discard(group)
+
     def _ready(self, group: int) -> bool:
         self.current = None
+        self.held.discard(group)
         self.do(self.protocol.ready(group))
         return True
 
@@ -369,6 +394,7 @@ class Training(RuleBasedStateMachine):
     def give_up(self) -> None:
         """The attempt ends, and the step is replayed."""
         self.current = None
+        self.held.clear()
         self.do(self.protocol.abort(self.step))
         self.attempt += 1
         self.do(self.protocol.begin(self.step, self.attempt))
@@ -383,7 +409,9 @@ class Training(RuleBasedStateMachine):
         if self.promised.fetches:
             here = {group for group in groups if self.protocol.parameters.may_read(group)}
             assert here == self.parameters
-            assert sum(self.sizes[group] for group in here) <= parameter_room(self.sizes, self.promised.live_elements)
+            assert self.held <= here
+            beside = sum(self.sizes[group] for group in here - self.held)
+            assert beside <= parameter_room(self.sizes, self.promised.live_elements)
         if not (self.promised.holds or self.promised.clips):
             held = sum(self.sizes[group] for group in self.gradients)
             assert held <= gradient_room(self.sizes, self.promised.bucket_elements)

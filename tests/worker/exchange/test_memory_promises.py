@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -17,6 +17,7 @@ from support.worker import Values, Worker
 
 from taihu.wire.codec import BYTES_PER_VALUE, encode_frame
 from taihu.wire.identity import identity_to_metadata
+from worker.exchange.shell import Exchange
 
 kinds = pytest.mark.parametrize("kind", ["server", "ring"])
 
@@ -102,6 +103,59 @@ def test_mixed_precision_holds_what_is_computed_with_and_no_more(kind: str, zero
 
     exchange = {"kind": kind, "plan": "per-layer", "zero": zero, "bucket_bytes": 20000}
     run_workers(make_job(2, 2, exchange=exchange, train={"precision": "bf16"}), layout_of(*[4096] * 8), work)
+
+
+def test_room_for_gradients_is_there_when_nothing_older_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters that come behind the push would be read in the next step, for which they are too old."""
+    arrived, waits = Exchange._arrived, threading.Event()
+
+    def late(exchange: Exchange, group: int, attempt: int, **sizes: int) -> None:
+        def tell() -> None:
+            assert waits.wait(10)
+            arrived(exchange, group, attempt, **sizes)
+
+        if group == 1 and exchange._protocol.at.step:
+            threading.Thread(target=tell).start()
+        else:
+            arrived(exchange, group, attempt, **sizes)
+
+    def work(worker: Worker) -> bool:
+        exchange, parameters = worker.exchange, worker.exchange._protocol.parameters
+        wait_until = exchange._wait_until
+        exchange.begin(1)
+        exchange.recall(0)
+        assert not parameters.is_quiet(1)
+
+        def waiting(predicate: Callable[[], bool], group: int) -> None:
+            waits.set()
+            wait_until(predicate, group)
+
+        monkeypatch.setattr(exchange, "_wait_until", waiting)
+        exchange.make_room(1)
+        is_quiet = parameters.is_quiet(1)
+        for group in (1, 0):
+            exchange.make_room(group)
+            exchange.push(group)
+        worker.complete()
+        return is_quiet
+
+    monkeypatch.setattr(Exchange, "_arrived", late)
+    exchange = {"plan": "per-layer", "zero": 3, "transport": "tcp"}
+    assert run_workers(make_job(1, 1, exchange=exchange), layout_of(64, 64), work) == [True]
+
+
+@pytest.mark.parametrize("kind", ["server", "ring"])
+def test_groups_of_another_plan_are_read_before_a_step_begins(kind: str) -> None:
+    layout = layout_of(64, 64, 64)
+
+    def work(worker: Worker) -> None:
+        before = worker.step(1, np.zeros(layout.elements, dtype=np.float32))
+        worker.complete()
+        worker.change_plan(1, "per-layer")
+        assert worker.read().tobytes() == before.tobytes() == initial_parameters(layout).tobytes()
+
+    exchange = {"kind": kind, "plan": "single", "zero": 3, "transport": "tcp"}
+    run_workers(make_job(2, 2, exchange=exchange), layout, work)
 
 
 @pytest.mark.parametrize(("kind", "transport"), [("server", "tcp"), ("server", "grpc"), ("ring", "tcp")])
