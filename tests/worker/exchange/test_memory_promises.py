@@ -144,20 +144,6 @@ def test_room_for_gradients_is_there_when_nothing_older_is_on_its_way(monkeypatc
     assert run_workers(make_job(1, 1, exchange=exchange), layout_of(64, 64), work) == [True]
 
 
-@pytest.mark.parametrize("kind", ["server", "ring"])
-def test_groups_of_another_plan_are_read_before_a_step_begins(kind: str) -> None:
-    layout = layout_of(64, 64, 64)
-
-    def work(worker: Worker) -> None:
-        before = worker.step(1, np.zeros(layout.elements, dtype=np.float32))
-        worker.complete()
-        worker.change_plan(1, "per-layer")
-        assert worker.read().tobytes() == before.tobytes() == initial_parameters(layout).tobytes()
-
-    exchange = {"kind": kind, "plan": "single", "zero": 3, "transport": "tcp"}
-    run_workers(make_job(2, 2, exchange=exchange), layout, work)
-
-
 @pytest.mark.parametrize(("kind", "transport"), [("server", "tcp"), ("server", "grpc"), ("ring", "tcp")])
 def test_parameters_come_while_gradients_wait_for_the_other_worker(kind: str, transport: str) -> None:
     """In a ring both must want them, so that there is nothing to wait for but that."""
