@@ -34,7 +34,7 @@ _KNOWN: Final = (
 _HARMLESS: Final = frozenset(
     (
         *(getattr(torch.Tensor, name).__get__ for name in _KNOWN),
-        torch.Tensor.grad.__set__,  # type: ignore[attr-defined]
+        torch.Tensor.grad.__set__,
         torch.Tensor.__len__,
         torch.Tensor.dim,
         torch.Tensor.element_size,

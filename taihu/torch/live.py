@@ -66,7 +66,7 @@ class LiveParameters:
         )
         self.regroup()
         for parameter, name in zip(parameters, self._names, strict=True):
-            parameter.taihu_name = name  # type: ignore[attr-defined]
+            parameter.taihu_name = name
             parameter.__class__ = AwayParameter
 
     @property

@@ -50,18 +50,19 @@ class ModuleReads:
         self._read = read
         self._uses = uses
         self._called: set[torch.nn.Module] = set()
+        # Of a state are a module's own parameters; what it reads may be those of others, too.
+        self._own: dict[torch.nn.Module, list[int]] = {}
         self._of: dict[torch.nn.Module, list[int]] = {}
         for module in model.modules():
             own = {numbers[id(p)] for p in module.parameters(recurse=False) if id(p) in numbers}
             if own:
                 # In the order of a forward, which is not that of the numbers.
-                self._of[module] = sorted(own, reverse=True)
+                self._of[module] = self._own[module] = sorted(own, reverse=True)
                 module.register_load_state_dict_pre_hook(_refuse_state)
             module.register_state_dict_pre_hook(lambda *_: settle())
             if own and uses is not None:
                 module.register_state_dict_pre_hook(lambda module, *_: uses.use(module, self._own[module]))
                 module.register_state_dict_post_hook(partial(self._copy))
-        self._own = dict(self._of)
         # What a script's hooks of a module read is in between.
         self._hooks = {
             module: [module.register_forward_pre_hook(self._before, prepend=True)] for module in model.modules()

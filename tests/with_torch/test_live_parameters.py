@@ -63,7 +63,8 @@ class Nested(torch.autograd.Function):  # type: ignore[misc]
         saved = [each.detach().requires_grad_() for each in ctx.saved_tensors]
         with torch.enable_grad():
             y = torch.tanh(saved[0] @ saved[1]) * saved[2]
-        return torch.autograd.grad(y, saved, *grads)
+        gradients: tuple[torch.Tensor, ...] = torch.autograd.grad(y, saved, *grads)
+        return gradients
 
 
 class Parts(nn.Module):  # type: ignore[misc]
