@@ -32,7 +32,7 @@ class _Node(NamedTuple):
 
 
 class LiveParameters:
-    """Who uses which parameters: the groups of these stay on this worker, all others give their memory back.
+    """The users of parameters: the groups of these stay on this worker, all others give their memory back.
 
     A parameter is used while one of its modules is being called, in a block in which all are gathered, and by the
     node of a graph that has asked for what was saved of it. Elsewhere it tells whoever reads it that it is away. One

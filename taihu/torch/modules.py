@@ -14,7 +14,7 @@ __all__ = ["ModuleReads", "Uses"]
 
 
 class Uses(Protocol):
-    """Where parameters do not stay: they are here while a module uses them."""
+    """Uses of parameters that do not stay: they are here meanwhile."""
 
     def use(self, user: object, numbers: Sequence[int]) -> None:
         """Return when these parameters are here, to stay until `leave(user)`."""

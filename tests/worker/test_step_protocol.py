@@ -331,7 +331,7 @@ class Training(RuleBasedStateMachine):
     @precondition(lambda self: self.parameters and not self.promised.widens)
     @rule(data=st.data())
     def hold(self, data: st.DataObject) -> None:
-        """What is here may be kept until it is freed, or pushed."""
+        """A group that is here stays until it is freed, or pushed."""
         group = data.draw(st.sampled_from(sorted(self.parameters)))
         self.protocol.parameters.hold(group)
         self.held.add(group)
