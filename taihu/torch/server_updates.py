@@ -56,7 +56,7 @@ class ServerUpdates:
         return replace(rules, parameter_groups=tuple(rules.parameter_groups[number] for number in order))
 
     def offer(self, order: Sequence[int], arena: NDArray[np.float32]) -> Callable[[int], None]:
-        """A function that puts this worker's values of a layer into the arena of all parameters, where servers get them from."""
+        """A function that puts this worker's values of a layer into the arena, where servers get them from."""
         places = list(self._places(order, arena))
 
         def put(layer: int) -> None:

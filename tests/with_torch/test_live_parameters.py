@@ -265,6 +265,29 @@ def test_whole_parameters_are_in_states_and_in_a_block_and_nowhere_else() -> Non
     on_workers(2, work, servers=1, exchange=STAGE_3)
 
 
+def test_hooks_of_the_script_get_what_is_saved_of_other_values() -> None:
+    """As those of checkpoints are, which would keep what they are there to give back."""
+
+    def work(world: World) -> list[tuple[int, ...]]:
+        model, shapes = models[world.rank], list[tuple[int, ...]]()
+        optimizer = served(model, world)
+        ones(model, optimizer)
+        optimizer.step()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            shapes.append(tuple(tensor.shape))
+            return tensor.detach()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model(batch_of(0, 0)).sum()
+        loss.backward()
+        return shapes
+
+    models = models_of(linear, 2)
+    # The inputs of both layers.
+    assert on_workers(2, work, servers=1, exchange=STAGE_3) == [[(4, WIDTH)] * 2] * 2
+
+
 class Tied(nn.Module):  # type: ignore[misc]
     """The embedding's parameter is read behind its module's forward; by another name as `way` says."""
 
