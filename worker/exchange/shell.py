@@ -256,7 +256,8 @@ class Exchange:
 
     def prepare(self, group: int) -> None:
         """Return when backward may read the group's parameters and write its gradients."""
-        self.make_room(group)
+        if self._rules.drops_gradients:
+            self._write_when(partial(self._protocol.may_write, group), group)
         self.recall(group)
 
     def make_room(self, group: int) -> None:
@@ -266,8 +267,11 @@ class Exchange:
         """
         if self._rules.drops_gradients:
             may_write, is_quiet = self._protocol.may_write, self._protocol.parameters.is_quiet
-            self._wait_until(lambda: may_write(group) and is_quiet(group), group)
-            self._told(partial(self._protocol.write, group))
+            self._write_when(lambda: may_write(group) and is_quiet(group), group)
+
+    def _write_when(self, is_free: Callable[[], bool], group: int) -> None:
+        self._wait_until(is_free, group)
+        self._told(partial(self._protocol.write, group))
 
     def agree(self, flags: NDArray[np.float64]) -> None:
         """Replace `flags`, shape (n,), by those of worker 0, where all workers have to read parameters together."""
