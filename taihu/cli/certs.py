@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +68,7 @@ def certs(
         authority, is_new = _authority_in(own_folder, folder, job) if own_folder else _authority(folder, job)
         made = [each for each in members if _issue(authority, folder, each, names, days=days, renew=renew)]
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror}") from None
+        raise ConfigError(f"cannot write to {error.filename or folder}: {error.strerror}") from None
     typer.echo(f"authority: {folder / 'ca.pem'} ({'made' if is_new else 'kept'})")
     for member in members:
         state = "made" if member in made else "kept"
@@ -93,13 +92,12 @@ def _authority(folder: Path, job: Job) -> tuple[Authority, bool]:
 def _authority_in(own: Path, folder: Path, job: Job) -> tuple[Authority, bool]:
     """The one in a folder of its own, where one that is in `folder` goes; `folder` has its certificate alone."""
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if (folder / "ca-key.pem").exists() and not own.samefile(folder):
-        if (own / "ca-key.pem").exists():
-            raise ConfigError(
-                f"{folder} and {own} both have an authority: remove {folder / 'ca-key.pem'}, or the other"
-            )
-        for name in ("ca.pem", "ca-key.pem"):
-            shutil.move(folder / name, own / name)
+    key, own_key = folder / "ca-key.pem", own / "ca-key.pem"
+    if key.exists() and not own.samefile(folder):
+        if own_key.exists() and own_key.read_bytes() != key.read_bytes():
+            raise ConfigError(f"{folder} and {own} have an authority each: remove {key}, or the other")
+        write_pair(load_authority(folder / "ca.pem", key).issued, own / "ca.pem", own_key)
+        key.unlink()
     authority, is_new = _authority(own, job)
     write_certificate(authority.issued, folder / "ca.pem")
     return authority, is_new

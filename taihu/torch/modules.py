@@ -62,6 +62,7 @@ class ModuleReads:
             module.register_state_dict_pre_hook(lambda *_: settle())
             if own and uses is not None:
                 module.register_state_dict_pre_hook(lambda module, *_: uses.use(module, self._own[module]))
+                # PyTorch marks the hook, and a method bears no mark.
                 module.register_state_dict_post_hook(partial(self._copy))
         # What a script's hooks of a module read is in between.
         self._hooks = {

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from socketserver import ThreadingMixIn
 from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -27,13 +27,16 @@ _TLS: Final = b"\x16"
 
 
 class PageServer(ThreadingMixIn, WSGIServer):
-    """Answers each connection in a thread of its own; one more than there is room for ends the oldest one."""
+    """Answers each connection in a thread of its own; one more than there is room for ends the oldest one.
+
+    Whoever speaks TLS is sent away, and `refusals` are told.
+    """
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, address: Any, handler: type[WSGIRequestHandler]) -> None:
-        self.refusals = Refusals()
+    def __init__(self, address: Any, handler: type[WSGIRequestHandler], refusals: Refusals) -> None:
+        self.refusals = refusals
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._room = Room(_PLACES, _LONGEST_S)
         super().__init__(address, handler)
@@ -88,13 +91,9 @@ class _Handler(WSGIRequestHandler):
 def serve_page(
     registry: CollectorRegistry, health: Health, host: str, port: int, refusals: Refusals
 ) -> tuple[PageServer, threading.Thread]:
-    """Serve `registry` and `health` at `host`, an address, from now on; raises OSError where it cannot listen.
-
-    Whoever speaks TLS is sent away, and `refusals` are told.
-    """
-    application = with_health(make_wsgi_app(registry), health)
-    server: PageServer = make_server(host, port, application, PageServer, handler_class=_Handler)
-    server.refusals = refusals
+    """Serve `registry` and `health` at `host`, an address, from now on; raises OSError where it cannot listen."""
+    server = PageServer((host, port), _Handler, refusals)
+    server.set_app(with_health(make_wsgi_app(registry), health))
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     return server, thread

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -144,6 +146,16 @@ def test_what_a_rank_tells_wrongly_is_named() -> None:
         room = Gathered([0, 0, 2], torch.tensor(wrong), torch.zeros(2, 2))
         with pytest.raises(ExchangeError, match="worker 1 has sent indices"):
             add_up(FORM, room)
+
+
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-2, 70), min_size=68, max_size=68))
+def test_whatever_a_rank_tells_is_taken_or_refused(words: list[int]) -> None:
+    own = header(FORM, 1)
+    with suppress(ExchangeError):
+        counts = read_headers(FORM, [own, np.array([words[0], *own[1:]])])
+        assert 0 <= counts[1] <= FORM.span
+    with pytest.raises(ExchangeError, match="expected the same type and sizes on all"):
+        read_headers(FORM, [own, np.array(words)])
 
 
 def losses(group: Any, rank: int) -> list[float]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from support.torch_workers import on_workers
 from torch import nn
@@ -224,6 +225,7 @@ def test_a_worker_has_memory_for_two_groups_where_stage_2_has_it_for_all() -> No
     for zero in (2, 3):
         models = models_of(lambda: nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers))), 2)
         peaks.append(on_workers(2, work, servers=1, exchange={**STAGE_3, "zero": zero}))
+        structlog.get_logger().info("peaks", stage=zero, mib=[peak / (1 << 20) for peak in peaks[-1]])
     group, huge_page = width * width * 4, 1 << 21
     assert min(peaks[0]) >= layers * group
     # A huge page at either end comes whole.

@@ -150,8 +150,10 @@ def read_headers(form: Form, headers: Sequence[Header]) -> list[int]:
     return [int(each[0]) for each in headers]
 
 
-def _form_in(words: Header) -> Form:
+def _form_in(words: Header) -> Form | str:
     _, dtype, sparse, dims = words[:_SIZES_AT].tolist()
+    if not (0 <= dtype < len(_TYPES) and 0 <= sparse <= dims <= _MOST_SIZES):
+        return "of no form that there is"
     sizes = words[_SIZES_AT:].tolist()
     return Form(tuple(sizes[:sparse]), tuple(sizes[sparse:dims]), _TYPES[dtype])
 
