@@ -17,6 +17,7 @@ from allreduce.operations import AnyOperation, Operations
 from allreduce.parts.mesh import PartsOperation, Transfer
 from allreduce.parts.messages import Receive
 from allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
+from allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing
 from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks
 from allreduce.same_host.agreement import share_with_all
@@ -92,6 +93,7 @@ class Communicator:
         self._failure: TaihuError | None = None
         self._told_of_failure: list[Callable[[BaseException], None]] = []
         self._calls = 0
+        self._ring: KernelRing | None = None
 
     @property
     def sent_bytes(self) -> int:
@@ -203,6 +205,25 @@ class Communicator:
                 on_failed=self.fail,
             )
         return opened is not None
+
+    def open_ring(self) -> KernelRing | None:
+        """A ring of connections for sums that a kernel carries out, if all ranks can have it; all call this once.
+
+        One thread at a time uses it, and `close` closes it.
+        """
+        right = self._links.get((self.rank + 1) % self.size)
+        opened = right.open_for_ring() if right is not None and IS_POSSIBLE else None
+        agreed = np.array([float(opened is not None)])
+        self.allreduce(agreed, ValueType.FP64)
+        # Who has opened one was told by its right neighbour that it is welcome: by then that one has it.
+        left = self._servicer.connection_for_ring((self.rank - 1) % self.size)
+        if opened is None or left is None or agreed[0] != self.size:
+            for connection in (opened, left):
+                if connection is not None:
+                    connection.close()
+            return None
+        self._ring = KernelRing(self.rank, self.size, left, opened, self._patience.answer_s)
+        return self._ring
 
     def start(self, operation: Operation) -> None:
         """Take part in an operation; `wait` returns when it is finished. After a failure nothing is started."""
@@ -367,6 +388,8 @@ class Communicator:
         self._operations.close()
         if self._operations.same_host is not None:
             self._operations.same_host.close()
+        if self._ring is not None:
+            self._ring.close()
         for link in self._links.values():
             link.close(self._farewell())
         self._servicer.close()

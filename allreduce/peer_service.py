@@ -62,6 +62,7 @@ class PeerServicer:
         self._roster_known = threading.Condition(self._lock)
         self._outboxes: dict[int, StreamSender] = {}
         self._connections: dict[int, FrameConnection] = {}
+        self._for_ring: dict[int, socket.socket] = {}
         self._listener = listener
         self._end: list[TaihuError | None] = []
         self._stream_bytes = 0
@@ -154,9 +155,11 @@ class PeerServicer:
         try:
             self._check_peer(peer)
             with self._lock:
-                if self._end or peer.rank in self._connections:
+                connections = self._for_ring if request.for_ring else self._connections
+                if self._end or peer.rank in connections:
                     raise StaleError(f"worker {peer.rank} cannot open a connection now")
-            port, token = self._listener.expect(peer.rank, partial(self._receive_directly, peer))
+            take = self._keep_for_ring if request.for_ring else self._receive_directly
+            port, token = self._listener.expect(peer.rank, partial(take, peer))
             return pb.OpenConnectionResponse(port=port, token=token)
         except TaihuError as error:
             abort(context, error)
@@ -167,6 +170,18 @@ class PeerServicer:
                 connection.close()
                 return
             self._connections[peer.rank] = FrameConnection(connection, self._origin_of(peer), self._sink, self._lost)
+
+    def _keep_for_ring(self, peer: WorkerIdentity, connection: socket.socket) -> None:
+        with self._lock:
+            if self._end or peer.rank in self._for_ring:
+                connection.close()
+                return
+            self._for_ring[peer.rank] = connection
+
+    def connection_for_ring(self, rank: int) -> socket.socket | None:
+        """The connection that a peer has opened for sums around a ring, if it has; the caller closes it."""
+        with self._lock:
+            return self._for_ring.get(rank)
 
     def _origin_of(self, peer: WorkerIdentity) -> Origin:
         return Origin(f"worker {peer.rank}", peer.sender, self._name, self._listener.patience)

@@ -18,6 +18,7 @@ from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from kernels.atomics import load_acquire, store_release
+from kernels.external import external
 from kernels.jit import kernel, kernel_part
 
 __all__ = ["WAIT_LIMIT_S", "publish", "wait_awake_until", "wait_until"]
@@ -40,17 +41,12 @@ _POLL_US = 100
 _CLOCK_MONOTONIC = 1
 
 
-def _external(symbol: str, signature: Any) -> Callable[..., int]:
-    """A function of the C library, as kernels call it."""
-    return cast(Callable[..., int], types.ExternalFunction(symbol, signature))
-
-
-_syscall = _external(
+_syscall = external(
     "syscall", types.int64(types.int64, types.intp, types.int64, types.int64, types.intp, types.int64, types.int64)
 )
-_clock_gettime = _external("clock_gettime", types.int32(types.int32, types.voidptr))
-_sched_yield = _external("sched_yield", types.int32())
-_usleep = _external("usleep", types.int32(types.uint32))
+_clock_gettime = external("clock_gettime", types.int32(types.int32, types.voidptr))
+_sched_yield = external("sched_yield", types.int32())
+_usleep = external("usleep", types.int32(types.uint32))
 
 
 def _stack(typing_context: Any) -> Any:

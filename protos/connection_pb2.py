@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/connection.proto\x12\x08taihu.v1\"G\n\x15OpenConnectionRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"5\n\x16OpenConnectionResponse\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/connection.proto\x12\x08taihu.v1\"Y\n\x15OpenConnectionRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x10\n\x08\x66or_ring\x18\x04 \x01(\x08\"5\n\x16OpenConnectionResponse\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.connection_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPENCONNECTIONREQUEST']._serialized_start=37
-  _globals['_OPENCONNECTIONREQUEST']._serialized_end=108
-  _globals['_OPENCONNECTIONRESPONSE']._serialized_start=110
-  _globals['_OPENCONNECTIONRESPONSE']._serialized_end=163
+  _globals['_OPENCONNECTIONREQUEST']._serialized_end=126
+  _globals['_OPENCONNECTIONRESPONSE']._serialized_start=128
+  _globals['_OPENCONNECTIONRESPONSE']._serialized_end=181
 # @@protoc_insertion_point(module_scope)

@@ -25,19 +25,23 @@ class OpenConnectionRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    FOR_RING_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     rank: _builtins.int
     incarnation: _builtins.int
+    for_ring: _builtins.bool
+    """For sums around a ring that a kernel carries out (kernels/ring_pass.py), not for frames."""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         rank: _builtins.int = ...,
         incarnation: _builtins.int = ...,
+        for_ring: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job", b"job", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_ring", b"for_ring", "incarnation", b"incarnation", "job", b"job", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

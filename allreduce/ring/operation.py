@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 
 from allreduce.ring.schedule import Action, Arrival, Segment
 from kernels.half import add_half, scale_half
-from kernels.shared_reduce import ReduceKind
+from kernels.sums import ReduceKind
 from taihu.errors import FrameError
 from taihu.planner.partition import FrameSpec
 from taihu.wire.headers import Address, At, FrameHeader, ValueType
 from taihu.wire.kinds import RingSegment, SparseMessage
 
-__all__ = ["Operation", "OperationKey", "Schedule", "reduce_kind"]
+__all__ = ["IsFailed", "Operation", "OperationKey", "Schedule", "reduce_kind"]
 
 Values = NDArray[Any]
+IsFailed = Callable[[], BaseException | None]
+"""Asked for by who waits: the error that ends the wait, if there is one."""
 
 
 class OperationKey(NamedTuple):
@@ -184,7 +186,7 @@ def _scale_values(values: NDArray[Any], factor: float, value_type: ValueType) ->
 
 
 def reduce_kind(value_type: ValueType) -> ReduceKind:
-    """The type's name in `kernels.shared_reduce`."""
+    """The type's name in `kernels.sums`."""
     kinds: dict[ValueType, ReduceKind] = {
         ValueType.FP32: "fp32",
         ValueType.FP64: "fp64",

@@ -13,22 +13,23 @@ may be a step ahead when it gives up, so that others still end what it has ended
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
 import numpy as np
 
+from allreduce.ring.operation import IsFailed
 from allreduce.ring.schedule import summation_order
 from kernels.futex import publish, wait_until
-from kernels.shared_reduce import REDUCE_KINDS, ReduceKind, dtype_of, reduce_to_all, warm_up
+from kernels.shared_reduce import reduce_to_all, warm_up
+from kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
 from taihu.errors import ExchangeError, StaleError
 from taihu.planner.partition import slice_bounds
 from taihu.wire.shared_memory import SharedBuffer
 
-__all__ = ["IsFailed", "Mark", "SharedAllreduce"]
+__all__ = ["Mark", "SharedAllreduce"]
 
-IsFailed = Callable[[], BaseException | None]
 
 # One cache line of control words: the counter, what the call is about, and the counter before the attempt began.
 _COUNTER: Final = 0

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.ring.operation import Operation, reduce_kind
+from allreduce.ring.operation import IsFailed, Operation, reduce_kind
 from allreduce.ring.schedule import Ring
-from allreduce.same_host.allreduce import IsFailed, SharedAllreduce
+from allreduce.same_host.allreduce import SharedAllreduce
 from taihu.errors import SharedMemoryError, StaleError, TaihuError
 from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 

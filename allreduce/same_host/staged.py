@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allreduce.communicator import Communicator
+from allreduce.ring.operation import IsFailed
 from allreduce.same_host.agreement import share_with_all
-from allreduce.same_host.allreduce import IsFailed, Mark, SharedAllreduce
-from kernels.shared_reduce import ReduceKind, dtype_of
+from allreduce.same_host.allreduce import Mark, SharedAllreduce
+from kernels.sums import ReduceKind, dtype_of
 from taihu.errors import SharedMemoryError
 from taihu.planner.partition import slice_bounds
 from taihu.wire.shared_memory import SharedBuffer

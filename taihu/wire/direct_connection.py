@@ -156,16 +156,19 @@ def open_connection(
     identity: WorkerIdentity,
     peer: Origin,
     *,
+    for_ring: bool = False,
     track: Callable[[grpc.Call], None] = lambda _: None,
 ) -> socket.socket | None:
     """A connection to the host of `service`, which `channel` reaches at `address`; None where there cannot be one.
 
-    `track` is told of the call that asks for it, so that it can be cut.
+    It takes frames, or is `for_ring`. `track` is told of the call that asks for it, so that it can be cut.
     """
     ask = channel.unary_unary(
         f"/{service}/OpenConnection", pb.OpenConnectionRequest.SerializeToString, pb.OpenConnectionResponse.FromString
     )
-    request = pb.OpenConnectionRequest(job=identity.job, rank=identity.rank, incarnation=identity.incarnation)
+    request = pb.OpenConnectionRequest(
+        job=identity.job, rank=identity.rank, incarnation=identity.incarnation, for_ring=for_ring
+    )
     try:
         asked = ask.future(request, timeout=peer.patience.still_after_s, wait_for_ready=True)
         track(asked)

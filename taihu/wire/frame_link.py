@@ -287,6 +287,18 @@ class FrameLink:
                 faults=self._faults,
             )
 
+    def open_for_ring(self) -> socket.socket | None:
+        """A connection to the other side beside this link, which takes no frames; None where there cannot be one.
+
+        There is none where frames go over gRPC: under TLS, or through a firewall. The caller closes it.
+        """
+        end = self._end
+        if self.path == "grpc" or self._faults is not None:
+            return None
+        return open_connection(
+            self.channel, end.service, end.address, self._identity, end.origin, for_ring=True, track=self.track
+        )
+
     def carry(self, carrier: Carrier) -> None:
         """Send frames by `carrier` from now on, if it is there (`prepare`)."""
         sender: StreamSender | FrameConnection = self._stream

@@ -19,7 +19,7 @@ from support.shared_ranks import Call, PeerDiedError, expected_result, on_all_ra
 from support.value_kinds import random_values, same_bits
 
 from allreduce.same_host.allreduce import SharedAllreduce
-from kernels.shared_reduce import REDUCE_KINDS, ReduceKind, dtype_of
+from kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
 from taihu.errors import ExchangeError, StaleError
 from taihu.wire.shared_memory import SharedBuffer, open_shared
 

@@ -10,7 +10,7 @@ from support.shared_ranks import PeerDiedError, expected_result, on_all_ranks, s
 from support.value_kinds import random_values, same_bits
 
 from allreduce.same_host.staged import StagedSums
-from kernels.shared_reduce import REDUCE_KINDS, ReduceKind
+from kernels.sums import REDUCE_KINDS, ReduceKind
 from taihu.errors import ExchangeError
 
 pytestmark = pytest.mark.usefixtures("all_cores")

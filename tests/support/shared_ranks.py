@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kernels.shared_reduce import ReduceKind
+from kernels.sums import ReduceKind
 from support.value_kinds import summed
 from taihu.wire.shared_memory import SharedBuffer
 

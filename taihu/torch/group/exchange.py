@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from allreduce.parts.mesh import PartsOperation, Transfer
 from allreduce.parts.messages import Receive
-from allreduce.ring.operation import reduce_kind
-from allreduce.same_host.allreduce import IsFailed
+from allreduce.ring.kernel_ring import KernelRing
+from allreduce.ring.operation import IsFailed, reduce_kind
 from allreduce.same_host.staged import StagedSums, share
 from taihu.errors import ExchangeError
 from taihu.torch.group.bits import letter, parcel
@@ -44,8 +44,8 @@ class Exchange:
         self._communicator.on_failure(self._failed)
         self._roll_call = RollCall(store, place)
         self._number = 0
-        self._shared: StagedSums | None = None
-        self._shared_tried = False
+        self._sums: StagedSums | KernelRing | None = None
+        self._has_chosen = False
 
     @property
     def failure(self) -> BaseException | None:
@@ -65,20 +65,21 @@ class Exchange:
     ) -> None:
         """Replace `values`, shape (n,) of the type's dtype, contiguous, by their sum or mean over all ranks.
 
-        On one machine that is done in shared memory, else around a ring.
+        On one machine that is done in shared memory, else around a ring, by a kernel where all can.
         """
         self._number += 1
         if self.size == 1 or not len(values):
             return
-        if not self._shared_tried:
-            self._shared_tried = True
-            self._bounded(what, timeout_s, self._share)
-        shared = self._shared
-        if shared is not None:
-            ended = self._ended(what, timeout_s, lambda: shared.behind)
-            shared.allreduce(values, reduce_kind(value_type), ended, mean=mean)
-        else:
+        if not self._has_chosen:
+            self._has_chosen = True
+            self._bounded(what, timeout_s, self._choose)
+        sums, kind = self._sums, reduce_kind(value_type)
+        if sums is None:
             self._bounded(what, timeout_s, lambda: self._communicator.allreduce(values, value_type, mean=mean))
+            return
+        number = self._number
+        behind = (lambda: sums.behind) if isinstance(sums, StagedSums) else lambda: self._roll_call.missing(number)
+        sums.allreduce(values, kind, self._ended(what, timeout_s, behind), mean=mean)
 
     def broadcast(self, what: str, data: Bytes, root: int, timeout_s: float) -> None:
         """Replace `data` on every rank by those of rank `root`."""
@@ -139,8 +140,8 @@ class Exchange:
     def _failed(self, error: BaseException) -> None:
         self._failure = error
 
-    def _share(self) -> None:
-        self._shared = share(self._communicator, self.rank, self.size)
+    def _choose(self) -> None:
+        self._sums = share(self._communicator, self.rank, self.size) or self._communicator.open_ring()
 
     def _wait(self, what: str, operation: PartsOperation, timeout_s: float) -> None:
         wait = self._communicator.wait

@@ -1,0 +1,137 @@
+"""Sums around a ring that a kernel carries out by itself, over connections of neighbours that nothing else takes.
+
+Each frame of `Operation` costs Python about a tenth of a millisecond in two threads of each rank: beside ten gigabits
+a second that is as much as the kernel's own work. Here a whole sum is one call.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from allreduce.ring.operation import IsFailed
+from allreduce.ring.passes import LARGEST_FRAME_BYTES, Pass, flat_pass
+from kernels.crc32c import HAS_INSTRUCTION
+from kernels.ring_pass import STATE, Status, run_pass
+from kernels.sums import ReduceKind, dtype_of
+from taihu.errors import FrameError, MemberLostError, TaihuError
+from taihu.wire.repetition import DAMAGED, damaged_error
+
+__all__ = ["IS_POSSIBLE", "KernelRing"]
+
+IS_POSSIBLE: Final = HAS_INSTRUCTION
+"""Whether this machine's kernels can drive a ring."""
+_LOOK_AGAIN_MS: Final = 50
+
+
+class KernelRing:
+    """Rank `rank`'s part in sums of `size` ranks, one after the other; one thread calls it.
+
+    Args:
+        rank: the own one.
+        size: at least 2.
+        left: the connection to the left neighbour, of which frames come; it belongs to this object.
+        right: the connection to the right neighbour, to which they go; it belongs to this object.
+        reason_s: how long the reason is waited for when a neighbour's connection has ended.
+    """
+
+    def __init__(self, rank: int, size: int, left: socket.socket, right: socket.socket, reason_s: float) -> None:
+        self._rank, self._size = rank, size
+        self._left, self._right = left, right
+        self._reason_s = reason_s
+        self._number = 0
+        self._state = np.zeros(1, dtype=STATE)
+        self._room = np.empty(LARGEST_FRAME_BYTES, dtype=np.uint8)
+        self.sent_bytes = self.received_bytes = 0
+        """Bytes of values so far."""
+
+    def allreduce(self, values: NDArray[Any], kind: ReduceKind, is_failed: IsFailed, *, mean: bool) -> None:
+        """Replace `values`, shape (n,) of the kind's dtype, contiguous, by the sum or mean over all ranks.
+
+        Raises:
+            BaseException: what `is_failed` returned, which is asked while nothing moves.
+            MemberLostError: a neighbour was lost.
+            FrameError: a neighbour sums something else.
+            DamagedFrameError: a frame came damaged twice.
+        """
+        if values.dtype != dtype_of(kind) or values.ndim != 1 or not values.flags.c_contiguous:
+            raise ValueError(
+                f"values of {values.dtype}, shape {values.shape}: expected contiguous {kind}, shape (n,)"
+            )
+        self._number += 1
+        steps = flat_pass(self._rank, self._size, len(values), values.itemsize)
+        self._prepare(steps)
+        checksums = np.full(len(steps.frames), -1, dtype=np.int64)
+        scale = 1.0 / self._size if mean else 1.0
+        status = Status.WAITING
+        while status is not Status.DONE:
+            status = Status(
+                run_pass(
+                    self._state,
+                    steps.frames,
+                    checksums,
+                    values,
+                    self._room,
+                    kind == "fp16",
+                    scale,
+                    _LOOK_AGAIN_MS,
+                )
+            )
+            self._act_on(status, is_failed)
+        self.sent_bytes += int(steps.frames[: steps.sends, 1].sum())
+        self.received_bytes += int(steps.frames[steps.own :, 1].sum())
+
+    def close(self) -> None:
+        """End both connections."""
+        for connection in (self._left, self._right):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def _prepare(self, steps: Pass) -> None:
+        self._state[:] = 0
+        state = self._state[0]
+        state["left"], state["right"] = self._left.fileno(), self._right.fileno()
+        state["number"] = self._number
+        state["sends"], state["receives"], state["own"] = steps.sends, steps.receives, steps.own
+        state["added"], state["completed_from"] = steps.added, steps.completed_from
+        state["taken"] = not steps.sends
+
+    def _act_on(self, status: Status, is_failed: IsFailed) -> None:
+        """Raise where a pass cannot go on."""
+        left, right = (f"worker {(self._rank + turn) % self._size}" for turn in (-1, 1))
+        link = f"the link from {left} to worker {self._rank}"
+        frame = int(self._state[0]["received"])
+        match status:
+            case Status.WAITING:
+                if (error := is_failed()) is not None:
+                    raise error
+            case Status.DAMAGED:
+                DAMAGED.add()
+                structlog.get_logger().warning("a frame came damaged", link=link, frame=frame, sum=self._number)
+            case Status.DAMAGED_TWICE:
+                raise damaged_error(link, f"frame {frame} of sum {self._number} came damaged twice")
+            case Status.LOST_LEFT | Status.LOST_RIGHT:
+                lost = left if status is Status.LOST_LEFT else right
+                raise self._reason(is_failed) or MemberLostError(f"{lost} was lost: its connection ended")
+            case Status.WRONG_FRAME | Status.WRONG_WORD:
+                raise self._mistake(left if status is Status.WRONG_FRAME else right)
+
+    def _reason(self, is_failed: IsFailed) -> BaseException | None:
+        """The error that says more than that a connection has ended, if there is one soon."""
+        deadline = time.monotonic() + self._reason_s
+        while (error := is_failed()) is None and time.monotonic() < deadline:
+            time.sleep(1e-3 * _LOOK_AGAIN_MS)
+        return error
+
+    def _mistake(self, peer: str) -> TaihuError:
+        return FrameError(
+            f"{peer} sent what does not belong to sum {self._number}: expected the same operations of values of the "
+            "same size and type on all ranks, in the same order"
+        )

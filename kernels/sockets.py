@@ -1,0 +1,89 @@
+"""Sockets as kernels use them: what can be sent or received at once, and waiting for two of them. Linux, 64 bits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from kernels.external import external
+from kernels.jit import kernel_part
+from kernels.memory import memory_at
+
+__all__ = ["BROKEN", "CALL_WORDS", "CAN_RECEIVE", "CAN_SEND", "ENDED", "poll_two", "receive_two", "send_two"]
+
+CALL_WORDS: Final = 11
+"""The length of the int64 array in which a call describes its memory."""
+ENDED: Final = -1
+"""The other side has ended its direction."""
+BROKEN: Final = -2
+"""The connection is broken."""
+CAN_RECEIVE: Final = 1
+CAN_SEND: Final = 4
+
+_DONT_WAIT: Final = 0x40
+_NO_SIGNAL: Final = 0x4000
+_AGAIN: Final = (4, 11)  # EINTR, EAGAIN
+# In the words of a call: a C msghdr, the two places that it points to.
+_PLACES_AT: Final = 7
+_LOW: Final = 0xFFFFFFFF
+
+_recvmsg = external("recvmsg", types.int64(types.int32, types.intp, types.int32))
+_sendmsg = external("sendmsg", types.int64(types.int32, types.intp, types.int32))
+_poll = external("poll", types.int32(types.intp, types.uint64, types.int32))
+_errno_location = external("__errno_location", types.intp())
+
+Words = NDArray[np.int64]
+
+
+@kernel_part
+def _describe(call: Words, first: int, first_size: int, second: int, second_size: int) -> None:
+    call[:_PLACES_AT] = 0
+    call[2] = call.ctypes.data + 8 * _PLACES_AT
+    call[3] = 2
+    call[7], call[8], call[9], call[10] = first, first_size, second, second_size
+
+
+@kernel_part
+def _failure() -> int:
+    """0 if a call would have had to wait, else `BROKEN`."""
+    errno = memory_at(_errno_location(), 1, np.int32)[0]
+    return 0 if errno == _AGAIN[0] or errno == _AGAIN[1] else BROKEN
+
+
+@kernel_part
+def receive_two(socket: int, call: Words, first: int, first_size: int, second: int, second_size: int) -> int:  # noqa: PLR0917 - kernels take no keywords
+    """Receive what has come into two places of memory, given by addresses and sizes in bytes.
+
+    There is room for some, and nothing is waited for.
+
+    Returns:
+        How many bytes; 0 if nothing has come, `ENDED` or `BROKEN`.
+    """
+    _describe(call, first, first_size, second, second_size)
+    count = _recvmsg(socket, call.ctypes.data, _DONT_WAIT)
+    if count < 0:
+        return _failure()
+    return count if count else ENDED
+
+
+@kernel_part
+def send_two(socket: int, call: Words, first: int, first_size: int, second: int, second_size: int) -> int:  # noqa: PLR0917 - kernels take no keywords
+    """Send as much of two places of memory as there is room for; returns how many bytes, or `BROKEN`."""
+    _describe(call, first, first_size, second, second_size)
+    count = _sendmsg(socket, call.ctypes.data, _DONT_WAIT | _NO_SIGNAL)
+    return count if count >= 0 else _failure()
+
+
+@kernel_part
+def poll_two(call: Words, first: int, first_events: int, second: int, second_events: int, timeout_ms: int) -> bool:  # noqa: PLR0917 - kernels take no keywords
+    """Wait until one of two sockets can do what is asked of it, or is broken; 0 asks nothing of it.
+
+    Returns:
+        False when the time is over, or a signal has come.
+    """
+    call[0] = ((first if first_events else -1) & _LOW) | first_events << 32
+    call[1] = ((second if second_events else -1) & _LOW) | second_events << 32
+    return _poll(call.ctypes.data, 2, timeout_ms) > 0
